@@ -1,0 +1,2 @@
+//! The farfield command.
+fn main() {}

@@ -1,0 +1,18 @@
+//! Farfield decides.
+//!
+//! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words and policies.
+//! No I/O, no clock, no thread: time and randomness are arguments, so every decision can be replayed.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod ids;
+pub mod geometry;
+
+pub use ids::{Incarnation, PageId, RegionId};
+
+/// Checksum of one page: XXH3, 64 bits. The same function on both ends of every wire and in every store.
+pub fn checksum(page: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(page)
+}

@@ -1,0 +1,2 @@
+//! Transparent paging.
+pub mod control;

@@ -1,0 +1,197 @@
+//! What makes a place that keeps bytes a backend.
+
+use crate::Buffer;
+use core::time::Duration;
+use farfield_core::{Incarnation, PageId};
+
+/// Demand reads go first; everything else (prefetch, write-back, discards) goes after and never in front.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Priority {
+    /// Somebody is stopped until this completes.
+    Demand,
+    /// Nobody waits.
+    Background,
+}
+
+/// One operation on a run of consecutive pages.
+#[derive(Debug)]
+pub enum Op {
+    /// Fill `buffer` with the `buffer.pages()` pages that start at `page`. Pages never written, or discarded,
+    /// read as zeros. On completion `buffer.sums()` holds the checksum stored with each page, verified against
+    /// the bytes that arrived.
+    Read {
+        /// First page of the run.
+        page: PageId,
+        /// Where the bytes go.
+        buffer: Buffer,
+    },
+    /// Store the `buffer.pages()` pages of `buffer` at `page`. The checksums in `buffer.sums()` must be right
+    /// ([`Buffer::seal`]); they travel with the pages.
+    Write {
+        /// First page of the run.
+        page: PageId,
+        /// What is stored.
+        buffer: Buffer,
+    },
+    /// Forget `count` pages from `page` on and give their memory back; they read as zeros afterwards.
+    Discard {
+        /// First page of the run.
+        page: PageId,
+        /// Number of pages.
+        count: u64,
+    },
+}
+
+/// An operation with its tag, as given to [`Lane::submit`].
+#[derive(Debug)]
+pub struct Request {
+    /// Chosen by the caller, returned in the completion.
+    pub tag: u64,
+    /// Demand first.
+    pub priority: Priority,
+    /// How long the answer may take, from submission on.
+    pub deadline: Duration,
+    /// What to do.
+    pub op: Op,
+}
+
+/// The end of one operation, good or bad. The buffer always comes back.
+#[derive(Debug)]
+pub struct Completion {
+    /// The tag of the request.
+    pub tag: u64,
+    /// How it ended.
+    pub result: Result<(), PoolError>,
+    /// The buffer of a read or write.
+    pub buffer: Option<Buffer>,
+}
+
+/// How a backend feels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// Answers.
+    Good,
+    /// Answers, but a part of it (a leg of a stripe, a mirror) does not.
+    Degraded,
+    /// Gone; operations fail with [`PoolError::ServerGone`].
+    Gone,
+}
+
+/// Errors of the world. `Copy` and without allocation, because they arise inside signal handlers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The server closed, died or cannot be reached any more.
+    #[error("memory server {server} is gone (incarnation {:#x})", incarnation.0)]
+    ServerGone {
+        /// Index of the server in the pool, in the order of the URLs.
+        server: u16,
+        /// The incarnation that was lost.
+        incarnation: Incarnation,
+    },
+    /// No answer within the deadline.
+    #[error("memory server {server} did not answer within {after:?}")]
+    TimedOut {
+        /// Index of the server.
+        server: u16,
+        /// The deadline that passed.
+        after: Duration,
+    },
+    /// The bytes of a page do not match its checksum.
+    #[error("page {} came back corrupt from memory server {server}", page.0)]
+    Corrupt {
+        /// The page.
+        page: PageId,
+        /// Index of the server.
+        server: u16,
+    },
+    /// Capacity of the server or quota of the tenant is used up. Nothing was stored.
+    #[error("memory server {server} is full: raise its --capacity, or give it another server with --far")]
+    PoolFull {
+        /// Index of the server.
+        server: u16,
+    },
+    /// The server refused: wrong token, unknown region, unsupported request.
+    #[error("memory server {server} refused the request: {reason}")]
+    Refused {
+        /// Index of the server.
+        server: u16,
+        /// Why, in a few words.
+        reason: &'static str,
+    },
+    /// The two sides do not speak a common version of the protocol.
+    #[error("memory server {server} speaks protocol version {theirs}, this program {ours}: use the same release")]
+    Version {
+        /// Index of the server.
+        server: u16,
+        /// Its version.
+        theirs: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// The kernel refused a call on our side.
+    #[error("the operating system refused: {0}")]
+    Os(farfield_os::Errno),
+}
+
+/// Right to one snapshot of a region, made by [`Backend::clone_region`] and turned into a backend of its own by
+/// [`crate::Opener::claim`]. Plain bytes, so that it survives `fork`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CloneTicket {
+    /// One secret per server of the pool, in the order of the URLs.
+    pub secrets: [u128; CloneTicket::SERVERS_MAX],
+}
+
+impl CloneTicket {
+    /// Most servers in one pool.
+    pub const SERVERS_MAX: usize = 16;
+}
+
+/// One region of far memory. Shared between threads; each thread works through lanes of its own.
+pub trait Backend: Send + Sync {
+    /// Opens a private channel. May allocate and block (within a deadline); the lane itself does neither.
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError>;
+
+    /// Direct, one-sided view of the bytes, where the backend is memory that this process can map.
+    fn mapped(&self) -> Option<&dyn Mapped> {
+        None
+    }
+
+    /// Copy-on-write snapshot of the region as it is now. The caller has no operation in flight.
+    fn clone_region(&self) -> Result<CloneTicket, PoolError>;
+
+    /// Pages that the region can address.
+    fn pages(&self) -> u64;
+
+    /// How it feels.
+    fn health(&self) -> Health;
+
+    /// After `fork`, in the child: drops the inherited connections without a word to the servers, which go on
+    /// serving the parent. The backend and its lanes must not be used afterwards.
+    fn abandon(&self);
+}
+
+/// Far memory that the CPU can load from directly (shm, CXL, DAX).
+pub trait Mapped: Send + Sync {
+    /// Address of the bytes of `page`, or `None` if the page was never written or was discarded (zeros).
+    /// The address stays valid and its bytes unchanged until the owner of the region writes or discards the page.
+    /// Another process can write there, so it is a raw pointer and never a reference.
+    fn page(&self, page: PageId) -> Option<*const u8>;
+}
+
+/// A thread's private channel.
+pub trait Lane: Send {
+    /// Takes the request, or gives it back when the lane's queue is full (poll, then try again).
+    /// May or may not start it; [`Lane::poll`] starts whatever is queued.
+    fn submit(&mut self, request: Request) -> Result<(), Request>;
+
+    /// Starts everything submitted and moves finished operations into `done` (never more than its free capacity,
+    /// so it never allocates). Returns at once; the number moved. After the server is gone, every
+    /// operation in flight completes with an error: poll never forgets one.
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize;
+
+    /// Operations submitted and not yet completed.
+    fn in_flight(&self) -> usize;
+
+    /// Blocks until a completion is likely or `timeout` has passed: spins first, then sleeps.
+    fn wait(&mut self, timeout: Duration);
+}

@@ -1,0 +1,99 @@
+//! Page-aligned buffers with one checksum per page, owned by whoever is working with them.
+
+use farfield_core::{checksum, geometry::PAGE_BYTES};
+
+/// A run of pages in near memory. Sent to a lane with an operation and returned with its completion.
+pub struct Buffer {
+    bytes: *mut u8,
+    sums: Box<[u64]>,
+    pages: usize,
+}
+
+// SAFETY: the memory is owned by the buffer alone (private mapping made in `new`).
+unsafe impl Send for Buffer {}
+
+impl core::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Buffer({} of {} pages)", self.pages, self.sums.len())
+    }
+}
+
+impl Buffer {
+    /// A buffer that can hold up to `capacity` pages, zeroed. Its `pages()` starts at `capacity`.
+    pub fn new(capacity: usize) -> Buffer {
+        assert!(capacity > 0);
+        let layout = Self::layout(capacity);
+        // SAFETY: the layout has a non-zero size.
+        let bytes = unsafe { std::alloc::alloc_zeroed(layout) };
+        if bytes.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        Buffer { bytes, sums: vec![0; capacity].into_boxed_slice(), pages: capacity }
+    }
+
+    fn layout(capacity: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(capacity * PAGE_BYTES, PAGE_BYTES).expect("size fits")
+    }
+
+    /// Most pages it can hold.
+    pub fn capacity(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// Pages in use: the length of the run that an operation moves.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Sets the number of pages in use, at most the capacity.
+    pub fn set_pages(&mut self, pages: usize) {
+        assert!(pages > 0 && pages <= self.sums.len());
+        self.pages = pages;
+    }
+
+    /// The bytes of the pages in use.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated in `new` with at least this many bytes, initialised (zeroed), exclusively ours.
+        unsafe { core::slice::from_raw_parts(self.bytes, self.pages * PAGE_BYTES) }
+    }
+
+    /// The bytes of the pages in use, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes it exclusive.
+        unsafe { core::slice::from_raw_parts_mut(self.bytes, self.pages * PAGE_BYTES) }
+    }
+
+    /// The bytes of the `index`-th page.
+    pub fn page(&self, index: usize) -> &[u8] {
+        &self.bytes()[index * PAGE_BYTES..][..PAGE_BYTES]
+    }
+
+    /// The bytes of the `index`-th page, to be written.
+    pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
+        &mut self.bytes_mut()[index * PAGE_BYTES..][..PAGE_BYTES]
+    }
+
+    /// Checksums of the pages in use.
+    pub fn sums(&self) -> &[u64] {
+        &self.sums[..self.pages]
+    }
+
+    /// Checksums of the pages in use, to be filled by whoever fills the pages.
+    pub fn sums_mut(&mut self) -> &mut [u64] {
+        &mut self.sums[..self.pages]
+    }
+
+    /// Computes the checksums of all pages in use.
+    pub fn seal(&mut self) {
+        for index in 0..self.pages {
+            self.sums[index] = checksum(self.page(index));
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { std::alloc::dealloc(self.bytes, Self::layout(self.sums.len())) }
+    }
+}

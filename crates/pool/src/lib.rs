@@ -1,0 +1,12 @@
+//! Farfield moves bytes: backends and lanes.
+//!
+//! A [`Backend`] is one region of far memory, wherever it is kept. A [`Lane`] is one thread's private
+//! submission/completion channel to it, used like io_uring: submit a batch, poll completions. Buffers are owned by
+//! the lane while an operation is in flight and come back with its completion, so a late answer never lands in
+//! freed memory. After a lane is open, nothing here allocates: lanes are used inside signal handlers.
+
+mod backend;
+mod buffer;
+
+pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
+pub use buffer::Buffer;

@@ -1,0 +1,1 @@
+//! End-to-end tests on real programs; see the files in `tests/`.
