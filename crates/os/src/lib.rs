@@ -7,5 +7,6 @@
 
 mod errno;
 pub mod gate;
+pub mod memfd;
 
 pub use errno::{Errno, Result};
