@@ -98,6 +98,84 @@ pub struct Slot {
     pub counters: Counters,
 }
 
+impl Control {
+    /// Takes a slot for process `pid`, the first free one. A slot that the process already has (it has called
+    /// `exec`) is taken again: the old image is gone, so its bytes leave the totals, while its counts go on.
+    /// `None` if all are taken; the runner frees slots of dead processes within a tenth of a second.
+    pub fn take_slot(&self, pid: u32) -> Option<&Slot> {
+        assert!(pid != 0);
+        if let Some(slot) = self.slots.iter().find(|slot| slot.pid.load(Ordering::Acquire) == pid) {
+            self.forget_bytes(slot);
+            return Some(slot);
+        }
+        let free = |slot: &&Slot| {
+            slot.pid.load(Ordering::Relaxed) == 0
+                && slot.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let slot = self.slots.iter().find(free)?;
+        self.processes.fetch_add(1, Ordering::Relaxed);
+        Some(slot)
+    }
+
+    /// Gives back the slot of a process that is gone: its bytes leave the totals, its counts move to `past`. Only the
+    /// runner does this, so a slot is freed once.
+    pub fn free_slot(&self, slot: &Slot) {
+        self.forget_bytes(slot);
+        self.past.add(&slot.counters);
+        slot.counters.clear();
+        slot.pid.store(0, Ordering::Release);
+    }
+
+    fn forget_bytes(&self, slot: &Slot) {
+        let near = slot.near_bytes.swap(0, Ordering::Relaxed) + slot.meta_bytes.swap(0, Ordering::Relaxed);
+        self.near_bytes.fetch_sub(near, Ordering::Relaxed);
+        self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        slot.state.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that a process stops because of us: `code` of [`exit`], and why. The first note stays.
+    pub fn fail(&self, code: i32, reason: &[u8]) {
+        let code = code as u32;
+        if self.failure.compare_exchange(0, code | Self::FAILING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let reason = &reason[..reason.len().min(self.reason.len() * 8)];
+            write_text(&self.reason, &self.reason_len, reason);
+            self.failure.store(code, Ordering::Release);
+        }
+    }
+
+    /// The note of [`Control::fail`], if there is one; `complete` is false while (or because) the process that makes
+    /// it has not finished writing.
+    pub fn failure(&self) -> Option<(i32, bool)> {
+        match self.failure.load(Ordering::Acquire) {
+            0 => None,
+            word => Some(((word & !Self::FAILING) as i32, word & Self::FAILING == 0)),
+        }
+    }
+
+    /// Bit of `failure` while the reason is being written.
+    const FAILING: u32 = 1 << 31;
+}
+
+/// Stores `text`, which must fit, into words that another process may be reading, and then its length.
+pub fn write_text(words: &[AtomicU64], length: &AtomicU32, text: &[u8]) {
+    assert!(text.len() <= words.len() * 8);
+    for (word, chunk) in words.iter().zip(text.chunks(8)) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+    }
+    length.store(text.len() as u32, Ordering::Release);
+}
+
+/// Copies a text of the control block into `into`; the part that was filled. Never trusts the stored length.
+pub fn read_text<'a>(words: &[AtomicU64], length: &AtomicU32, into: &'a mut [u8]) -> &'a [u8] {
+    let length = (length.load(Ordering::Acquire) as usize).min(words.len() * 8).min(into.len());
+    for (chunk, word) in into[..length].chunks_mut(8).zip(words) {
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..chunk.len()]);
+    }
+    &into[..length]
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Event counts of one process, or of all that have ended.
@@ -183,9 +261,116 @@ pub fn bucket_floor(bucket: usize) -> u64 {
     (8 + (bucket as u64 & 7)) << (exponent - 3)
 }
 
+/// The duration, in nanoseconds, that `numerator / denominator` of the events did not exceed; `None` without events.
+/// Accurate to one bucket (12.5 %).
+pub fn quantile_ns(counts: &[u64; BUCKETS], numerator: u64, denominator: u64) -> Option<u64> {
+    let total: u64 = counts.iter().sum();
+    // The rank is rounded up, so that of one event every quantile is that event.
+    let rank = (u128::from(total) * u128::from(numerator)).div_ceil(u128::from(denominator)).max(1) as u64;
+    let mut seen = 0;
+    let found = counts.iter().position(|&count| {
+        seen += count;
+        seen >= rank
+    })?;
+    let (floor, next) = (bucket_floor(found), bucket_floor(found + 1));
+    Some(floor + (next - floor) / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn control() -> Box<Control> {
+        // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is that of `Control`.
+        unsafe { Box::from_raw(std::alloc::alloc_zeroed(std::alloc::Layout::new::<Control>()).cast()) }
+    }
+
+    #[test]
+    fn a_dead_process_leaves_its_counts_and_takes_its_bytes() {
+        let control = control();
+        let slot = control.take_slot(7).unwrap();
+        slot.near_bytes.store(100, Ordering::Relaxed);
+        slot.meta_bytes.store(10, Ordering::Relaxed);
+        slot.far_bytes.store(50, Ordering::Relaxed);
+        control.near_bytes.store(1110, Ordering::Relaxed);
+        control.far_bytes.store(60, Ordering::Relaxed);
+        slot.counters.faults.store(3, Ordering::Relaxed);
+        slot.counters.fault_ns[5].store(3, Ordering::Relaxed);
+        control.free_slot(slot);
+        assert_eq!(control.near_bytes.load(Ordering::Relaxed), 1000);
+        assert_eq!(control.far_bytes.load(Ordering::Relaxed), 10);
+        assert_eq!(control.past.faults.load(Ordering::Relaxed), 3);
+        assert_eq!(control.past.fault_ns[5].load(Ordering::Relaxed), 3);
+        let again = control.take_slot(8).unwrap();
+        assert!(core::ptr::eq(slot, again), "the first free slot is taken");
+        assert_eq!(again.counters.faults.load(Ordering::Relaxed), 0);
+        assert_eq!(control.processes.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn exec_keeps_the_slot_and_its_counts() {
+        let control = control();
+        let slot = control.take_slot(7).unwrap();
+        slot.near_bytes.store(100, Ordering::Relaxed);
+        control.near_bytes.store(100, Ordering::Relaxed);
+        slot.counters.faults.store(3, Ordering::Relaxed);
+        let again = control.take_slot(7).unwrap();
+        assert!(core::ptr::eq(slot, again));
+        assert_eq!(control.near_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(again.counters.faults.load(Ordering::Relaxed), 3);
+        assert_eq!(control.processes.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn slots_run_out_without_harm() {
+        let control = control();
+        for pid in 1..=SLOTS as u32 {
+            assert!(control.take_slot(pid).is_some());
+        }
+        assert!(control.take_slot(SLOTS as u32 + 1).is_none());
+        assert!(control.take_slot(5).is_some(), "its own");
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let control = control();
+        assert_eq!(control.failure(), None);
+        control.fail(exit::SERVER_LOST, b"server 0 is gone");
+        control.fail(exit::CORRUPT, &[b'x'; 5000]);
+        assert_eq!(control.failure(), Some((exit::SERVER_LOST, true)));
+        let mut buffer = [0; 512];
+        assert_eq!(read_text(&control.reason, &control.reason_len, &mut buffer), b"server 0 is gone");
+    }
+
+    #[test]
+    fn texts_survive_and_lengths_are_not_trusted() {
+        let control = control();
+        let mut buffer = [0; TEXT_BYTES];
+        for length in [0, 1, 7, 8, 9, TEXT_BYTES] {
+            let text: Vec<u8> = (0..length).map(|index| index as u8).collect();
+            write_text(&control.urls, &control.urls_len, &text);
+            assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer), text);
+        }
+        control.urls_len.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer).len(), TEXT_BYTES);
+        assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer[..3]).len(), 3);
+    }
+
+    #[test]
+    fn quantiles_are_within_a_bucket() {
+        let mut counts = [0; BUCKETS];
+        assert_eq!(quantile_ns(&counts, 1, 2), None);
+        for ns in 1..=1000 {
+            counts[bucket_of(ns)] += 1;
+        }
+        for (percent, expected) in [(50, 500.0), (99, 990.0), (100, 1000.0)] {
+            let found = quantile_ns(&counts, percent, 100).unwrap() as f64;
+            assert!((found / expected - 1.0).abs() < 0.13, "{percent}: {found}");
+        }
+        counts = [0; BUCKETS];
+        counts[BUCKETS - 1] = u64::MAX;
+        assert!(quantile_ns(&counts, 99, 100).is_some());
+    }
 
     #[test]
     fn buckets_are_monotonic_and_invert() {

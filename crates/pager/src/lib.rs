@@ -1,2 +1,4 @@
 //! Transparent paging.
 pub mod control;
+pub mod elf;
+pub mod runner;

@@ -1,0 +1,182 @@
+//! The control block as a mapping: made by the runner, opened by `farfield top`.
+
+use crate::control::{Control, MAGIC, Mode, TEXT_BYTES, write_text};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Name of the memfd, as `/proc/PID/fd` and `/proc/PID/maps` show it.
+pub const MEMFD_NAME: &str = "farfield-control";
+
+/// The size of the file never changes, so no process can be killed by a mapping that lost its end.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// What the runner writes into a new control block.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Near budget of the job.
+    pub near_limit_bytes: u64,
+    /// How faults are served.
+    pub mode: Mode,
+    /// Pool URLs, addresses numeric.
+    pub urls: Vec<String>,
+    /// Token for the servers; empty if none.
+    pub token: Vec<u8>,
+}
+
+/// A mapped control block.
+pub struct ControlBlock {
+    control: NonNull<Control>,
+    file: OwnedFd,
+}
+
+// SAFETY: the block is shared memory made of atomics, mapped for as long as the value lives.
+unsafe impl Send for ControlBlock {}
+// SAFETY: as above.
+unsafe impl Sync for ControlBlock {}
+
+/// Makes a control block for one job and fills in what its processes must know.
+pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
+    let urls = settings.urls.join("\n");
+    if urls.len() > TEXT_BYTES || settings.token.len() > TEXT_BYTES {
+        let text = format!("the URLs, and the token, can have at most {TEXT_BYTES} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let name = std::ffi::CString::new(MEMFD_NAME).expect("no zero inside");
+    // SAFETY: `name` is a string with a final zero that lives through the call.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(size_of::<Control>() as u64)?;
+    // SAFETY: takes a number; nothing of ours depends on the file staying resizable.
+    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let block = ControlBlock::map(file.into())?;
+    block.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
+    block.mode.store(settings.mode as u32, Ordering::Relaxed);
+    write_text(&block.urls, &block.urls_len, urls.as_bytes());
+    write_text(&block.token, &block.token_len, &settings.token);
+    // Last: whoever sees the magic sees the rest.
+    block.magic.store(MAGIC, Ordering::Release);
+    Ok(block)
+}
+
+impl ControlBlock {
+    /// Maps the control block behind `path` (`/proc/PID/fd/N`).
+    pub fn open(path: &std::path::Path) -> io::Result<ControlBlock> {
+        let file = File::options().read(true).write(true).open(path)?;
+        let bytes = file.metadata()?.len();
+        // SAFETY: only asks.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if bytes != size_of::<Control>() as u64 || seals < 0 || seals & SEALS != SEALS {
+            return Err(other_release());
+        }
+        let block = ControlBlock::map(file.into())?;
+        if block.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(other_release());
+        }
+        Ok(block)
+    }
+
+    fn map(file: OwnedFd) -> io::Result<ControlBlock> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let address = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                size_of::<Control>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let control = NonNull::new(address.cast()).expect("the kernel does not map at zero unless asked");
+        Ok(ControlBlock { control, file })
+    }
+
+    /// Where processes of the job find the block: the value of [`crate::control::ENV_CONTROL`].
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+}
+
+fn other_release() -> io::Error {
+    let text = "not a control block of this release: use the farfield command that started the job";
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+impl AsFd for ControlBlock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Deref for ControlBlock {
+    type Target = Control;
+    fn deref(&self) -> &Control {
+        // SAFETY: mapped in `map` with the size of `Control`, which the file has and keeps (it is sealed), page-aligned;
+        // all fields are atomics, for which every bit pattern is a value and which other processes may write at any
+        // time.
+        unsafe { self.control.as_ref() }
+    }
+}
+
+impl Drop for ControlBlock {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this size; no reference outlives `self`.
+        unsafe { libc::munmap(self.control.as_ptr().cast(), size_of::<Control>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a process of the job that finds no control block, or believes a wrong one.
+    use super::*;
+    use crate::control::read_text;
+
+    fn settings() -> Settings {
+        let urls = vec!["tcp://127.0.0.1:7400".into(), "unix:/run/farfield".into()];
+        Settings { near_limit_bytes: 1 << 30, mode: Mode::Thread, urls, token: b"secret".to_vec() }
+    }
+
+    #[test]
+    fn what_the_runner_writes_is_what_a_process_reads() {
+        let made = create_control(&settings()).unwrap();
+        let opened = ControlBlock::open(&made.path()).unwrap();
+        assert_eq!(opened.near_limit_bytes.load(Ordering::Relaxed), 1 << 30);
+        assert_eq!(opened.mode.load(Ordering::Relaxed), 2);
+        let mut buffer = [0; TEXT_BYTES];
+        let urls = read_text(&opened.urls, &opened.urls_len, &mut buffer);
+        assert_eq!(urls, b"tcp://127.0.0.1:7400\nunix:/run/farfield");
+        assert_eq!(read_text(&opened.token, &opened.token_len, &mut buffer), b"secret");
+        opened.near_bytes.fetch_add(5, Ordering::Relaxed);
+        assert_eq!(made.near_bytes.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn another_file_is_refused() {
+        let path = std::env::temp_dir().join(format!("farfield-block-{}", std::process::id()));
+        std::fs::write(&path, b"hello").unwrap();
+        assert!(ControlBlock::open(&path).is_err());
+        File::options().write(true).open(&path).unwrap().set_len(size_of::<Control>() as u64).unwrap();
+        assert!(ControlBlock::open(&path).is_err(), "no magic");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn texts_that_do_not_fit_are_refused() {
+        let long = Settings { token: vec![b'x'; TEXT_BYTES + 1], ..settings() };
+        assert!(create_control(&long).is_err());
+    }
+}
