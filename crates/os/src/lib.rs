@@ -6,7 +6,15 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod errno;
+pub mod file;
 pub mod gate;
 pub mod memfd;
+pub mod memory;
+pub mod pagemap;
+pub mod pipe;
+pub mod process;
+pub mod seccomp;
+pub mod signals;
+pub mod uffd;
 
 pub use errno::{Errno, Result};

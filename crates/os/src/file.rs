@@ -1,0 +1,75 @@
+//! Descriptors and small files, without libc's buffering and locks.
+
+use crate::errno::{Errno, Result};
+use crate::gate::syscall;
+use core::ffi::CStr;
+
+/// Opens `path` with `flags` (`O_CLOEXEC` is added).
+pub fn open(path: &CStr, flags: i32) -> Result<i32> {
+    // SAFETY: the path is NUL-terminated.
+    unsafe {
+        syscall(
+            libc::SYS_openat,
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (flags | libc::O_CLOEXEC) as usize, 0, 0, 0],
+        )
+    }
+    .map(|fd| fd as i32)
+}
+
+/// Closes `fd`.
+pub fn close(fd: i32) {
+    // SAFETY: the caller owns it; numbers only.
+    let _ = unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Reads up to `into.len()` bytes.
+pub fn read(fd: i32, into: &mut [u8]) -> Result<usize> {
+    // SAFETY: `into` is writable.
+    unsafe { syscall(libc::SYS_read, [fd as usize, into.as_mut_ptr() as usize, into.len(), 0, 0, 0]) }
+}
+
+/// Reads up to `into.len()` bytes at `offset`.
+pub fn read_at(fd: i32, into: &mut [u8], offset: u64) -> Result<usize> {
+    // SAFETY: `into` is writable.
+    unsafe { syscall(libc::SYS_pread64, [fd as usize, into.as_mut_ptr() as usize, into.len(), offset as usize, 0, 0]) }
+}
+
+/// Writes all of `bytes`.
+pub fn write_all(fd: i32, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        // SAFETY: `bytes` is readable.
+        match unsafe { syscall(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) } {
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Duplicates `fd` to a number not below `floor`, close-on-exec, and closes `fd`.
+pub fn move_above(fd: i32, floor: i32) -> Result<i32> {
+    // SAFETY: numbers only.
+    let moved =
+        unsafe { syscall(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, floor as usize, 0, 0, 0]) }?;
+    close(fd);
+    Ok(moved as i32)
+}
+
+/// Soft limit of open descriptors.
+pub fn descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    let result =
+        unsafe { syscall(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0]) };
+    if result.is_ok() { limit.rlim_cur } else { 1024 }
+}
+
+/// Is `fd` a regular file?
+pub fn is_regular(fd: i32) -> bool {
+    // SAFETY: stat is plain numbers; all-zero is valid.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is writable.
+    let result = unsafe { syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) };
+    result.is_ok() && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}

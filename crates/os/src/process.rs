@@ -1,0 +1,152 @@
+//! Processes, threads, time, and waiting on a word.
+
+use crate::errno::{Errno, Result};
+use crate::gate::syscall;
+use core::sync::atomic::AtomicU32;
+use core::time::Duration;
+
+/// This process.
+pub fn pid() -> i32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { crate::gate::syscall_raw(libc::SYS_getpid as usize, [0; 6]) as i32 }
+}
+
+/// This thread.
+pub fn tid() -> i32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { crate::gate::syscall_raw(libc::SYS_gettid as usize, [0; 6]) as i32 }
+}
+
+/// Does a thread of this process with this id still exist?
+pub fn thread_exists(pid: i32, tid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let result = unsafe { syscall(libc::SYS_tgkill, [pid as usize, tid as usize, 0, 0, 0, 0]) };
+    result != Err(Errno(libc::ESRCH))
+}
+
+/// Ends the whole process at once, without running anything else of the program.
+pub fn exit_group(code: i32) -> ! {
+    loop {
+        // SAFETY: does not return.
+        let _ = unsafe { syscall(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Gives the processor to somebody else.
+pub fn yield_now() {
+    // SAFETY: no arguments.
+    let _ = unsafe { syscall(libc::SYS_sched_yield, [0; 6]) };
+}
+
+/// Sleeps; may return early when a signal arrives.
+pub fn sleep(duration: Duration) {
+    let time = timespec(duration);
+    // SAFETY: `time` is readable, no remainder is asked for.
+    let _ = unsafe { syscall(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Sleeps while `word` holds `expected`, until woken or `timeout` has passed.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let time = timespec(timeout);
+    // SAFETY: `word` and `time` are readable.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_futex,
+            [
+                word.as_ptr() as usize,
+                (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize,
+                expected as usize,
+                &raw const time as usize,
+                0,
+                0,
+            ],
+        )
+    };
+}
+
+/// Wakes up to `count` sleepers on `word`.
+pub fn futex_wake(word: &AtomicU32, count: i32) {
+    // SAFETY: `word` is readable.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_futex,
+            [word.as_ptr() as usize, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize, count as usize, 0, 0, 0],
+        )
+    };
+}
+
+/// Monotonic time in nanoseconds.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is writable. libc's clock_gettime is the vDSO's: no system call, async-signal-safe.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Minor faults of this process so far, over all threads.
+pub fn minor_faults() -> u64 {
+    // SAFETY: rusage is plain numbers; all-zero is valid.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    // SAFETY: `usage` is writable.
+    let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
+    usage.ru_minflt as u64
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+/// Starts a thread that shares everything with this process but that the C library does not know of. It gets a
+/// blank thread-control block, so code in it must not use thread-locals that need the dynamic loader. Usable in a
+/// signal handler. The thread inherits the signal mask.
+///
+/// # Safety
+/// `entry` must never return, and must keep to the above.
+pub unsafe fn spawn_bare(entry: extern "C" fn(usize) -> !, argument: usize) -> Result<i32> {
+    const STACK: usize = 256 << 10;
+    // Static TLS of everything loaded at start lies below the control block; 64 KiB is far more than glibc allows.
+    const TLS: usize = 64 << 10;
+    let base = crate::memory::map_anonymous(STACK + TLS + 4096)?;
+    let block = base + STACK + TLS;
+    let stack = base + STACK - 64;
+    // SAFETY: inside the mapping just made. Word 0 and 2 of the x86-64 control block point to itself.
+    unsafe {
+        *(block as *mut usize) = block;
+        *((block + 16) as *mut usize) = block;
+        // Word 5 is the stack protector's canary: any value does.
+        *((block + 40) as *mut usize) = 0x5afe_c0de_5afe_c000;
+    }
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS;
+    let result: isize;
+    // SAFETY: the child gets its own stack and control block. It takes entry and argument from registers, which
+    // clone copies, and never comes back here. `syscall` is spelled out because the child has no return address on
+    // its new stack; the seccomp filter lets clone with CLONE_VM pass from anywhere.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r13",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone as isize => result,
+            in("rdi") flags as usize,
+            in("rsi") stack,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") block,
+            in("r12") entry as usize,
+            in("r13") argument,
+            out("rcx") _, out("r11") _,
+        );
+    }
+    Errno::from_raw(result).map(|tid| tid as i32)
+}

@@ -1,0 +1,66 @@
+//! Installing a system call filter.
+
+use crate::errno::{Errno, Result};
+use crate::gate::syscall;
+
+/// One instruction of classic BPF.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    /// Operation.
+    pub code: u16,
+    /// Instructions to skip if true.
+    pub jump_true: u8,
+    /// Instructions to skip if false.
+    pub jump_false: u8,
+    /// Constant.
+    pub constant: u32,
+}
+
+/// The kernel's `struct sock_fprog`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Number of instructions.
+    pub len: u16,
+    /// The instructions.
+    pub instructions: *const Instruction,
+}
+
+/// May this process install a filter without giving up the right to gain privileges through `exec`?
+pub fn may_filter_with_privileges() -> bool {
+    // CAP_SYS_ADMIN is 21; capget's data for version 3 are two sets of three words.
+    let mut header = [0x2008_0522u32, 0];
+    let mut data = [0u32; 6];
+    // SAFETY: both arrays have the kernel's layout.
+    let result =
+        unsafe { syscall(libc::SYS_capget, [header.as_mut_ptr() as usize, data.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    result.is_ok() && data[0] & (1 << 21) != 0
+}
+
+/// Gives up gaining privileges through `exec`, for this thread and what it starts.
+pub fn set_no_new_privileges() -> Result<()> {
+    // SAFETY: numbers only.
+    unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Installs `program` for all threads of this process (`SECCOMP_FILTER_FLAG_TSYNC`).
+pub fn install(program: &[Instruction]) -> Result<()> {
+    let header = Program { len: program.len() as u16, instructions: program.as_ptr() };
+    // SAFETY: the program is readable; the kernel verifies it.
+    let result = unsafe {
+        syscall(
+            libc::SYS_seccomp,
+            [
+                libc::SECCOMP_SET_MODE_FILTER as usize,
+                libc::SECCOMP_FILTER_FLAG_TSYNC as usize,
+                &raw const header as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    }?;
+    // A positive value is the thread that could not be synchronised.
+    if result == 0 { Ok(()) } else { Err(Errno(libc::EBUSY)) }
+}

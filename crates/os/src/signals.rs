@@ -1,0 +1,103 @@
+//! Signal actions, masks and alternate stacks, as the kernel sees them (not libc's wrappers).
+
+use crate::errno::Result;
+use crate::gate::syscall;
+
+/// The kernel's signal set: bit `n-1` is signal `n`.
+pub type SignalSet = u64;
+
+/// The bit of signal `number`.
+pub const fn bit(number: i32) -> SignalSet {
+    1 << (number - 1)
+}
+
+/// The kernel's `struct sigaction` on x86-64.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Action {
+    /// Handler address, or `SIG_DFL` (0), `SIG_IGN` (1).
+    pub handler: usize,
+    /// `SA_*`.
+    pub flags: u64,
+    /// Address of code that calls `rt_sigreturn`.
+    pub restorer: usize,
+    /// Blocked while the handler runs.
+    pub mask: SignalSet,
+}
+
+core::arch::global_asm!(
+    ".pushsection .text.farfield_restorer,\"ax\",@progbits",
+    ".balign 16",
+    "nop",
+    "farfield_restorer:",
+    "mov eax, 15",
+    "syscall",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn farfield_restorer();
+}
+
+/// The kernel's flag that says `restorer` is set.
+pub const SA_RESTORER: u64 = 0x0400_0000;
+
+impl Action {
+    /// Runs `handler` with signal information and the interrupted context, with `mask` blocked, on the alternate
+    /// stack if there is one.
+    pub fn handler(handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void), mask: SignalSet) -> Action {
+        Action {
+            handler: handler as usize,
+            flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | libc::SA_NODEFER as u64 | SA_RESTORER,
+            restorer: farfield_restorer as *const () as usize,
+            mask,
+        }
+    }
+}
+
+/// Installs `action` for `signal`; the one before.
+///
+/// # Safety
+/// The handler must be fit to run at any moment.
+pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
+    let mut old = Action::default();
+    // SAFETY: both structures have the kernel's layout; the handler by the caller.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigaction,
+            [signal as usize, core::ptr::from_ref(action) as usize, &raw mut old as usize, 8, 0, 0],
+        )
+    }?;
+    Ok(old)
+}
+
+/// The action in force for `signal`.
+pub fn action(signal: i32) -> Result<Action> {
+    let mut old = Action::default();
+    // SAFETY: the structure has the kernel's layout.
+    unsafe { syscall(libc::SYS_rt_sigaction, [signal as usize, 0, &raw mut old as usize, 8, 0, 0]) }?;
+    Ok(old)
+}
+
+/// Replaces the mask of this thread; the one before.
+pub fn set_mask(mask: SignalSet) -> SignalSet {
+    let mut old: SignalSet = 0;
+    // SAFETY: both words are readable and writable.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            [libc::SIG_SETMASK as usize, &raw const mask as usize, &raw mut old as usize, 8, 0, 0],
+        )
+    };
+    old
+}
+
+/// Sets the alternate stack of this thread.
+///
+/// # Safety
+/// `base .. base + len` must stay mapped and unused while signals may arrive.
+pub unsafe fn set_alternate_stack(base: usize, len: usize) -> Result<()> {
+    let stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+    // SAFETY: passed on to the caller.
+    unsafe { syscall(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
