@@ -7,8 +7,12 @@
 
 extern crate alloc;
 
-mod ids;
 pub mod geometry;
+mod ids;
+pub mod page_word;
+pub mod session;
+pub mod time;
+pub mod wire;
 
 pub use ids::{Incarnation, PageId, RegionId};
 

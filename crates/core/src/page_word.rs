@@ -1,0 +1,320 @@
+//! The page word: where one page of transparent far memory is, as one atomic 64-bit word.
+//!
+//! ```text
+//!  63          32 31        16 15      8 7      3 2   0
+//! +--------------+------------+---------+--------+-----+
+//! | left at      | holds      | (free)  | flags  |state|
+//! +--------------+------------+---------+--------+-----+
+//! ```
+//!
+//! Absent → Fetching → Near → Leaving → Far → Fetching → …; Absent means that the page is all zeros and exists
+//! nowhere. Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+//! `holds` counts system calls that may touch the page right now: a held page does not leave. It survives every
+//! transition, because the page can be discarded while a call is under way.
+
+/// Where a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Nowhere: reads as zeros.
+    Absent,
+    /// Somebody is bringing it near, or changing it: wait.
+    Fetching,
+    /// Near.
+    Near,
+    /// Being taken away: wait.
+    Leaving,
+    /// In the pool.
+    Far,
+}
+
+/// What a fault has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Near already: try the access again.
+    Retry,
+    /// In transition: wait, then look again.
+    Wait,
+    /// The caller now owns the page (Fetching) and provides zeros.
+    Zero,
+    /// The caller now owns the page (Fetching) and reads it from the pool.
+    Read,
+}
+
+/// One page's word. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PageWord(pub u64);
+
+const STATE: u64 = 7;
+const DIRTY: u64 = 1 << 3;
+const STORED: u64 = 1 << 4;
+const QUEUED: u64 = 1 << 5;
+const REFERENCED: u64 = 1 << 6;
+const PREFETCHED: u64 = 1 << 7;
+const HOLD_ONE: u64 = 1 << 16;
+const HOLD_MASK: u64 = 0xFFFF << 16;
+const LEFT_SHIFT: u32 = 32;
+
+impl PageWord {
+    /// Where the page is.
+    pub fn state(self) -> State {
+        match self.0 & STATE {
+            0 => State::Absent,
+            1 => State::Fetching,
+            2 => State::Near,
+            3 => State::Leaving,
+            4 => State::Far,
+            other => unreachable!("page state {other}"),
+        }
+    }
+    fn with(self, state: State) -> PageWord {
+        let bits = match state {
+            State::Absent => 0,
+            State::Fetching => 1,
+            State::Near => 2,
+            State::Leaving => 3,
+            State::Far => 4,
+        };
+        PageWord(self.0 & !STATE | bits)
+    }
+    fn set(self, bit: u64, on: bool) -> PageWord {
+        if on { PageWord(self.0 | bit) } else { PageWord(self.0 & !bit) }
+    }
+
+    /// Known to differ from its far copy. If not set, the kernel's written bit decides.
+    pub fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+    /// The pool holds a copy, current or stale.
+    pub fn is_stored(self) -> bool {
+        self.0 & STORED != 0
+    }
+    /// Is in the eviction queue.
+    pub fn is_queued(self) -> bool {
+        self.0 & QUEUED != 0
+    }
+    /// Deserves another round in the eviction queue.
+    pub fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+    /// Came near ahead of need and was not asked for since.
+    pub fn is_prefetched(self) -> bool {
+        self.0 & PREFETCHED != 0
+    }
+    /// System calls that may touch it now.
+    pub fn holds(self) -> u16 {
+        ((self.0 & HOLD_MASK) >> 16) as u16
+    }
+    /// Eviction count at the moment it last left, modulo 2³².
+    pub fn left_at(self) -> u32 {
+        (self.0 >> LEFT_SHIFT) as u32
+    }
+
+    /// A thread needs the page.
+    pub fn fault(self) -> (PageWord, Fault) {
+        match self.state() {
+            State::Near => (self, Fault::Retry),
+            State::Fetching | State::Leaving => (self, Fault::Wait),
+            State::Absent => (self.with(State::Fetching), Fault::Zero),
+            State::Far => (self.with(State::Fetching), Fault::Read),
+        }
+    }
+
+    /// The owner of a Fetching page installed it. `dirty` unless it equals its far copy. It must be put into the
+    /// eviction queue if it was not in it (`is_queued` of the old word).
+    pub fn arrived(self, dirty: bool, prefetched: bool, referenced: bool) -> PageWord {
+        assert!(self.state() == State::Fetching);
+        self.with(State::Near)
+            .set(DIRTY, dirty)
+            .set(PREFETCHED, prefetched)
+            .set(REFERENCED, referenced)
+            .set(QUEUED, true)
+    }
+
+    /// The owner of a page that a fault made Fetching gives up: back to where it was.
+    pub fn gave_up(self) -> PageWord {
+        assert!(self.state() == State::Fetching && !self.is_dirty());
+        if self.is_stored() { self.with(State::Far) } else { self.with(State::Absent) }
+    }
+
+    /// The eviction queue came to the page and has removed it. `None` if it does not leave: not near, held, or
+    /// referenced; then the word to store, and whether to queue it again.
+    pub fn leave(self) -> Result<PageWord, (PageWord, Requeue)> {
+        if self.state() != State::Near {
+            return Err((self.set(QUEUED, false), Requeue::No));
+        }
+        if self.holds() > 0 {
+            return Err((self, Requeue::Yes));
+        }
+        if self.is_referenced() {
+            return Err((self.set(REFERENCED, false), Requeue::Yes));
+        }
+        Ok(self.with(State::Leaving).set(QUEUED, false))
+    }
+
+    /// A Leaving page could not be taken after all (pinned by the kernel): it stays, counted as dirty. It must be
+    /// queued again.
+    pub fn stayed(self) -> PageWord {
+        assert!(self.state() == State::Leaving);
+        self.with(State::Near).set(DIRTY, true).set(QUEUED, true)
+    }
+
+    /// A Leaving page is gone and its far copy is right. `now` is the eviction count.
+    pub fn left(self, now: u32) -> PageWord {
+        assert!(self.state() == State::Leaving);
+        let word = self.with(State::Far).set(DIRTY, false).set(STORED, true).set(PREFETCHED, false);
+        PageWord(word.0 & 0xFFFF_FFFF | u64::from(now) << LEFT_SHIFT)
+    }
+
+    /// A Leaving page was all zeros and is gone; no far copy is needed.
+    pub fn vanished(self) -> PageWord {
+        assert!(self.state() == State::Leaving);
+        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(PREFETCHED, false)
+    }
+
+    /// The program gave the page up or replaced it: the caller owns it (Fetching) while it discards near and far
+    /// copy. `None` while somebody else owns it. Takes Absent pages too, so that nobody brings them meanwhile.
+    pub fn seize(self) -> Option<PageWord> {
+        match self.state() {
+            State::Fetching | State::Leaving => None,
+            State::Absent | State::Near | State::Far => Some(self.with(State::Fetching)),
+        }
+    }
+
+    /// A seized page is nowhere now.
+    pub fn discarded(self) -> PageWord {
+        assert!(self.state() == State::Fetching);
+        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(PREFETCHED, false).set(REFERENCED, false)
+    }
+
+    /// The page was found near although nobody brought it (the kernel did, before faults were ours).
+    pub fn found(self) -> Option<PageWord> {
+        match self.state() {
+            State::Absent => Some(self.with(State::Near).set(DIRTY, true).set(QUEUED, true)),
+            _ => None,
+        }
+    }
+
+    /// Now known to differ from its far copy.
+    pub fn dirtied(self) -> PageWord {
+        self.set(DIRTY, true)
+    }
+
+    /// One system call more may touch it. Only a near page can be held; `None` otherwise, or if the count is full.
+    pub fn hold(self) -> Option<PageWord> {
+        (self.state() == State::Near && self.0 & HOLD_MASK != HOLD_MASK)
+            .then(|| PageWord(self.0 + HOLD_ONE).set(PREFETCHED, false))
+    }
+
+    /// One system call less.
+    pub fn release(self) -> PageWord {
+        assert!(self.holds() > 0);
+        PageWord(self.0 - HOLD_ONE)
+    }
+
+    /// The page was used after it had come ahead of need.
+    pub fn used(self) -> PageWord {
+        self.set(PREFETCHED, false)
+    }
+}
+
+/// Whether a page goes back into the eviction queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Requeue {
+    /// Yes, at the tail.
+    Yes,
+    /// No.
+    No,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// All words reachable from Absent by any sequence of transitions, with up to two holds.
+    fn reachable() -> Vec<PageWord> {
+        let mut seen = vec![PageWord(0)];
+        let mut at = 0;
+        while at < seen.len() {
+            let word = seen[at];
+            at += 1;
+            let mut next = Vec::new();
+            next.push(word.fault().0);
+            next.extend(word.seize());
+            next.extend(word.found());
+            next.extend(word.hold().filter(|w| w.holds() <= 2));
+            match word.leave() {
+                Ok(left) => next.push(left),
+                Err((kept, _)) => next.push(kept),
+            }
+            if word.holds() > 0 {
+                next.push(word.release());
+            }
+            match word.state() {
+                State::Fetching => {
+                    for bits in 0..8u8 {
+                        next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, bits & 4 != 0));
+                    }
+                    next.push(word.discarded());
+                    if !word.is_dirty() {
+                        next.push(word.gave_up());
+                    }
+                }
+                State::Leaving => {
+                    next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
+                }
+                State::Near => next.push(word.dirtied()),
+                _ => {}
+            }
+            for candidate in next {
+                if !seen.contains(&candidate) {
+                    seen.push(candidate);
+                }
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn invariants_hold_on_every_reachable_word() {
+        let words = reachable();
+        assert!(words.len() > 100);
+        for word in words {
+            match word.state() {
+                State::Far => assert!(word.is_stored() && !word.is_dirty()),
+                State::Absent => assert!(!word.is_stored() && !word.is_dirty()),
+                State::Leaving => assert!(!word.is_queued()),
+                State::Near => assert!(word.is_queued(), "a near page that no queue holds never leaves: {word:?}"),
+                State::Fetching => {}
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_takes_a_page_that_somebody_owns() {
+        for word in reachable() {
+            if matches!(word.state(), State::Fetching | State::Leaving) {
+                assert_eq!(word.fault().1, Fault::Wait);
+                assert!(word.seize().is_none());
+                assert!(word.hold().is_none());
+                assert!(word.leave().is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn held_pages_stay_and_holds_are_never_lost() {
+        for word in reachable() {
+            if word.holds() > 0 {
+                assert!(word.leave().is_err());
+            }
+            for next in [Some(word.fault().0), word.seize(), word.found()].into_iter().flatten() {
+                assert_eq!(next.holds(), word.holds());
+            }
+            if let Some(held) = word.hold() {
+                assert_eq!(held.release().holds(), word.holds());
+            }
+        }
+    }
+}
