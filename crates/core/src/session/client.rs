@@ -1,0 +1,384 @@
+//! One lane, as the client sees it: which operations are queued, sent or finished, and what goes next.
+//!
+//! The driver owns socket, clock and page bytes. A value `C` travels with each operation (a buffer, a caller's tag) and is
+//! given back exactly once, however the operation ends. Demand operations are sent before queued background ones, and
+//! only so many background pages are under way at a time, so that a demand answer never queues behind megabytes. After
+//! [`ClientConversation::new`] nothing allocates.
+//!
+//! A tag on the wire is the slot of the operation and the generation of that slot: an answer that comes after its
+//! operation timed out meets a newer generation and is skipped.
+
+use crate::time::Moment;
+use crate::wire::{ErrorCode, Head, Kind, ReadReply, Reply, WireError, WireReply, flags, write_body_bytes};
+use crate::{PageId, RegionId};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+/// An operation on pages of the lane's region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// Read `count` pages.
+    Read {
+        /// First page.
+        page: PageId,
+        /// Number of pages.
+        count: u32,
+    },
+    /// Store `count` pages.
+    Write {
+        /// First page.
+        page: PageId,
+        /// Number of pages.
+        count: u32,
+    },
+    /// Forget `count` pages.
+    Discard {
+        /// First page.
+        page: PageId,
+        /// Number of pages.
+        count: u32,
+    },
+}
+
+impl Call {
+    fn kind(self) -> Kind {
+        match self {
+            Call::Read { .. } => Kind::Read,
+            Call::Write { .. } => Kind::Write,
+            Call::Discard { .. } => Kind::Discard,
+        }
+    }
+
+    /// First page and number of pages.
+    pub fn run(self) -> (PageId, u32) {
+        match self {
+            Call::Read { page, count } | Call::Write { page, count } | Call::Discard { page, count } => (page, count),
+        }
+    }
+
+    /// Pages whose bytes travel.
+    fn pages_moved(self) -> u32 {
+        match self {
+            Call::Read { count, .. } | Call::Write { count, .. } => count,
+            Call::Discard { .. } => 0,
+        }
+    }
+}
+
+/// What to send next: these bytes, then, of a write, checksums and bytes of its pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing {
+    /// The operation; give it to [`ClientConversation::on_sent`].
+    pub slot: u32,
+    /// The head of the frame.
+    pub head: Head,
+    /// The operation.
+    pub call: Call,
+}
+
+/// What an arrived head means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`] tells which; then
+    /// come their bytes, then [`ClientConversation::finish`].
+    Pages {
+        /// The read.
+        slot: u32,
+        /// Pages that were asked for.
+        asked: u32,
+        /// Bytes before the page bytes.
+        prefix: usize,
+    },
+    /// The operation is done; [`ClientConversation::finish`] it.
+    Done {
+        /// The operation.
+        slot: u32,
+    },
+    /// The operation failed; [`ClientConversation::finish`] it.
+    Failed {
+        /// The operation.
+        slot: u32,
+        /// Why.
+        code: ErrorCode,
+        /// The page it is about.
+        page: PageId,
+    },
+    /// The answer comes too late: skip the body.
+    Stale,
+}
+
+/// An operation that its driver must end because its time is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expired {
+    /// Was never sent, or sent and not answered: [`ClientConversation::finish`] it.
+    Quiet {
+        /// The operation.
+        slot: u32,
+    },
+    /// A part of its frame was sent, so the connection cannot go on without the rest: give it up.
+    Sending {
+        /// The operation.
+        slot: u32,
+    },
+    /// A part of its pages was received: finish it and skip what is still to come.
+    Receiving {
+        /// The operation.
+        slot: u32,
+    },
+}
+
+/// An operation that ended; the slot is free again.
+#[derive(Debug)]
+pub struct Finished<C> {
+    /// What it was.
+    pub call: Call,
+    /// How long it was given.
+    pub wait: Duration,
+    /// What the driver gave along.
+    pub carried: C,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Queued,
+    Sending,
+    Waiting,
+    Receiving,
+}
+
+#[derive(Debug)]
+struct Operation<C> {
+    state: State,
+    background: bool,
+    call: Call,
+    wait: Duration,
+    deadline: Moment,
+    carried: C,
+}
+
+#[derive(Debug)]
+struct Slot<C> {
+    generation: u32,
+    operation: Option<Operation<C>>,
+}
+
+/// One lane, as the client sees it.
+#[derive(Debug)]
+pub struct ClientConversation<C> {
+    region: RegionId,
+    slots: Box<[Slot<C>]>,
+    free: Vec<u32>,
+    demand: VecDeque<u32>,
+    background: VecDeque<u32>,
+    /// Operations sent (at least in part) and not ended.
+    under_way: u32,
+    under_way_max: u32,
+    background_pages: u32,
+    background_pages_max: u32,
+    /// No operation ends earlier than this.
+    next_deadline: Moment,
+}
+
+impl<C> ClientConversation<C> {
+    /// A lane to `region` for up to `slots` operations at a time, of which the server takes `in_flight_max`.
+    /// Up to `background_pages_max` pages of background operations are under way at a time (one operation always may).
+    pub fn new(region: RegionId, slots: u32, in_flight_max: u32, background_pages_max: u32) -> Self {
+        assert!(slots > 0 && in_flight_max > 0);
+        ClientConversation {
+            region,
+            slots: (0..slots).map(|_| Slot { generation: 0, operation: None }).collect(),
+            free: (0..slots).rev().collect(),
+            demand: VecDeque::with_capacity(slots as usize),
+            background: VecDeque::with_capacity(slots as usize),
+            under_way: 0,
+            under_way_max: in_flight_max,
+            background_pages: 0,
+            background_pages_max,
+            next_deadline: Moment::NEVER,
+        }
+    }
+
+    /// Operations submitted and not ended.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Is there something that could be sent now?
+    pub fn wants_to_send(&self) -> bool {
+        self.next_queued().is_some()
+    }
+
+    /// Queues an operation that was submitted at `now` and may take `wait`; gives `carried` back if all slots are taken.
+    pub fn submit(&mut self, now: Moment, call: Call, background: bool, wait: Duration, carried: C) -> Result<(), C> {
+        let Some(slot) = self.free.pop() else { return Err(carried) };
+        let deadline = now.after(wait);
+        self.next_deadline = self.next_deadline.min(deadline);
+        let queue = if background { &mut self.background } else { &mut self.demand };
+        queue.push_back(slot);
+        let state = State::Queued;
+        self.slots[slot as usize].operation = Some(Operation { state, background, call, wait, deadline, carried });
+        Ok(())
+    }
+
+    fn next_queued(&self) -> Option<u32> {
+        if self.under_way >= self.under_way_max {
+            return None;
+        }
+        if let Some(&slot) = self.demand.front() {
+            return Some(slot);
+        }
+        let slot = *self.background.front()?;
+        let pages = self.operation(slot)?.call.pages_moved();
+        let fits = self.background_pages == 0 || self.background_pages + pages <= self.background_pages_max;
+        fits.then_some(slot)
+    }
+
+    /// The next operation to send, demand first.
+    pub fn poll_send(&mut self, now: Moment) -> Option<Outgoing> {
+        let slot = self.next_queued()?;
+        let generation = self.slots[slot as usize].generation;
+        let operation = self.slots[slot as usize].operation.as_mut()?;
+        let queue = if operation.background { &mut self.background } else { &mut self.demand };
+        queue.pop_front();
+        operation.state = State::Sending;
+        self.under_way += 1;
+        if operation.background {
+            self.background_pages += operation.call.pages_moved();
+        }
+        let (page, count) = operation.call.run();
+        let body = match operation.call {
+            Call::Write { count, .. } => write_body_bytes(count) as u32,
+            _ => 0,
+        };
+        let left = operation.deadline.since(now).as_micros().clamp(1, u32::MAX.into()) as u32;
+        let head = Head {
+            body,
+            kind: operation.call.kind() as u8,
+            flags: if operation.background { flags::BACKGROUND } else { 0 },
+            code: 0,
+            tag: u64::from(generation) << 32 | u64::from(slot),
+            deadline_us: left,
+            count,
+            region: self.region.0,
+            page: page.0,
+        };
+        Some(Outgoing { slot, head, call: operation.call })
+    }
+
+    /// The whole frame of this operation is on its way.
+    pub fn on_sent(&mut self, slot: u32) {
+        if let Some(operation) = self.operation_mut(slot) {
+            debug_assert!(operation.state == State::Sending);
+            operation.state = State::Waiting;
+        }
+    }
+
+    /// A head arrived. An error means that the server does not keep to the protocol: give the connection up.
+    pub fn on_head(&mut self, head: &Head) -> Result<Answer, WireError> {
+        let (slot, generation) = (head.tag as u32, (head.tag >> 32) as u32);
+        let known = self.slots.get_mut(slot as usize).ok_or(WireError::Unasked)?;
+        if known.generation != generation {
+            // Generations wrap; one that is not behind was never given out.
+            let behind = known.generation.wrapping_sub(generation);
+            return if behind < u32::MAX / 2 { Ok(Answer::Stale) } else { Err(WireError::Unasked) };
+        }
+        let operation = known.operation.as_mut().ok_or(WireError::Unasked)?;
+        if operation.state != State::Waiting {
+            return Err(WireError::Unasked);
+        }
+        if head.kind != Kind::ERROR && head.kind != operation.call.kind().answer() {
+            return Err(WireError::Kind(head.kind));
+        }
+        if let Call::Read { count: asked, .. } = operation.call
+            && head.kind != Kind::ERROR
+        {
+            let prefix = ReadReply::prefix_bytes(head, asked)?;
+            operation.state = State::Receiving;
+            return Ok(Answer::Pages { slot, asked, prefix });
+        }
+        // Neither the answers to writes and discards nor failures have a body.
+        if head.body != 0 {
+            return Err(WireError::Length { kind: head.kind, body: head.body });
+        }
+        match WireReply::decode(head, &[])?.reply {
+            Reply::Failed { code, page } => Ok(Answer::Failed { slot, code, page: PageId(page) }),
+            _ => Ok(Answer::Done { slot }),
+        }
+    }
+
+    /// What travels with the operation.
+    pub fn carried_mut(&mut self, slot: u32) -> Option<&mut C> {
+        self.operation_mut(slot).map(|operation| &mut operation.carried)
+    }
+
+    /// What travels with the operation.
+    pub fn carried(&self, slot: u32) -> Option<&C> {
+        self.operation(slot).map(|operation| &operation.carried)
+    }
+
+    /// Ends an operation and frees its slot.
+    pub fn finish(&mut self, slot: u32) -> Option<Finished<C>> {
+        let known = self.slots.get_mut(slot as usize)?;
+        let operation = known.operation.take()?;
+        known.generation = known.generation.wrapping_add(1);
+        if operation.state == State::Queued {
+            let queue = if operation.background { &mut self.background } else { &mut self.demand };
+            queue.retain(|&queued| queued != slot);
+        } else {
+            self.under_way -= 1;
+            if operation.background {
+                self.background_pages -= operation.call.pages_moved();
+            }
+        }
+        self.free.push(slot);
+        if self.free.len() == self.slots.len() {
+            self.next_deadline = Moment::NEVER;
+        }
+        Some(Finished { call: operation.call, wait: operation.wait, carried: operation.carried })
+    }
+
+    /// When [`ClientConversation::poll_expired`] may have something, at the earliest.
+    pub fn next_deadline(&self) -> Moment {
+        self.next_deadline
+    }
+
+    /// An operation whose time is over.
+    pub fn poll_expired(&mut self, now: Moment) -> Option<Expired> {
+        if now < self.next_deadline {
+            return None;
+        }
+        let mut next = Moment::NEVER;
+        for (slot, known) in self.slots.iter().enumerate() {
+            let Some(operation) = &known.operation else { continue };
+            if operation.deadline <= now {
+                let slot = slot as u32;
+                return Some(match operation.state {
+                    State::Queued | State::Waiting => Expired::Quiet { slot },
+                    State::Sending => Expired::Sending { slot },
+                    State::Receiving => Expired::Receiving { slot },
+                });
+            }
+            next = next.min(operation.deadline);
+        }
+        self.next_deadline = next;
+        None
+    }
+
+    /// Any operation that has not ended: after the connection is lost, all are finished by it.
+    pub fn any(&self) -> Option<u32> {
+        if self.free.len() == self.slots.len() {
+            return None;
+        }
+        self.slots.iter().position(|slot| slot.operation.is_some()).map(|slot| slot as u32)
+    }
+
+    fn operation(&self, slot: u32) -> Option<&Operation<C>> {
+        self.slots.get(slot as usize)?.operation.as_ref()
+    }
+
+    fn operation_mut(&mut self, slot: u32) -> Option<&mut Operation<C>> {
+        self.slots.get_mut(slot as usize)?.operation.as_mut()
+    }
+}

@@ -1,0 +1,166 @@
+//! One connection, as the server sees it: cuts the bytes into messages and holds the client to what was agreed.
+
+use crate::wire::{
+    ErrorCode, HEAD_BYTES, Head, Hello, Kind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome, WireError,
+    WireRequest, write_body_bytes,
+};
+
+/// What the server takes from one connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Most pages in one read or write.
+    pub batch_pages_max: u32,
+    /// Most requests whose answer is still to come.
+    pub in_flight_max: u32,
+}
+
+/// What the received bytes ask the server to do.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// Nothing yet: the next message is complete when `bytes` are there (counted from the start of `received`).
+    /// Make room for so many.
+    Need {
+        /// Length of the next message as far as it is known.
+        bytes: usize,
+    },
+    /// The client says who it is. Answer with [`Welcome`] and tell the conversation
+    /// ([`ServerConversation::on_welcome`]), or with a refusal and close.
+    Hello {
+        /// What it says.
+        hello: Hello<'a>,
+        /// The version to speak; `None` if there is none in common: refuse with [`RefuseCode::Version`].
+        version: Option<u16>,
+        /// Drop so many bytes from the front of `received` afterwards.
+        used: usize,
+    },
+    /// A request to be served and answered.
+    Request {
+        /// The request.
+        request: WireRequest<'a>,
+        /// Drop so many bytes from the front of `received` afterwards.
+        used: usize,
+    },
+    /// A request that can be answered with this error at once, without looking at anything.
+    Fail {
+        /// Its tag.
+        tag: u64,
+        /// The error to answer.
+        code: ErrorCode,
+        /// Drop so many bytes from the front of `received` afterwards.
+        used: usize,
+    },
+    /// The bytes are no conversation. Send a refusal with this code if no [`Welcome`] was sent; close.
+    Broken {
+        /// What is wrong.
+        error: WireError,
+        /// For the refusal.
+        refuse: RefuseCode,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Nothing was said yet, or `Hello` awaits its answer.
+    Greeting,
+    Open(Limits),
+    Broken(WireError),
+}
+
+/// One connection, as the server sees it.
+#[derive(Debug)]
+pub struct ServerConversation {
+    state: State,
+    in_flight: u32,
+}
+
+impl Default for ServerConversation {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ServerConversation {
+    /// A connection on which nothing was said yet.
+    pub fn new() -> ServerConversation {
+        ServerConversation { state: State::Greeting, in_flight: 0 }
+    }
+
+    /// Was the client welcomed?
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open(_))
+    }
+
+    /// Requests handed out by [`ServerConversation::step`] and not yet answered.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The client was welcomed with this message.
+    pub fn on_welcome(&mut self, welcome: &Welcome) {
+        debug_assert!(self.state == State::Greeting);
+        let Welcome { batch_pages_max, in_flight_max, .. } = *welcome;
+        self.state = State::Open(Limits { batch_pages_max, in_flight_max });
+    }
+
+    /// The answer to one request was put into the output.
+    pub fn on_answered(&mut self) {
+        debug_assert!(self.in_flight > 0);
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Looks at the bytes that were received and not yet used. Call again after dropping the used bytes, until
+    /// [`Step::Need`] or [`Step::Broken`].
+    pub fn step<'a>(&mut self, received: &'a [u8]) -> Step<'a> {
+        match self.try_step(received) {
+            Ok(step) => step,
+            Err(error) => {
+                self.state = State::Broken(error);
+                Step::Broken { error, refuse: RefuseCode::Malformed }
+            }
+        }
+    }
+
+    fn try_step<'a>(&mut self, received: &'a [u8]) -> Result<Step<'a>, WireError> {
+        if let State::Broken(error) = self.state {
+            return Err(error);
+        }
+        let Some(head) = Head::decode(received)? else { return Ok(Step::Need { bytes: HEAD_BYTES }) };
+        self.check_head(&head)?;
+        let used = head.frame_bytes();
+        let Some(body) = received.get(HEAD_BYTES..used) else { return Ok(Step::Need { bytes: used }) };
+        let State::Open(limits) = self.state else {
+            let hello = Hello::decode(&head, body)?;
+            return Ok(Step::Hello { hello, version: hello.common_version(VERSION_MIN, VERSION_MAX), used });
+        };
+        let fail = |code| Ok(Step::Fail { tag: head.tag, code, used });
+        if Kind::of_request(head.kind).is_none() && head.kind & Kind::ANSWER == 0 {
+            return fail(ErrorCode::Unsupported); // A request of a later version.
+        }
+        let request = WireRequest::decode(&head, body)?;
+        if let Request::Read { count, .. } = request.request {
+            match count {
+                0 => return fail(ErrorCode::BadRequest),
+                count if count > limits.batch_pages_max => return fail(ErrorCode::TooMuch),
+                _ => {}
+            }
+        }
+        if self.in_flight >= limits.in_flight_max {
+            return fail(ErrorCode::TooMuch);
+        }
+        self.in_flight += 1;
+        Ok(Step::Request { request, used })
+    }
+
+    /// Refuses by its head what would otherwise be waited for: a stranger's gigabyte, or a longer write than agreed.
+    fn check_head(&self, head: &Head) -> Result<(), WireError> {
+        let body_max = match self.state {
+            State::Open(limits) => write_body_bytes(limits.batch_pages_max),
+            _ if head.kind != Kind::Hello as u8 => return Err(WireError::Kind(head.kind)),
+            _ => Hello::BODY_BYTES_MAX,
+        };
+        if head.body as usize > body_max {
+            return Err(WireError::Length { kind: head.kind, body: head.body });
+        }
+        Ok(())
+    }
+}

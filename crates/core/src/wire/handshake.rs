@@ -1,0 +1,295 @@
+//! How a connection starts: the client says who it is, the server takes it or says why not.
+
+use super::bytes::Fields;
+use super::{Head, Kind, MAGIC, WireError};
+use crate::Incarnation;
+use alloc::vec::Vec;
+
+/// Bits of the feature words. A feature is in force when both sides offered it.
+pub mod features {
+    /// The server's regions can be mapped (`MapRegion`, `Reserve`, `Release`): Unix sockets only.
+    pub const MAP: u64 = 1;
+    /// Copy-on-write snapshots (`CloneRegion`, `ClaimRegion`).
+    pub const CLONE: u64 = 2;
+}
+
+/// Names a session. Who knows it may join, so it is random and never shown.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionSecret(pub u128);
+
+impl core::fmt::Debug for SessionSecret {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("SessionSecret(hidden)")
+    }
+}
+
+/// First message on a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Hello<'a> {
+    /// Oldest version that the client speaks.
+    pub version_min: u16,
+    /// Newest version that the client speaks.
+    pub version_max: u16,
+    /// [`features`] that the client can use.
+    pub features: u64,
+    /// The session to join; `None` starts a new one.
+    pub session: Option<SessionSecret>,
+    /// Proves that the client may use the server.
+    pub token: &'a [u8],
+    /// For logs and `farfield top`.
+    pub client_name: &'a str,
+}
+
+impl core::fmt::Debug for Hello<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        // The token is a secret: it must not reach a log by way of `{:?}`.
+        write!(f, "Hello {{ {:?}, versions {}..={}", self.client_name, self.version_min, self.version_max)?;
+        write!(f, ", features {:#x}, session {:?} }}", self.features, self.session)
+    }
+}
+
+impl<'a> Hello<'a> {
+    /// Most bytes of a token.
+    pub const TOKEN_BYTES_MAX: usize = 256;
+    /// Most bytes of a client name.
+    pub const NAME_BYTES_MAX: usize = 128;
+    /// Most bytes of the body that a server accepts; leaves room for fields of later versions.
+    pub const BODY_BYTES_MAX: usize = 1024;
+
+    /// Appends the frame. Token and name must not be longer than their limits.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        assert!(self.token.len() <= Self::TOKEN_BYTES_MAX && self.client_name.len() <= Self::NAME_BYTES_MAX);
+        let body = 40 + self.token.len() + self.client_name.len();
+        let head = Head { body: body as u32, kind: Kind::Hello as u8, ..Head::default() };
+        out.extend_from_slice(&head.encode());
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&self.version_min.to_le_bytes());
+        out.extend_from_slice(&self.version_max.to_le_bytes());
+        out.extend_from_slice(&(self.token.len() as u16).to_le_bytes());
+        out.extend_from_slice(&(self.client_name.len() as u16).to_le_bytes());
+        out.extend_from_slice(&self.features.to_le_bytes());
+        out.extend_from_slice(&self.session.map_or(0, |secret| secret.0).to_le_bytes());
+        out.extend_from_slice(self.token);
+        out.extend_from_slice(self.client_name.as_bytes());
+    }
+
+    /// Reads the message. Bytes after the known fields belong to a later version and are ignored.
+    pub fn decode(head: &Head, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
+        if head.kind != Kind::Hello as u8 {
+            return Err(WireError::Kind(head.kind));
+        }
+        if !body.starts_with(&MAGIC) {
+            return Err(WireError::Magic);
+        }
+        let mut fields = Fields(&body[MAGIC.len()..]);
+        let hello = Self::fields(&mut fields).ok_or(head.length_error())??;
+        if hello.version_min > hello.version_max {
+            return Err(WireError::Field("version"));
+        }
+        Ok(hello)
+    }
+
+    fn fields(fields: &mut Fields<'a>) -> Option<Result<Hello<'a>, WireError>> {
+        let (version_min, version_max) = (fields.u16()?, fields.u16()?);
+        let (token_bytes, name_bytes) = (usize::from(fields.u16()?), usize::from(fields.u16()?));
+        if token_bytes > Self::TOKEN_BYTES_MAX || name_bytes > Self::NAME_BYTES_MAX {
+            return Some(Err(WireError::Field("token or name")));
+        }
+        let features = fields.u64()?;
+        let session = fields.u128()?;
+        let session = (session != 0).then_some(SessionSecret(session));
+        let token = fields.bytes(token_bytes)?;
+        let Ok(client_name) = core::str::from_utf8(fields.bytes(name_bytes)?) else {
+            return Some(Err(WireError::Field("name")));
+        };
+        Some(Ok(Hello { version_min, version_max, features, session, token, client_name }))
+    }
+
+    /// The version to speak: the newest that both sides know.
+    pub fn common_version(&self, ours_min: u16, ours_max: u16) -> Option<u16> {
+        let version = self.version_max.min(ours_max);
+        (version >= self.version_min && version >= ours_min).then_some(version)
+    }
+}
+
+/// The server takes the client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// Version that both sides speak from now on.
+    pub version: u16,
+    /// How long the session outlives its last connection.
+    pub lease_ms: u32,
+    /// [`features`] in force.
+    pub features: u64,
+    /// Which life of the server this is.
+    pub incarnation: Incarnation,
+    /// With this, further connections join the session.
+    pub session: SessionSecret,
+    /// Most pages in one read or write.
+    pub batch_pages_max: u32,
+    /// Most requests of one connection that may wait for their answer.
+    pub in_flight_max: u32,
+}
+
+impl Welcome {
+    const BODY_BYTES: usize = 48;
+
+    /// Appends the frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let head = Head { body: Self::BODY_BYTES as u32, kind: Kind::Hello.answer(), ..Head::default() };
+        out.extend_from_slice(&head.encode());
+        out.extend_from_slice(&self.version.to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
+        out.extend_from_slice(&self.lease_ms.to_le_bytes());
+        out.extend_from_slice(&self.features.to_le_bytes());
+        out.extend_from_slice(&self.incarnation.0.to_le_bytes());
+        out.extend_from_slice(&self.session.0.to_le_bytes());
+        out.extend_from_slice(&self.batch_pages_max.to_le_bytes());
+        out.extend_from_slice(&self.in_flight_max.to_le_bytes());
+    }
+
+    /// Reads the message or the refusal. Bytes after the known fields are ignored.
+    pub fn decode<'a>(head: &Head, body: &'a [u8]) -> Result<Result<Welcome, Refusal<'a>>, WireError> {
+        if head.kind == Kind::REFUSAL {
+            return Ok(Err(Refusal::decode(head, body)));
+        }
+        if head.kind != Kind::Hello.answer() {
+            return Err(WireError::Kind(head.kind));
+        }
+        let welcome = Self::fields(&mut Fields(body)).ok_or(head.length_error())?;
+        if welcome.session.0 == 0 {
+            return Err(WireError::Field("session"));
+        }
+        if welcome.batch_pages_max == 0 || welcome.batch_pages_max > super::BATCH_PAGES_LIMIT {
+            return Err(WireError::Field("batch_pages_max"));
+        }
+        if welcome.in_flight_max == 0 {
+            return Err(WireError::Field("in_flight_max"));
+        }
+        Ok(Ok(welcome))
+    }
+
+    fn fields(fields: &mut Fields<'_>) -> Option<Welcome> {
+        let version = fields.u16()?;
+        fields.u16()?;
+        Some(Welcome {
+            version,
+            lease_ms: fields.u32()?,
+            features: fields.u64()?,
+            incarnation: Incarnation(fields.u64()?),
+            session: SessionSecret(fields.u128()?),
+            batch_pages_max: fields.u32()?,
+            in_flight_max: fields.u32()?,
+        })
+    }
+}
+
+/// Why a server does not take a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RefuseCode {
+    /// No version in common.
+    Version,
+    /// The token is wrong.
+    Token,
+    /// The session to join does not exist (any more).
+    Session,
+    /// No room for another connection.
+    Connections,
+    /// The message makes no sense to the server.
+    Malformed,
+    /// The server is about to stop.
+    Stopping,
+    /// A reason of a later version.
+    Other(u16),
+}
+
+impl RefuseCode {
+    /// Its number on the wire.
+    pub fn number(self) -> u16 {
+        match self {
+            RefuseCode::Version => 1,
+            RefuseCode::Token => 2,
+            RefuseCode::Session => 3,
+            RefuseCode::Connections => 4,
+            RefuseCode::Malformed => 5,
+            RefuseCode::Stopping => 6,
+            RefuseCode::Other(number) => number,
+        }
+    }
+
+    /// The code with this number.
+    pub fn from_number(number: u16) -> RefuseCode {
+        match number {
+            1 => RefuseCode::Version,
+            2 => RefuseCode::Token,
+            3 => RefuseCode::Session,
+            4 => RefuseCode::Connections,
+            5 => RefuseCode::Malformed,
+            6 => RefuseCode::Stopping,
+            other => RefuseCode::Other(other),
+        }
+    }
+}
+
+/// The server does not take the client and closes the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusal<'a> {
+    /// Why.
+    pub code: RefuseCode,
+    /// Oldest version that the server speaks.
+    pub version_min: u16,
+    /// Newest version that the server speaks.
+    pub version_max: u16,
+    /// Why, for people.
+    pub text: &'a str,
+}
+
+impl<'a> Refusal<'a> {
+    /// Most bytes of the text.
+    pub const TEXT_BYTES_MAX: usize = 256;
+
+    fn decode(head: &Head, body: &'a [u8]) -> Refusal<'a> {
+        let body = &body[..body.len().min(Self::TEXT_BYTES_MAX)];
+        let text = match core::str::from_utf8(body) {
+            Ok(text) => text,
+            // Cut where it stops being text: a refusal with odd text is still a refusal.
+            Err(error) => core::str::from_utf8(&body[..error.valid_up_to()]).unwrap_or(""),
+        };
+        Refusal {
+            code: RefuseCode::from_number(head.code),
+            version_min: (head.page >> 16) as u16,
+            version_max: head.page as u16,
+            text,
+        }
+    }
+}
+
+/// Appends the frame of a refusal; a text that is too long is cut.
+pub fn encode_refusal(refusal: &Refusal<'_>, out: &mut Vec<u8>) {
+    let text = &refusal.text[..refusal.text.floor_char_boundary_at(Refusal::TEXT_BYTES_MAX)];
+    let head = Head {
+        body: text.len() as u32,
+        kind: Kind::REFUSAL,
+        code: refusal.code.number(),
+        page: u64::from(refusal.version_min) << 16 | u64::from(refusal.version_max),
+        ..Head::default()
+    };
+    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(text.as_bytes());
+}
+
+trait FloorCharBoundary {
+    fn floor_char_boundary_at(&self, limit: usize) -> usize;
+}
+
+impl FloorCharBoundary for str {
+    /// Largest length up to `limit` that does not cut a character.
+    fn floor_char_boundary_at(&self, limit: usize) -> usize {
+        let mut end = self.len().min(limit);
+        while !self.is_char_boundary(end) {
+            end -= 1;
+        }
+        end
+    }
+}

@@ -1,0 +1,161 @@
+//! The forty bytes in front of every message.
+
+use super::bytes::Fields;
+use super::{BODY_BYTES_LIMIT, WireError};
+
+/// Bytes of an encoded [`Head`].
+pub const HEAD_BYTES: usize = 40;
+
+/// What a message is. An answer has the kind of its request with the top bit set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+#[allow(missing_docs)] // Each is described where its message is.
+pub enum Kind {
+    Hello = 0x01,
+    CreateRegion = 0x02,
+    DropRegion = 0x03,
+    Read = 0x04,
+    Write = 0x05,
+    Discard = 0x06,
+    CloneRegion = 0x07,
+    ClaimRegion = 0x08,
+    Stat = 0x09,
+    Ping = 0x0a,
+    MapRegion = 0x0b,
+    Reserve = 0x0c,
+    Release = 0x0d,
+    Bye = 0x0e,
+}
+
+impl Kind {
+    /// Top bit of the kind byte: set in answers.
+    pub const ANSWER: u8 = 0x80;
+    /// The kind byte of the answer that says that a request failed.
+    pub const ERROR: u8 = 0xff;
+    /// The kind byte of the answer that refuses a [`super::Hello`].
+    pub const REFUSAL: u8 = 0xfe;
+
+    /// All kinds.
+    pub const ALL: [Kind; 14] = [
+        Kind::Hello,
+        Kind::CreateRegion,
+        Kind::DropRegion,
+        Kind::Read,
+        Kind::Write,
+        Kind::Discard,
+        Kind::CloneRegion,
+        Kind::ClaimRegion,
+        Kind::Stat,
+        Kind::Ping,
+        Kind::MapRegion,
+        Kind::Reserve,
+        Kind::Release,
+        Kind::Bye,
+    ];
+
+    /// The kind of a request byte.
+    pub fn of_request(byte: u8) -> Option<Kind> {
+        // The kinds are dense and start at 1.
+        Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
+    }
+
+    /// The kind of the request that an answer byte belongs to.
+    pub fn of_answer(byte: u8) -> Option<Kind> {
+        if byte & Self::ANSWER == 0 {
+            return None;
+        }
+        Self::of_request(byte & !Self::ANSWER)
+    }
+
+    /// The kind byte of the answer.
+    pub fn answer(self) -> u8 {
+        self as u8 | Self::ANSWER
+    }
+}
+
+/// Bits of [`Head::flags`].
+pub mod flags {
+    /// Nobody waits for this request: serve all others first.
+    pub const BACKGROUND: u8 = 1;
+    /// Every bit that has a meaning; the others are ignored by the reader and zero from the writer.
+    pub const KNOWN: u8 = BACKGROUND;
+}
+
+/// The forty bytes in front of every message. Fields that a message does not use are zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Head {
+    /// Bytes that follow the head.
+    pub body: u32,
+    /// [`Kind`] of the request, of the answer, or one of the two failures.
+    pub kind: u8,
+    /// [`flags`].
+    pub flags: u8,
+    /// Error code of a failure.
+    pub code: u16,
+    /// Chosen by the client, repeated in the answer.
+    pub tag: u64,
+    /// Microseconds from arrival after which the client no longer wants the answer; 0: no limit.
+    pub deadline_us: u32,
+    /// Number of pages, or of whatever the message counts.
+    pub count: u32,
+    /// Region that the request is about.
+    pub region: u64,
+    /// First page of the run, or pages of a region.
+    pub page: u64,
+}
+
+impl Head {
+    /// The forty bytes.
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[0..4].copy_from_slice(&self.body.to_le_bytes());
+        bytes[4] = self.kind;
+        bytes[5] = self.flags;
+        bytes[6..8].copy_from_slice(&self.code.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.deadline_us.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.region.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.page.to_le_bytes());
+        bytes
+    }
+
+    /// Takes a head from the front of `bytes`; `None` if there are fewer than [`HEAD_BYTES`]. A body longer than
+    /// anything that the protocol has is refused here, before somebody waits for it.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Head>, WireError> {
+        let mut fields = Fields(bytes);
+        let Some(head) = Self::fields(&mut fields) else { return Ok(None) };
+        if head.body as usize > BODY_BYTES_LIMIT {
+            return Err(WireError::Length { kind: head.kind, body: head.body });
+        }
+        Ok(Some(head))
+    }
+
+    fn fields(fields: &mut Fields<'_>) -> Option<Head> {
+        Some(Head {
+            body: fields.u32()?,
+            kind: fields.u8()?,
+            flags: fields.u8()?,
+            code: fields.u16()?,
+            tag: fields.u64()?,
+            deadline_us: fields.u32()?,
+            count: fields.u32()?,
+            region: fields.u64()?,
+            page: fields.u64()?,
+        })
+    }
+
+    /// Bytes of the whole frame.
+    pub fn frame_bytes(&self) -> usize {
+        HEAD_BYTES + self.body as usize
+    }
+
+    /// The body has `bytes` bytes, or the message is malformed.
+    pub(super) fn expect_body(&self, bytes: usize) -> Result<(), WireError> {
+        if self.body as usize == bytes { Ok(()) } else { Err(self.length_error()) }
+    }
+
+    pub(super) fn length_error(&self) -> WireError {
+        WireError::Length { kind: self.kind, body: self.body }
+    }
+}

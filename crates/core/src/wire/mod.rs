@@ -1,0 +1,59 @@
+//! The wire protocol: what the bytes between a client and a memory server mean.
+//!
+//! Every message is one *frame*: a [`Head`] of 40 bytes, little-endian, then `body` bytes. The connection starts with
+//! [`Hello`] and [`Welcome`] (or [`Refusal`]); then the client sends tagged [`Request`]s, as many at a time as
+//! the server allows, and the server answers each with one reply, in any order. Page bytes are always last in a
+//! frame and are never looked at here: decoders hand out borrowed slices, encoders write what goes before them.
+//!
+//! Decoders take whatever bytes come, never panic and never allocate. `docs/design/wire.md` is the full description.
+
+mod bytes;
+mod handshake;
+mod head;
+mod reply;
+mod request;
+
+pub use handshake::{Hello, Refusal, RefuseCode, SessionSecret, Welcome, encode_refusal, features};
+pub use head::{HEAD_BYTES, Head, Kind, flags};
+pub use reply::{
+    ErrorCode, MapReply, ReadReply, Reply, Stat, WireReply, encode_claimed, encode_created, encode_error, encode_map,
+    encode_ok, encode_read, encode_stat, encode_ticket, present_words, read_prefix_bytes,
+};
+pub use request::{Request, WireRequest, WritePages, encode_request, write_body_bytes};
+
+/// Newest protocol version that this code speaks.
+pub const VERSION_MAX: u16 = 1;
+/// Oldest protocol version that this code speaks.
+pub const VERSION_MIN: u16 = 1;
+/// First eight bytes of the body of [`Hello`].
+pub const MAGIC: [u8; 8] = *b"FARFIELD";
+/// Most pages in one read or write, whatever the two sides agree on.
+pub const BATCH_PAGES_LIMIT: u32 = 4096;
+/// Most bytes in any body: a write of [`BATCH_PAGES_LIMIT`] pages with its checksums.
+pub const BODY_BYTES_LIMIT: usize = BATCH_PAGES_LIMIT as usize * (crate::geometry::PAGE_BYTES + 8);
+
+/// The bytes are not what the protocol allows. The connection is of no further use: nobody knows where the next
+/// frame starts, or the other side is not what it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WireError {
+    /// The other side is not Farfield at all.
+    #[error("the other side does not speak the Farfield protocol")]
+    Magic,
+    /// A kind of message that does not exist or does not belong here.
+    #[error("unexpected message of kind {0:#04x}")]
+    Kind(u8),
+    /// The body has the wrong length for its head.
+    #[error("a message of kind {kind:#04x} has a body of {body} bytes")]
+    Length {
+        /// Kind of the message.
+        kind: u8,
+        /// Length that its head claims.
+        body: u32,
+    },
+    /// A field has a value that it cannot have.
+    #[error("field {0} of a message has an impossible value")]
+    Field(&'static str),
+    /// An answer to a question that was not asked.
+    #[error("an answer came that nobody asked for")]
+    Unasked,
+}

@@ -1,0 +1,431 @@
+//! What a server answers.
+
+use super::bytes::{Fields, u64_at};
+use super::{BATCH_PAGES_LIMIT, Head, Kind, WireError};
+use crate::RegionId;
+use crate::geometry::PAGE_BYTES;
+use alloc::vec::Vec;
+
+/// Why a request failed. The connection goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// The session has no such region.
+    UnknownRegion,
+    /// The pages are not all inside the region.
+    OutOfRange,
+    /// Capacity of the server or quota of the tenant is used up. Nothing was changed.
+    PoolFull,
+    /// The deadline passed before the server came to it. Nothing was changed.
+    TimedOut,
+    /// A page does not match its checksum: as it arrived (write) or as it was kept (read). The head's `page` names
+    /// it.
+    Corrupt,
+    /// The server does not do this, or not on this kind of connection.
+    Unsupported,
+    /// More pages in one request, or more requests in flight, than the server said it takes.
+    TooMuch,
+    /// The ticket does not exist, was used, or has expired.
+    Ticket,
+    /// An argument makes no sense.
+    BadRequest,
+    /// Something failed inside the server.
+    Internal,
+    /// A reason of a later version.
+    Other(u16),
+}
+
+impl ErrorCode {
+    /// Its number on the wire.
+    pub fn number(self) -> u16 {
+        match self {
+            ErrorCode::UnknownRegion => 1,
+            ErrorCode::OutOfRange => 2,
+            ErrorCode::PoolFull => 3,
+            ErrorCode::TimedOut => 4,
+            ErrorCode::Corrupt => 5,
+            ErrorCode::Unsupported => 6,
+            ErrorCode::TooMuch => 7,
+            ErrorCode::Ticket => 8,
+            ErrorCode::BadRequest => 9,
+            ErrorCode::Internal => 10,
+            ErrorCode::Other(number) => number,
+        }
+    }
+
+    /// The code with this number.
+    pub fn from_number(number: u16) -> ErrorCode {
+        match number {
+            1 => ErrorCode::UnknownRegion,
+            2 => ErrorCode::OutOfRange,
+            3 => ErrorCode::PoolFull,
+            4 => ErrorCode::TimedOut,
+            5 => ErrorCode::Corrupt,
+            6 => ErrorCode::Unsupported,
+            7 => ErrorCode::TooMuch,
+            8 => ErrorCode::Ticket,
+            9 => ErrorCode::BadRequest,
+            10 => ErrorCode::Internal,
+            other => ErrorCode::Other(other),
+        }
+    }
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            ErrorCode::UnknownRegion => "no such region in this session",
+            ErrorCode::OutOfRange => "pages outside the region",
+            ErrorCode::PoolFull => "capacity or quota used up",
+            ErrorCode::TimedOut => "the deadline passed before the server came to it",
+            ErrorCode::Corrupt => "a page does not match its checksum",
+            ErrorCode::Unsupported => "the server does not do this",
+            ErrorCode::TooMuch => "more at once than the server takes",
+            ErrorCode::Ticket => "the ticket is unknown, used or expired",
+            ErrorCode::BadRequest => "an argument makes no sense",
+            ErrorCode::Internal => "something failed inside the server; see its log",
+            ErrorCode::Other(_) => "for a reason that this version does not know",
+        }
+    }
+}
+
+/// How a server fares. All counters since its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)] // The names say it.
+pub struct Stat {
+    pub uptime_ms: u64,
+    pub capacity_pages: u64,
+    /// Pages that hold bytes.
+    pub used_pages: u64,
+    /// Pages set aside for clients that write by themselves, and not yet used.
+    pub reserved_pages: u64,
+    pub regions: u64,
+    pub sessions: u64,
+    pub connections: u64,
+    pub read_pages: u64,
+    pub written_pages: u64,
+    pub discarded_pages: u64,
+    pub received_bytes: u64,
+    pub sent_bytes: u64,
+    /// Requests answered with an error.
+    pub failed_requests: u64,
+}
+
+impl Stat {
+    const FIELDS: usize = 13;
+
+    fn to_array(self) -> [u64; Self::FIELDS] {
+        [
+            self.uptime_ms,
+            self.capacity_pages,
+            self.used_pages,
+            self.reserved_pages,
+            self.regions,
+            self.sessions,
+            self.connections,
+            self.read_pages,
+            self.written_pages,
+            self.discarded_pages,
+            self.received_bytes,
+            self.sent_bytes,
+            self.failed_requests,
+        ]
+    }
+
+    /// Fields that an older server does not send are zero; fields of a newer one are ignored.
+    fn decode(body: &[u8]) -> Stat {
+        let field = |index| u64_at(body, index).unwrap_or(0);
+        Stat {
+            uptime_ms: field(0),
+            capacity_pages: field(1),
+            used_pages: field(2),
+            reserved_pages: field(3),
+            regions: field(4),
+            sessions: field(5),
+            connections: field(6),
+            read_pages: field(7),
+            written_pages: field(8),
+            discarded_pages: field(9),
+            received_bytes: field(10),
+            sent_bytes: field(11),
+            failed_requests: field(12),
+        }
+    }
+}
+
+/// Words of the presence map of a read of `count` pages.
+pub const fn present_words(count: u32) -> usize {
+    (count as usize).div_ceil(64)
+}
+
+/// Bytes between the head and the first page byte of a read answer: presence map, then a checksum for each
+/// present page.
+pub const fn read_prefix_bytes(count: u32, present: u32) -> usize {
+    (present_words(count) + present as usize) * 8
+}
+
+/// What stands before the page bytes in the answer to a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadReply<'a> {
+    count: u32,
+    present: u32,
+    map: &'a [u8],
+    sums: &'a [u8],
+}
+
+impl<'a> ReadReply<'a> {
+    /// How many bytes of the body must be there before [`ReadReply::decode`] can be asked.
+    /// The answer must belong to a read of `asked` pages.
+    pub fn prefix_bytes(head: &Head, asked: u32) -> Result<usize, WireError> {
+        if head.kind != Kind::Read.answer() {
+            return Err(WireError::Kind(head.kind));
+        }
+        if head.count != asked || asked == 0 || asked > BATCH_PAGES_LIMIT {
+            return Err(WireError::Field("count"));
+        }
+        // The length of the body says how many pages are present: each adds a checksum and its bytes.
+        let map_bytes = present_words(asked) * 8;
+        let pages_bytes = (head.body as usize).checked_sub(map_bytes).ok_or(head.length_error())?;
+        let present = pages_bytes / (8 + PAGE_BYTES);
+        if pages_bytes % (8 + PAGE_BYTES) != 0 || present > asked as usize {
+            return Err(head.length_error());
+        }
+        Ok(map_bytes + present * 8)
+    }
+
+    /// Reads what stands before the page bytes; `prefix` has [`ReadReply::prefix_bytes`] bytes.
+    pub fn decode(head: &Head, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
+        if prefix.len() != Self::prefix_bytes(head, asked)? {
+            return Err(head.length_error());
+        }
+        let (map, sums) = prefix.split_at(present_words(asked) * 8);
+        let present = (sums.len() / 8) as u32;
+        let mut ones = 0;
+        for (index, word) in map.as_chunks::<8>().0.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            let valid = match asked as usize - index * 64 {
+                bits @ 0..64 => (1 << bits) - 1,
+                _ => u64::MAX,
+            };
+            if word & !valid != 0 {
+                return Err(WireError::Field("presence map"));
+            }
+            ones += word.count_ones();
+        }
+        if ones != present {
+            return Err(WireError::Field("presence map"));
+        }
+        Ok(ReadReply { count: asked, present, map, sums })
+    }
+
+    /// Pages that were asked for.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+    /// Pages that are present; only their bytes follow, in order.
+    pub fn present(&self) -> u32 {
+        self.present
+    }
+    /// Is the `index`-th page there? If not, it is all zeros.
+    pub fn is_present(&self, index: u32) -> bool {
+        let word = u64_at(self.map, index as usize / 64).expect("index below count");
+        word >> (index % 64) & 1 != 0
+    }
+    /// Stored checksum of the `nth` present page.
+    pub fn sum_of_present(&self, nth: u32) -> u64 {
+        u64_at(self.sums, nth as usize).expect("nth below present")
+    }
+}
+
+/// Which memory files come with the answer to `MapRegion`: page map, checksums, then `layers` from `first_layer` on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapReply {
+    /// Pages of the region.
+    pub pages: u64,
+    /// Changes whenever layers that a client may have mapped are replaced; those must be mapped anew.
+    pub generation: u64,
+    /// Layers of the region; the last is the one that is written.
+    pub layers_total: u32,
+    /// Index of the first layer that comes with this answer.
+    pub first_layer: u32,
+    /// Number of layers that come with this answer.
+    pub layers: u32,
+}
+
+impl MapReply {
+    /// Most layers of a region: the page map has one byte per page, and zero means absent.
+    pub const LAYERS_MAX: u32 = 255;
+    /// Most layers in one answer: the kernel passes at most 253 descriptors at once.
+    pub const LAYERS_AT_ONCE: u32 = 128;
+
+    fn decode(head: &Head, body: &[u8]) -> Result<MapReply, WireError> {
+        let mut fields = Fields(body);
+        let read = |fields: &mut Fields<'_>| {
+            Some(MapReply {
+                pages: head.page,
+                generation: fields.u64()?,
+                layers_total: fields.u32()?,
+                first_layer: fields.u32()?,
+                layers: head.count,
+            })
+        };
+        let map = read(&mut fields).ok_or(head.length_error())?;
+        let end = map.first_layer.checked_add(map.layers).ok_or(WireError::Field("layers"))?;
+        if map.layers_total == 0
+            || map.layers_total > Self::LAYERS_MAX
+            || map.layers > Self::LAYERS_AT_ONCE
+            || end > map.layers_total
+        {
+            return Err(WireError::Field("layers"));
+        }
+        Ok(map)
+    }
+}
+
+/// The answer to a request, without the page bytes of a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reply {
+    /// Done; there is nothing else to say (drop, write, discard, ping, reserve, release, bye).
+    Done,
+    /// Answer to a read: [`ReadReply`] decodes the rest.
+    Read,
+    /// The new region.
+    Created {
+        /// Its identifier, good in this session.
+        region: RegionId,
+    },
+    /// The right to a snapshot.
+    Ticket {
+        /// Good once, in any session of this server.
+        secret: u128,
+    },
+    /// The snapshot is a region of this session now.
+    Claimed {
+        /// Its identifier.
+        region: RegionId,
+        /// Pages that it can address.
+        pages: u64,
+    },
+    /// How the server fares.
+    Stat(Stat),
+    /// Memory files of a region.
+    Map(MapReply),
+    /// The request failed.
+    Failed {
+        /// Why.
+        code: ErrorCode,
+        /// The page it is about, where it is about one.
+        page: u64,
+    },
+}
+
+/// An answer with the tag of its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WireReply {
+    /// The tag of the request.
+    pub tag: u64,
+    /// Kind of the request that is answered; `None` in a failure, which does not repeat it.
+    pub kind: Option<Kind>,
+    /// The answer.
+    pub reply: Reply,
+}
+
+impl WireReply {
+    /// Reads an answer. Of the answer to a read only the head is looked at, and `body` may be empty; for the others it
+    /// is the whole body.
+    pub fn decode(head: &Head, body: &[u8]) -> Result<WireReply, WireError> {
+        let tag = head.tag;
+        if head.kind == Kind::ERROR {
+            head.expect_body(0)?;
+            let reply = Reply::Failed { code: ErrorCode::from_number(head.code), page: head.page };
+            return Ok(WireReply { tag, kind: None, reply });
+        }
+        let kind = Kind::of_answer(head.kind).ok_or(WireError::Kind(head.kind))?;
+        if kind != Kind::Read && head.body as usize != body.len() {
+            return Err(head.length_error());
+        }
+        let reply = match kind {
+            Kind::Hello => return Err(WireError::Kind(head.kind)),
+            Kind::Read => Reply::Read,
+            Kind::CreateRegion => Reply::Created { region: RegionId(head.region) },
+            Kind::ClaimRegion => Reply::Claimed { region: RegionId(head.region), pages: head.page },
+            Kind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
+            Kind::Stat => Reply::Stat(Stat::decode(body)),
+            Kind::MapRegion => Reply::Map(MapReply::decode(head, body)?),
+            Kind::DropRegion | Kind::Write | Kind::Discard | Kind::Ping | Kind::Reserve | Kind::Release | Kind::Bye => {
+                head.expect_body(0)?;
+                Reply::Done
+            }
+        };
+        Ok(WireReply { tag, kind: Some(kind), reply })
+    }
+}
+
+fn append(head: Head, body: &[u8], out: &mut Vec<u8>) {
+    let head = Head { body: body.len() as u32, ..head };
+    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(body);
+}
+
+/// Appends [`Reply::Done`] to a request of this kind.
+pub fn encode_ok(tag: u64, kind: Kind, out: &mut Vec<u8>) {
+    append(Head { kind: kind.answer(), tag, ..Head::default() }, &[], out);
+}
+
+/// Appends [`Reply::Failed`].
+pub fn encode_error(tag: u64, code: ErrorCode, page: u64, out: &mut Vec<u8>) {
+    append(Head { kind: Kind::ERROR, code: code.number(), tag, page, ..Head::default() }, &[], out);
+}
+
+/// Appends [`Reply::Created`].
+pub fn encode_created(tag: u64, region: RegionId, out: &mut Vec<u8>) {
+    append(Head { kind: Kind::CreateRegion.answer(), tag, region: region.0, ..Head::default() }, &[], out);
+}
+
+/// Appends [`Reply::Claimed`].
+pub fn encode_claimed(tag: u64, region: RegionId, pages: u64, out: &mut Vec<u8>) {
+    let kind = Kind::ClaimRegion.answer();
+    append(Head { kind, tag, region: region.0, page: pages, ..Head::default() }, &[], out);
+}
+
+/// Appends [`Reply::Ticket`].
+pub fn encode_ticket(tag: u64, secret: u128, out: &mut Vec<u8>) {
+    append(Head { kind: Kind::CloneRegion.answer(), tag, ..Head::default() }, &secret.to_le_bytes(), out);
+}
+
+/// Appends [`Reply::Stat`].
+pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
+    let words = stat.to_array();
+    let head = Head { kind: Kind::Stat.answer(), tag, body: words.len() as u32 * 8, ..Head::default() };
+    out.extend_from_slice(&head.encode());
+    for word in words {
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Appends [`Reply::Map`]. The descriptors (page map, checksums, the layers) go with the first byte of this frame.
+pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
+    let head =
+        Head { kind: Kind::MapRegion.answer(), tag, count: map.layers, page: map.pages, body: 16, ..Head::default() };
+    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&map.generation.to_le_bytes());
+    out.extend_from_slice(&map.layers_total.to_le_bytes());
+    out.extend_from_slice(&map.first_layer.to_le_bytes());
+}
+
+/// Appends the answer to a read of `count` pages up to its page bytes. `sums` yields the index, ascending, and
+/// the checksum of each page that is present; their bytes must follow in the same order.
+pub fn encode_read(tag: u64, count: u32, sums: impl Iterator<Item = (u32, u64)>, out: &mut Vec<u8>) {
+    let start = out.len();
+    let map_at = start + super::HEAD_BYTES;
+    out.resize(map_at + present_words(count) * 8, 0);
+    let mut present = 0;
+    for (index, sum) in sums {
+        debug_assert!(index < count);
+        out[map_at + index as usize / 8] |= 1 << (index % 8);
+        out.extend_from_slice(&sum.to_le_bytes());
+        present += 1;
+    }
+    let body = read_prefix_bytes(count, present) + present as usize * PAGE_BYTES;
+    let head = Head { body: body as u32, kind: Kind::Read.answer(), tag, count, ..Head::default() };
+    out[start..map_at].copy_from_slice(&head.encode());
+}

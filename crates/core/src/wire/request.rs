@@ -1,0 +1,259 @@
+//! What a client asks.
+
+use super::bytes::{Fields, u64_at};
+use super::{BATCH_PAGES_LIMIT, Head, Kind, WireError, flags};
+use crate::geometry::PAGE_BYTES;
+use crate::{PageId, RegionId};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+/// One request, its page bytes borrowed from wherever they were received or are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request<'a> {
+    /// Makes an empty region of so many pages. Answer: [`super::Reply::Created`].
+    CreateRegion {
+        /// Pages that it can address.
+        pages: u64,
+    },
+    /// Frees a region of the session and all its pages.
+    DropRegion {
+        /// Which.
+        region: RegionId,
+    },
+    /// Reads `count` pages. Answer: [`super::Reply::Read`].
+    Read {
+        /// Region of the session.
+        region: RegionId,
+        /// First page.
+        page: PageId,
+        /// Number of pages, at most `batch_pages_max`.
+        count: u32,
+    },
+    /// Stores pages.
+    Write {
+        /// Region of the session.
+        region: RegionId,
+        /// First page.
+        page: PageId,
+        /// Checksums and bytes.
+        pages: WritePages<'a>,
+    },
+    /// Forgets pages; they read as zeros afterwards.
+    Discard {
+        /// Region of the session.
+        region: RegionId,
+        /// First page.
+        page: PageId,
+        /// Number of pages.
+        count: u32,
+    },
+    /// Makes a copy-on-write snapshot. Answer: [`super::Reply::Ticket`].
+    CloneRegion {
+        /// Region of the session.
+        region: RegionId,
+    },
+    /// Makes the snapshot behind a ticket a region of this session; a ticket is good once.
+    /// Answer: [`super::Reply::Claimed`].
+    ClaimRegion {
+        /// The secret that `CloneRegion` answered, in whatever session that was.
+        ticket: u128,
+    },
+    /// Asks how the server fares. Answer: [`super::Reply::Stat`].
+    Stat,
+    /// Asks whether the server is there.
+    Ping,
+    /// Asks for the memory files of a region, layers `first_layer` and up. Answer: [`super::Reply::Map`]; the
+    /// descriptors come with its first byte (`SCM_RIGHTS`).
+    MapRegion {
+        /// Region of the session.
+        region: RegionId,
+        /// Index of the first layer wanted.
+        first_layer: u32,
+    },
+    /// Sets capacity for `pages` new pages aside for this region: all of it, or [`super::ErrorCode::PoolFull`].
+    Reserve {
+        /// Region of the session.
+        region: RegionId,
+        /// Number of pages.
+        pages: u32,
+    },
+    /// Gives capacity back that was set aside and is not in use.
+    Release {
+        /// Region of the session.
+        region: RegionId,
+        /// Number of pages.
+        pages: u32,
+    },
+    /// Ends the session at once: its regions are freed without waiting for the lease.
+    Bye,
+}
+
+/// Pages of a write: a checksum for each, then the bytes of each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct WritePages<'a> {
+    sums: &'a [u8],
+    bytes: &'a [u8],
+}
+
+impl core::fmt::Debug for WritePages<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "WritePages({})", self.count())
+    }
+}
+
+impl<'a> WritePages<'a> {
+    /// Number of pages.
+    pub fn count(&self) -> u32 {
+        (self.bytes.len() / PAGE_BYTES) as u32
+    }
+    /// Checksum that the client computed of the `index`-th page.
+    pub fn sum(&self, index: u32) -> u64 {
+        u64_at(self.sums, index as usize).expect("index below count")
+    }
+    /// The bytes of all pages.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+    /// Each page with its checksum.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
+        let sums = self.sums.as_chunks::<8>().0.iter().map(|sum| u64::from_le_bytes(*sum));
+        sums.zip(self.bytes.chunks_exact(PAGE_BYTES))
+    }
+}
+
+/// Bytes of the body of a write of `count` pages: checksums, then pages.
+pub const fn write_body_bytes(count: u32) -> usize {
+    count as usize * (8 + PAGE_BYTES)
+}
+
+/// A request with what travels beside it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WireRequest<'a> {
+    /// Repeated in the answer.
+    pub tag: u64,
+    /// Nobody waits for it.
+    pub background: bool,
+    /// How long after its arrival the answer is still wanted.
+    pub deadline: Option<Duration>,
+    /// What is asked.
+    pub request: Request<'a>,
+}
+
+impl<'a> WireRequest<'a> {
+    /// Reads a request; `body` is the whole body that `head` announces.
+    pub fn decode(head: &Head, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
+        head.expect_body(body.len())?;
+        let kind = Kind::of_request(head.kind).ok_or(WireError::Kind(head.kind))?;
+        let region = RegionId(head.region);
+        let page = PageId(head.page);
+        let count = head.count;
+        let request = match kind {
+            Kind::Hello => return Err(WireError::Kind(head.kind)), // Only as the first message.
+            Kind::Write => {
+                if count == 0 || count > BATCH_PAGES_LIMIT {
+                    return Err(WireError::Field("count"));
+                }
+                head.expect_body(write_body_bytes(count))?;
+                let (sums, bytes) = body.split_at(count as usize * 8);
+                Request::Write { region, page, pages: WritePages { sums, bytes } }
+            }
+            Kind::ClaimRegion => {
+                head.expect_body(16)?;
+                let ticket = Fields(body).u128().ok_or(head.length_error())?;
+                Request::ClaimRegion { ticket }
+            }
+            _ => {
+                head.expect_body(0)?;
+                match kind {
+                    Kind::CreateRegion => Request::CreateRegion { pages: head.page },
+                    Kind::DropRegion => Request::DropRegion { region },
+                    Kind::Read => Request::Read { region, page, count },
+                    Kind::Discard => Request::Discard { region, page, count },
+                    Kind::CloneRegion => Request::CloneRegion { region },
+                    Kind::Stat => Request::Stat,
+                    Kind::Ping => Request::Ping,
+                    Kind::MapRegion => Request::MapRegion { region, first_layer: count },
+                    Kind::Reserve => Request::Reserve { region, pages: count },
+                    Kind::Release => Request::Release { region, pages: count },
+                    Kind::Bye => Request::Bye,
+                    Kind::Hello | Kind::Write | Kind::ClaimRegion => unreachable!("handled above"),
+                }
+            }
+        };
+        let deadline = (head.deadline_us != 0).then(|| Duration::from_micros(u64::from(head.deadline_us)));
+        Ok(WireRequest { tag: head.tag, background: head.flags & flags::BACKGROUND != 0, deadline, request })
+    }
+
+    /// The head of this request. The body, if there is one (write, claim), follows it on the wire.
+    pub fn head(&self) -> Head {
+        let mut head = Head {
+            tag: self.tag,
+            flags: if self.background { flags::BACKGROUND } else { 0 },
+            // A deadline too short to express is one microsecond, not none; one too long is the longest there is.
+            deadline_us: self.deadline.map_or(0, |wait| wait.as_micros().clamp(1, u32::MAX.into()) as u32),
+            ..Head::default()
+        };
+        let kind = match self.request {
+            Request::CreateRegion { pages } => {
+                head.page = pages;
+                Kind::CreateRegion
+            }
+            Request::DropRegion { region } => {
+                head.region = region.0;
+                Kind::DropRegion
+            }
+            Request::Read { region, page, count } => {
+                (head.region, head.page, head.count) = (region.0, page.0, count);
+                Kind::Read
+            }
+            Request::Write { region, page, pages } => {
+                let count = pages.count();
+                (head.region, head.page, head.count) = (region.0, page.0, count);
+                head.body = write_body_bytes(count) as u32;
+                Kind::Write
+            }
+            Request::Discard { region, page, count } => {
+                (head.region, head.page, head.count) = (region.0, page.0, count);
+                Kind::Discard
+            }
+            Request::CloneRegion { region } => {
+                head.region = region.0;
+                Kind::CloneRegion
+            }
+            Request::ClaimRegion { .. } => {
+                head.body = 16;
+                Kind::ClaimRegion
+            }
+            Request::Stat => Kind::Stat,
+            Request::Ping => Kind::Ping,
+            Request::MapRegion { region, first_layer } => {
+                (head.region, head.count) = (region.0, first_layer);
+                Kind::MapRegion
+            }
+            Request::Reserve { region, pages } => {
+                (head.region, head.count) = (region.0, pages);
+                Kind::Reserve
+            }
+            Request::Release { region, pages } => {
+                (head.region, head.count) = (region.0, pages);
+                Kind::Release
+            }
+            Request::Bye => Kind::Bye,
+        };
+        head.kind = kind as u8;
+        head
+    }
+}
+
+/// Appends a request that has no page bytes.
+pub fn encode_request(request: &WireRequest<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&request.head().encode());
+    match request.request {
+        Request::Write { pages, .. } => {
+            out.extend_from_slice(pages.sums);
+            out.extend_from_slice(pages.bytes);
+        }
+        Request::ClaimRegion { ticket } => out.extend_from_slice(&ticket.to_le_bytes()),
+        _ => {}
+    }
+}
