@@ -1,1 +1,2 @@
-//! Memory server.
+//! Farfield keeps: the memory server.
+mod store;

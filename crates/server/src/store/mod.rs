@@ -1,0 +1,52 @@
+//! Where pages are kept: regions made of layers, paid for by accounts.
+//!
+//! Nothing here knows of connections or messages. `docs/design/server.md` draws the layout.
+
+mod account;
+mod layer;
+mod region;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use account::{Account, Full, Meter};
+pub(crate) use region::{Region, Snapshot};
+
+use farfield_core::PageId;
+use farfield_os::Errno;
+
+/// Why the store did not do what it was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// No room; nothing was stored.
+    #[error("{}", match .0 {
+        Full::Server => "the capacity of the server is used up",
+        Full::Tenant => "the quota of the tenant is used up",
+    })]
+    Full(Full),
+    /// The run does not lie inside the region.
+    #[error("the pages lie outside of the region")]
+    OutOfRange,
+    /// The page map names a layer that does not exist: whoever has mapped the region wrote nonsense there.
+    #[error("the page map of page {} is corrupt", .0.0)]
+    Corrupt(PageId),
+    /// The kernel refused.
+    #[error("the operating system refused: {0}")]
+    Os(Errno),
+}
+
+impl From<Full> for StoreError {
+    fn from(full: Full) -> StoreError {
+        StoreError::Full(full)
+    }
+}
+
+impl From<Errno> for StoreError {
+    fn from(errno: Errno) -> StoreError {
+        match errno.0 {
+            // The machine itself has no memory left: to the client that is the same as a full pool.
+            libc::ENOMEM | libc::ENOSPC => StoreError::Full(Full::Server),
+            _ => StoreError::Os(errno),
+        }
+    }
+}

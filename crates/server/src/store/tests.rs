@@ -1,0 +1,256 @@
+//! Guards against pages that change hands between regions, and against memory that is charged and never given back.
+
+use super::*;
+use farfield_core::geometry::PAGE_BYTES;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Small repeatable random numbers (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
+    Account { server: Arc::new(Meter::new(limit_pages)), tenant: Arc::new(Meter::new(quota_pages)) }
+}
+
+fn page_of(value: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat(PAGE_BYTES / 8)
+}
+
+fn pages_of(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| page_of(*value)).collect()
+}
+
+fn read(region: &Region, page: u64) -> Option<(Vec<u8>, u64)> {
+    let reader = region.reader();
+    let found = reader.page(PageId(page)).unwrap()?;
+    let mut bytes = vec![0; PAGE_BYTES];
+    // SAFETY: a whole page, alive while the reader is; nobody writes it in these tests.
+    unsafe { core::ptr::copy_nonoverlapping(found.bytes, bytes.as_mut_ptr(), PAGE_BYTES) };
+    Some((bytes, found.sum))
+}
+
+#[test]
+fn what_is_written_is_read_and_what_is_discarded_is_gone() {
+    let account = account(None, None);
+    let region = Region::new(1 << 30, account.clone()).unwrap();
+    region.write(PageId(5), &pages_of(&[1, 2, 3]), |index| u64::from(index) + 70).unwrap();
+    assert_eq!(read(&region, 6), Some((page_of(2), 71)));
+    assert_eq!(read(&region, 8), None);
+    assert_eq!(account.server.used_pages(), 3);
+    region.write(PageId(6), &pages_of(&[9, 9]), |_| 1).unwrap();
+    assert_eq!(account.server.used_pages(), 3, "written again is not more");
+    assert_eq!(region.discard(PageId(0), 1 << 30).unwrap(), 3);
+    assert_eq!(account.server.used_pages(), 0);
+    assert_eq!(read(&region, 6), None);
+    assert_eq!(region.discard(PageId(0), 1 << 30).unwrap(), 0);
+}
+
+#[test]
+fn a_full_pool_stores_nothing() {
+    let account = account(Some(10), Some(4));
+    let region = Region::new(64, account.clone()).unwrap();
+    region.write(PageId(0), &pages_of(&[1, 2, 3]), |_| 0).unwrap();
+    assert_eq!(region.write(PageId(2), &pages_of(&[7, 7, 7]), |_| 0), Err(StoreError::Full(Full::Tenant)));
+    assert_eq!(read(&region, 2), Some((page_of(3), 0)));
+    assert_eq!(read(&region, 3), None);
+    region.write(PageId(2), &pages_of(&[7, 7]), |_| 0).unwrap();
+    assert_eq!(account.tenant.used_pages(), 4);
+}
+
+#[test]
+fn runs_outside_of_the_region_are_refused() {
+    let region = Region::new(64, account(None, None)).unwrap();
+    for (first, count) in [(64, 1), (63, 2), (0, 65), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
+        assert_eq!(region.discard(PageId(first), count), Err(StoreError::OutOfRange));
+        assert_eq!(region.reader().check_run(PageId(first), count), Err(StoreError::OutOfRange));
+    }
+    assert_eq!(region.write(PageId(63), &pages_of(&[1, 1]), |_| 0), Err(StoreError::OutOfRange));
+}
+
+#[test]
+fn overwritten_pages_of_a_dead_clone_are_given_back() {
+    let account = account(None, None);
+    let parent = Region::new(1024, account.clone()).unwrap();
+    parent.write(PageId(0), &pages_of(&[1; 100]), |_| 0).unwrap();
+    let child = Region::from_snapshot(parent.snapshot().unwrap(), account.clone()).unwrap();
+    parent.write(PageId(0), &pages_of(&[2; 100]), |_| 0).unwrap();
+    assert_eq!(account.server.used_pages(), 200);
+    assert_eq!(parent.sweep().unwrap(), 0, "the child still needs the old pages");
+    assert_eq!(read(&child, 50), Some((page_of(1), 0)));
+    drop(child);
+    assert_eq!(parent.sweep().unwrap(), 100);
+    assert_eq!(account.server.used_pages(), 100);
+    assert_eq!(parent.sweep().unwrap(), 0);
+    assert_eq!(read(&parent, 50), Some((page_of(2), 0)));
+    drop(parent);
+    assert_eq!(account.server.used_pages(), 0);
+}
+
+#[test]
+fn a_snapshot_of_an_unchanged_region_adds_no_layer() {
+    let region = Region::new(1024, account(None, None)).unwrap();
+    region.write(PageId(0), &pages_of(&[1]), |_| 0).unwrap();
+    for _ in 0..300 {
+        drop(region.snapshot().unwrap());
+    }
+    assert_eq!(region.layer_count(), 2);
+}
+
+#[test]
+fn room_set_aside_follows_the_region_through_a_snapshot() {
+    let account = account(Some(100), None);
+    let region = Region::new(1024, account.clone()).unwrap();
+    let descriptors = region.descriptors(0, 10).unwrap();
+    region.reserve(60).unwrap();
+    assert_eq!(region.reserve(60), Err(StoreError::Full(Full::Server)));
+    // What a client does with its own mapping: 10 pages into the top layer.
+    memfd_write(&descriptors.fds[2], &pages_of(&[5; 10]));
+    assert_eq!(region.reserved_pages(), 50);
+    let snapshot = region.snapshot().unwrap();
+    assert_eq!((account.server.used_pages(), region.reserved_pages()), (60, 50));
+    region.release(1000).unwrap();
+    assert_eq!(account.server.used_pages(), 10);
+    drop((snapshot, region));
+    assert_eq!(account.server.used_pages(), 0);
+}
+
+fn memfd_write(fd: &std::os::fd::OwnedFd, bytes: &[u8]) {
+    use std::os::fd::AsFd;
+    farfield_os::memfd::write_at(fd.as_fd(), bytes, 0).unwrap();
+}
+
+#[test]
+fn a_client_that_writes_more_than_it_set_aside_is_found_out() {
+    let account = account(Some(8), None);
+    let region = Region::new(1024, account.clone()).unwrap();
+    let descriptors = region.descriptors(0, 10).unwrap();
+    region.reserve(4).unwrap();
+    memfd_write(&descriptors.fds[2], &pages_of(&[5; 4]));
+    assert_eq!(region.audit().unwrap(), None);
+    memfd_write(&descriptors.fds[2], &pages_of(&[5; 20]));
+    assert_eq!(region.audit().unwrap(), Some(Full::Server));
+    assert_eq!(account.server.used_pages(), 20);
+}
+
+#[test]
+fn a_frozen_layer_cannot_be_written_through_its_descriptor() {
+    use std::os::fd::AsFd;
+    let region = Region::new(64, account(None, None)).unwrap();
+    region.write(PageId(0), &pages_of(&[1]), |_| 0).unwrap();
+    let _snapshot = region.snapshot().unwrap();
+    let descriptors = region.descriptors(0, 10).unwrap();
+    assert_eq!(descriptors.layers_total, 2);
+    assert!(farfield_os::memfd::write_at(descriptors.fds[2].as_fd(), &[1], 0).is_err());
+    assert!(farfield_os::memfd::write_at(descriptors.fds[3].as_fd(), &[1], 0).is_ok());
+}
+
+#[test]
+fn nonsense_in_a_shared_page_map_is_corruption_and_not_a_crash() {
+    use std::os::fd::AsFd;
+    let region = Region::new(64, account(None, None)).unwrap();
+    let descriptors = region.descriptors(0, 10).unwrap();
+    let nonsense: Vec<u8> = (0..64).map(|page| page as u8 + 2).collect();
+    farfield_os::memfd::write_at(descriptors.fds[0].as_fd(), &nonsense, 0).unwrap();
+    for page in 0..64 {
+        assert_eq!(region.reader().page(PageId(page)).unwrap_err(), StoreError::Corrupt(PageId(page)));
+    }
+    region.sweep().unwrap();
+    region.discard(PageId(0), 32).unwrap();
+    let snapshot = region.snapshot().unwrap();
+    let twin = Region::from_snapshot(snapshot, account(None, None)).unwrap();
+    twin.sweep().unwrap();
+    twin.discard(PageId(0), 64).unwrap();
+    assert_eq!(read(&twin, 40), None);
+}
+
+/// Regions and their clones, against what each of them should hold.
+#[test]
+fn random_operations_on_a_family_of_clones_match_a_model() {
+    const PAGES: u64 = 200;
+    for seed in 1..=12 {
+        let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ seed);
+        let account = account(None, None);
+        let mut family = vec![(Region::new(PAGES, account.clone()).unwrap(), BTreeMap::new())];
+        for step in 0..1500u64 {
+            let alive = family.len();
+            let at = dice.roll(alive as u64) as usize;
+            let first = dice.roll(PAGES);
+            let count = 1 + dice.roll((PAGES - first).min(20));
+            let (region, model) = &mut family[at];
+            match dice.roll(20) {
+                0..=9 => {
+                    let values: Vec<u64> = (0..count).map(|index| step * 1000 + index + 1).collect();
+                    region.write(PageId(first), &pages_of(&values), |index| values[index as usize] ^ 5).unwrap();
+                    model.extend((first..).zip(values));
+                }
+                10..=13 => {
+                    let expected = (first..first + count).filter(|page| model.remove(page).is_some()).count() as u64;
+                    assert_eq!(region.discard(PageId(first), count), Ok(expected), "seed {seed}");
+                }
+                14..=16 => drop(region.sweep().unwrap()),
+                17..=18 if alive < 5 => {
+                    let snapshot = region.snapshot().unwrap();
+                    let model = model.clone();
+                    family.push((Region::from_snapshot(snapshot, account.clone()).unwrap(), model));
+                }
+                // A snapshot that nobody claims, as happens when a program forks and the child never asks.
+                17..=18 => drop(region.snapshot().unwrap()),
+                _ if alive > 1 => drop(family.swap_remove(at)),
+                _ => {}
+            }
+            let (region, model) = &family[dice.roll(family.len() as u64) as usize];
+            let page = dice.roll(PAGES);
+            let expected = model.get(&page).map(|value| (page_of(*value), value ^ 5));
+            assert_eq!(read(region, page), expected, "seed {seed} step {step} page {page}");
+        }
+        for (region, model) in &family {
+            region.sweep().unwrap();
+            for page in 0..PAGES {
+                assert_eq!(read(region, page), model.get(&page).map(|value| (page_of(*value), value ^ 5)));
+            }
+        }
+        // With one survivor, what is charged is what it holds.
+        family.truncate(1);
+        let (region, model) = family.pop().unwrap();
+        region.sweep().unwrap();
+        let held: BTreeSet<_> = model.keys().collect();
+        assert_eq!(account.server.used_pages(), held.len() as u64, "seed {seed}");
+        assert_eq!(region.own_pages(), held.len() as u64);
+        drop(region);
+        assert_eq!(account.server.used_pages(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn layers_are_merged_before_there_are_too_many() {
+    let account = account(None, None);
+    let region = Region::new(1000, account.clone()).unwrap();
+    let mut kept = Vec::new();
+    for round in 0..200u64 {
+        region.write(PageId(round), &pages_of(&[round + 1]), |_| round).unwrap();
+        let snapshot = region.snapshot().unwrap();
+        if round % 7 == 0 {
+            kept.push((round, Region::from_snapshot(snapshot, account.clone()).unwrap()));
+        }
+    }
+    assert!(region.layer_count() <= 64);
+    for round in 0..200 {
+        assert_eq!(read(&region, round), Some((page_of(round + 1), round)));
+    }
+    for (born, clone) in &kept {
+        assert_eq!(read(clone, *born), Some((page_of(born + 1), *born)));
+        assert_eq!(read(clone, born + 1), None);
+    }
+    kept.clear();
+    region.sweep().unwrap();
+    assert_eq!(account.server.used_pages(), 200);
+}
