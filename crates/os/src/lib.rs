@@ -10,6 +10,7 @@ pub mod file;
 pub mod gate;
 pub mod memfd;
 pub mod memory;
+pub mod net;
 pub mod pagemap;
 pub mod pipe;
 pub mod process;
