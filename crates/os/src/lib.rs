@@ -15,6 +15,7 @@ pub mod pagemap;
 pub mod pipe;
 pub mod process;
 pub mod seccomp;
+pub mod serving;
 pub mod signals;
 pub mod uffd;
 

@@ -182,7 +182,12 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `bytes` bytes of `fd`. Takes address space only, no memory and no swap reservation.
     pub fn new(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Mapping> {
-        if bytes == 0 || bytes > OFFSET_MAX {
+        Self::part(fd, 0, bytes, access)
+    }
+
+    /// Maps `bytes` bytes of `fd` from `offset` on, which must be a multiple of the page size.
+    pub fn part(fd: BorrowedFd<'_>, offset: u64, bytes: u64, access: Access) -> Result<Mapping> {
+        if bytes == 0 || bytes > OFFSET_MAX || offset > OFFSET_MAX {
             return Err(Errno(libc::EINVAL));
         }
         let protection = match access {
@@ -191,7 +196,8 @@ impl Mapping {
         } as usize;
         let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE) as usize;
         // SAFETY: without MAP_FIXED the kernel chooses a free range, so no mapping of anybody is replaced.
-        let start = unsafe { syscall(libc::SYS_mmap, [0, bytes as usize, protection, flags, raw(fd), 0]) }?;
+        let start =
+            unsafe { syscall(libc::SYS_mmap, [0, bytes as usize, protection, flags, raw(fd), offset as usize]) }?;
         Ok(Mapping { start: start as *mut u8, bytes: bytes as usize })
     }
 
