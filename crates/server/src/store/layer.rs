@@ -9,13 +9,18 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memfd::{self, Access, Mapping};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// Bytes mapped at a time.
+const PIECE_BYTES: u64 = 1 << 30;
 
 #[derive(Debug)]
 pub(crate) struct Layer {
     fd: OwnedFd,
-    bytes: Mapping,
+    size_bytes: u64,
+    /// The bytes, mapped piece by piece as they are needed: many large regions would not fit the address space.
+    pieces: Box<[OnceLock<Mapping>]>,
     account: Account,
     /// Pages that the account has been charged for this layer.
     charged_pages: AtomicU64,
@@ -28,12 +33,13 @@ pub(crate) struct Layer {
 impl Layer {
     /// An empty layer for a region of `pages` pages.
     pub(super) fn new(pages: u64, account: Account) -> Result<Layer, StoreError> {
-        let bytes = pages * PAGE_BYTES as u64;
-        let fd = memfd::create(c"farfield-layer", bytes)?;
-        let bytes = Mapping::new(fd.as_fd(), bytes, Access::ReadWrite)?;
+        let size_bytes = pages * PAGE_BYTES as u64;
+        let fd = memfd::create(c"farfield-layer", size_bytes)?;
+        let pieces = (0..size_bytes.div_ceil(PIECE_BYTES)).map(|_| OnceLock::new()).collect();
         Ok(Layer {
             fd,
-            bytes,
+            size_bytes,
+            pieces,
             account,
             charged_pages: AtomicU64::new(0),
             recount: Mutex::new(()),
@@ -46,11 +52,24 @@ impl Layer {
     }
 
     /// Address of the bytes of `page`, which must lie inside the region.
-    pub(super) fn page(&self, page: PageId) -> *mut u8 {
-        let offset = page.offset() as usize;
-        assert!(offset < self.bytes.len());
-        // SAFETY: inside the mapping, by the line above and because both are multiples of the page size.
-        unsafe { self.bytes.as_ptr().add(offset) }
+    pub(super) fn page(&self, page: PageId) -> Result<*mut u8, StoreError> {
+        let (piece, offset) = (page.offset() / PIECE_BYTES, page.offset() % PIECE_BYTES);
+        let mapping = match self.pieces[piece as usize].get() {
+            Some(mapping) => mapping,
+            None => self.map_piece(piece)?,
+        };
+        assert!(offset < mapping.len() as u64);
+        // SAFETY: inside the mapping, by the line above, and a whole page, because both are multiples of the page size.
+        Ok(unsafe { mapping.as_ptr().add(offset as usize) })
+    }
+
+    #[cold]
+    fn map_piece(&self, piece: u64) -> Result<&Mapping, StoreError> {
+        let start = piece * PIECE_BYTES;
+        let bytes = PIECE_BYTES.min(self.size_bytes - start);
+        let mapping = Mapping::part(self.fd(), start, bytes, Access::ReadWrite)?;
+        // Another thread may have been faster; then this mapping goes away again.
+        Ok(self.pieces[piece as usize].get_or_init(|| mapping))
     }
 
     pub(super) fn charged_pages(&self) -> u64 {

@@ -191,10 +191,15 @@ impl Region {
                     break Err(StoreError::from(errno));
                 }
             } else {
-                for (page, source) in (at..end).zip(source.chunks_exact(PAGE_BYTES)) {
+                let copied = (at..end).zip(source.chunks_exact(PAGE_BYTES)).try_for_each(|(page, source)| {
+                    let target = top.page(PageId(page))?;
                     // SAFETY: the layer has a whole page there; a page of a layer and a received message do not overlap.
                     // Raw copy, no reference: the owner may be writing there through its own mapping.
-                    unsafe { core::ptr::copy_nonoverlapping(source.as_ptr(), top.page(PageId(page)), PAGE_BYTES) };
+                    unsafe { core::ptr::copy_nonoverlapping(source.as_ptr(), target, PAGE_BYTES) };
+                    Ok(())
+                });
+                if let Err(error) = copied {
+                    break Err(error);
                 }
             }
             for page in at..end {
@@ -524,6 +529,6 @@ impl Reader<'_> {
         }
         let layer = self.stack.layer(number).ok_or(StoreError::Corrupt(page))?;
         let sum = self.region.sums.at(page).load(Ordering::Relaxed);
-        Ok(Some(Found { bytes: layer.page(page), sum }))
+        Ok(Some(Found { bytes: layer.page(page)?, sum }))
     }
 }
