@@ -1,2 +1,66 @@
 //! The farfield command.
-fn main() {}
+
+mod pipe;
+mod run;
+mod serve;
+mod size;
+mod token;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// More memory than the machine has: run programs with far memory, keep far memory, look at both.
+#[derive(Parser, Debug)]
+#[command(name = "farfield", version, after_help = EXAMPLES, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield doctor                                         Will it work here?
+  farfield run --near 4G -- ./train --epochs 3            4 GiB near, the rest far, in a private server on this machine
+  farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G
+  farfield run --near 25% --far tcp://big:7400 -- ./train  the rest in the memory of the machine called big
+  farfield top 4711                                       What process 4711 does with its far memory";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Run(run::RunArgs),
+    Serve(serve::ServeArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misused(&error),
+    };
+    match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Serve(args) => finish(serve::run(args)),
+    }
+}
+
+/// Help and versions end well. A command line that cannot be understood ends with 2, but under `run`, where 2 could be
+/// the program's own, with the code that says that the program was not started.
+fn misused(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    match error.use_stderr() {
+        true if run => ExitCode::from(farfield_pager::control::exit::REFUSED as u8),
+        true => ExitCode::from(2),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+/// 0, or the error on stderr and 1.
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farfield: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

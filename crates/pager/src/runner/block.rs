@@ -1,19 +1,17 @@
 //! The control block as a mapping: made by the runner, opened by `farfield top`.
 
 use crate::control::{Control, MAGIC, Mode, TEXT_BYTES, write_text};
-use core::ptr::NonNull;
+use core::ffi::CStr;
 use core::sync::atomic::Ordering;
+use farfield_os::memfd::{self, Access, Mapping};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 /// Name of the memfd, as `/proc/PID/fd` and `/proc/PID/maps` show it.
-pub const MEMFD_NAME: &str = "farfield-control";
-
-/// The size of the file never changes, so no process can be killed by a mapping that lost its end.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+pub const MEMFD_NAME: &CStr = c"farfield-control";
 
 /// What the runner writes into a new control block.
 #[derive(Clone, Debug)]
@@ -30,14 +28,9 @@ pub struct Settings {
 
 /// A mapped control block.
 pub struct ControlBlock {
-    control: NonNull<Control>,
+    mapping: Mapping,
     file: OwnedFd,
 }
-
-// SAFETY: the block is shared memory made of atomics, mapped for as long as the value lives.
-unsafe impl Send for ControlBlock {}
-// SAFETY: as above.
-unsafe impl Sync for ControlBlock {}
 
 /// Makes a control block for one job and fills in what its processes must know.
 pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
@@ -46,20 +39,8 @@ pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
         let text = format!("the URLs, and the token, can have at most {TEXT_BYTES} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let name = std::ffi::CString::new(MEMFD_NAME).expect("no zero inside");
-    // SAFETY: `name` is a string with a final zero that lives through the call.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    file.set_len(size_of::<Control>() as u64)?;
-    // SAFETY: takes a number; nothing of ours depends on the file staying resizable.
-    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let block = ControlBlock::map(file.into())?;
+    let file = memfd::create(MEMFD_NAME, size_of::<Control>() as u64)?;
+    let block = ControlBlock::map(file)?;
     block.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     block.mode.store(settings.mode as u32, Ordering::Relaxed);
     write_text(&block.urls, &block.urls_len, urls.as_bytes());
@@ -74,9 +55,7 @@ impl ControlBlock {
     pub fn open(path: &std::path::Path) -> io::Result<ControlBlock> {
         let file = File::options().read(true).write(true).open(path)?;
         let bytes = file.metadata()?.len();
-        // SAFETY: only asks.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        if bytes != size_of::<Control>() as u64 || seals < 0 || seals & SEALS != SEALS {
+        if bytes != size_of::<Control>() as u64 || !memfd::is_sealed(file.as_fd()) {
             return Err(other_release());
         }
         let block = ControlBlock::map(file.into())?;
@@ -87,22 +66,8 @@ impl ControlBlock {
     }
 
     fn map(file: OwnedFd) -> io::Result<ControlBlock> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let address = unsafe {
-            libc::mmap(
-                core::ptr::null_mut(),
-                size_of::<Control>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let control = NonNull::new(address.cast()).expect("the kernel does not map at zero unless asked");
-        Ok(ControlBlock { control, file })
+        let mapping = Mapping::new(file.as_fd(), size_of::<Control>() as u64, Access::ReadWrite)?;
+        Ok(ControlBlock { mapping, file })
     }
 
     /// Where processes of the job find the block: the value of [`crate::control::ENV_CONTROL`].
@@ -127,15 +92,8 @@ impl Deref for ControlBlock {
     fn deref(&self) -> &Control {
         // SAFETY: mapped in `map` with the size of `Control`, which the file has and keeps (it is sealed), page-aligned;
         // all fields are atomics, for which every bit pattern is a value and which other processes may write at any
-        // time.
-        unsafe { self.control.as_ref() }
-    }
-}
-
-impl Drop for ControlBlock {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size; no reference outlives `self`.
-        unsafe { libc::munmap(self.control.as_ptr().cast(), size_of::<Control>()) };
+        // time. The mapping lives as long as `self`.
+        unsafe { &*self.mapping.as_ptr().cast() }
     }
 }
 

@@ -1,7 +1,26 @@
 //! The runner: starts a program with far memory, watches its processes, and tells how it went.
 //!
-//! `docs/design/runner.md` is the design page.
+//! It changes two things for the program: `LD_PRELOAD` and [`crate::control::ENV_CONTROL`]. Everything else, from
+//! the terminal to the signal mask, is as if the program had been started without it. `docs/design/runner.md` is
+//! the design page.
 
 mod block;
+mod far;
+mod job;
+pub mod machine;
+mod preload;
+mod program;
+mod refusal;
+mod report;
+mod server;
+mod sys;
+mod watch;
 
 pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control};
+pub use far::resolve;
+pub use job::{Ended, Options, run};
+pub use preload::{ENV_PRELOAD, find_preload};
+pub use refusal::Refusal;
+pub use report::{Bytes, Count, Failure, Latency, Report, mode_name};
+pub use sys::die_by;
+pub use watch::{Totals, state_name};

@@ -1,0 +1,106 @@
+//! `farfield run`: a program with far memory.
+
+use crate::size::Size;
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use farfield_pager::control::{Mode, exit};
+use farfield_pager::runner::{self, Ended, Options, machine};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run a program with far memory.
+///
+/// The program is not changed. What it allocates beyond --near goes to far memory and comes back when it is touched.
+/// Without --far, a private memory server is started on this machine for this job and stopped with it.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// Near memory that the program and all its children may use together: 512M, 1.5G, 4GiB, or 25% of this
+    /// machine's (or container's) memory. At least 16M
+    #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
+    near: Size,
+    /// A memory server that keeps what is far: tcp://HOST:PORT or unix:PATH. Several share the load
+    #[arg(long, value_name = "URL")]
+    far: Vec<String>,
+    /// How page faults are served
+    #[arg(long, value_enum, default_value = "auto")]
+    mode: ModeArg,
+    /// Write what happened to this file when the program ends, as JSON
+    #[arg(long, value_name = "FILE.json")]
+    report: Option<PathBuf>,
+    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// No progress line and no summary
+    #[arg(long, short)]
+    quiet: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield run -- sort -S 8G big.txt                    Half of this machine's memory near, the rest far
+  farfield run --near 512M -- redis-server              512 MiB near
+  farfield run --near 25% -- ./train                    A quarter of the memory of this machine or container near
+  farfield run --near 1G --far tcp://big:7400 -- ./app  The rest on the machine called big
+  farfield run --near 1G --far tcp://a:7400 --far tcp://b:7400 -- ./app
+                                                        The rest on two machines
+  farfield run --near 1G --report run.json -- ./app     What happened, for programs
+  farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
+
+Exit code: that of the program (128 + N in a shell if signal N killed it). 126 and 127 as in a shell if it cannot
+be executed or found. 93 to 97 are ours: memory server lost, far memory full, a page came back corrupt, a fault of
+ours, or not started because it could not have had far memory. docs/cli.md has the whole story.";
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum ModeArg {
+    /// Signal mode where possible, else threads
+    Auto,
+    /// In the faulting thread: fast
+    Signal,
+    /// By threads of ours: slower, works for everything
+    Thread,
+}
+
+/// Runs the program and ends as it ended.
+pub fn run(args: RunArgs) -> ExitCode {
+    let options = match options(args) {
+        Ok(options) => options,
+        Err(error) => return refused(&format!("{error:#}"), exit::REFUSED),
+    };
+    match runner::run(&options) {
+        Ok(Ended::Code(code)) => ExitCode::from(code as u8),
+        Ok(Ended::Signal(signal)) => runner::die_by(signal),
+        Err(runner::Refusal::Interrupted { signal }) => runner::die_by(signal),
+        Err(refusal) => refused(&refusal.to_string(), refusal.exit_code()),
+    }
+}
+
+fn refused(text: &str, code: i32) -> ExitCode {
+    eprintln!("farfield: {text}");
+    ExitCode::from(code as u8)
+}
+
+fn options(args: RunArgs) -> anyhow::Result<Options> {
+    let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
+    let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
+    Ok(Options {
+        near_limit_bytes: args.near.bytes(machine::memory_bytes()),
+        mode: match args.mode {
+            ModeArg::Auto => Mode::Auto,
+            ModeArg::Signal => Mode::Signal,
+            ModeArg::Thread => Mode::Thread,
+        },
+        far: args.far,
+        token: crate::token::read(args.token_file.as_deref())?,
+        report: args.report,
+        quiet: args.quiet,
+        command: args.command,
+        preload,
+        farfield,
+        pipe_ignored: crate::pipe::was_ignored(),
+    })
+}

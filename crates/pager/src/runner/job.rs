@@ -1,0 +1,349 @@
+//! One job from start to end.
+
+use super::report::{self, Failure, Report, ReportFile};
+use super::server::{PrivateServer, check_interrupted};
+use super::sys::{self, Change, Signals};
+use super::watch::Watch;
+use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
+use crate::control::{ENV_CONTROL, Mode, read_text};
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often slots are swept and sizes sampled.
+const SWEEP_EVERY: Duration = Duration::from_millis(50);
+/// How often the progress line changes.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// How long an orphan of the job may take to show that it uses far memory.
+const ORPHAN_GRACE: Duration = Duration::from_millis(250);
+
+/// What `farfield run` was asked to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Near budget of the job.
+    pub near_limit_bytes: u64,
+    /// How faults are served.
+    pub mode: Mode,
+    /// Pool URLs; empty for a private server.
+    pub far: Vec<String>,
+    /// Token for the servers; empty if none.
+    pub token: Vec<u8>,
+    /// Where the report goes.
+    pub report: Option<PathBuf>,
+    /// No progress line, no summary; refusals and failures are still said.
+    pub quiet: bool,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// The library that goes into the program.
+    pub preload: PathBuf,
+    /// The `farfield` executable, for `serve --private`.
+    pub farfield: PathBuf,
+    /// Was SIGPIPE ignored when this process started?
+    pub pipe_ignored: bool,
+}
+
+/// How this process should end, so that whoever started it sees what the program did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// With this exit code.
+    Code(i32),
+    /// By this signal: call [`super::die_by`].
+    Signal(i32),
+}
+
+impl Ended {
+    /// As a shell shows it.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Ended::Code(code) => code,
+            Ended::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// Runs the program with far memory until it and all its far-memory children have ended.
+pub fn run(options: &Options) -> Result<Ended, Refusal> {
+    if std::env::var_os(ENV_CONTROL).is_some() {
+        return Err(Refusal::Nested);
+    }
+    if options.near_limit_bytes < machine::NEAR_BYTES_MIN {
+        return Err(Refusal::NearTooSmall { bytes: options.near_limit_bytes });
+    }
+    let program = program::find(&options.command)?;
+    machine::check_kernel()?;
+    let urls = options.far.iter().map(|url| far::resolve(url)).collect::<Result<Vec<_>, _>>()?;
+    let report = options.report.as_deref().map(ReportFile::create).transpose()?;
+    let os = |what| move |error| Refusal::Os { what, error };
+    let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
+    let server = match urls.is_empty() {
+        true => Some(PrivateServer::start(&options.farfield, &options.token, options.quiet, &signals)?),
+        false => None,
+    };
+    let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
+    let settings = Settings {
+        near_limit_bytes: options.near_limit_bytes,
+        mode: options.mode,
+        urls: urls.clone(),
+        token: options.token.clone(),
+    };
+    let control = create_control(&settings).map_err(os("control block"))?;
+    let environment = environment(&options.preload, &control);
+    sys::become_subreaper();
+    check_interrupted(&signals)?;
+    let started = Instant::now();
+    let pid = sys::spawn(&program.path, &program.argv, &environment, &signals)
+        .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
+    sys::raise_descriptor_limit();
+    let mut job = Job {
+        control,
+        signals,
+        server,
+        pid,
+        watch: Watch::new(),
+        progress: Progress::new(options.quiet, started),
+        ended: None,
+        ended_at: None,
+        forwarded_stop: false,
+        told_to_stop: 0,
+    };
+    job.wait();
+    Ok(job.finish(options, started, urls, report))
+}
+
+/// What the program gets: ours with two variables changed.
+fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString> {
+    let preloaded = preload::prepended(library, std::env::var_os("LD_PRELOAD").as_deref());
+    let ours = [("LD_PRELOAD", preloaded), (ENV_CONTROL, control.path().into_os_string())];
+    let kept = std::env::vars_os().filter(|(name, _)| ours.iter().all(|(our_name, _)| name != our_name));
+    let ours = ours.iter().map(|(name, value)| (OsString::from(name), value.clone()));
+    let text = |(name, value): (OsString, OsString)| {
+        CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).expect("the kernel gives no zeros")
+    };
+    kept.chain(ours).map(text).collect()
+}
+
+struct Job {
+    control: ControlBlock,
+    signals: Signals,
+    server: Option<PrivateServer>,
+    pid: u32,
+    watch: Watch,
+    progress: Progress,
+    /// How the program ended.
+    ended: Option<Ended>,
+    ended_at: Option<Instant>,
+    /// A stop signal that we passed on; when the program stops, so do we.
+    forwarded_stop: bool,
+    /// Ending signals since the program ended and only its children were left.
+    told_to_stop: u32,
+}
+
+impl Job {
+    /// Until the program has ended and no process uses far memory any more.
+    fn wait(&mut self) {
+        let (mut fds, mut ready) = (Vec::new(), Vec::new());
+        loop {
+            self.take_changes();
+            self.take_signals();
+            self.watch.sweep(&self.control);
+            if self.is_over() {
+                break;
+            }
+            self.progress.update(&self.control);
+            fds.clear();
+            fds.push(self.signals.fd());
+            self.watch.descriptors(&mut fds);
+            sys::poll(&fds, SWEEP_EVERY, &mut ready);
+        }
+        self.progress.erase();
+    }
+
+    fn is_over(&mut self) -> bool {
+        let Some(ended_at) = self.ended_at else {
+            return false;
+        };
+        let left = self.watch.pids().count();
+        if left == 0 {
+            // A daemon that has just been forked may not have a slot yet.
+            let server = self.server.as_ref().map(PrivateServer::pid);
+            return ended_at.elapsed() > ORPHAN_GRACE || !sys::has_children(server);
+        }
+        if self.progress.tell_waiting(left) {
+            self.progress.erase();
+            let plural =
+                if left == 1 { "process that it started still uses" } else { "processes that it started still use" };
+            say(&format!("the program has ended; {left} {plural} far memory, waiting (press ^C to stop)"));
+        }
+        self.told_to_stop >= 2
+    }
+
+    fn take_changes(&mut self) {
+        while let Ok(Some((pid, change))) = sys::next_change() {
+            if pid != self.pid {
+                self.other_child_changed(pid, change);
+                continue;
+            }
+            match change {
+                Change::Exited(code) => self.ended = Some(Ended::Code(code)),
+                Change::Killed(signal) => self.ended = Some(Ended::Signal(signal)),
+                Change::Stopped(signal) => {
+                    self.stop_too(signal);
+                    continue;
+                }
+            }
+            self.ended_at = Some(Instant::now());
+        }
+    }
+
+    fn other_child_changed(&mut self, pid: u32, change: Change) {
+        let Some(server) = self.server.as_mut().filter(|server| server.pid() == pid) else {
+            return; // An orphan of the job.
+        };
+        let how = match change {
+            Change::Stopped(_) => return,
+            Change::Exited(code) => format!("it exited with code {code}"),
+            Change::Killed(signal) => format!("it was killed by signal {signal}"),
+        };
+        server.note_reaped();
+        self.progress.erase();
+        say(&format!("the private memory server is gone: {how}"));
+    }
+
+    /// The program was stopped by job control: so are we, or the shell would go on waiting for us.
+    fn stop_too(&mut self, signal: i32) {
+        let job_control = matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU);
+        // Without a terminal nobody would continue us when the program is continued.
+        if self.forwarded_stop || (job_control && File::open("/dev/tty").is_ok()) {
+            self.forwarded_stop = false;
+            self.progress.erase();
+            let _ = sys::kill(std::process::id(), libc::SIGSTOP);
+            // Continued. The shell has continued the whole group; whoever continued only us meant the program.
+            let _ = sys::kill(self.pid, libc::SIGCONT);
+        }
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(signal) = self.signals.next() {
+            if signal.number == libc::SIGCHLD {
+                continue;
+            }
+            let ends = matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT);
+            if self.ended.is_some() {
+                self.told_to_stop += u32::from(ends);
+                for pid in self.watch.pids() {
+                    let _ = sys::kill(pid, signal.number);
+                }
+            } else if !signal.from_terminal {
+                // From the terminal, the program has got it already: it is in our process group.
+                self.forwarded_stop |= signal.number == libc::SIGTSTP;
+                let _ = sys::kill(self.pid, signal.number);
+            }
+        }
+    }
+
+    fn finish(self, options: &Options, started: Instant, urls: Vec<String>, file: Option<ReportFile>) -> Ended {
+        let wall = self.ended_at.unwrap_or_else(Instant::now) - started;
+        let program = self.ended.unwrap_or(Ended::Code(0));
+        let failure = self.failure();
+        let mut report = Report::new(&Totals::read(&self.control), wall);
+        report.command = options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        report.mode = report::mode_name(options.mode);
+        report.far = urls;
+        report.exit_code = program.exit_code();
+        report.signal = match program {
+            Ended::Signal(signal) => Some(signal),
+            Ended::Code(_) => None,
+        };
+        report.failure.clone_from(&failure);
+        if !options.quiet {
+            tell(&report.summary());
+        }
+        if let Some(file) = file {
+            let path = file.path().to_path_buf();
+            if let Err(error) = file.write(&report) {
+                say(&format!("the report could not be written to {}: {error}", path.display()));
+            }
+        }
+        match failure {
+            Some(Failure { exit_code, reason }) => {
+                say(&reason);
+                Ended::Code(exit_code)
+            }
+            None => program,
+        }
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        // The processes have ended, so a reason that is incomplete stays so.
+        let (exit_code, complete) = self.control.failure()?;
+        let mut buffer = [0; 512];
+        let text = read_text(&self.control.reason, &self.control.reason_len, &mut buffer);
+        let mut reason = String::from_utf8_lossy(text).into_owned();
+        if !complete || reason.is_empty() {
+            reason = "a process of the job had to stop and died before it could say why".into();
+        }
+        Some(Failure { exit_code, reason })
+    }
+}
+
+/// A line on stderr. If stderr is gone, so is whoever would read it.
+fn say(text: &str) {
+    tell(&format!("farfield: {text}\n"));
+}
+
+fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The progress line.
+struct Progress {
+    enabled: bool,
+    shown: bool,
+    told_waiting: bool,
+    quiet: bool,
+    started: Instant,
+    last: Instant,
+    last_faults: u64,
+}
+
+impl Progress {
+    fn new(quiet: bool, started: Instant) -> Progress {
+        let enabled = !quiet && std::io::stderr().is_terminal();
+        Progress { enabled, shown: false, told_waiting: false, quiet, started, last: started, last_faults: 0 }
+    }
+
+    fn update(&mut self, control: &ControlBlock) {
+        if !self.enabled || self.last.elapsed() < PROGRESS_EVERY {
+            return;
+        }
+        let stderr = std::io::stderr();
+        if !sys::is_quiet_terminal(stderr.as_fd()) {
+            self.shown = false;
+            return;
+        }
+        let totals = Totals::read(control);
+        let faults = totals.count("faults");
+        let per_s = faults.saturating_sub(self.last_faults) as f64 / self.last.elapsed().as_secs_f64();
+        let line = report::progress_line(&totals, self.started.elapsed(), per_s as u64, sys::columns(stderr.as_fd()));
+        self.last = Instant::now();
+        self.last_faults = faults;
+        tell(&format!("\r\x1b[2K{line}"));
+        self.shown = true;
+    }
+
+    fn erase(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            tell("\r\x1b[2K");
+        }
+    }
+
+    /// Shall the user be told now that children are left? `left` is not zero; once is enough.
+    fn tell_waiting(&mut self, left: usize) -> bool {
+        assert!(left > 0);
+        !self.quiet && !std::mem::replace(&mut self.told_waiting, true)
+    }
+}

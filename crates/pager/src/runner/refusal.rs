@@ -1,0 +1,93 @@
+//! Why a program was not started, and what to do about it.
+
+use crate::control::exit;
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The program was not started.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what each is")]
+pub enum Refusal {
+    #[error("no command given: farfield run [OPTIONS] -- COMMAND [ARG]...")]
+    NoCommand,
+    #[error("{}: command not found", name.display())]
+    NotFound { name: OsString },
+    #[error("{}: cannot be executed: {error}", path.display())]
+    NotExecutable { path: PathBuf, error: io::Error },
+    #[error("{}: its interpreter {} cannot be executed: {error}", path.display(), interpreter.display())]
+    NoInterpreter { path: PathBuf, interpreter: PathBuf, error: io::Error },
+    #[error("{}: cannot be examined before the start: {error}; farfield must be able to read the program", path.display())]
+    NotReadable { path: PathBuf, error: io::Error },
+    #[error("{}: not a program that the kernel can start, or a damaged one", path.display())]
+    Broken { path: PathBuf },
+    #[error(
+        "{}: statically linked, so no library can be loaded into it; link it dynamically (without -static, with \
+         -C target-feature=-crt-static for Rust, with CGO_ENABLED=1 for Go)",
+        path.display()
+    )]
+    Static { path: PathBuf },
+    #[error(
+        "{}: linked against musl; far memory needs glibc, so use a glibc build of it (in a container: a Debian, Ubuntu or \
+         Fedora image in place of Alpine)",
+        path.display()
+    )]
+    Musl { path: PathBuf },
+    #[error("{}: {machine}; far memory works for 64-bit x86 programs", path.display())]
+    OtherMachine { path: PathBuf, machine: String },
+    #[error(
+        "{}: {why}, so the loader ignores LD_PRELOAD and far memory would be silently missing; run it as the user whose \
+         rights it takes, or use a copy without that privilege",
+        path.display()
+    )]
+    Privileged { path: PathBuf, why: &'static str },
+    #[error("--near {bytes} bytes is too small to make progress; give at least 16M")]
+    NearTooSmall { bytes: u64 },
+    #[error(
+        "this shell already runs under `farfield run` (FARFIELD_CONTROL is set); use one `farfield run` for the whole job"
+    )]
+    Nested,
+    #[error("{what}; `farfield doctor` says more")]
+    Kernel { what: String },
+    #[error(
+        "libfarfield_preload.so not found (looked for {}); build it with `cargo build --release -p farfield-preload`, or \
+         set FARFIELD_PRELOAD to its path",
+        searched.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoPreload { searched: Vec<PathBuf> },
+    #[error(
+        "{}: the path of the library has a space or a colon in it, which LD_PRELOAD cannot express; move it or set \
+         FARFIELD_PRELOAD",
+        path.display()
+    )]
+    PreloadPath { path: PathBuf },
+    #[error("--far {url}: {reason}")]
+    Url { url: String, reason: String },
+    #[error("--far {url}: {reason}")]
+    Unreachable { url: String, reason: String },
+    #[error("--report {}: {error}; choose a folder that can be written and has room", path.display())]
+    Report { path: PathBuf, error: io::Error },
+    #[error("the private memory server did not start: {reason}; use --far URL to choose a server that runs already")]
+    Server { reason: String },
+    #[error(
+        "the private memory server was not ready within {after:?}; use --far URL to choose a server that runs already"
+    )]
+    ServerSlow { after: Duration },
+    #[error("stopped by signal {signal} before the program was started")]
+    Interrupted { signal: i32 },
+    #[error("{what}: {error}")]
+    Os { what: &'static str, error: io::Error },
+}
+
+impl Refusal {
+    /// What `farfield run` exits with: as a shell for commands that cannot be run, else [`exit::REFUSED`].
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Refusal::NotFound { .. } => 127,
+            Refusal::NotExecutable { .. } | Refusal::NoInterpreter { .. } => 126,
+            Refusal::Interrupted { signal } => 128 + signal,
+            _ => exit::REFUSED,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What a run leaves behind: the report for programs, the summary and the progress line for people.
+
+use super::{Refusal, Totals};
+use crate::control::Mode;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The report of one run, as `--report` writes it.
+#[derive(Clone, Debug, serde::Serialize)]
+#[allow(missing_docs, reason = "docs/cli.md describes each field")]
+pub struct Report {
+    pub version: &'static str,
+    pub command: Vec<String>,
+    /// What the program ended with, 128 + N for signal N; what a shell would show without us.
+    pub exit_code: i32,
+    pub signal: Option<i32>,
+    /// Exit code and reason if a process had to stop because of us.
+    pub failure: Option<Failure>,
+    pub wall_s: f64,
+    pub mode: &'static str,
+    pub serving: &'static str,
+    pub far: Vec<String>,
+    pub near_limit_bytes: u64,
+    pub near_peak_bytes: u64,
+    pub far_peak_bytes: u64,
+    pub processes: u32,
+    pub fault_ns_p50: Option<u64>,
+    pub fault_ns_p90: Option<u64>,
+    pub fault_ns_p99: Option<u64>,
+    pub fault_ns_p999: Option<u64>,
+    pub fault_ns_max: Option<u64>,
+    /// Every event count by its name.
+    #[serde(flatten)]
+    pub counters: std::collections::BTreeMap<&'static str, u64>,
+}
+
+/// Why a process had to stop because of us.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+#[allow(missing_docs, reason = "plain")]
+pub struct Failure {
+    pub exit_code: i32,
+    pub reason: String,
+}
+
+impl Report {
+    /// The part of a report that the control block knows.
+    pub(super) fn new(totals: &Totals, wall: Duration) -> Report {
+        Report {
+            version: env!("CARGO_PKG_VERSION"),
+            command: Vec::new(),
+            exit_code: 0,
+            signal: None,
+            failure: None,
+            wall_s: wall.as_secs_f64(),
+            mode: "auto",
+            serving: totals.serving,
+            far: Vec::new(),
+            near_limit_bytes: totals.near_limit_bytes,
+            near_peak_bytes: totals.near_peak_bytes,
+            far_peak_bytes: totals.far_peak_bytes,
+            processes: totals.processes,
+            fault_ns_p50: totals.fault_ns_quantile(1, 2),
+            fault_ns_p90: totals.fault_ns_quantile(9, 10),
+            fault_ns_p99: totals.fault_ns_quantile(99, 100),
+            fault_ns_p999: totals.fault_ns_quantile(999, 1000),
+            fault_ns_max: totals.fault_ns_quantile(1, 1),
+            counters: totals.counters.iter().copied().collect(),
+        }
+    }
+
+    /// The lines printed in the end.
+    pub(super) fn summary(&self) -> String {
+        let count = |name| self.counters.get(name).copied().unwrap_or(0);
+        let mut text = format!(
+            "farfield: {:.1} s, near peak {} of {}, far peak {}, {} ({})\n",
+            self.wall_s,
+            Bytes(self.near_peak_bytes),
+            Bytes(self.near_limit_bytes),
+            Bytes(self.far_peak_bytes),
+            plural(u64::from(self.processes), "process", "processes"),
+            self.serving,
+        );
+        if count("faults") > 0 {
+            text += &format!(
+                "farfield: {} faults (p50 {}, p99 {}), {} pages in ({} prefetched, {} of them used), {} pages out\n",
+                Count(count("faults")),
+                Latency(self.fault_ns_p50),
+                Latency(self.fault_ns_p99),
+                Count(count("pages_in")),
+                Count(count("prefetched")),
+                percent(count("prefetch_hits"), count("prefetched")),
+                Count(count("pages_out")),
+            );
+        }
+        text
+    }
+}
+
+fn plural(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", Count(number), if number == 1 { one } else { many })
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "0 %".into() } else { format!("{:.0} %", part as f64 * 100.0 / whole as f64) }
+}
+
+/// Name of a mode, as `--mode` takes it.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Auto => "auto",
+        Mode::Signal => "signal",
+        Mode::Thread => "thread",
+    }
+}
+
+/// One line about now, no wider than `columns`. `faults_per_s` from the last two readings.
+pub(super) fn progress_line(totals: &Totals, elapsed: Duration, faults_per_s: u64, columns: usize) -> String {
+    let line = format!(
+        "farfield {}:{:02}  near {}/{}  far {}  {} faults/s  p50 {}  p99 {}",
+        elapsed.as_secs() / 60,
+        elapsed.as_secs() % 60,
+        Bytes(totals.near_bytes),
+        Bytes(totals.near_limit_bytes),
+        Bytes(totals.far_bytes),
+        Count(faults_per_s),
+        Latency(totals.fault_ns_quantile(1, 2)),
+        Latency(totals.fault_ns_quantile(99, 100)),
+    );
+    // A line that wraps would not be erased whole.
+    line.chars().take(columns.saturating_sub(1)).collect()
+}
+
+/// Bytes for people: 3.2 GiB.
+pub struct Bytes(pub u64);
+
+impl core::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let mut unit = 0;
+        let mut value = self.0 as f64;
+        while value >= 1023.95 && unit + 1 < units.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
+    }
+}
+
+/// A count for people: 12.3k, 4.5M.
+pub struct Count(pub u64);
+
+impl core::fmt::Display for Count {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            n if n < 10_000 => write!(f, "{n}"),
+            n if n < 1_000_000 => write!(f, "{:.1}k", n as f64 / 1e3),
+            n if n < 1_000_000_000 => write!(f, "{:.1}M", n as f64 / 1e6),
+            n => write!(f, "{:.1}G", n as f64 / 1e9),
+        }
+    }
+}
+
+/// Nanoseconds for people: 3.5 µs; a dash if there were none.
+pub struct Latency(pub Option<u64>);
+
+impl core::fmt::Display for Latency {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            None => f.write_str("-"),
+            Some(ns) if ns < 1_000 => write!(f, "{ns} ns"),
+            Some(ns) if ns < 1_000_000 => write!(f, "{:.1} µs", ns as f64 / 1e3),
+            Some(ns) if ns < 1_000_000_000 => write!(f, "{:.1} ms", ns as f64 / 1e6),
+            Some(ns) => write!(f, "{:.1} s", ns as f64 / 1e9),
+        }
+    }
+}
+
+/// Room that a report needs; kept free on the disk while the program runs.
+const ROOM_BYTES: i64 = 64 * 1024;
+
+/// Where the report goes, opened before the program starts so that trouble shows in time.
+pub(super) struct ReportFile {
+    file: File,
+    path: PathBuf,
+    /// Written first, then renamed; `None` if `path` is no regular file (a pipe, `/dev/null`).
+    temporary: Option<PathBuf>,
+}
+
+impl ReportFile {
+    pub(super) fn create(path: &Path) -> Result<ReportFile, Refusal> {
+        let failed = |error| Refusal::Report { path: path.into(), error };
+        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            let file = File::options().write(true).open(path).map_err(failed)?;
+            return Ok(ReportFile { file, path: path.into(), temporary: None });
+        }
+        let name = path.file_name().ok_or_else(|| failed(io::Error::from_raw_os_error(libc::EISDIR)))?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let temporary = path.with_file_name(hidden);
+        let file = File::options().write(true).create_new(true).mode(0o644).open(&temporary).map_err(failed)?;
+        let report = ReportFile { file, path: path.into(), temporary: Some(temporary) };
+        report.reserve().map_err(failed)?;
+        Ok(report)
+    }
+
+    /// Takes the room now. A file system that cannot promise is believed to have it.
+    fn reserve(&self) -> io::Result<()> {
+        // SAFETY: a descriptor of ours and numbers.
+        if unsafe { libc::fallocate(self.file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, ROOM_BYTES) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// Writes the report in one piece: readers see the old file or the new one.
+    pub(super) fn write(mut self, report: &Report) -> io::Result<()> {
+        let mut text = serde_json::to_vec_pretty(report).map_err(io::Error::other)?;
+        text.push(b'\n');
+        self.file.write_all(&text)?;
+        if let Some(temporary) = &self.temporary {
+            // Gives back the reserved room behind the end.
+            self.file.set_len(text.len() as u64)?;
+            self.file.sync_all()?;
+            std::fs::rename(temporary, &self.path)?;
+            self.temporary = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ReportFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            let _ = std::fs::remove_file(temporary);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: half a report, a lost report, or numbers that people misread.
+    use super::*;
+    use crate::control::{BUCKETS, bucket_of};
+
+    fn totals() -> Totals {
+        let mut totals = Totals {
+            near_limit_bytes: 4 << 30,
+            near_bytes: 3 << 30,
+            near_peak_bytes: 4 << 30,
+            far_bytes: 10 << 30,
+            far_peak_bytes: 12 << 30,
+            processes: 1,
+            processes_alive: 1,
+            serving: "signal",
+            counters: vec![("faults", 1000), ("pages_in", 2000), ("prefetched", 1000), ("prefetch_hits", 900)],
+            fault_ns: [0; BUCKETS],
+        };
+        totals.fault_ns[bucket_of(4000)] = 1000;
+        totals
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        let check = |bytes: u64, text: &str| assert_eq!(Bytes(bytes).to_string(), text);
+        check(0, "0 B");
+        check(1023, "1023 B");
+        check(1024, "1.0 KiB");
+        check((1 << 20) - 1, "1.0 MiB");
+        check(3 << 29, "1.5 GiB");
+        check(u64::MAX, "16.0 EiB");
+        assert_eq!(Count(9999).to_string(), "9999");
+        assert_eq!(Count(12_345).to_string(), "12.3k");
+        assert_eq!(Latency(Some(3_500)).to_string(), "3.5 µs");
+        assert_eq!(Latency(None).to_string(), "-");
+    }
+
+    #[test]
+    fn a_progress_line_fits_the_terminal() {
+        let line = progress_line(&totals(), Duration::from_secs(75), 12_345, 200);
+        assert!(
+            line.starts_with("farfield 1:15  near 3.0 GiB/4.0 GiB  far 10.0 GiB  12.3k faults/s  p50 4."),
+            "{line}"
+        );
+        assert_eq!(progress_line(&totals(), Duration::from_secs(75), 12_345, 40).chars().count(), 39);
+        assert_eq!(progress_line(&totals(), Duration::from_secs(75), 0, 0), "");
+    }
+
+    #[test]
+    fn a_report_is_written_whole_and_leaves_nothing_else() {
+        let folder = std::env::temp_dir().join(format!("farfield-report-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("run.json");
+        std::fs::write(&path, "old").unwrap();
+        let names = || std::fs::read_dir(&folder).unwrap().count();
+        drop(ReportFile::create(&path).unwrap());
+        assert_eq!((names(), std::fs::read_to_string(&path).unwrap()), (1, "old".into()), "called off");
+        let report = Report::new(&totals(), Duration::from_millis(1500));
+        ReportFile::create(&path).unwrap().write(&report).unwrap();
+        assert_eq!(names(), 1);
+        let value: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!((&value["faults"], &value["wall_s"]), (&1000.into(), &1.5.into()));
+        assert_eq!(value["fault_ns_p50"], value["fault_ns_p99"]);
+        assert!(report.summary().contains("900") || report.summary().contains("90 % of them used"));
+        ReportFile::create(Path::new("/dev/null")).unwrap().write(&report).unwrap();
+        assert!(std::fs::metadata("/dev/null").unwrap().len() == 0);
+        assert!(matches!(ReportFile::create(&folder.join("no/such/run.json")), Err(Refusal::Report { .. })));
+        assert!(ReportFile::create(Path::new("/")).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! The private memory server of a job: started before it, stopped after it.
+
+use super::Refusal;
+use super::sys::{self, Signals};
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the server may take to say that it is ready.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// How long it may take to end when asked to.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// Room for the path of a Unix socket, with the final zero (`sun_path`).
+const SOCKET_PATH_MAX: usize = 108;
+/// Longest ready line.
+const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// A server that belongs to one job.
+pub(super) struct PrivateServer {
+    child: Child,
+    /// Somebody else has waited for it: its number may belong to another process by now.
+    reaped: bool,
+    socket: PathBuf,
+    folder: PrivateFolder,
+}
+
+impl PrivateServer {
+    /// Starts `program serve --private` and waits until it says that it is ready.
+    pub(super) fn start(program: &Path, token: &[u8], quiet: bool, signals: &Signals) -> Result<Self, Refusal> {
+        let folder = PrivateFolder::new()?;
+        let socket = folder.0.join("server.sock");
+        let mut listen = std::ffi::OsString::from("unix:");
+        listen.push(&socket);
+        let mut command = Command::new(program);
+        command.args(["serve", "--private", "--listen"]).arg(listen);
+        command.args(["--parent-pid", &std::process::id().to_string()]);
+        command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped());
+        if !token.is_empty() {
+            command.env("FARFIELD_TOKEN", OsStr::from_bytes(token));
+        }
+        if quiet {
+            command.stderr(Stdio::null());
+        }
+        // SAFETY: `setsid` is async-signal-safe and touches no memory. In a session of its own the server gets no
+        // ^C, ^Z or hang-up of the terminal: it must outlive the program.
+        unsafe {
+            command.pre_exec(|| match libc::setsid() {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let failed = |error: io::Error| Refusal::Server { reason: format!("{}: {error}", program.display()) };
+        let child = command.spawn().map_err(failed)?;
+        let mut server = PrivateServer { child, reaped: false, socket, folder };
+        server.wait_until_ready(signals)?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self, signals: &Signals) -> Result<(), Refusal> {
+        let output = File::from(std::os::fd::OwnedFd::from(self.child.stdout.take().expect("piped in `start`")));
+        let mut line = Vec::new();
+        let mut ready = Vec::new();
+        let deadline = Instant::now() + READY_WITHIN;
+        while !line.contains(&b'\n') {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || line.len() > LINE_BYTES_MAX {
+                return Err(Refusal::ServerSlow { after: READY_WITHIN });
+            }
+            sys::poll(&[output.as_raw_fd(), signals.fd()], left, &mut ready);
+            if ready[1] {
+                check_interrupted(signals)?;
+            }
+            if !ready[0] {
+                continue;
+            }
+            let mut chunk = [0; 4096];
+            match (&output).read(&mut chunk) {
+                Ok(0) => return Err(Refusal::Server { reason: self.how_it_ended() }),
+                Ok(read) => line.extend_from_slice(&chunk[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Refusal::Server { reason: error.to_string() }),
+            }
+        }
+        // The line is for programs; that it is JSON tells a server from something that only prints.
+        let parsed: Result<serde_json::Value, _> =
+            serde_json::from_slice(line.split(|&b| b == b'\n').next().unwrap_or(&[]));
+        match parsed {
+            Ok(serde_json::Value::Object(_)) => Ok(()),
+            _ => Err(Refusal::Server { reason: format!("unexpected output {:?}", String::from_utf8_lossy(&line)) }),
+        }
+    }
+
+    fn how_it_ended(&mut self) -> String {
+        // It has closed its output, so it is about to end, or we end it.
+        self.stop();
+        match self.child.try_wait() {
+            Ok(Some(status)) => format!("it ended with {status}"),
+            _ => "it closed its output".into(),
+        }
+    }
+
+    /// Where programs find it.
+    pub(super) fn url(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// It has ended, and the caller has waited for it.
+    pub(super) fn note_reaped(&mut self) {
+        self.reaped = true;
+    }
+
+    fn stop(&mut self) {
+        if self.reaped {
+            return;
+        }
+        let _ = sys::kill(self.child.id(), libc::SIGTERM);
+        let deadline = Instant::now() + STOP_WITHIN;
+        let pidfd = sys::pidfd(self.child.id()).ok();
+        if let Some(pidfd) = &pidfd {
+            let mut ready = Vec::new();
+            sys::poll(&[pidfd.as_raw_fd()], deadline - Instant::now(), &mut ready);
+        }
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Drop for PrivateServer {
+    fn drop(&mut self) {
+        self.stop();
+        self.folder.remove();
+    }
+}
+
+/// A signal that ends programs has arrived before there was a program: the start is called off.
+pub(super) fn check_interrupted(signals: &Signals) -> Result<(), Refusal> {
+    while let Some(signal) = signals.next() {
+        if matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
+            return Err(Refusal::Interrupted { signal: signal.number });
+        }
+    }
+    Ok(())
+}
+
+/// A folder that only this user can enter, removed in the end.
+struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    fn new() -> Result<PrivateFolder, Refusal> {
+        let chosen = ["XDG_RUNTIME_DIR", "TMPDIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+        let mut error = None;
+        for parent in chosen.chain([PathBuf::from("/tmp")]) {
+            let template = parent.join("farfield-XXXXXX");
+            if !parent.is_absolute() || template.as_os_str().len() + "/server.sock".len() >= SOCKET_PATH_MAX {
+                continue;
+            }
+            match make_folder(&template) {
+                Ok(path) => return Ok(PrivateFolder(path)),
+                Err(refused) => error = Some(refused),
+            }
+        }
+        let error = error.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        Err(Refusal::Os { what: "no folder for the socket of the private memory server (set TMPDIR)", error })
+    }
+
+    fn remove(&self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// `mkdtemp`: mode 0700 from the first moment on.
+fn make_folder(template: &Path) -> io::Result<PathBuf> {
+    let template = CString::new(template.as_os_str().as_bytes()).map_err(io::Error::other)?.into_raw();
+    // SAFETY: a writable zero-terminated string, which the call changes in place without growing it, and which is
+    // given back to `CString` exactly once.
+    let (made, path) = unsafe { (!libc::mkdtemp(template).is_null(), CString::from_raw(template)) };
+    if !made {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes())))
+}

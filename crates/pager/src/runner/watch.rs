@@ -1,0 +1,281 @@
+//! The processes of a job, as their slots show them.
+
+use super::ControlBlock;
+use super::sys;
+use crate::control::{BUCKETS, Control, Counters, SLOTS, Slot, quantile_ns};
+use core::sync::atomic::Ordering;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A process that we have seen in a slot.
+struct Watched {
+    slot: usize,
+    pid: u32,
+    /// Readable when the process has ended; `None` if we had no descriptor left, then we ask by other means.
+    pidfd: Option<OwnedFd>,
+}
+
+/// Follows the slots of a control block: frees those of dead processes.
+pub(super) struct Watch {
+    watched: Vec<Watched>,
+    /// Index in `watched` plus one, by slot; 0 = not watched.
+    by_slot: Box<[u16; SLOTS]>,
+}
+
+impl Watch {
+    pub(super) fn new() -> Watch {
+        Watch { watched: Vec::new(), by_slot: Box::new([0; SLOTS]) }
+    }
+
+    /// Processes alive in slots at the last sweep.
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.watched.iter().map(|watched| watched.pid)
+    }
+
+    /// Descriptors that become readable when a process ends.
+    pub(super) fn descriptors(&self, into: &mut Vec<libc::c_int>) {
+        into.extend(self.watched.iter().filter_map(|watched| Some(watched.pidfd.as_ref()?.as_raw_fd())));
+    }
+
+    /// Frees the slots of the dead, notices the newly born and the peaks.
+    pub(super) fn sweep(&mut self, control: &Control) {
+        note_peaks(control);
+        self.free_dead(control);
+        // Slots are taken from the front, so none lies beyond the number ever taken.
+        let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
+        for (index, slot) in control.slots[..taken].iter().enumerate() {
+            let pid = slot.pid.load(Ordering::Acquire);
+            if pid != 0 && self.by_slot[index] == 0 {
+                self.see(control, index, pid, slot);
+            }
+        }
+    }
+
+    fn see(&mut self, control: &Control, index: usize, pid: u32, slot: &Slot) {
+        let pidfd = match sys::pidfd(pid) {
+            Ok(pidfd) => Some(pidfd),
+            Err(error) if is_gone(&error) => return control.free_slot(slot),
+            Err(_) => None,
+        };
+        self.watched.push(Watched { slot: index, pid, pidfd });
+        self.by_slot[index] = self.watched.len() as u16;
+    }
+
+    fn free_dead(&mut self, control: &Control) {
+        let mut fds = Vec::new();
+        self.descriptors(&mut fds);
+        let mut ready = Vec::new();
+        sys::poll(&fds, core::time::Duration::ZERO, &mut ready);
+        let mut ready = ready.into_iter();
+        let by_slot = &mut self.by_slot;
+        self.watched.retain(|watched| {
+            let dead = match &watched.pidfd {
+                Some(_) => ready.next().unwrap_or(false),
+                None => is_dead(watched.pid),
+            };
+            if dead {
+                control.free_slot(&control.slots[watched.slot]);
+                by_slot[watched.slot] = 0;
+            }
+            !dead
+        });
+        for (index, watched) in self.watched.iter().enumerate() {
+            by_slot[watched.slot] = index as u16 + 1;
+        }
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Without a descriptor: gone, or a zombie, which has no memory any more.
+fn is_dead(pid: u32) -> bool {
+    if sys::kill(pid, 0).is_err_and(|error| is_gone(&error)) {
+        return true;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before the state is in parentheses and may itself contain any.
+    status.rsplit(')').next().is_some_and(|rest| matches!(rest.trim_start().bytes().next(), Some(b'Z' | b'X')))
+}
+
+/// Notes the largest sizes seen.
+fn note_peaks(control: &Control) {
+    let near = control.near_bytes.load(Ordering::Relaxed).max(0) as u64;
+    control.near_peak_bytes.fetch_max(near, Ordering::Relaxed);
+    let far = control.far_bytes.load(Ordering::Relaxed).max(0) as u64;
+    control.far_peak_bytes.fetch_max(far, Ordering::Relaxed);
+}
+
+/// Everything that a job has done so far: the ended processes and the living ones.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    /// Near budget.
+    pub near_limit_bytes: u64,
+    /// Near bytes now.
+    pub near_bytes: u64,
+    /// Most near bytes seen.
+    pub near_peak_bytes: u64,
+    /// Far bytes now.
+    pub far_bytes: u64,
+    /// Most far bytes seen.
+    pub far_peak_bytes: u64,
+    /// Processes that ever used far memory.
+    pub processes: u32,
+    /// Processes in slots now.
+    pub processes_alive: u32,
+    /// How faults are or were served by most processes: "dormant", "signal" or "thread".
+    pub serving: &'static str,
+    /// Event counts by name.
+    pub counters: Vec<(&'static str, u64)>,
+    /// Fault service times.
+    pub fault_ns: [u64; BUCKETS],
+}
+
+impl Totals {
+    /// Reads a control block. Counts of a process that ends at this moment may be missing or twice in; the next
+    /// reading is right again.
+    pub fn read(control: &ControlBlock) -> Totals {
+        note_peaks(control);
+        let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
+        let mut totals = Totals {
+            near_limit_bytes: control.near_limit_bytes.load(Ordering::Relaxed),
+            near_bytes: control.near_bytes.load(Ordering::Relaxed).max(0) as u64,
+            near_peak_bytes: control.near_peak_bytes.load(Ordering::Relaxed),
+            far_bytes: control.far_bytes.load(Ordering::Relaxed).max(0) as u64,
+            far_peak_bytes: control.far_peak_bytes.load(Ordering::Relaxed),
+            processes: control.processes.load(Ordering::Relaxed),
+            processes_alive: 0,
+            serving: "dormant",
+            counters: Vec::new(),
+            fault_ns: [0; BUCKETS],
+        };
+        totals.add(&control.past);
+        for slot in &control.slots[..taken] {
+            if slot.pid.load(Ordering::Acquire) != 0 {
+                totals.processes_alive += 1;
+                totals.add(&slot.counters);
+                if slot.state.load(Ordering::Relaxed) != 0 {
+                    totals.serving = state_name(slot.state.load(Ordering::Relaxed));
+                }
+            }
+        }
+        totals
+    }
+
+    fn add(&mut self, counters: &Counters) {
+        for (index, (name, value)) in counters.named().into_iter().enumerate() {
+            match self.counters.get_mut(index) {
+                Some((_, total)) => *total = total.wrapping_add(value),
+                None => self.counters.push((name, value)),
+            }
+        }
+        for (total, count) in self.fault_ns.iter_mut().zip(&counters.fault_ns) {
+            *total = total.wrapping_add(count.load(Ordering::Relaxed));
+        }
+    }
+
+    /// The count of that name.
+    pub fn count(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(this, _)| *this == name).map_or(0, |(_, value)| *value)
+    }
+
+    /// The fault service time that this part of the faults did not exceed, if there were any.
+    pub fn fault_ns_quantile(&self, numerator: u64, denominator: u64) -> Option<u64> {
+        quantile_ns(&self.fault_ns, numerator, denominator)
+    }
+}
+
+/// Name of a slot's state.
+pub fn state_name(state: u32) -> &'static str {
+    match state {
+        0 => "dormant",
+        1 => "signal",
+        2 => "thread",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: near bytes of a killed process that squeeze the rest of the job for ever.
+    use super::*;
+    use crate::control::Mode;
+    use crate::runner::{Settings, create_control};
+    use std::process::{Child, Command, Stdio};
+
+    fn control() -> ControlBlock {
+        let settings = Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: vec![], token: vec![] };
+        create_control(&settings).unwrap()
+    }
+
+    fn process() -> Child {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    fn enter(control: &Control, pid: u32, near: i64, faults: u64) {
+        let slot = control.take_slot(pid).unwrap();
+        slot.near_bytes.store(near, Ordering::Relaxed);
+        control.near_bytes.fetch_add(near, Ordering::Relaxed);
+        slot.counters.faults.store(faults, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_killed_process_gives_its_bytes_back_even_as_a_zombie() {
+        let (control, mut watch) = (control(), Watch::new());
+        let (mut first, mut second) = (process(), process());
+        enter(&control, first.id(), 100, 3);
+        enter(&control, second.id(), 10, 4);
+        watch.sweep(&control);
+        assert_eq!(watch.pids().count(), 2);
+        assert_eq!(Totals::read(&control).near_bytes, 110);
+        first.kill().unwrap();
+        // Not reaped: the descriptor tells that it ended.
+        let mut fds = Vec::new();
+        watch.descriptors(&mut fds);
+        sys::poll(&fds, core::time::Duration::from_secs(10), &mut Vec::new());
+        watch.sweep(&control);
+        assert_eq!(watch.pids().collect::<Vec<_>>(), [second.id()]);
+        let totals = Totals::read(&control);
+        assert_eq!((totals.near_bytes, totals.near_peak_bytes), (10, 110));
+        assert_eq!((totals.count("faults"), totals.processes, totals.processes_alive), (7, 2, 1));
+        first.wait().unwrap();
+        drop(second.stdin.take());
+        second.wait().unwrap();
+        watch.sweep(&control);
+        let totals = Totals::read(&control);
+        assert_eq!((totals.near_bytes, totals.count("faults"), totals.processes_alive), (0, 7, 0));
+    }
+
+    #[test]
+    fn a_process_that_died_before_it_was_seen_is_counted() {
+        let (control, mut watch) = (control(), Watch::new());
+        let mut child = process();
+        enter(&control, child.id(), 100, 3);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        watch.sweep(&control);
+        let totals = Totals::read(&control);
+        assert_eq!((totals.near_bytes, totals.count("faults"), totals.near_peak_bytes), (0, 3, 100));
+        // The slot is free for the next.
+        let mut next = process();
+        enter(&control, next.id(), 1, 0);
+        watch.sweep(&control);
+        assert_eq!(watch.pids().collect::<Vec<_>>(), [next.id()]);
+        next.kill().unwrap();
+        next.wait().unwrap();
+    }
+
+    #[test]
+    fn the_living_and_the_dead_are_told_apart_without_a_descriptor() {
+        let mut child = process();
+        assert!(!is_dead(child.id()));
+        child.kill().unwrap();
+        let pidfd = sys::pidfd(child.id()).unwrap();
+        sys::poll(&[pidfd.as_raw_fd()], core::time::Duration::from_secs(10), &mut Vec::new());
+        assert!(is_dead(child.id()), "zombie");
+        let pid = child.id();
+        child.wait().unwrap();
+        assert!(is_dead(pid));
+    }
+}
