@@ -1,1 +1,113 @@
-//! End-to-end tests on real programs; see the files in `tests/`.
+//! End-to-end tests on real programs: the same job natively and with far memory, compared byte for byte.
+//!
+//! A [`Job`] is a command with its input files. [`Job::check`] runs it natively, takes its memory footprint, runs it again
+//! under `farfield run` with a part of that near, and compares everything that can be seen: exit code, output,
+//! files, and what the job leaves behind. The tests themselves are in `tests/`, one file for each question:
+//!
+//! - `probes.rs`: do the memory and system calls mean the same? (the C programs in `programs/`)
+//! - `programs.rs`: do programs that people use give the same results?
+//! - `budget.rs`: does near memory stay within its budget, measured from outside?
+//! - `faults.rs`: does every fault of the world end in time, with a message?
+//! - `leftovers.rs`: is anything left behind?
+//!
+//! They use the release build: `cargo x test` makes it first. `FARFIELD_BIN` names another one.
+
+mod data;
+mod job;
+mod process;
+mod scratch;
+
+pub use data::{random_lines, random_words, shared_text};
+pub use job::{Far, Footprint, Job, Report};
+pub use process::{Command, Ended, marked_processes, window_pss_bytes};
+pub use scratch::Scratch;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// One MiB.
+pub const MIB: u64 = 1 << 20;
+/// The smallest near budget that `farfield run` takes.
+pub const NEAR_BYTES_MIN: u64 = 16 * MIB;
+
+/// The `farfield` binary under test. Fails the test when there is none: a test that cannot run has not passed.
+pub fn farfield() -> PathBuf {
+    let path = match std::env::var_os("FARFIELD_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+            let target = target.unwrap_or_else(|| project().join("target"));
+            project().join(target).join("release/farfield")
+        }
+    };
+    assert!(path.is_file(), "{} is not there: run the tests by `cargo x test`, which builds it first", path.display());
+    path
+}
+
+/// The root of the project.
+pub fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent")
+}
+
+/// Larger jobs, more rounds: the deep tier (`cargo x deep`).
+pub fn deep() -> bool {
+    std::env::var_os("FARFIELD_DEEP").is_some_and(|value| value != "0" && !value.is_empty())
+}
+
+/// `small` in the CI tier, `large` in the deep one.
+pub fn tier<T>(small: T, large: T) -> T {
+    if deep() { large } else { small }
+}
+
+/// Where a program of this machine is. At home a test whose program is not installed is skipped (`None`, with a printed
+/// reason); in CI it fails, because there everything is installed.
+pub fn program(name: &str) -> Option<PathBuf> {
+    // Debian's own before others: a version manager's wrapper script is not the program.
+    let folders = ["/usr/bin", "/bin", "/usr/sbin", "/usr/local/bin"].map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = folders.into_iter().chain(std::env::split_paths(&path));
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
+    if found.is_none() {
+        skip(&format!("{name} is not installed"));
+    }
+    found
+}
+
+/// Says why a test cannot run here. In CI (`CI=true`) that is a failure.
+pub fn skip(reason: &str) {
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
+    assert!(!ci, "{reason}; in CI every test must run");
+    println!("SKIPPED: {reason}");
+}
+
+/// Asks until the answer is yes. Fails after `within`, with `what` was waited for.
+pub fn wait_until(what: &str, within: Duration, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !is_true() {
+        assert!(Instant::now() < deadline, "{what}: not within {within:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Compiles a C program of `programs/` into `folder`.
+pub fn compile(name: &str, folder: &Path) -> Option<PathBuf> {
+    compile_with(name, folder, name, &[])
+}
+
+/// The same, with another name for the result and more flags.
+pub fn compile_with(name: &str, folder: &Path, output: &str, flags: &[&str]) -> Option<PathBuf> {
+    let compiler = program("cc")?;
+    let source = project().join("tests/programs").join(format!("{name}.c"));
+    let output = folder.join(output);
+    let result = std::process::Command::new(compiler)
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Wno-clobbered", "-Wno-infinite-recursion", "-pthread"])
+        .args(flags)
+        .arg("-o")
+        .arg(&output)
+        .arg(&source)
+        .output()
+        .expect("the compiler starts");
+    let messages = String::from_utf8_lossy(&result.stderr);
+    assert!(result.status.success(), "{} does not compile:\n{messages}", source.display());
+    Some(output)
+}

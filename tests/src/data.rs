@@ -1,0 +1,84 @@
+//! Input data: real text where this machine has it, generated text everywhere.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// SplitMix64: small, and the same numbers on every machine.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Lines of random keys and numbers, about `bytes` in all.
+pub fn random_lines(bytes: usize, seed: u64) -> String {
+    let mut numbers = Numbers(seed);
+    let mut text = String::with_capacity(bytes + 100);
+    while text.len() < bytes {
+        let (a, b) = (numbers.next(), numbers.next());
+        let _ = writeln!(text, "{a:016x} {} {:05}", b >> 40, b % 100_000);
+    }
+    text
+}
+
+/// Text of words that come as often as words do (few very often, many rarely), about `bytes` in all: it compresses like text.
+pub fn random_words(bytes: usize, seed: u64) -> String {
+    let mut numbers = Numbers(seed);
+    let syllables = ["ka", "ri", "no", "tem", "sol", "ve", "da", "mi", "ur", "est", "lo", "pan", "gri", "fe", "os", "qua"];
+    let words: Vec<String> = (0..20_000)
+        .map(|_| {
+            let mut word = String::new();
+            for _ in 0..=numbers.next() % 4 {
+                word += syllables[(numbers.next() % syllables.len() as u64) as usize];
+            }
+            word
+        })
+        .collect();
+    let mut text = String::with_capacity(bytes + 100);
+    let mut column = 0;
+    while text.len() < bytes {
+        // The product of two fractions is small most of the time.
+        let (a, b) = (numbers.next() >> 32, numbers.next() >> 32);
+        let word = &words[((a * b) >> 32) as usize * words.len() >> 32];
+        text += word;
+        column += word.len() + 1;
+        text.push(if column > 80 { '\n' } else { ' ' });
+        if column > 80 {
+            column = 0;
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// The first `bytes` of a real text, if it lies beside the project (`../shared/data/text/NAME.zst`) and zstd is installed; else says
+/// so, and the caller generates.
+pub fn shared_text(name: &str, bytes: usize) -> Option<Vec<u8>> {
+    let path: PathBuf = super::project().join("../shared/data/text").join(format!("{name}.zst"));
+    if !path.is_file() {
+        println!("{} is absent: generated text instead", path.display());
+        return None;
+    }
+    let output = Command::new("zstd").args(["-dcq"]).arg(&path).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            let mut text = output.stdout;
+            text.truncate(bytes);
+            // A whole last line.
+            let end = text.iter().rposition(|&byte| byte == b'\n').map_or(text.len(), |at| at + 1);
+            text.truncate(end);
+            Some(text)
+        }
+        _ => {
+            println!("zstd cannot read {}: generated text instead", path.display());
+            None
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Do the memory and system calls mean the same with far memory? Small C programs that print a transcript, with 16 MiB near.
+//!
+//! Danger: a call that works on near memory and fails, lies or loses data on far memory.
+
+use farfield_tests::{Footprint, Job, MIB, compile_with, program, skip, tier};
+use std::time::Duration;
+
+const NEAR: u64 = 16 * MIB;
+
+/// The transcript is the same, in signal mode and with handler threads.
+fn same_in_mode(name: &str, arguments: &[&str], mode: &str) {
+    let Some(job) = Job::probe(name, arguments) else { return };
+    let mut job = job.within(Duration::from_secs(60)).option("--mode").option(mode);
+    let far = job.check_with_near(NEAR);
+    println!("{name}: {:.1} s, {}", far.ended.wall.as_secs_f64(), far.report.0);
+}
+
+macro_rules! probes {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $($(#[$doc])* mod $name {
+            #[test]
+            fn means_the_same() {
+                super::same_in_mode(stringify!($name), &[], "auto");
+            }
+            #[test]
+            fn means_the_same_with_handler_threads() {
+                super::same_in_mode(stringify!($name), &[], "thread");
+            }
+        })*
+    };
+}
+
+probes! {
+    paging,
+    mmap_edges,
+    mremap,
+    brk,
+    files,
+    reservations,
+    many_maps,
+    threads,
+    counters,
+    contexts,
+    signals,
+    itimer,
+    system_calls,
+    big_io,
+    waiting_calls,
+    async_io,
+    fork_far,
+    exec_far,
+    descriptors,
+    seccomp_own,
+    identity,
+    foreign,
+}
+
+#[test]
+fn random_histories_match_the_model() {
+    same_in_mode("torture", &[tier("3", "60")], "auto");
+}
+
+#[test]
+fn random_histories_match_the_model_with_handler_threads() {
+    same_in_mode("torture", &[tier("3", "60")], "thread");
+}
+
+/// io_uring may be refused as kernels refuse it, so that programs fall back; if it is there, it must be right.
+#[test]
+fn io_uring_is_right_or_refused() {
+    let Some(job) = Job::probe("async_io", &["ring"]) else { return };
+    let mut job = job.footprint(Footprint::Any);
+    let text = job.run_alone(NEAR).ended.text();
+    let native = job.native_run().text();
+    let refused = ["io_uring_setup: ENOSYS\n", "io_uring_setup: EPERM\n"];
+    assert!(text == native || refused.contains(&text.as_str()), "with far memory:\n{text}\nnatively:\n{native}");
+}
+
+#[test]
+fn every_way_to_end_comes_out_unchanged() {
+    let ways = [
+        "return", "zero", "exit", "_exit", "raw", "thread", "abort", "term", "kill", "segv", "bus", "sys", "fpe", "ill",
+        "pthread_exit", "exec", "orphan",
+    ];
+    let mut failures = Vec::new();
+    for way in ways {
+        let check = || {
+            let Some(job) = Job::probe("exits", &[way]) else { return };
+            job.within(Duration::from_secs(30)).check_with_near(NEAR);
+        };
+        if std::panic::catch_unwind(check).is_err() {
+            failures.push(way);
+        }
+    }
+    assert!(failures.is_empty(), "ways that came out otherwise: {failures:?}");
+}
+
+/// A static program started by a program of the job: nothing can be loaded into it, so it runs near, but it must run.
+#[test]
+fn static_children_run() {
+    let Some(shell) = program("sh") else { return };
+    let job = Job::new("static-children", [shell.as_os_str()]);
+    let bin = job.scratch().folder("bin");
+    let Some(child) = compile_with("brk", &bin, "static-brk", &["-static"]) else { return };
+    let script = format!("echo before; {0}; echo $?; env -i {0}; echo $?; exec {0}", child.display());
+    job.arg("-c").arg(script).footprint(Footprint::Any).check_with_near(NEAR);
+}
+
+/// The program that is started is itself a script, or found by PATH.
+#[test]
+fn scripts_are_programs() {
+    let job = Job::new("scripts", ["sh"]).footprint(Footprint::Any);
+    let script = job.scratch().file("script", "#!/bin/sh\necho \"$0\" has $# arguments: \"$@\"; exit 9\n");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    job.arg("-c").arg("exec \"$0\" 'a b' c").arg(script).check_with_near(NEAR);
+    if program("env").is_none() {
+        skip("no env");
+        return;
+    }
+    Job::new("by-path", ["env", "printf", "%s-%s\\n", "one", "two"]).footprint(Footprint::Any).check_with_near(NEAR);
+}
