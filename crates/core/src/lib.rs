@@ -10,6 +10,7 @@ extern crate alloc;
 pub mod geometry;
 mod ids;
 pub mod page_word;
+pub mod policy;
 pub mod session;
 pub mod time;
 pub mod wire;

@@ -1,0 +1,3 @@
+//! Policies: pure decisions that the machinery asks for.
+
+pub mod prefetch;

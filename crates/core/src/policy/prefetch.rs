@@ -1,0 +1,251 @@
+//! What to bring near ahead of need, from the pages that one thread faulted on.
+//!
+//! Three detectors, most certain first: a fault where a known stream was expected to go on; a fault that makes a
+//! stride with two earlier ones (or sits beside one); and, for noisy streams, the majority vote over recent
+//! distances (Leap, ATC'20, section 4.1). Each stream's window doubles while its prefetched pages are used and
+//! halves when they are not. Streams that keep missing are not believed for a while: useless prefetching stops by
+//! itself and is tried again later.
+//!
+//! A page that was prefetched is mapped, so its use is not seen. A stream's window counts as used when the fault
+//! after it comes where the stream was expected to go on.
+
+/// Streams followed at once.
+const STREAMS: usize = 8;
+/// Faults remembered.
+const RECENT: usize = 16;
+/// Smallest and largest window, pages.
+const WINDOW_MIN: u32 = 4;
+const WINDOW_MAX: u32 = 64;
+/// Largest stride worth following, pages.
+const STRIDE_MAX: i64 = 1024;
+/// After this many windows in a row without use, new streams are ignored …
+const DOUBTS_MAX: u32 = 8;
+/// … for this many faults.
+const PAUSE_FAULTS: u32 = 512;
+
+/// What to bring: `count` pages, `stride` apart, after the faulting one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ahead {
+    /// Distance between pages, never 0 when `count` is not.
+    pub stride: i64,
+    /// Number of pages.
+    pub count: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Stream {
+    /// Where the next fault is expected; negative = unused.
+    next: i64,
+    stride: i64,
+    /// Pages asked for last time.
+    window: u32,
+    /// Fault count at its last use.
+    used_at: u64,
+}
+
+const UNUSED: Stream = Stream { next: -1, stride: 0, window: 0, used_at: 0 };
+
+/// See the module.
+pub struct Prefetcher {
+    streams: [Stream; STREAMS],
+    recent: [i64; RECENT],
+    faults: u64,
+    doubts: u32,
+    paused_until: u64,
+    hits: u64,
+}
+
+impl Default for Prefetcher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Prefetcher {
+    /// Knows nothing yet.
+    pub const fn new() -> Prefetcher {
+        Prefetcher {
+            streams: [UNUSED; STREAMS],
+            recent: [i64::MIN / 4; RECENT],
+            faults: 0,
+            doubts: 0,
+            paused_until: 0,
+            hits: 0,
+        }
+    }
+
+    /// Pages whose use was seen since the last call.
+    pub fn take_hits(&mut self) -> u64 {
+        core::mem::take(&mut self.hits)
+    }
+
+    /// The thread faulted on `page`. What to bring with it.
+    pub fn on_fault(&mut self, page: u64) -> Ahead {
+        let page = page as i64;
+        self.faults += 1;
+        let ahead = self.go_on(page).or_else(|| self.start(page)).unwrap_or_default();
+        self.recent[self.faults as usize % RECENT] = page;
+        ahead
+    }
+
+    /// A stream that expected this fault.
+    fn go_on(&mut self, page: i64) -> Option<Ahead> {
+        let stream = self.streams.iter_mut().find(|s| s.next >= 0 && s.next == page)?;
+        self.hits += u64::from(stream.window);
+        self.doubts = 0;
+        stream.window = (stream.window * 2).min(WINDOW_MAX);
+        stream.used_at = self.faults;
+        stream.next = page + stream.stride * (i64::from(stream.window) + 1);
+        Some(Ahead { stride: stream.stride, count: stream.window })
+    }
+
+    fn start(&mut self, page: i64) -> Option<Ahead> {
+        if self.faults < self.paused_until {
+            return None;
+        }
+        let stride = self.stride_to(page).or_else(|| self.majority(page))?;
+        // The stream that was used longest ago makes room; if it never went on, that is one doubt more.
+        let index = (0..STREAMS).min_by_key(|&i| self.streams[i].used_at)?;
+        let old = self.streams[index];
+        if old.next >= 0 && old.window == WINDOW_MIN {
+            self.doubts += 1;
+            if self.doubts > DOUBTS_MAX {
+                self.doubts = 0;
+                self.paused_until = self.faults + u64::from(PAUSE_FAULTS);
+                self.streams = [UNUSED; STREAMS];
+                return None;
+            }
+        }
+        let window = WINDOW_MIN;
+        self.streams[index] =
+            Stream { next: page + stride * (i64::from(window) + 1), stride, window, used_at: self.faults };
+        Some(Ahead { stride, count: window })
+    }
+
+    /// A neighbour among recent faults, or two that make a stride with this one.
+    fn stride_to(&self, page: i64) -> Option<i64> {
+        let seen = |wanted: i64| self.recent.contains(&wanted);
+        if seen(page - 1) {
+            return Some(1);
+        }
+        if seen(page + 1) {
+            return Some(-1);
+        }
+        self.recent
+            .iter()
+            .map(|&before| page - before)
+            .find(|&stride| stride != 0 && stride.abs() <= STRIDE_MAX && seen(page - 2 * stride))
+    }
+
+    /// The distance that more than half of the recent faults have to the fault before them (Boyer and Moore).
+    fn majority(&self, page: i64) -> Option<i64> {
+        let at = |back: u64| self.recent[(self.faults - back) as usize % RECENT];
+        let steps = (RECENT as u64 - 1).min(self.faults.saturating_sub(1));
+        if steps < 4 {
+            return None;
+        }
+        let distance = |back: u64| if back == 0 { page - at(1) } else { at(back) - at(back + 1) };
+        let (mut candidate, mut votes) = (0, 0);
+        for back in 0..steps {
+            match distance(back) {
+                _ if votes == 0 => (candidate, votes) = (distance(back), 1),
+                d if d == candidate => votes += 1,
+                _ => votes -= 1,
+            }
+        }
+        let count = (0..steps).filter(|&back| distance(back) == candidate).count() as u64;
+        (candidate != 0 && candidate.abs() <= STRIDE_MAX && 2 * count > steps).then_some(candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs accesses through a prefetcher with unlimited near memory; faults and pages brought ahead, and of those
+    /// used.
+    fn run(accesses: impl Iterator<Item = u64>) -> (u64, u64, u64) {
+        let mut near = alloc::collections::BTreeMap::new();
+        let (mut faults, mut ahead_count, mut used) = (0, 0, 0);
+        let mut prefetcher = Prefetcher::new();
+        for page in accesses {
+            match near.get_mut(&page) {
+                Some(ahead) => used += u64::from(core::mem::replace(ahead, false)),
+                None => {
+                    faults += 1;
+                    near.insert(page, false);
+                    let ahead = prefetcher.on_fault(page);
+                    for step in 1..=i64::from(ahead.count) {
+                        let Ok(next) = u64::try_from(page as i64 + step * ahead.stride) else { continue };
+                        near.entry(next).or_insert_with(|| {
+                            ahead_count += 1;
+                            true
+                        });
+                    }
+                }
+            }
+        }
+        (faults, ahead_count, used)
+    }
+
+    #[test]
+    fn a_scan_faults_once_per_window() {
+        let (faults, ahead, used) = run(0..10_000);
+        assert!(faults < 200, "{faults}");
+        assert!(used * 100 >= ahead * 98, "{used} of {ahead}");
+    }
+
+    #[test]
+    fn a_scan_backwards_and_strides_too() {
+        assert!(run((0..10_000).rev()).0 < 200);
+        assert!(run((0..5_000).map(|i| i * 7)).0 < 120);
+        assert!(run((0..5_000).map(|i| 1_000_000 - i * 3)).0 < 120);
+    }
+
+    #[test]
+    fn interleaved_streams_are_followed() {
+        let triad = (0..5_000u64).flat_map(|i| [i, 1_000_000 + i, 2_000_000 + i]);
+        let (faults, _, _) = run(triad);
+        assert!(faults < 400, "{faults}");
+    }
+
+    #[test]
+    fn random_access_is_left_alone() {
+        let mut x = 88172645463325252u64;
+        let accesses = (0..20_000).map(move |_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x % 1_000_000
+        });
+        let (faults, ahead, _) = run(accesses);
+        assert!(ahead * 20 < faults, "{ahead} pages ahead for {faults} faults");
+    }
+
+    #[test]
+    fn short_runs_at_random_places_make_it_doubt() {
+        let mut x = 88172645463325252u64;
+        let accesses = (0..20_000).flat_map(move |_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            let start = x % 100_000_000;
+            [start, start + 1]
+        });
+        let (faults, ahead, _) = run(accesses);
+        assert!(ahead < faults / 2, "{ahead} pages ahead for {faults} faults");
+    }
+
+    #[test]
+    fn a_noisy_stride_wins_the_vote() {
+        let mut x = 88172645463325252u64;
+        let accesses = (0..8_000u64).map(move |i| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            if i % 5 == 4 { 50_000_000 + x % 10_000_000 } else { i * 4 }
+        });
+        let (faults, _, _) = run(accesses);
+        assert!(faults < 3_000, "{faults}");
+    }
+}
