@@ -1,1 +1,230 @@
-//! The bench harness.
+//! The bench harness: experiments are parameter files, one driver, one JSON line a run.
+//!
+//! [`cli`] is `farfield bench`. Each run executes its baseline (Linux swap under the same limit, or all-near) in turns
+//! with what is measured, so that a figure never stands without what it is compared with.
+#![cfg(target_os = "linux")]
+
+mod cgroup;
+mod child;
+mod contender;
+pub mod driver;
+pub mod experiment;
+mod limits;
+pub mod line;
+pub mod machine;
+mod plot;
+pub mod report;
+pub mod stats;
+mod swap;
+mod sys;
+mod undo;
+pub mod workload;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use experiment::Experiment;
+use std::path::{Path, PathBuf};
+
+/// A contender went wrong: crashed, brought wrong data, or hung.
+pub const EXIT_FAILED: i32 = 1;
+/// With `--check`: a bar was missed, or could not be checked.
+pub const EXIT_BAR_MISSED: i32 = 4;
+
+/// Measure Farfield against Linux swap and against memory that is all near.
+#[derive(Debug, Parser)]
+#[command(name = "farfield bench")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say what can be run.
+    List,
+    /// Run experiments and append a line for each to the results.
+    Run(Run),
+    /// Write tables and plots of the newest results.
+    Report(Report),
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    /// Names, families (`paging/`), `all`, or paths of parameter files.
+    #[arg(required = true)]
+    names: Vec<String>,
+    /// Small sizes and one sample: does everything work?
+    #[arg(long)]
+    quick: bool,
+    /// Samples of each contender.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
+    /// Seed of data and order.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only these contenders, and the baseline.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// End with code 4 unless every bar is held.
+    #[arg(long)]
+    check: bool,
+    /// The farfield binary [default: this one, or the one beside it].
+    #[arg(long)]
+    farfield: Option<PathBuf>,
+    /// Folder for result lines [default: bench/results of the tree].
+    #[arg(long)]
+    results: Option<PathBuf>,
+    /// Folder for programs and swap files; on a disk, not tmpfs, for swap-file [default: target of the tree].
+    #[arg(long)]
+    scratch: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct Report {
+    /// Folder of result lines [default: bench/results of the tree].
+    #[arg(long)]
+    results: Option<PathBuf>,
+    /// The page to write; plots go into a folder of the same name [default: docs/benchmarks.md of the tree].
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+/// Runs `farfield bench` with the arguments after that word. Gives the exit code.
+pub fn cli(args: Vec<String>) -> Result<i32> {
+    let named = std::iter::once("farfield bench".to_string()).chain(args);
+    match Cli::try_parse_from(named) {
+        Ok(cli) => cli.run(),
+        Err(error) => {
+            error.print()?;
+            Ok(error.exit_code())
+        }
+    }
+}
+
+impl Cli {
+    /// Does what the command line says. Gives the exit code.
+    pub fn run(self) -> Result<i32> {
+        match self.command {
+            Command::List => list(),
+            Command::Run(run) => run.execute(),
+            Command::Report(report) => {
+                let root = tree();
+                let results = report.results.unwrap_or(root.join("bench/results"));
+                let output = report.output.unwrap_or(root.join("docs/benchmarks.md"));
+                report::write(&results, &output)?;
+                eprintln!("wrote {}", output.display());
+                Ok(0)
+            }
+        }
+    }
+}
+
+fn list() -> Result<i32> {
+    for experiment in experiment::built_in()? {
+        println!("{:<20} {}", experiment.name, experiment.about);
+        println!("{:<20} {} points, {}", "", experiment.points(false)?.len(), experiment.contenders.join(", "));
+    }
+    Ok(0)
+}
+
+/// The tree of the project that we are in, else the current folder.
+fn tree() -> PathBuf {
+    let here = std::env::current_dir().unwrap_or_default();
+    let tree = here.ancestors().find(|folder| folder.join("bench/experiments").is_dir());
+    tree.unwrap_or(&here).to_path_buf()
+}
+
+/// Experiments that a name means.
+fn select(names: &[String]) -> Result<Vec<Experiment>> {
+    let built_in = experiment::built_in()?;
+    let mut selected: Vec<Experiment> = Vec::new();
+    for name in names {
+        if name.ends_with(".toml") {
+            let text = std::fs::read_to_string(name).with_context(|| format!("cannot read {name}"))?;
+            selected.push(Experiment::parse(&text).with_context(|| name.clone())?);
+            continue;
+        }
+        let means = |e: &&Experiment| {
+            name == "all" || e.name == *name || (name.ends_with('/') && e.name.starts_with(name.as_str()))
+        };
+        let before = selected.len();
+        for experiment in built_in.iter().filter(means) {
+            if !selected.iter().any(|s| s.name == experiment.name) {
+                selected.push(experiment.clone());
+            }
+        }
+        if selected.len() == before && !built_in.iter().any(|e| means(&e)) {
+            bail!("no experiment is called {name}; `farfield bench list` says which there are");
+        }
+    }
+    Ok(selected)
+}
+
+impl Run {
+    fn execute(self) -> Result<i32> {
+        let experiments = select(&self.names)?;
+        for name in &self.only {
+            contender::known(name)?;
+        }
+        let root = tree();
+        let results = self.results.unwrap_or(root.join("bench/results"));
+        let settings = driver::Settings {
+            quick: self.quick,
+            runs: self.runs,
+            seed: self.seed,
+            only: self.only,
+            farfield: contender::find_farfield(self.farfield)?,
+            scratch: self.scratch.unwrap_or_else(|| scratch_of(&root)),
+            root,
+            ledger: PathBuf::from("/run/farfield-bench"),
+        };
+        let mut code = 0;
+        for experiment in &experiments {
+            let line = match driver::run(experiment, &settings) {
+                Err(error) if error.is::<child::Interrupted>() => {
+                    eprintln!("{error}; nothing recorded of {}", experiment.name);
+                    return Ok(128 + sys::stop_signal().unwrap_or(2));
+                }
+                other => other?,
+            };
+            line::append(&results, &line)?;
+            print!("{}", report::summary(&line));
+            if report::any_failed(&line) {
+                code = EXIT_FAILED;
+            } else if self.check && code == 0 && !report::all_bars_held(experiment, &line) {
+                code = EXIT_BAR_MISSED;
+            }
+        }
+        Ok(code)
+    }
+}
+
+fn scratch_of(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join("bench")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(words: &[&str]) -> Vec<String> {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        select(&words).unwrap().into_iter().map(|e| e.name).collect()
+    }
+
+    #[test]
+    fn names_families_and_all_select() {
+        assert_eq!(names(&["paging/scan"]), ["paging/scan"]);
+        assert_eq!(names(&["paging/"]), names(&["all"]));
+        assert_eq!(names(&["paging/scan", "all"]).len(), names(&["all"]).len());
+        assert!(select(&["paging/scam".into()]).is_err());
+    }
+
+    #[test]
+    fn wrong_arguments_are_an_exit_code_not_a_panic() {
+        assert_eq!(cli(vec!["run".into()]).unwrap(), 2);
+        assert_eq!(cli(vec!["dance".into()]).unwrap(), 2);
+        assert_eq!(cli(vec!["--help".into()]).unwrap(), 0);
+        assert!(cli(vec!["run".into(), "paging/none".into()]).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! Runs one program with a deadline and never leaves it, or what it started, behind.
+
+use crate::sys::{self, Ended, Gave};
+use anyhow::{Context, Result, anyhow, bail};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The user asked to stop.
+#[derive(Debug)]
+pub(crate) struct Interrupted(pub(crate) i32);
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "stopped by signal {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// What a program left.
+pub(crate) struct Finished {
+    pub(crate) ended: Ended,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Finished {
+    /// The output of a program that succeeded; what it said if it did not.
+    pub(crate) fn success(&self) -> Result<&str> {
+        if self.ended.code == 0 {
+            return Ok(&self.stdout);
+        }
+        let said: Vec<&str> = self.stderr.lines().collect();
+        let last = said[said.len().saturating_sub(5)..].join(" | ");
+        match self.ended.signal {
+            0 => bail!("ended with code {}: {last}{}", self.ended.code, self.stdout.trim()),
+            signal => bail!("killed by signal {signal}: {last}"),
+        }
+    }
+}
+
+/// Leads a process group of its own; what is left of it is killed in the end.
+struct Group {
+    pid: u32,
+    reaped: bool,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        sys::kill(-(self.pid as i32)).ok(); // Nobody left is the usual case.
+        if !self.reaped {
+            sys::reap_killed(self.pid);
+        }
+    }
+}
+
+/// Runs `command` to its end. Its output goes through files in `scratch`, so that a long one blocks nobody.
+pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> Result<Finished> {
+    let (out, err) = (scratch.join("stdout"), scratch.join("stderr"));
+    command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
+    let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+    let mut group = Group { pid: child.id(), reaped: false };
+    let ended = match sys::wait_for(group.pid, Instant::now() + patience)? {
+        Ok(ended) => ended,
+        Err(Gave::TimedOut) => return Err(anyhow!("did not end within {} s", patience.as_secs())),
+        Err(Gave::Stopped(signal)) => return Err(Interrupted(signal).into()),
+    };
+    group.reaped = true;
+    drop(group);
+    let text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Ok(Finished { ended, stdout: text(&out)?, stderr: text(&err)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, patience: Duration) -> Result<Finished> {
+        let scratch =
+            std::env::temp_dir().join(format!("farfield-bench-child-{}-{}", std::process::id(), script.len()));
+        fs::create_dir_all(&scratch)?;
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        run(command, &scratch, patience)
+    }
+
+    #[test]
+    fn output_and_cpu_time_come_back() {
+        let finished =
+            shell("echo out; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done", Duration::from_secs(30)).unwrap();
+        assert_eq!(finished.success().unwrap(), "out\n");
+        assert!(finished.ended.cpu_user + finished.ended.cpu_system > Duration::ZERO);
+        assert!(finished.ended.resident_peak_bytes > 100_000);
+    }
+
+    #[test]
+    fn failure_repeats_what_the_program_said() {
+        let failed = shell("echo because >&2; exit 3", Duration::from_secs(30)).unwrap();
+        let error = failed.success().unwrap_err().to_string();
+        assert!(error.contains("code 3") && error.contains("because"), "{error}");
+        let killed = shell("kill -9 $$", Duration::from_secs(30)).unwrap();
+        assert!(killed.success().unwrap_err().to_string().contains("signal 9"));
+    }
+
+    #[test]
+    fn late_program_is_killed_with_its_children() {
+        let pid_file = std::env::temp_dir().join(format!("farfield-bench-pid-{}", std::process::id()));
+        let script = format!("sleep 1000 & echo $! > {}; wait", pid_file.display());
+        let started = Instant::now();
+        let error = shell(&script, Duration::from_millis(300)).err().unwrap();
+        assert!(error.to_string().contains("did not end"));
+        assert!(started.elapsed() < Duration::from_secs(30));
+        let pid = fs::read_to_string(&pid_file).unwrap();
+        let stat = format!("/proc/{}/stat", pid.trim());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // Gone, or a zombie that its new parent has not collected yet.
+        while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
+            assert!(Instant::now() < deadline, "the child of the late program is still there");
+            std::thread::yield_now();
+        }
+        fs::remove_file(pid_file).ok();
+    }
+}

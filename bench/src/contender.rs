@@ -1,0 +1,348 @@
+//! Who runs a workload: nobody in between (native), Linux swap, or Farfield.
+
+use crate::cgroup::{Cgroup, Hierarchy};
+use crate::child::{self, Finished};
+use crate::line::Sample;
+use crate::swap::{self, Area, Traffic, unavailable};
+use crate::sys;
+use crate::undo::{Ledger, Undo};
+use crate::workload::{Output, Workload};
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Who serves the memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Contender {
+    /// All near, nothing in between.
+    Native,
+    /// Linux swap under a cgroup limit.
+    Swap(Store),
+    /// `farfield run`.
+    Farfield(Far),
+}
+
+/// Where Linux swaps to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Store {
+    /// Compressed RAM.
+    Zram,
+    /// A file on the disk that holds the scratch folder.
+    File,
+}
+
+/// Where Farfield keeps far pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Far {
+    /// The default: a private server on this machine, shared memory.
+    Private,
+    /// A `farfield serve` of the driver, over TCP loopback.
+    Tcp,
+}
+
+/// The contender of that name.
+pub(crate) fn known(name: &str) -> Result<Contender> {
+    Ok(match name {
+        "native" => Contender::Native,
+        "swap-zram" => Contender::Swap(Store::Zram),
+        "swap-file" => Contender::Swap(Store::File),
+        "farfield" => Contender::Farfield(Far::Private),
+        "farfield-tcp" => Contender::Farfield(Far::Tcp),
+        _ => bail!("no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp"),
+    })
+}
+
+/// One sample to take.
+pub(crate) struct Job<'a> {
+    pub(crate) workload: &'a Workload,
+    pub(crate) program: &'a Path,
+    pub(crate) arguments: &'a [String],
+    pub(crate) near_bytes: u64,
+    pub(crate) data_bytes: u64,
+    pub(crate) patience: Duration,
+    pub(crate) scratch: &'a Path,
+    /// The `farfield` binary, if there is one.
+    pub(crate) farfield: Option<&'a Path>,
+    /// Folder of the lock and ledger for what touches the whole machine.
+    pub(crate) ledger: &'a Path,
+}
+
+/// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again.
+const OOM_RETRIES: u64 = 5;
+const SERVER_READY_WITHIN: Duration = Duration::from_secs(20);
+const SERVER_STOPS_WITHIN: Duration = Duration::from_secs(5);
+const LOCK_WITHIN: Duration = Duration::from_secs(600);
+
+impl Contender {
+    /// Runs the program once.
+    pub(crate) fn sample(self, job: &Job) -> Result<Sample> {
+        match self {
+            Contender::Native => native(job),
+            Contender::Swap(store) => swapped(store, job),
+            Contender::Farfield(far) => farfield(far, job),
+        }
+    }
+}
+
+fn native(job: &Job) -> Result<Sample> {
+    let mut command = Command::new(job.program);
+    command.args(job.arguments);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    sample(job, &finished)
+}
+
+/// What the program said of itself and the kernel said of it.
+fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
+    let output = Output::parse(finished.success()?)?;
+    ensure!(output.verified, "{} reads brought wrong data", output.errors);
+    let phase = output.phase(job.workload.phase)?;
+    let mut figures = BTreeMap::new();
+    figures.insert("faults_major".to_string(), phase.faults_major as f64);
+    figures.insert("cpu_user_s".to_string(), finished.ended.cpu_user.as_secs_f64());
+    figures.insert("cpu_system_s".to_string(), finished.ended.cpu_system.as_secs_f64());
+    figures.insert("resident_peak_bytes".to_string(), finished.ended.resident_peak_bytes as f64);
+    Ok(Sample {
+        ns_per_op: phase.ns_per_op(),
+        ops: phase.ops,
+        checksum: output.checksum,
+        phases: output.phases,
+        figures,
+    })
+}
+
+fn swapped(store: Store, job: &Job) -> Result<Sample> {
+    swap::ensure_allowed()?;
+    let hierarchy = Hierarchy::find()?;
+    let ledger = Ledger::open(job.ledger, LOCK_WITHIN)?;
+    for attempt in 0..=OOM_RETRIES {
+        let mut undo = Undo::new(&ledger);
+        // Room for all data twice over: slots of pages that have come back are freed late.
+        let bytes = job.data_bytes * 2 + (64 << 20);
+        let area = match store {
+            Store::Zram => Area::zram(bytes, &mut undo)?,
+            Store::File => Area::file(&job.scratch.join("swap"), bytes, &mut undo)?,
+        };
+        let group = Cgroup::new(&hierarchy, job.near_bytes, &mut undo)?;
+        let before = Traffic::now();
+        let mut command = group.command(job.program);
+        command.args(job.arguments);
+        let finished = child::run(command, job.scratch, job.patience);
+        let traffic = Traffic::now().since(before);
+        let (oom_kills, peak) = (group.oom_kills(), group.peak_bytes());
+        let store_peak = area.store_peak_bytes();
+        let kind = area.kind.clone();
+        undo.finish()?;
+        let finished = finished?;
+        if oom_kills > 0 && finished.ended.signal == 9 && attempt < OOM_RETRIES {
+            continue;
+        }
+        let mut sample = sample(job, &finished).with_context(|| format!("under swap to {kind}"))?;
+        let swapping_expected = job.near_bytes < job.data_bytes;
+        ensure!(!swapping_expected || traffic.pages_out > 0, "the limit did not make the program swap to {kind}");
+        let faults = sample.figures["faults_major"];
+        if faults > 0.0 {
+            sample.figures.insert("ns_per_fault".into(), sample.ns_per_op * sample.ops as f64 / faults);
+        }
+        sample.figures.insert("swap_pages_in".into(), traffic.pages_in as f64);
+        sample.figures.insert("swap_pages_out".into(), traffic.pages_out as f64);
+        sample.figures.insert("oom_retries".into(), attempt as f64);
+        sample.figures.insert("cgroup_version".into(), f64::from(hierarchy.version));
+        if let Some(peak) = peak {
+            sample.figures.insert("near_peak_bytes".into(), peak as f64);
+        }
+        if let Some(store) = store_peak {
+            sample.figures.insert("store_peak_bytes".into(), store as f64);
+        }
+        return Ok(sample);
+    }
+    unreachable!("the last attempt returns")
+}
+
+fn farfield(far: Far, job: &Job) -> Result<Sample> {
+    let binary = job.farfield.ok_or_else(|| {
+        unavailable("no farfield binary beside this one", "build it, or name it with --farfield PATH")
+    })?;
+    let server = match far {
+        Far::Private => None,
+        Far::Tcp => Some(Server::start(binary, job.data_bytes * 2)?),
+    };
+    let report = job.scratch.join("report.json");
+    fs::remove_file(&report).ok();
+    let mut command = Command::new(binary);
+    command.args(["run", "--near", &job.near_bytes.to_string(), "--quiet", "--report"]).arg(&report);
+    if let Some(server) = &server {
+        command.args(["--far", &server.url]);
+    }
+    command.arg("--").arg(job.program).args(job.arguments);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    let mut sample = sample(job, &finished).context("under farfield run")?;
+    let text = fs::read_to_string(&report).context("farfield run wrote no report")?;
+    sample.figures.extend(report_figures(&text, job, &sample)?);
+    if let Some(server) = server {
+        sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    }
+    Ok(sample)
+}
+
+/// Figures of a `farfield run` report, and those that follow from them.
+fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<String, f64>> {
+    let report: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).context("the report is not JSON")?;
+    let mut figures: BTreeMap<String, f64> =
+        report.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
+    figures.remove("exit_code");
+    let get = |name: &str| figures.get(name).copied();
+    let demand_reads = get("demand_reads").context("the report has no demand_reads")?;
+    let mut derived = Vec::new();
+    if demand_reads > 0.0 {
+        // First touches happen while filling; what the measured phase waits for are reads. Reads of other phases are in
+        // the count too, so that this is a lower bound where a check phase follows.
+        derived.push(("ns_per_fault", sample.ns_per_op * sample.ops as f64 / demand_reads));
+    }
+    if let (Some(reclaim_ns), Some(out), Some(clean), Some(zero)) =
+        (get("reclaim_ns"), get("pages_out"), get("clean_drops"), get("zero_pages"))
+        && out + clean + zero > 0.0
+    {
+        derived.push(("reclaim_ns_per_byte", reclaim_ns / ((out + clean + zero) * 4096.0)));
+    }
+    if let (Some(prefetched), Some(hits)) = (get("prefetched"), get("prefetch_hits")) {
+        if prefetched > 0.0 {
+            derived.push(("prefetch_accuracy", hits / prefetched));
+        }
+        if hits + demand_reads > 0.0 {
+            derived.push(("prefetch_coverage", hits / (hits + demand_reads)));
+        }
+    }
+    if let Some(peak) = get("near_peak_bytes") {
+        derived.push(("near_peak_over_limit", peak / job.near_bytes as f64));
+    }
+    figures.extend(derived.into_iter().map(|(name, value)| (name.to_string(), value)));
+    Ok(figures)
+}
+
+/// A memory server of the driver; stopped when dropped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(binary: &Path, capacity_bytes: u64) -> Result<Server> {
+        // A port that was free a moment ago. Whoever takes it in between makes the start fail, not hang.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let address = format!("127.0.0.1:{port}");
+        let url = format!("tcp://{address}");
+        let mut command = Command::new(binary);
+        command.args(["serve", "--listen", &url, "--memory", &capacity_bytes.to_string()]);
+        command.args(["--parent-pid", &std::process::id().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
+        let mut server = Server { child, url };
+        let deadline = Instant::now() + SERVER_READY_WITHIN;
+        while TcpStream::connect(&address).is_err() {
+            if let Some(status) = server.child.try_wait()? {
+                let said = server.child.stderr.take().map(|e| BufReader::new(e).lines().map_while(Result::ok).take(5));
+                let said = said.into_iter().flatten().collect::<Vec<_>>().join(" | ");
+                bail!("farfield serve ended with {status}: {said}");
+            }
+            ensure!(Instant::now() < deadline, "farfield serve does not listen after {SERVER_READY_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
+    /// CPU time that the server has taken so far.
+    fn cpu_seconds(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
+    }
+}
+
+/// utime + stime of a `/proc/PID/stat`.
+fn cpu_ticks(stat: &str) -> u64 {
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = self.child.id() as i32;
+        if self.child.try_wait().is_ok_and(|status| status.is_some()) {
+            return;
+        }
+        sys::terminate(pid).ok();
+        let deadline = Instant::now() + SERVER_STOPS_WITHIN;
+        while self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            if Instant::now() >= deadline {
+                self.child.kill().ok();
+                self.child.wait().ok();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// The `farfield` binary: the one named, or this one, or the one beside it.
+pub(crate) fn find_farfield(named: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    if let Some(path) = named {
+        ensure!(path.is_file(), "there is no {}", path.display());
+        return Ok(Some(path));
+    }
+    let this = std::env::current_exe().context("cannot find this program")?;
+    if this.file_stem().is_some_and(|name| name == "farfield") {
+        return Ok(Some(this));
+    }
+    Ok(Some(this.with_file_name("farfield")).filter(|path| path.is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_follow_from_a_report() {
+        let text = r#"{"version":"0.1.0","exit_code":0,"failure":null,"near_peak_bytes":1000,"fault_ns_p99":9000,
+            "faults":100,"first_touches":40,"demand_reads":60,"prefetched":50,"prefetch_hits":40,"pages_out":10,
+            "clean_drops":5,"zero_pages":5,"reclaim_ns":81920}"#;
+        let path = Path::new("/");
+        let job = Job {
+            workload: Workload::named("random").unwrap(),
+            program: path,
+            arguments: &[],
+            near_bytes: 2000,
+            data_bytes: 4000,
+            patience: Duration::ZERO,
+            scratch: path,
+            farfield: None,
+            ledger: path,
+        };
+        let sample =
+            Sample { ns_per_op: 30.0, ops: 10, checksum: String::new(), phases: vec![], figures: BTreeMap::new() };
+        let figures = report_figures(text, &job, &sample).unwrap();
+        assert_eq!(figures["reclaim_ns_per_byte"], 1.0);
+        assert_eq!(figures["prefetch_accuracy"], 0.8);
+        assert_eq!(figures["prefetch_coverage"], 0.4);
+        assert_eq!(figures["near_peak_over_limit"], 0.5);
+        assert_eq!(figures["ns_per_fault"], 5.0);
+        assert_eq!(figures["fault_ns_p99"], 9000.0);
+        assert!(report_figures("{}", &job, &sample).is_err());
+    }
+
+    #[test]
+    fn cpu_time_is_found_behind_a_name_with_spaces() {
+        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0";
+        assert_eq!(cpu_ticks(stat), 42);
+        assert_eq!(cpu_ticks(""), 0);
+    }
+
+    #[test]
+    fn missing_binary_is_said_not_guessed() {
+        assert!(find_farfield(Some("/nonexistent/farfield".into())).is_err());
+    }
+}

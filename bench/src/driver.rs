@@ -1,0 +1,238 @@
+//! The one driver of all experiments.
+//!
+//! At each point the contenders take turns, A B C A B C, so that drift of the machine hits all alike. A contender that
+//! cannot run or goes wrong is left out of the following rounds of its point, and the line says why.
+
+use crate::child::Interrupted;
+use crate::contender::{self, Job};
+use crate::experiment::{Experiment, Point, arguments, near_bytes, number, workload};
+use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
+use crate::machine::{Machine, commit, utc_now};
+use crate::swap::Unavailable;
+use crate::{limits, sys};
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How to run an experiment.
+pub struct Settings {
+    /// Small sizes, one sample.
+    pub quick: bool,
+    /// Samples of each contender, instead of what the file says.
+    pub runs: Option<u32>,
+    /// Seed, instead of what the file says.
+    pub seed: Option<u64>,
+    /// Only these contenders and the baseline; empty for all.
+    pub only: Vec<String>,
+    /// The `farfield` binary, if there is one.
+    pub farfield: Option<PathBuf>,
+    /// The tree whose commit is noted.
+    pub root: PathBuf,
+    /// Programs, swap files and outputs of a run; removed in the end.
+    pub scratch: PathBuf,
+    /// Folder of lock and ledger.
+    pub ledger: PathBuf,
+}
+
+/// A folder that is removed with all that is in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(parent: &Path) -> Result<Scratch> {
+        let path = parent.join(format!("farfield-bench-{}", std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Runs one experiment and gives its line.
+pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
+    sys::catch_stop_signals().context("cannot catch signals")?;
+    let scratch = Scratch::new(&settings.scratch)?;
+    let (commit, dirty) = commit(&settings.root);
+    let mut line = Line {
+        schema: SCHEMA,
+        experiment: experiment.name.clone(),
+        time: utc_now(),
+        commit,
+        dirty,
+        machine: Machine::this(),
+        seed: settings.seed.unwrap_or(experiment.seed),
+        runs: settings.runs.unwrap_or(if settings.quick { 1 } else { experiment.runs }),
+        quick: settings.quick,
+        baseline: "ok".into(),
+        baseline_why: None,
+        axes: experiment.axes(settings.quick),
+        limits: limits::measure(&experiment.limits, &scratch.0)?,
+        points: Vec::new(),
+    };
+    for point in experiment.points(settings.quick)? {
+        eprintln!("{}  {}", experiment.name, describe(&point, &line.axes));
+        let result = run_point(experiment, settings, &line, &scratch.0, point)?;
+        let baseline = result.contenders.iter().find(|c| c.name == experiment.baseline);
+        match baseline.map(|c| &c.status) {
+            Some(Status::Ok) | None => {}
+            Some(Status::Unavailable { why, remedy }) => {
+                line.baseline = "unavailable".into();
+                line.baseline_why = Some(format!("{why}; {remedy}"));
+            }
+            Some(Status::Failed { why }) => {
+                line.baseline = "unavailable".into();
+                line.baseline_why = Some(why.clone());
+            }
+        }
+        line.points.push(result);
+    }
+    Ok(line)
+}
+
+/// The swept parameters of a point, or all if none is swept.
+pub(crate) fn describe(point: &Point, axes: &[String]) -> String {
+    let shown = point.iter().filter(|(key, _)| axes.is_empty() || axes.contains(key));
+    shown.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+fn run_point(
+    experiment: &Experiment,
+    settings: &Settings,
+    line: &Line,
+    scratch: &Path,
+    point: Point,
+) -> Result<PointResult> {
+    let workload = workload(&point)?;
+    let program = workload.compile(scratch)?;
+    let arguments = arguments(&point, line.seed);
+    let job = Job {
+        workload,
+        program: &program,
+        arguments: &arguments,
+        near_bytes: near_bytes(&point)?,
+        data_bytes: number(&point, "data_mib")? << 20,
+        patience: Duration::from_secs(experiment.deadline_seconds),
+        scratch,
+        farfield: settings.farfield.as_deref(),
+        ledger: &settings.ledger,
+    };
+    let chosen =
+        |name: &&String| settings.only.is_empty() || settings.only.contains(name) || **name == experiment.baseline;
+    let names: Vec<&String> = experiment.contenders.iter().filter(chosen).collect();
+    let mut samples: BTreeMap<&String, Vec<Sample>> = BTreeMap::new();
+    let mut setbacks: BTreeMap<&String, Status> = BTreeMap::new();
+    let mut checksum: Option<String> = None;
+    for round in 0..line.runs {
+        for name in &names {
+            if setbacks.contains_key(name) {
+                continue;
+            }
+            match contender::known(name)?.sample(&job) {
+                Ok(sample) if checksum.as_ref().is_some_and(|c| *c != sample.checksum) => {
+                    let why = "its result differs from that of the contender before".to_string();
+                    report_setback(name, &why);
+                    setbacks.insert(name, Status::Failed { why });
+                }
+                Ok(sample) => {
+                    checksum.get_or_insert_with(|| sample.checksum.clone());
+                    eprintln!(
+                        "  {:>2}/{} {name:<13} {:>10.1} ns/{}",
+                        round + 1,
+                        line.runs,
+                        sample.ns_per_op,
+                        workload.unit
+                    );
+                    samples.entry(name).or_default().push(sample);
+                }
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => {
+                    let status = setback(&error);
+                    report_setback(name, &format!("{error:#}"));
+                    setbacks.insert(name, status);
+                }
+            }
+        }
+    }
+    let contenders: Vec<ContenderResult> = names
+        .iter()
+        .map(|name| {
+            let status = setbacks.remove(name).unwrap_or(Status::Ok);
+            ContenderResult::new(name, status, samples.remove(name).unwrap_or_default())
+        })
+        .collect();
+    Ok(PointResult {
+        near_bytes: job.near_bytes,
+        unit: workload.unit.into(),
+        ratios: ratios(&contenders, &experiment.bars, &point),
+        contenders,
+        parameters: point,
+    })
+}
+
+fn report_setback(name: &str, why: &str) {
+    eprintln!("       {name:<13} left out: {why}");
+}
+
+fn setback(error: &anyhow::Error) -> Status {
+    match error.downcast_ref::<Unavailable>() {
+        Some(Unavailable { why, remedy }) => Status::Unavailable { why: why.clone(), remedy: remedy.clone() },
+        None => Status::Failed { why: format!("{error:#}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::swap::unavailable;
+
+    #[test]
+    fn what_is_missing_is_told_from_what_went_wrong() {
+        let missing = unavailable("no zram", "modprobe zram").context("while setting up");
+        assert_eq!(setback(&missing), Status::Unavailable { why: "no zram".into(), remedy: "modprobe zram".into() });
+        let wrong = anyhow::anyhow!("7 reads brought wrong data").context("under farfield run");
+        assert!(matches!(setback(&wrong), Status::Failed { why } if why.contains("7 reads")));
+    }
+
+    #[test]
+    fn native_runs_are_sampled_and_scratch_is_removed() {
+        let text = r#"
+            name = "test/native"
+            about = "a"
+            physics = "b"
+            baseline = "native"
+            contenders = ["native", "farfield"]
+            limits = ["page_copy"]
+            runs = 2
+            [parameters]
+            workload = "random"
+            data_mib = 4
+            near_percent = 50
+            ops = 1000
+        "#;
+        let parent = std::env::temp_dir().join(format!("farfield-bench-driver-{}", std::process::id()));
+        let settings = Settings {
+            quick: false,
+            runs: None,
+            seed: None,
+            only: vec![],
+            farfield: None,
+            root: parent.clone(),
+            scratch: parent.clone(),
+            ledger: parent.clone(),
+        };
+        let line = run(&Experiment::parse(text).unwrap(), &settings).unwrap();
+        let contenders = &line.points[0].contenders;
+        assert_eq!(contenders[0].samples.len(), 2);
+        assert_eq!(contenders[0].samples[0].checksum, contenders[0].samples[1].checksum);
+        assert!(matches!(contenders[1].status, Status::Unavailable { .. }));
+        assert!(line.limits["page_copy"] > 0.0);
+        assert_eq!(line.baseline, "ok");
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 0, "scratch is left behind");
+        fs::remove_dir_all(&parent).unwrap();
+    }
+}

@@ -1,0 +1,387 @@
+//! Experiments are parameter files; this reads them.
+//!
+//! A file names a workload's parameters, one value each (`[parameters]`) or several (`[sweep]`); each combination of
+//! swept values is a *point*. `[quick]` overrides some of them for a smoke run. A bar is the ratio that a contender must
+//! not exceed against a baseline.
+
+use crate::workload::Workload;
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Value of a parameter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// A count, a size or a switch.
+    Number(u64),
+    /// A name.
+    Text(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// One combination of parameters.
+pub type Point = BTreeMap<String, Value>;
+
+/// A parameter file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// `family/name`.
+    pub name: String,
+    /// What it measures, one or two sentences.
+    pub about: String,
+    /// What no system can beat here, and why.
+    pub physics: String,
+    /// The contender that all others are compared with first.
+    #[serde(default = "default_baseline")]
+    pub baseline: String,
+    /// Who runs, in the order in which they take turns.
+    pub contenders: Vec<String>,
+    /// Probes whose figures belong beside the result.
+    #[serde(default)]
+    pub limits: Vec<String>,
+    /// Samples of each contender.
+    #[serde(default = "default_runs")]
+    pub runs: u32,
+    /// Seed of the workload's data and order.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Longest time one sample may take.
+    #[serde(default = "default_deadline_seconds")]
+    pub deadline_seconds: u64,
+    /// Parameters with one value.
+    pub parameters: Point,
+    /// Parameters with several values.
+    #[serde(default)]
+    pub sweep: BTreeMap<String, Vec<Value>>,
+    /// Overrides for a smoke run.
+    #[serde(default)]
+    pub quick: Quick,
+    /// What must hold.
+    #[serde(default, rename = "bar")]
+    pub bars: Vec<Bar>,
+}
+
+/// Overrides for a smoke run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quick {
+    /// Replaces values of `[parameters]`.
+    #[serde(default)]
+    pub parameters: Point,
+    /// Replaces lists of `[sweep]`.
+    #[serde(default)]
+    pub sweep: BTreeMap<String, Vec<Value>>,
+}
+
+/// A ratio that must not be exceeded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bar {
+    /// Whose time.
+    pub of: String,
+    /// Over whose time.
+    pub to: String,
+    /// Largest ratio that passes.
+    pub at_most: f64,
+    /// The ratio we would like.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<f64>,
+    /// Only points with these parameters.
+    #[serde(default, rename = "where", skip_serializing_if = "BTreeMap::is_empty")]
+    pub at: Point,
+}
+
+impl Bar {
+    /// Does the bar speak of this pair at this point?
+    pub fn covers(&self, of: &str, to: &str, point: &Point) -> bool {
+        self.of == of && self.to == to && self.at.iter().all(|(key, value)| point.get(key) == Some(value))
+    }
+}
+
+fn default_baseline() -> String {
+    "swap-zram".into()
+}
+fn default_runs() -> u32 {
+    5
+}
+fn default_seed() -> u64 {
+    42
+}
+fn default_deadline_seconds() -> u64 {
+    300
+}
+
+/// Parameters that the driver or a workload understands. The driver's own are not handed to the program.
+const PARAMETERS: &[&str] = &[
+    "workload",
+    "near_percent",
+    "data_mib",
+    "ops",
+    "threads",
+    "write_percent",
+    "compressible",
+    "passes",
+    "record_words",
+];
+/// Most points of one experiment, so that a typing error does not run for a day.
+const POINTS_MAX: usize = 64;
+
+impl Experiment {
+    /// Reads a parameter file and checks all that can be checked before a run.
+    pub fn parse(text: &str) -> Result<Experiment> {
+        let experiment: Experiment = toml::from_str(text).context("not a parameter file")?;
+        experiment.check().with_context(|| format!("experiment {}", experiment.name))?;
+        Ok(experiment)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(self.name.split('/').count() == 2, "`name` must read family/name");
+        ensure!((1..=1000).contains(&self.runs), "`runs` must be 1 to 1000");
+        ensure!(self.contenders.contains(&self.baseline), "the baseline {} is not among the contenders", self.baseline);
+        for name in &self.contenders {
+            crate::contender::known(name)?;
+        }
+        for limit in &self.limits {
+            ensure!(crate::limits::NAMES.contains(&limit.as_str()), "no probe is called {limit}");
+        }
+        for bar in &self.bars {
+            for side in [&bar.of, &bar.to] {
+                ensure!(self.contenders.contains(side), "a bar speaks of {side}, which is not among the contenders");
+            }
+            ensure!(
+                bar.at_most > 0.0 && bar.aim.is_none_or(|aim| aim <= bar.at_most),
+                "a bar's `aim` exceeds `at_most`"
+            );
+            let covered = self.points(false)?.iter().any(|p| bar.covers(&bar.of, &bar.to, p));
+            ensure!(covered, "a bar's `where` matches no point");
+        }
+        for key in self.quick.parameters.keys() {
+            ensure!(self.parameters.contains_key(key), "`quick` overrides {key}, which is not in `parameters`");
+        }
+        for key in self.quick.sweep.keys() {
+            ensure!(self.sweep.contains_key(key), "`quick` overrides {key}, which is not in `sweep`");
+        }
+        self.points(true)?;
+        Ok(())
+    }
+
+    /// All combinations of parameters, the last swept name varying fastest.
+    pub fn points(&self, quick: bool) -> Result<Vec<Point>> {
+        let mut base = self.parameters.clone();
+        let mut sweep = self.sweep.clone();
+        if quick {
+            base.extend(self.quick.parameters.clone());
+            sweep.extend(self.quick.sweep.clone());
+        }
+        let mut points = vec![base];
+        for (key, values) in &sweep {
+            ensure!(!values.is_empty(), "`sweep` of {key} is empty");
+            ensure!(!self.parameters.contains_key(key), "{key} is both in `parameters` and in `sweep`");
+            points = points
+                .iter()
+                .flat_map(|point| {
+                    values.iter().map(move |value| {
+                        let mut point = point.clone();
+                        point.insert(key.clone(), value.clone());
+                        point
+                    })
+                })
+                .collect();
+            ensure!(points.len() <= POINTS_MAX, "more than {POINTS_MAX} points");
+        }
+        for point in &points {
+            check_point(point)?;
+        }
+        Ok(points)
+    }
+
+    /// Names of the swept parameters that have more than one value.
+    pub fn axes(&self, quick: bool) -> Vec<String> {
+        let mut sweep = self.sweep.clone();
+        if quick {
+            sweep.extend(self.quick.sweep.clone());
+        }
+        sweep.into_iter().filter(|(_, values)| values.len() > 1).map(|(key, _)| key).collect()
+    }
+}
+
+fn check_point(point: &Point) -> Result<()> {
+    for (key, value) in point {
+        ensure!(
+            PARAMETERS.contains(&key.as_str()),
+            "no parameter is called {key}; known are {}",
+            PARAMETERS.join(", ")
+        );
+        match (key.as_str(), value) {
+            ("workload", Value::Text(name)) => drop(Workload::named(name)?),
+            ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
+            (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
+            (_, Value::Number(_)) => {}
+        }
+    }
+    workload(point)?;
+    let data = number(point, "data_mib")?;
+    ensure!((1..=1 << 20).contains(&data), "data_mib must be 1 to 1048576");
+    let percent = number(point, "near_percent")?;
+    ensure!((1..=1000).contains(&percent), "near_percent must be 1 to 1000");
+    ensure!(near_bytes(point)? >= 2 << 20, "less than 2 MiB near; no program runs in that");
+    Ok(())
+}
+
+/// The workload of a point.
+pub fn workload(point: &Point) -> Result<&'static Workload> {
+    match point.get("workload") {
+        Some(Value::Text(name)) => Workload::named(name),
+        _ => bail!("`workload` is missing"),
+    }
+}
+
+/// A number among a point's parameters.
+pub fn number(point: &Point, key: &str) -> Result<u64> {
+    match point.get(key) {
+        Some(Value::Number(number)) => Ok(*number),
+        Some(Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
+        None => bail!("`{key}` is missing"),
+    }
+}
+
+/// The limit on near memory: that share of the data. From 100 % on, 16 MiB more for the program itself, so that
+/// "all near" means what it says.
+pub fn near_bytes(point: &Point) -> Result<u64> {
+    let data = number(point, "data_mib")? << 20;
+    let percent = number(point, "near_percent")?;
+    let share = data * percent / 100;
+    Ok(if percent >= 100 { share + (16 << 20) } else { share } & !4095)
+}
+
+/// Arguments of the program at this point.
+pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
+    let mut arguments = vec!["--seed".to_string(), seed.to_string()];
+    for (key, value) in point {
+        if key != "workload" && key != "near_percent" {
+            arguments.push(format!("--{}", key.replace('_', "-")));
+            arguments.push(value.to_string());
+        }
+    }
+    arguments
+}
+
+/// The experiments of the project, part of the binary.
+pub fn built_in() -> Result<Vec<Experiment>> {
+    const FILES: &[&str] = &[
+        include_str!("../experiments/paging/random.toml"),
+        include_str!("../experiments/paging/random-near.toml"),
+        include_str!("../experiments/paging/scan.toml"),
+        include_str!("../experiments/paging/scan-near.toml"),
+        include_str!("../experiments/paging/stream.toml"),
+        include_str!("../experiments/paging/quicksort.toml"),
+        include_str!("../experiments/paging/kmeans.toml"),
+        include_str!("../experiments/paging/linpack.toml"),
+        include_str!("../experiments/paging/overhead.toml"),
+        include_str!("../experiments/paging/threads.toml"),
+        include_str!("../experiments/paging/write.toml"),
+    ];
+    FILES.iter().map(|text| Experiment::parse(text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"
+        name = "paging/small"
+        about = "a"
+        physics = "b"
+        contenders = ["native", "swap-zram"]
+        [parameters]
+        workload = "random"
+        data_mib = 64
+        near_percent = 25
+        [sweep]
+        threads = [1, 2]
+        compressible = [0, 1]
+        [quick.parameters]
+        data_mib = 16
+        [[bar]]
+        of = "native"
+        to = "swap-zram"
+        at_most = 0.5
+        where = { threads = 2 }
+    "#;
+
+    #[test]
+    fn sweep_is_the_product_of_its_lists() {
+        let experiment = Experiment::parse(SMALL).unwrap();
+        let points = experiment.points(false).unwrap();
+        let seen: Vec<_> =
+            points.iter().map(|p| (number(p, "compressible").unwrap(), number(p, "threads").unwrap())).collect();
+        assert_eq!(seen, [(0, 1), (0, 2), (1, 1), (1, 2)]);
+        assert_eq!(experiment.axes(false), ["compressible", "threads"]);
+    }
+
+    #[test]
+    fn quick_overrides_and_the_rest_stays() {
+        let experiment = Experiment::parse(SMALL).unwrap();
+        let point = &experiment.points(true).unwrap()[0];
+        assert_eq!(number(point, "data_mib").unwrap(), 16);
+        assert_eq!(near_bytes(point).unwrap(), 4 << 20);
+    }
+
+    #[test]
+    fn driver_parameters_stay_with_the_driver() {
+        let experiment = Experiment::parse(SMALL).unwrap();
+        let arguments = arguments(&experiment.points(false).unwrap()[1], 7);
+        assert_eq!(arguments.join(" "), "--seed 7 --compressible 0 --data-mib 64 --threads 2");
+    }
+
+    #[test]
+    fn bar_covers_only_its_points() {
+        let experiment = Experiment::parse(SMALL).unwrap();
+        let points = experiment.points(false).unwrap();
+        let covered = points.iter().filter(|p| experiment.bars[0].covers("native", "swap-zram", p)).count();
+        assert_eq!(covered, 2);
+    }
+
+    fn check(from: &str, to: &str, complaint: &str) {
+        assert!(SMALL.contains(from), "{from:?} is not in the sample");
+        let error = Experiment::parse(&SMALL.replace(from, to)).unwrap_err();
+        assert!(format!("{error:#}").contains(complaint), "{from} -> {to}: {error:#}");
+    }
+
+    #[test]
+    fn mistakes_in_a_file_are_named() {
+        check("about", "abut", "abut");
+        check("workload = \"random\"", "workload = \"rondom\"", "rondom");
+        check("workload = \"random\"", "", "`workload` is missing");
+        check("threads = [1, 2]", "threads = []", "`sweep` of threads is empty");
+        check("threads = [1, 2]", "thread = [1, 2]", "no parameter is called thread");
+        check("near_percent = 25", "near_percent = 1", "2 MiB");
+        check("near_percent = 25", "near_percent = \"x\"", "must be a number");
+        check("[\"native\", \"swap-zram\"]", "[\"native\"]", "baseline");
+        check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"redis\"]", "redis");
+        check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
+        check("[quick.parameters]\n        data_mib = 16", "[quick.parameters]\n        ops = 1", "ops");
+    }
+
+    #[test]
+    fn all_built_in_files_parse_and_have_different_names() {
+        let experiments = built_in().unwrap();
+        let mut names: Vec<_> = experiments.iter().map(|e| e.name.clone()).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), experiments.len());
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/experiments/paging");
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), experiments.len(), "a file is not built in");
+    }
+}

@@ -1,0 +1,261 @@
+//! One run of one experiment is one JSON line; this is its schema.
+
+use crate::experiment::{Bar, Point};
+use crate::machine::Machine;
+use crate::stats::{Ratio, Summary, ratio, summary};
+use crate::workload::Phase;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+/// Version of the schema.
+pub const SCHEMA: u32 = 1;
+
+/// One run of an experiment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the experiment.
+    pub experiment: String,
+    /// When it began, UTC.
+    pub time: String,
+    /// The commit of the tree it ran in, or `unknown`.
+    pub commit: String,
+    /// Were there changes that are in no commit?
+    pub dirty: bool,
+    /// Where.
+    pub machine: Machine,
+    /// Seed of data and order.
+    pub seed: u64,
+    /// Samples asked for of each contender.
+    pub runs: u32,
+    /// Was it a smoke run?
+    pub quick: bool,
+    /// `ok`, or `unavailable` if the baseline could not run at some point.
+    pub baseline: String,
+    /// Why the baseline could not run, and what would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline_why: Option<String>,
+    /// Swept parameters.
+    pub axes: Vec<String>,
+    /// Physical limits measured in this run, ns.
+    pub limits: BTreeMap<String, f64>,
+    /// Results by combination of parameters.
+    pub points: Vec<PointResult>,
+}
+
+/// Results at one combination of parameters.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PointResult {
+    /// The combination.
+    pub parameters: Point,
+    /// Bytes that each contender might keep near.
+    pub near_bytes: u64,
+    /// What one operation is.
+    pub unit: String,
+    /// By contender.
+    pub contenders: Vec<ContenderResult>,
+    /// Pairs of contenders compared.
+    pub ratios: Vec<RatioResult>,
+}
+
+/// One contender's samples.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ContenderResult {
+    /// Name.
+    pub name: String,
+    /// Could it run?
+    pub status: Status,
+    /// In the order taken.
+    pub samples: Vec<Sample>,
+    /// Of ns per operation.
+    pub summary: Option<Summary>,
+    /// Medians of the samples' other figures.
+    pub figures: BTreeMap<String, f64>,
+}
+
+/// Could a contender run?
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum Status {
+    /// Yes.
+    Ok,
+    /// Not on this machine.
+    Unavailable {
+        /// What is missing.
+        why: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// It ran and went wrong.
+    Failed {
+        /// How.
+        why: String,
+    },
+}
+
+/// One execution of the program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Nanoseconds per operation of the measured phase.
+    pub ns_per_op: f64,
+    /// Operations in that phase.
+    pub ops: u64,
+    /// Equal for all contenders at one point.
+    pub checksum: String,
+    /// All phases of the program.
+    pub phases: Vec<Phase>,
+    /// Everything else that was counted.
+    pub figures: BTreeMap<String, f64>,
+}
+
+/// Two contenders compared.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RatioResult {
+    /// Whose time.
+    pub of: String,
+    /// Over whose time.
+    pub to: String,
+    /// Below one: `of` is faster.
+    #[serde(flatten)]
+    pub ratio: Ratio,
+    /// The bar that this pair is held to here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bar: Option<Bar>,
+}
+
+impl RatioResult {
+    /// Does it hold its bar? `None` without a bar.
+    pub fn passes(&self) -> Option<bool> {
+        self.bar.as_ref().map(|bar| self.ratio.ratio <= bar.at_most)
+    }
+}
+
+impl ContenderResult {
+    /// Sums up what was sampled.
+    pub fn new(name: &str, status: Status, samples: Vec<Sample>) -> ContenderResult {
+        let times: Vec<f64> = samples.iter().map(|s| s.ns_per_op).collect();
+        let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (key, value) in samples.iter().flat_map(|s| &s.figures) {
+            by_name.entry(key.clone()).or_default().push(*value);
+        }
+        let figures = by_name.into_iter().filter_map(|(key, values)| Some((key, summary(&values)?.median))).collect();
+        ContenderResult { name: name.into(), status, summary: summary(&times), samples, figures }
+    }
+
+    fn times(&self) -> Vec<f64> {
+        self.samples.iter().map(|s| s.ns_per_op).collect()
+    }
+}
+
+/// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached.
+pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Vec<RatioResult> {
+    let ours = |name: &str| name.starts_with("farfield");
+    let mut ratios = Vec::new();
+    for of in contenders {
+        for to in contenders {
+            let bar = bars.iter().find(|bar| bar.covers(&of.name, &to.name, point));
+            let against_others = ours(&of.name) && !ours(&to.name);
+            if !against_others && bar.is_none() {
+                continue;
+            }
+            if of.status != Status::Ok || to.status != Status::Ok {
+                continue;
+            }
+            if let Some(ratio) = ratio(&of.times(), &to.times()) {
+                ratios.push(RatioResult { of: of.name.clone(), to: to.name.clone(), ratio, bar: bar.cloned() });
+            }
+        }
+    }
+    ratios
+}
+
+/// Adds a line to the results file of its experiment.
+pub fn append(folder: &Path, line: &Line) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let path = folder.join(format!("{}.jsonl", line.experiment.replace('/', "-")));
+    let mut text = serde_json::to_string(line)?;
+    text.push('\n');
+    // One write, so that a reader or a second run never sees half a line.
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+/// All lines in a folder, oldest first. A line that cannot be read is an error that names it.
+pub fn read_all(folder: &Path) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    let mut paths: Vec<_> = match fs::read_dir(folder) {
+        Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", folder.display())),
+    };
+    paths.retain(|path| path.extension().is_some_and(|e| e == "jsonl"));
+    paths.sort();
+    for path in paths {
+        let text = fs::read_to_string(&path)?;
+        for (index, row) in text.lines().enumerate().filter(|(_, row)| !row.trim().is_empty()) {
+            let value: serde_json::Value =
+                serde_json::from_str(row).with_context(|| format!("{}:{}: not JSON", path.display(), index + 1))?;
+            // Lines of other harnesses may share the folder.
+            if value.get("schema").and_then(serde_json::Value::as_u64) != Some(u64::from(SCHEMA)) {
+                continue;
+            }
+            let line = serde_json::from_value(value)
+                .with_context(|| format!("{}:{}: not a result line", path.display(), index + 1))?;
+            lines.push(line);
+        }
+    }
+    lines.sort_by(|a: &Line, b: &Line| a.time.cmp(&b.time));
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contender(name: &str, times: &[f64]) -> ContenderResult {
+        let samples = times
+            .iter()
+            .map(|&ns_per_op| Sample {
+                ns_per_op,
+                ops: 1,
+                checksum: "0".into(),
+                phases: vec![],
+                figures: BTreeMap::from([("faults".to_string(), ns_per_op * 2.0)]),
+            })
+            .collect();
+        ContenderResult::new(name, Status::Ok, samples)
+    }
+
+    #[test]
+    fn figures_are_summed_up_by_their_median() {
+        let c = contender("farfield", &[1.0, 9.0, 2.0]);
+        assert_eq!(c.summary.unwrap().median, 2.0);
+        assert_eq!(c.figures["faults"], 4.0);
+    }
+
+    #[test]
+    fn ours_is_compared_with_others_and_bars_are_attached() {
+        let bar = Bar { of: "farfield".into(), to: "swap-zram".into(), at_most: 0.5, aim: None, at: Point::new() };
+        let contenders = [contender("native", &[1.0]), contender("swap-zram", &[10.0]), contender("farfield", &[6.0])];
+        let ratios = ratios(&contenders, &[bar], &Point::new());
+        let pairs: Vec<_> = ratios.iter().map(|r| (r.of.as_str(), r.to.as_str(), r.passes())).collect();
+        assert_eq!(pairs, [("farfield", "native", None), ("farfield", "swap-zram", Some(false))]);
+    }
+
+    #[test]
+    fn contender_that_failed_has_no_ratio() {
+        let mut failed = contender("farfield", &[1.0]);
+        failed.status = Status::Failed { why: "x".into() };
+        assert!(ratios(&[failed, contender("swap-zram", &[2.0])], &[], &Point::new()).is_empty());
+    }
+}

@@ -1,0 +1,401 @@
+//! From result lines to docs/benchmarks.md.
+
+use crate::driver::describe;
+use crate::experiment::{self, Experiment, Value};
+use crate::line::{ContenderResult, Line, PointResult, Status, read_all};
+use crate::plot::{Plot, Series};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+/// Figures worth a column, with their heading and what a unit of it divides by.
+const FIGURES: &[(&str, &str, f64)] = &[
+    ("ns_per_fault", "µs/fault", 1e3),
+    ("fault_ns_p50", "p50 µs", 1e3),
+    ("fault_ns_p99", "p99 µs", 1e3),
+    ("demand_reads", "demand reads", 1.0),
+    ("faults_major", "major faults", 1.0),
+    ("pages_out", "pages out", 1.0),
+    ("reclaim_ns_per_byte", "eviction ns/B", 1.0),
+    ("prefetch_accuracy", "prefetch accuracy", 1.0),
+    ("prefetch_coverage", "prefetch coverage", 1.0),
+    ("near_peak_bytes", "near peak MiB", 1048576.0),
+    ("cpu_user_s", "CPU user s", 1.0),
+    ("cpu_system_s", "CPU system s", 1.0),
+];
+
+/// Nanoseconds, short.
+fn time(ns: f64) -> String {
+    match ns {
+        ns if ns < 100.0 => format!("{ns:.2} ns"),
+        ns if ns < 1000.0 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.2} µs", ns / 1e3),
+        ns => format!("{:.2} ms", ns / 1e6),
+    }
+}
+
+fn figure(value: f64) -> String {
+    match value {
+        v if v == v.trunc() && v.abs() < 1e15 => format!("{v:.0}"),
+        v if v.abs() >= 100.0 => format!("{v:.0}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// Did a contender crash, hang or bring wrong data?
+pub fn any_failed(line: &Line) -> bool {
+    line.points.iter().flat_map(|p| &p.contenders).any(|c| matches!(c.status, Status::Failed { .. }))
+}
+
+/// Is every bar of the experiment held, at every point that it covers?
+pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
+    line.points.iter().all(|point| {
+        experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters)).all(|bar| {
+            let found = point.ratios.iter().find(|r| r.of == bar.of && r.to == bar.to);
+            found.is_some_and(|r| r.ratio.ratio <= bar.at_most)
+        })
+    })
+}
+
+/// A few lines for the terminal.
+pub fn summary(line: &Line) -> String {
+    let mut out = format!("{}  ({} runs, commit {})\n", line.experiment, line.runs, short(&line.commit));
+    for point in &line.points {
+        writeln!(out, "  {}", describe(&point.parameters, &line.axes)).ok();
+        for contender in &point.contenders {
+            writeln!(out, "    {:<13} {}", contender.name, outcome(contender, &point.unit)).ok();
+        }
+        for ratio in &point.ratios {
+            let verdict = match (&ratio.bar, ratio.passes()) {
+                (Some(bar), Some(true)) => format!("  held (at most {})", bar.at_most),
+                (Some(bar), _) => format!("  MISSED (at most {})", bar.at_most),
+                _ => String::new(),
+            };
+            let (r, low, high) = (ratio.ratio.ratio, ratio.ratio.low, ratio.ratio.high);
+            writeln!(out, "    {} / {}: {r:.3} ({low:.3} to {high:.3}){verdict}", ratio.of, ratio.to).ok();
+        }
+    }
+    if let Some(why) = &line.baseline_why {
+        writeln!(out, "  baseline: unavailable: {why}").ok();
+    }
+    out
+}
+
+fn short(commit: &str) -> &str {
+    commit.get(..10).unwrap_or(commit)
+}
+
+fn outcome(contender: &ContenderResult, unit: &str) -> String {
+    match (&contender.status, &contender.summary) {
+        (Status::Ok, Some(s)) => format!("{} per {unit} (spread {:.0} %)", time(s.median), s.spread * 100.0),
+        (Status::Ok, None) => "no samples".into(),
+        (Status::Unavailable { why, remedy }, _) => format!("unavailable: {why}; {remedy}"),
+        (Status::Failed { why }, _) => format!("FAILED: {why}"),
+    }
+}
+
+/// Writes the page at `output` and its plots beside it.
+pub fn write(results: &Path, output: &Path) -> Result<()> {
+    let lines = read_all(results)?;
+    ensure!(!lines.is_empty(), "no results in {}; run `farfield bench run all` first", results.display());
+    let stem = output.file_stem().context("the output is no file name")?.to_string_lossy().into_owned();
+    let plots = output.with_extension("");
+    fs::create_dir_all(&plots).with_context(|| format!("cannot make {}", plots.display()))?;
+    let newest = newest(&lines);
+    for line in &newest {
+        fs::write(plots.join(plot_name(line)), plot(line).svg())?;
+    }
+    fs::write(output, page(&newest, &stem)?).with_context(|| format!("cannot write {}", output.display()))
+}
+
+fn plot_name(line: &Line) -> String {
+    format!("{}.svg", line.experiment.replace('/', "-"))
+}
+
+/// The newest full run of each experiment; a smoke run only where there is no full one.
+fn newest(lines: &[Line]) -> Vec<&Line> {
+    let mut chosen: BTreeMap<&str, &Line> = BTreeMap::new();
+    for line in lines {
+        let slot = chosen.entry(&line.experiment).or_insert(line);
+        if !line.quick || slot.quick {
+            *slot = line;
+        }
+    }
+    chosen.into_values().collect()
+}
+
+/// The whole page.
+fn page(lines: &[&Line], plots: &str) -> Result<String> {
+    let experiments = experiment::built_in()?;
+    let mut out = String::from(
+        "# Benchmarks\n\n\
+         Written by `farfield bench report` from `bench/results/*.jsonl`; do not edit. Every ratio compares samples taken in \
+         turns in one run; below 1 Farfield is faster. *Low* and *high* are the extremes over pairs of neighbouring \
+         samples. How it is measured: [design/bench.md](design/bench.md).\n\n## Bars\n\n",
+    );
+    out += "| experiment | at | ratio | measured | low to high | bar | aim | |\n|---|---|---|---|---|---|---|---|\n";
+    for line in lines {
+        for point in &line.points {
+            for ratio in &point.ratios {
+                let Some(bar) = &ratio.bar else { continue };
+                let verdict = if ratio.passes() == Some(true) { "held" } else { "**missed**" };
+                let aim = bar.aim.map_or("".into(), |aim| format!("{aim}"));
+                writeln!(
+                    out,
+                    "| [{}](#{}) | {} | {} / {} | {:.3} | {:.3} to {:.3} | ≤ {} | {aim} | {verdict} |",
+                    line.experiment,
+                    anchor(&line.experiment),
+                    described(point, line),
+                    ratio.of,
+                    ratio.to,
+                    ratio.ratio.ratio,
+                    ratio.ratio.low,
+                    ratio.ratio.high,
+                    bar.at_most,
+                )
+                .ok();
+            }
+        }
+    }
+    for line in lines {
+        section(&mut out, line, experiments.iter().find(|e| e.name == line.experiment), plots);
+    }
+    Ok(out)
+}
+
+/// What a heading is called in a link.
+fn anchor(heading: &str) -> String {
+    heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+fn described(point: &PointResult, line: &Line) -> String {
+    if line.axes.is_empty() { String::new() } else { describe(&point.parameters, &line.axes) }
+}
+
+fn section(out: &mut String, line: &Line, experiment: Option<&Experiment>, plots: &str) {
+    writeln!(out, "\n## {}\n", line.experiment).ok();
+    if let Some(experiment) = experiment {
+        writeln!(out, "{}\n", experiment.about).ok();
+        writeln!(out, "Limit: {}\n", experiment.physics).ok();
+    }
+    if !line.limits.is_empty() {
+        let limits =
+            line.limits.iter().map(|(name, ns)| format!("{name} {}", time(*ns))).collect::<Vec<_>>().join(", ");
+        writeln!(out, "Measured in this run, per page: {limits}.\n").ok();
+    }
+    if line.baseline != "ok" {
+        let why = line.baseline_why.as_deref().unwrap_or("unknown");
+        writeln!(out, "> **Baseline unavailable**: {why}\n").ok();
+    }
+    if line.quick {
+        writeln!(out, "> Smoke run: small sizes, one sample. No figure to quote.\n").ok();
+    }
+    writeln!(out, "![{}]({plots}/{})\n", line.experiment, plot_name(line)).ok();
+    table(out, line);
+    receipt(out, line);
+}
+
+fn table(out: &mut String, line: &Line) {
+    let present = |name: &str| line.points.iter().flat_map(|p| &p.contenders).any(|c| c.figures.contains_key(name));
+    let columns: Vec<_> = FIGURES.iter().filter(|(name, ..)| present(name)).collect();
+    *out += "| at | contender | time | spread | / swap-zram | / native |";
+    columns.iter().for_each(|(_, heading, _)| *out += &format!(" {heading} |"));
+    *out += "\n|---|---|---|---|---|---|";
+    columns.iter().for_each(|_| *out += "---|");
+    out.push('\n');
+    for point in &line.points {
+        for contender in &point.contenders {
+            let Some(summary) = contender.summary.filter(|_| contender.status == Status::Ok) else {
+                let outcome = outcome(contender, &point.unit).replace('|', "\\|").replace('\n', " ");
+                writeln!(out, "| {} | {} | {outcome} |", described(point, line), contender.name).ok();
+                continue;
+            };
+            let over = |to: &str| {
+                let median = |c: &ContenderResult| Some(c.summary.filter(|_| c.status == Status::Ok)?.median);
+                let other = point.contenders.iter().find(|c| c.name == to).and_then(median);
+                other.filter(|_| contender.name != to).map_or("".into(), |o| format!("{:.3}", summary.median / o))
+            };
+            write!(
+                out,
+                "| {} | {} | {} per {} | {:.0} % | {} | {} |",
+                described(point, line),
+                contender.name,
+                time(summary.median),
+                point.unit,
+                summary.spread * 100.0,
+                over("swap-zram"),
+                over("native"),
+            )
+            .ok();
+            for (name, _, divisor) in &columns {
+                let cell = contender.figures.get(*name).map_or(String::new(), |v| figure(v / divisor));
+                write!(out, " {cell} |").ok();
+            }
+            out.push('\n');
+        }
+    }
+}
+
+fn receipt(out: &mut String, line: &Line) {
+    let machine = &line.machine;
+    let fixed: Vec<String> = line.points.first().map_or(Vec::new(), |point| {
+        let fixed = point.parameters.iter().filter(|(key, _)| !line.axes.contains(key));
+        fixed.map(|(key, value)| format!("{key}={value}")).collect()
+    });
+    writeln!(
+        out,
+        "\n`farfield bench run {}{} --runs {} --seed {}` · {} · commit {}{} · {}, {} cores, {} GiB{}, Linux {}, huge pages \
+         {}, page-cluster {}, zram {} · load {:.2} · {}",
+        line.experiment,
+        if line.quick { " --quick" } else { "" },
+        line.runs,
+        line.seed,
+        fixed.join(" "),
+        short(&line.commit),
+        if line.dirty { " with changes" } else { "" },
+        machine.cpu,
+        machine.cores,
+        (machine.memory_bytes as f64 / f64::from(1 << 30)).round(),
+        if machine.virtual_machine { ", virtual" } else { "" },
+        machine.kernel,
+        machine.huge_pages,
+        machine.page_cluster,
+        machine.zram_compressors,
+        machine.load,
+        line.time,
+    )
+    .ok();
+}
+
+fn plot(line: &Line) -> Plot {
+    let mut names: Vec<&str> = Vec::new();
+    for contender in line.points.iter().flat_map(|p| &p.contenders) {
+        if !names.contains(&contender.name.as_str()) {
+            names.push(&contender.name);
+        }
+    }
+    let value = |point: &PointResult, name: &str| {
+        let contender = point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok)?;
+        contender.summary.map(|s| (s.median, s.min, s.max))
+    };
+    let largest = line.points.iter().flat_map(|p| names.iter().filter_map(move |n| value(p, n))).map(|v| v.2);
+    let (divisor, unit) = if largest.fold(0.0, f64::max) >= 2000.0 { (1e3, "µs") } else { (1.0, "ns") };
+    let scaled = |(a, b, c): (f64, f64, f64)| (a / divisor, b / divisor, c / divisor);
+    let numbers = |axis: &String| {
+        line.points.iter().all(|p| matches!(p.parameters.get(axis), Some(Value::Number(_)))) && line.points.len() > 2
+    };
+    let lines = line.axes.len() == 1 && line.axes.iter().all(numbers);
+    let place = |point: &PointResult| match &line.axes[..] {
+        [axis] => point.parameters.get(axis).map_or(String::new(), ToString::to_string),
+        _ => describe(&point.parameters, &line.axes),
+    };
+    let per = line.points.first().map_or("operation", |p| p.unit.as_str());
+    let mixed = line.points.iter().any(|p| p.unit != per);
+    Plot {
+        title: line.experiment.clone(),
+        places: if line.axes.is_empty() { vec![String::new()] } else { line.points.iter().map(place).collect() },
+        lines,
+        x_label: line.axes.join(", "),
+        y_label: format!("{unit} per {}", if mixed { "operation" } else { per }),
+        series: names
+            .iter()
+            .map(|name| Series {
+                name: name.to_string(),
+                values: line.points.iter().map(|p| value(p, name).map(scaled)).collect(),
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a page that shows the wrong run, hides that a baseline is missing, or calls a missed bar held.
+    use super::*;
+
+    /// A line as the driver wrote it, shortened: one point held, one missed, one contender failed.
+    const FIXTURE: &str = include_str!("../tests/fixture.jsonl");
+
+    fn fixture() -> Line {
+        serde_json::from_str(FIXTURE.trim()).unwrap()
+    }
+
+    #[test]
+    fn page_of_a_line_shows_bars_ratios_and_receipt() {
+        let line = fixture();
+        let page = page(&[&line], "benchmarks").unwrap();
+        for expected in [
+            "| [paging/random](#pagingrandom) | compressible=0 | farfield / swap-zram | 0.450 | 0.450 to 0.500 | ≤ 0.5 | 0.4 | held |",
+            "| [paging/random](#pagingrandom) | compressible=1 | farfield / swap-zram | 0.600 | 0.600 to 0.600 | ≤ 0.5 | 0.4 | **missed** |",
+            "| compressible=0 | swap-zram | 8.00 µs per access |",
+            "| compressible=0 | swap-file | unavailable: swap is already active on /dev/sda2; run swapoff",
+            "| compressible=1 | farfield-tcp | FAILED: 7 reads brought wrong data |",
+            "signal_fault 3.50 µs",
+            "![paging/random](benchmarks/paging-random.svg)",
+            "--runs 3 --seed 42",
+            "commit 0123456789 with changes",
+        ] {
+            assert!(page.contains(expected), "{expected}\n---\n{page}");
+        }
+        assert!(!page.contains("Smoke run") && !page.contains("Baseline unavailable"));
+    }
+
+    #[test]
+    fn missing_baseline_and_smoke_runs_are_said() {
+        let mut line = fixture();
+        line.quick = true;
+        line.baseline = "unavailable".into();
+        line.baseline_why = Some("no zram; modprobe zram".into());
+        let page = page(&[&line], "benchmarks").unwrap();
+        assert!(page.contains("**Baseline unavailable**: no zram; modprobe zram"));
+        assert!(page.contains("Smoke run"));
+        assert!(summary(&line).contains("baseline: unavailable: no zram"));
+    }
+
+    #[test]
+    fn newest_full_run_wins_over_older_and_over_smoke_runs() {
+        let lines: Vec<Line> = [("1", false), ("2", false), ("3", true)]
+            .into_iter()
+            .map(|(time, quick)| Line { time: time.into(), quick, ..fixture() })
+            .collect();
+        assert_eq!(newest(&lines)[0].time, "2");
+        assert_eq!(newest(&lines[2..])[0].time, "3");
+    }
+
+    #[test]
+    fn bars_are_held_only_if_measured() {
+        let experiment = experiment::built_in().unwrap().into_iter().find(|e| e.name == "paging/random").unwrap();
+        let mut line = fixture();
+        assert!(any_failed(&line));
+        assert!(!all_bars_held(&experiment, &line));
+        line.points.truncate(1);
+        // Bars over TCP and against a file have no ratio in the line: unknown is not held.
+        assert!(!all_bars_held(&experiment, &line));
+        let only_zram = Experiment { bars: experiment.bars[..1].to_vec(), ..experiment };
+        assert!(all_bars_held(&only_zram, &line));
+    }
+
+    #[test]
+    fn line_survives_a_round_trip() {
+        let line = fixture();
+        let again: Line = serde_json::from_str(&serde_json::to_string(&line).unwrap()).unwrap();
+        assert_eq!(serde_json::to_value(&again).unwrap(), serde_json::to_value(&line).unwrap());
+    }
+
+    #[test]
+    fn page_and_plots_are_written_where_they_link() {
+        let folder = std::env::temp_dir().join(format!("farfield-bench-report-{}", std::process::id()));
+        crate::line::append(&folder.join("results"), &fixture()).unwrap();
+        // A line of another harness, and a blank one.
+        fs::write(folder.join("results/other.jsonl"), "{\"what\":1}\n\n").unwrap();
+        write(&folder.join("results"), &folder.join("benchmarks.md")).unwrap();
+        let page = fs::read_to_string(folder.join("benchmarks.md")).unwrap();
+        let link = page.split("](").find_map(|part| Some(part.split_once(".svg)")?.0)).unwrap();
+        assert!(folder.join(format!("{link}.svg")).is_file());
+        fs::write(folder.join("results/other.jsonl"), "{\"schema\":1}\n").unwrap();
+        let error = write(&folder.join("results"), &folder.join("benchmarks.md")).unwrap_err();
+        assert!(format!("{error:#}").contains("other.jsonl:1"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

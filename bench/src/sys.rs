@@ -1,0 +1,172 @@
+//! The few system calls that the standard library does not have.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The signal that asked us to stop; 0 while none did.
+static STOP: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn on_stop(signal: libc::c_int) {
+    STOP.store(signal, Ordering::Relaxed);
+}
+
+/// From now on Ctrl-C, TERM and HUP only set a flag, so that what was set up is taken down in order.
+pub(crate) fn catch_stop_signals() -> io::Result<()> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the zeroed struct is a valid sigaction without flags and with an empty mask; the handler has the right
+        // signature and only stores to an atomic, which is async-signal-safe.
+        let status = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_stop as *const () as usize;
+            libc::sigaction(signal, &action, std::ptr::null_mut())
+        };
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// The signal that asked us to stop, if any.
+pub(crate) fn stop_signal() -> Option<i32> {
+    match STOP.load(Ordering::Relaxed) {
+        0 => None,
+        signal => Some(signal),
+    }
+}
+
+/// Are we root in effect?
+pub(crate) fn is_root() -> bool {
+    // SAFETY: takes no argument and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+fn check(status: libc::c_int) -> io::Result<()> {
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Starts swapping to a file or device that has a swap header.
+pub(crate) fn swap_on(path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: the pointer is to a terminated string that lives until the call returns.
+    check(unsafe { libc::swapon(path.as_ptr(), 0) })
+}
+
+/// Stops swapping to a file or device; reads back what is there.
+pub(crate) fn swap_off(path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: as in `swap_on`.
+    check(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+/// Takes the lock of an open file if nobody has it.
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    // SAFETY: the descriptor belongs to `file`, which is borrowed for the call.
+    match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Kills one process, or with a negative number a process group.
+pub(crate) fn kill(process: i32) -> io::Result<()> {
+    assert!(process != 0 && process != -1); // Ourselves, and everybody.
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::kill(process, libc::SIGKILL) })
+}
+
+/// Asks a process to end.
+pub(crate) fn terminate(process: i32) -> io::Result<()> {
+    assert!(process > 1);
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::kill(process, libc::SIGTERM) })
+}
+
+/// How a child ended and what it took, with all of its own children that it waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    /// Exit code, or 128 + signal.
+    pub(crate) code: i32,
+    /// The signal that killed it, or 0.
+    pub(crate) signal: i32,
+    /// CPU time in user mode.
+    pub(crate) cpu_user: Duration,
+    /// CPU time in the kernel.
+    pub(crate) cpu_system: Duration,
+    /// Largest resident set of any process in it.
+    pub(crate) resident_peak_bytes: u64,
+}
+
+/// Why a wait returned without the child's end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Gave {
+    /// The deadline passed.
+    TimedOut,
+    /// A signal asked us to stop.
+    Stopped(i32),
+}
+
+/// Waits for the end of the child `pid`, at most until `deadline` or a stop signal. Sleeps in the kernel, so that waiting
+/// takes nothing from what is measured.
+pub(crate) fn wait_for(pid: u32, deadline: Instant) -> io::Result<Result<Ended, Gave>> {
+    // SAFETY: takes numbers only; the child is not yet reaped, so that the number means it.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above gave us this descriptor and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    loop {
+        if let Some(signal) = stop_signal() {
+            return Ok(Err(Gave::Stopped(signal)));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Err(Gave::TimedOut));
+        }
+        let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // A signal between the check above and the poll is seen one round later.
+        let wait_ms = left.as_millis().clamp(1, 250) as i32;
+        // SAFETY: one valid pollfd, as the count says.
+        let ready = unsafe { libc::poll(&mut poll, 1, wait_ms) };
+        if ready == 1 {
+            return reap(pid).map(Ok);
+        }
+    }
+}
+
+fn reap(pid: u32) -> io::Result<Ended> {
+    let mut status = 0;
+    // SAFETY: an all-zero rusage is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live local values of the right types.
+    if unsafe { libc::wait4(pid as i32, &mut status, 0, &mut usage) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let signal = if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 };
+    let code = if signal != 0 { 128 + signal } else { libc::WEXITSTATUS(status) };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    Ok(Ended {
+        code,
+        signal,
+        cpu_user: time(usage.ru_utime),
+        cpu_system: time(usage.ru_stime),
+        resident_peak_bytes: usage.ru_maxrss as u64 * 1024,
+    })
+}
+
+/// Collects a child that was just killed.
+pub(crate) fn reap_killed(pid: u32) {
+    reap(pid).ok(); // A killed process ends; nobody reads how.
+}

@@ -1,0 +1,147 @@
+//! The workload programs: plain C, compiled with the system's compiler, told apart from Farfield entirely.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One program and the phase of it that is measured.
+pub struct Workload {
+    /// Name of the program.
+    pub name: &'static str,
+    source: &'static str,
+    /// The phase whose time is the result.
+    pub phase: &'static str,
+    /// What one operation of that phase is.
+    pub unit: &'static str,
+}
+
+macro_rules! workload {
+    ($name:literal, $phase:literal, $unit:literal) => {
+        Workload {
+            name: $name,
+            source: include_str!(concat!("../workloads/", $name, ".c")),
+            phase: $phase,
+            unit: $unit,
+        }
+    };
+}
+
+const WORKLOADS: &[Workload] = &[
+    workload!("random", "access", "access"),
+    workload!("scan", "scan", "page"),
+    workload!("stream", "triad", "page"),
+    workload!("quicksort", "sort", "record"),
+    workload!("kmeans", "cluster", "point"),
+    workload!("linpack", "solve", "kflop"),
+    workload!("probe", "signal_fault", "page"),
+];
+const COMMON: &str = include_str!("../workloads/common.h");
+
+/// What a program prints.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Output {
+    /// Timed sections, in order.
+    pub phases: Vec<Phase>,
+    /// Equal for equal parameters and seed, whoever serves the memory.
+    pub checksum: String,
+    /// Did all data read back as written?
+    pub verified: bool,
+    /// How many reads did not.
+    pub errors: u64,
+}
+
+/// A timed section of a program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Phase {
+    /// Name.
+    pub name: String,
+    /// Operations in it.
+    pub ops: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Major faults that the kernel counted.
+    pub faults_major: u64,
+    /// Minor faults that the kernel counted.
+    pub faults_minor: u64,
+}
+
+impl Phase {
+    /// Nanoseconds per operation.
+    pub fn ns_per_op(&self) -> f64 {
+        self.seconds * 1e9 / self.ops.max(1) as f64
+    }
+}
+
+impl Output {
+    /// Reads the line that a program printed.
+    pub fn parse(text: &str) -> Result<Output> {
+        let output: Output =
+            serde_json::from_str(text.trim()).with_context(|| format!("not a result line: {text:?}"))?;
+        ensure!(output.phases.iter().all(|p| p.seconds.is_finite() && p.seconds >= 0.0), "a phase has no time");
+        Ok(output)
+    }
+
+    /// The phase called `name`.
+    pub fn phase(&self, name: &str) -> Result<&Phase> {
+        self.phases.iter().find(|p| p.name == name).with_context(|| format!("the program reports no phase {name}"))
+    }
+}
+
+impl Workload {
+    /// The program called `name`.
+    pub fn named(name: &str) -> Result<&'static Workload> {
+        let known = || WORKLOADS.iter().map(|w| w.name).collect::<Vec<_>>().join(", ");
+        WORKLOADS
+            .iter()
+            .find(|w| w.name == name)
+            .with_context(|| format!("no workload is called {name}; known are {}", known()))
+    }
+
+    /// Compiles the program into `folder` and says where it is.
+    pub fn compile(&self, folder: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::write(folder.join("common.h"), COMMON)?;
+        let source = folder.join(format!("{}.c", self.name));
+        fs::write(&source, self.source)?;
+        let program = folder.join(self.name);
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let output = Command::new(&compiler)
+            .args(["-O2", "-pthread", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .output()
+            .with_context(|| format!("cannot run {compiler}; install a C compiler or set CC"))?;
+        if !output.status.success() {
+            bail!("{compiler} refuses {}.c:\n{}", self.name, String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_line_is_read() {
+        let line = r#"{"workload":"scan","data_bytes":4096,"phases":[{"name":"scan","ops":4,"seconds":0.000002,
+            "faults_major":3,"faults_minor":1}],"checksum":"0a","errors":0,"verified":true}"#;
+        let output = Output::parse(line).unwrap();
+        assert_eq!(output.phase("scan").unwrap().ns_per_op(), 500.0);
+        assert!(output.phase("sort").is_err());
+    }
+
+    #[test]
+    fn half_a_line_is_an_error() {
+        assert!(Output::parse("{\"workload\":\"scan\"").is_err());
+        assert!(Output::parse("").is_err());
+    }
+
+    #[test]
+    fn unknown_workload_names_those_known() {
+        let error = Workload::named("raytrace").err().unwrap();
+        assert!(error.to_string().contains("quicksort"));
+    }
+}
