@@ -5,6 +5,7 @@ use crate::undo::{Step, Undo};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 const PAGE_BYTES: usize = 4096;
@@ -130,8 +131,7 @@ impl Area {
         ensure_none_active()?;
         undo.note(Step::File(path.to_path_buf()))?;
         let mut file = File::create(path).with_context(|| format!("cannot make the swap file {}", path.display()))?;
-        std::os::unix::fs::PermissionsExt::set_mode(&mut file.metadata()?.permissions(), 0o600);
-        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         let zeros = vec![0; 1 << 20];
         let mut left = bytes;
         while left > 0 {

@@ -4,6 +4,7 @@
 //! undone in reverse order when the list is dropped (end, error, panic, Ctrl-C), and in a ledger file, replayed by the
 //! next run if this process was killed before it could. Every step can be undone twice, or without having been done.
 
+use crate::child::Interrupted;
 use crate::{swap, sys};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -100,6 +101,9 @@ impl Ledger {
         let lock = File::create(folder.join("lock")).with_context(|| format!("cannot lock {}", folder.display()))?;
         let deadline = Instant::now() + patience;
         while !sys::try_lock(&lock)? {
+            if let Some(signal) = sys::stop_signal() {
+                return Err(Interrupted(signal).into());
+            }
             if Instant::now() >= deadline {
                 bail!("another bench run is using swap on this machine; wait until it has ended");
             }
