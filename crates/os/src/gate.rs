@@ -10,6 +10,9 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 core::arch::global_asm!(
     ".pushsection .text.farfield_gate,\"ax\",@progbits",
     ".balign 16",
+    // Callers are inlined into other crates, so the name must be visible to the linker, but not beyond.
+    ".globl farfield_local_gate",
+    ".hidden farfield_local_gate",
     "farfield_local_gate:",
     "syscall",
     "ret",
