@@ -7,6 +7,16 @@
 
 mod backend;
 mod buffer;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod connection;
+mod fault;
+mod opener;
+mod ram;
+mod shm;
+mod stripe;
+mod tcp;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 pub use buffer::Buffer;
+pub use opener::{OpenError, Opener, resolve_urls};

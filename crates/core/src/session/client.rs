@@ -318,6 +318,16 @@ impl<C> ClientConversation<C> {
         self.operation(slot).map(|operation| &operation.carried)
     }
 
+    /// The operation in `slot`.
+    pub fn call_of(&self, slot: u32) -> Option<Call> {
+        self.operation(slot).map(|operation| operation.call)
+    }
+
+    /// How long the operation in `slot` was given.
+    pub fn wait_of(&self, slot: u32) -> Duration {
+        self.operation(slot).map_or(Duration::ZERO, |operation| operation.wait)
+    }
+
     /// Ends an operation and frees its slot.
     pub fn finish(&mut self, slot: u32) -> Option<Finished<C>> {
         let known = self.slots.get_mut(slot as usize)?;

@@ -1,0 +1,452 @@
+//! The control connection of a session: handshake, and requests that are made one at a time.
+//!
+//! Every lane is a connection of its own that joins the session; this one keeps the session alive and carries what
+//! is not about pages. After [`Session::open`] nothing here allocates.
+
+use crate::PoolError;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::wire::{
+    ErrorCode, HEAD_BYTES, Head, Hello, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN, Welcome,
+    WireReply, WireRequest, features,
+};
+use farfield_core::{Incarnation, PageId};
+use farfield_os::process::now_ns;
+use farfield_os::{Errno, file, net};
+use std::net::SocketAddr;
+
+/// Where a server listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Address {
+    Tcp(SocketAddr),
+    /// Path of a Unix socket; `@` in front means the abstract namespace.
+    Unix(Vec<u8>),
+}
+
+impl Address {
+    fn connect(&self, within: Duration) -> Result<i32, Errno> {
+        match self {
+            Address::Tcp(address) => net::connect_tcp(*address, within),
+            Address::Unix(path) => net::connect_unix(path, within),
+        }
+    }
+}
+
+/// Who we are and how long we wait.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) token: Vec<u8>,
+    pub(crate) client_name: String,
+    pub(crate) deadline: Duration,
+}
+
+/// Every descriptor that a backend and its lanes hold, in one place, so that [`crate::Backend::abandon`] finds
+/// them all. A place holds -1 when it is free.
+pub(crate) struct Descriptors([AtomicI32; Descriptors::MAX]);
+
+impl Descriptors {
+    /// Most connections of one backend to one server.
+    const MAX: usize = 1024;
+
+    fn new() -> Descriptors {
+        Descriptors([const { AtomicI32::new(-1) }; Descriptors::MAX])
+    }
+
+    /// Puts a descriptor into a free place; closes it if there is none.
+    fn keep(&self, fd: i32) -> Result<usize, Errno> {
+        for (place, held) in self.0.iter().enumerate() {
+            if held.load(Ordering::Relaxed) == -1
+                && held.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                return Ok(place);
+            }
+        }
+        file::close(fd);
+        Err(Errno(libc::EMFILE))
+    }
+
+    /// Closes the descriptor in `place`, if nobody did.
+    fn close(&self, place: usize) {
+        let fd = self.0[place].swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            file::close(fd);
+        }
+    }
+
+    fn close_all(&self) {
+        (0..Self::MAX).for_each(|place| self.close(place));
+    }
+}
+
+/// A session with one server.
+pub(crate) struct Session {
+    pub(crate) server: u16,
+    pub(crate) welcome: Welcome,
+    address: Address,
+    identity: Identity,
+    descriptors: Box<Descriptors>,
+    control: i32,
+    control_busy: AtomicBool,
+    gone: AtomicBool,
+    abandoned: AtomicBool,
+    tags: AtomicU64,
+}
+
+/// A connection that belongs to a session; closed when dropped, unless the session was abandoned.
+pub(crate) struct Connection {
+    session: std::sync::Arc<Session>,
+    place: usize,
+    pub(crate) fd: i32,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.session.abandoned.load(Ordering::Relaxed) {
+            self.session.descriptors.close(self.place);
+        }
+    }
+}
+
+/// Why a session could not be opened.
+pub(crate) enum HandshakeError {
+    /// Like any other error.
+    Pool(PoolError),
+    /// The server said no, and why.
+    Refused(String),
+}
+
+impl From<PoolError> for HandshakeError {
+    fn from(error: PoolError) -> Self {
+        HandshakeError::Pool(error)
+    }
+}
+
+/// Longest body of an answer to a control request.
+const CONTROL_BODY_MAX: usize = 1024;
+
+impl Session {
+    /// Connects and starts a new session.
+    pub(crate) fn open(server: u16, address: Address, identity: Identity) -> Result<Session, HandshakeError> {
+        let (fd, welcome) = shake_hands(server, &address, &identity, None)?;
+        let descriptors = Box::new(Descriptors::new());
+        descriptors.keep(fd).map_err(PoolError::Os)?;
+        Ok(Session {
+            server,
+            welcome,
+            address,
+            identity,
+            descriptors,
+            control: fd,
+            control_busy: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            tags: AtomicU64::new(1),
+        })
+    }
+
+    /// Another connection of this session.
+    pub(crate) fn join(self: &std::sync::Arc<Self>) -> Result<Connection, PoolError> {
+        let joined = shake_hands(self.server, &self.address, &self.identity, Some(self.welcome.session));
+        let (fd, welcome) = joined.map_err(|error| match error {
+            HandshakeError::Pool(error) => error,
+            HandshakeError::Refused(_) => {
+                PoolError::Refused { server: self.server, reason: "the session does not take another connection" }
+            }
+        })?;
+        let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
+        let connection = Connection { session: self.clone(), place, fd };
+        // Session secrets are random, so another server cannot know this one; it is checked all the same.
+        if welcome.incarnation != self.welcome.incarnation {
+            self.set_gone();
+            return Err(self.gone_error());
+        }
+        Ok(connection)
+    }
+
+    /// Asks one thing and waits for the answer, at most `within`.
+    pub(crate) fn ask(&self, request: Request<'_>, within: Duration) -> Result<Reply, PoolError> {
+        let (reply, _) = self.ask_for_descriptors(request, within, &mut [])?;
+        Ok(reply)
+    }
+
+    /// The same for requests whose answer brings descriptors. Their number; the caller closes them.
+    pub(crate) fn ask_for_descriptors(
+        &self,
+        request: Request<'_>,
+        within: Duration,
+        fds: &mut [i32],
+    ) -> Result<(Reply, usize), PoolError> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(self.gone_error());
+        }
+        let until = now_ns().saturating_add(within.as_nanos() as u64);
+        while self.control_busy.swap(true, Ordering::Acquire) {
+            if now_ns() > until {
+                return Err(PoolError::TimedOut { server: self.server, after: within });
+            }
+            farfield_os::process::yield_now();
+        }
+        let tag = self.tags.fetch_add(1, Ordering::Relaxed);
+        let answer = ask_on(self.control, tag, request, until, fds);
+        self.control_busy.store(false, Ordering::Release);
+        match answer {
+            Ok((Reply::Failed { code, page }, count)) => {
+                fds[..count].iter().for_each(|fd| file::close(*fd));
+                Err(self.failure(code, PageId(page), within))
+            }
+            Ok(answer) => Ok(answer),
+            Err(failure) => {
+                // Whatever went wrong: an answer may still be on its way, and nobody would know whose it is.
+                self.set_gone();
+                Err(match failure {
+                    AskError::TimedOut => PoolError::TimedOut { server: self.server, after: within },
+                    AskError::Os(errno) => PoolError::Os(errno),
+                    AskError::Gone | AskError::Nonsense => self.gone_error(),
+                })
+            }
+        }
+    }
+
+    /// Keeps a descriptor with the others, so that it is closed with them; its place. Closes it if there is no room.
+    pub(crate) fn keep(&self, fd: i32) -> Result<usize, Errno> {
+        self.descriptors.keep(fd)
+    }
+
+    /// Closes the descriptor in `place`.
+    pub(crate) fn close(&self, place: usize) {
+        self.descriptors.close(place);
+    }
+
+    pub(crate) fn gone_error(&self) -> PoolError {
+        PoolError::ServerGone { server: self.server, incarnation: self.incarnation() }
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.welcome.incarnation
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        self.identity.deadline
+    }
+
+    /// What the server's error code means to the user of the pool.
+    pub(crate) fn failure(&self, code: ErrorCode, page: PageId, after: Duration) -> PoolError {
+        let server = self.server;
+        match code {
+            ErrorCode::PoolFull => PoolError::PoolFull { server },
+            ErrorCode::TimedOut => PoolError::TimedOut { server, after },
+            ErrorCode::Corrupt => PoolError::Corrupt { page, server },
+            code => PoolError::Refused { server, reason: code.text() },
+        }
+    }
+
+    /// Closes every connection without a word.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        self.set_gone();
+        self.descriptors.close_all();
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_abandoned() && !self.is_gone() {
+            // The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
+            let _ = self.ask(Request::Bye, self.identity.deadline.min(Duration::from_millis(200)));
+        }
+        self.descriptors.close_all();
+    }
+}
+
+/// Why there is no answer.
+pub(crate) enum AskError {
+    Gone,
+    Nonsense,
+    TimedOut,
+    Os(Errno),
+}
+
+impl From<Errno> for AskError {
+    fn from(errno: Errno) -> Self {
+        match errno.0 {
+            libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ECONNREFUSED | libc::EHOSTUNREACH => AskError::Gone,
+            libc::ETIMEDOUT => AskError::TimedOut,
+            _ => AskError::Os(errno),
+        }
+    }
+}
+
+/// Asks one thing on a connection that nobody else uses meanwhile.
+pub(crate) fn ask_on(
+    fd: i32,
+    tag: u64,
+    request: Request<'_>,
+    until: u64,
+    fds: &mut [i32],
+) -> Result<(Reply, usize), AskError> {
+    let left = Duration::from_nanos(until.saturating_sub(now_ns()));
+    let request = WireRequest { tag, background: false, deadline: Some(left), request };
+    let mut bytes = [0; HEAD_BYTES + 16];
+    let mut len = HEAD_BYTES;
+    bytes[..HEAD_BYTES].copy_from_slice(&request.head().encode());
+    if let Request::ClaimRegion { ticket } = request.request {
+        bytes[HEAD_BYTES..].copy_from_slice(&ticket.to_le_bytes());
+        len += 16;
+    }
+    send_all(fd, &bytes[..len], until)?;
+    let mut body = [0; CONTROL_BODY_MAX];
+    let (head, len, count) = receive_frame(fd, &mut body, until, fds)?;
+    let wanted = request.head().kind;
+    match WireReply::decode(&head, &body[..len]) {
+        Ok(answer) if answer.tag == tag && answer.kind.is_none_or(|kind| kind as u8 == wanted) => {
+            Ok((answer.reply, count))
+        }
+        _ => {
+            fds[..count].iter().for_each(|fd| file::close(*fd));
+            Err(AskError::Nonsense)
+        }
+    }
+}
+
+fn time_left(until: u64) -> Result<Duration, AskError> {
+    match until.saturating_sub(now_ns()) {
+        0 => Err(AskError::TimedOut),
+        nanos => Ok(Duration::from_nanos(nanos)),
+    }
+}
+
+fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
+    while !bytes.is_empty() {
+        let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: `bytes` is readable.
+        match unsafe { net::send(fd, &[part]) } {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno(libc::EAGAIN)) => {
+                net::poll(fd, libc::POLLOUT, time_left(until)?)?;
+            }
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Receives exactly `into.len()` bytes and whatever descriptors come with them.
+fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<usize, AskError> {
+    let mut done = 0;
+    let mut descriptors = 0;
+    let result = loop {
+        if done == into.len() {
+            break Ok(());
+        }
+        match net::receive_descriptors(fd, &mut into[done..], &mut fds[descriptors..]) {
+            Ok((0, _)) => break Err(AskError::Gone),
+            Ok((bytes, count)) => {
+                done += bytes;
+                descriptors += count;
+            }
+            Err(Errno(libc::EAGAIN)) => {
+                let waited = time_left(until).and_then(|left| Ok(net::poll(fd, libc::POLLIN, left)?));
+                if let Err(error) = waited {
+                    break Err(error);
+                }
+            }
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => break Err(errno.into()),
+        }
+    };
+    match result {
+        Ok(()) => Ok(descriptors),
+        Err(error) => {
+            fds[..descriptors].iter().for_each(|fd| file::close(*fd));
+            Err(error)
+        }
+    }
+}
+
+fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Result<(Head, usize, usize), AskError> {
+    let mut bytes = [0; HEAD_BYTES];
+    let count = receive_all(fd, &mut bytes, until, fds)?;
+    let rest = match Head::decode(&bytes) {
+        Ok(Some(head)) if head.body as usize <= body.len() => {
+            receive_all(fd, &mut body[..head.body as usize], until, &mut []).map(|_| head)
+        }
+        _ => Err(AskError::Nonsense),
+    };
+    match rest {
+        Ok(head) => Ok((head, head.body as usize, count)),
+        Err(error) => {
+            fds[..count].iter().for_each(|fd| file::close(*fd));
+            Err(error)
+        }
+    }
+}
+
+fn shake_hands(
+    server: u16,
+    address: &Address,
+    identity: &Identity,
+    session: Option<SessionSecret>,
+) -> Result<(i32, Welcome), HandshakeError> {
+    let until = now_ns().saturating_add(identity.deadline.as_nanos() as u64);
+    let fd = address.connect(identity.deadline).map_err(|errno| match errno.0 {
+        libc::ETIMEDOUT => PoolError::TimedOut { server, after: identity.deadline },
+        _ => PoolError::Os(errno),
+    })?;
+    let greeted = greet(fd, server, identity, session, until, matches!(address, Address::Unix(_)));
+    greeted.map(|welcome| (fd, welcome)).inspect_err(|_| file::close(fd))
+}
+
+fn greet(
+    fd: i32,
+    server: u16,
+    identity: &Identity,
+    session: Option<SessionSecret>,
+    until: u64,
+    local: bool,
+) -> Result<Welcome, HandshakeError> {
+    let hello = Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        features: features::CLONE | if local { features::MAP } else { 0 },
+        session,
+        token: &identity.token,
+        client_name: &identity.client_name,
+    };
+    let mut bytes = Vec::with_capacity(512);
+    hello.encode(&mut bytes);
+    let mut body = [0; CONTROL_BODY_MAX];
+    let answer = send_all(fd, &bytes, until).and_then(|()| receive_frame(fd, &mut body, until, &mut []));
+    let (head, len, _) = answer.map_err(|error| match error {
+        AskError::TimedOut => PoolError::TimedOut { server, after: identity.deadline },
+        AskError::Os(errno) => PoolError::Os(errno),
+        AskError::Gone => PoolError::Refused { server, reason: "it closed the connection without an answer" },
+        AskError::Nonsense => PoolError::Refused { server, reason: "it is not a Farfield memory server" },
+    })?;
+    match Welcome::decode(&head, &body[..len]) {
+        Err(_) => Err(PoolError::Refused { server, reason: "it is not a Farfield memory server" }.into()),
+        Ok(Err(refusal)) => Err(match refusal.code {
+            RefuseCode::Version => PoolError::Version { server, theirs: refusal.version_max, ours: VERSION_MAX }.into(),
+            RefuseCode::Token => {
+                PoolError::Refused { server, reason: "wrong token: give the one the server was started with" }.into()
+            }
+            _ => HandshakeError::Refused(refusal.text.to_owned()),
+        }),
+        Ok(Ok(welcome)) if !(VERSION_MIN..=VERSION_MAX).contains(&welcome.version) => {
+            Err(PoolError::Version { server, theirs: welcome.version, ours: VERSION_MAX }.into())
+        }
+        Ok(Ok(welcome)) => Ok(welcome),
+    }
+}

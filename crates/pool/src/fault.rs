@@ -1,0 +1,351 @@
+//! Wrapper `fault`: a member that is late, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
+//! failure can be repeated.
+
+use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::{Incarnation, PageId, checksum};
+use farfield_os::process::now_ns;
+use std::sync::Arc;
+
+/// Operations of one lane at a time.
+const SLOTS: usize = 256;
+
+/// What goes wrong.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct FaultPlan {
+    /// Each operation takes at least so long.
+    delay: Duration,
+    /// Share of operations whose answer is lost.
+    drop: f64,
+    /// Share of reads that come back with a flipped bit.
+    corrupt: f64,
+    /// The member dies at this operation, counted from 1 over all lanes; 0: never.
+    die: u64,
+    seed: u64,
+}
+
+impl FaultPlan {
+    /// Reads `delay=100us,drop=0.01,corrupt=0.01,die=1000,seed=7`, any of them, in any order.
+    pub(crate) fn parse(spec: &str) -> Result<FaultPlan, String> {
+        let mut plan = FaultPlan::default();
+        for item in spec.split(',').filter(|item| !item.is_empty()) {
+            let (name, value) = item.split_once('=').ok_or(format!("write NAME=VALUE, not {item:?}"))?;
+            let wrong = || format!("the value of {name} in {item:?} is no {}", Self::wanted(name));
+            match name {
+                "delay" => plan.delay = duration(value).ok_or_else(wrong)?,
+                "drop" => plan.drop = share(value).ok_or_else(wrong)?,
+                "corrupt" => plan.corrupt = share(value).ok_or_else(wrong)?,
+                "die" => plan.die = value.parse().map_err(|_| wrong())?,
+                "seed" => plan.seed = value.parse().map_err(|_| wrong())?,
+                _ => return Err(format!("no fault is called {name:?}: known are delay, drop, corrupt, die, seed")),
+            }
+        }
+        Ok(plan)
+    }
+
+    fn wanted(name: &str) -> &'static str {
+        match name {
+            "delay" => "duration, as in 100us, 5ms or 1s",
+            "drop" | "corrupt" => "share between 0 and 1",
+            _ => "whole number",
+        }
+    }
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
+    let (number, unit) = (text[..digits].parse::<u64>().ok()?, &text[digits..]);
+    Some(match unit {
+        "ns" => Duration::from_nanos(number),
+        "us" => Duration::from_micros(number),
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        _ => return None,
+    })
+}
+
+fn share(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
+}
+
+/// What lanes and backend share: how many operations there were.
+struct Fate {
+    plan: FaultPlan,
+    server: u16,
+    operations: AtomicU64,
+    lanes: AtomicU64,
+}
+
+impl Fate {
+    fn is_dead(&self) -> bool {
+        self.plan.die != 0 && self.operations.load(Ordering::Relaxed) >= self.plan.die
+    }
+
+    fn gone(&self) -> PoolError {
+        PoolError::ServerGone { server: self.server, incarnation: Incarnation(0) }
+    }
+}
+
+/// A member with a plan of faults.
+pub(crate) struct FaultBackend {
+    inner: Arc<dyn Backend>,
+    fate: Arc<Fate>,
+}
+
+impl FaultBackend {
+    pub(crate) fn new(server: u16, inner: Arc<dyn Backend>, plan: FaultPlan) -> FaultBackend {
+        let fate = Fate { plan, server, operations: AtomicU64::new(0), lanes: AtomicU64::new(0) };
+        FaultBackend { inner, fate: Arc::new(fate) }
+    }
+}
+
+impl Backend for FaultBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        if self.fate.is_dead() {
+            return Err(self.fate.gone());
+        }
+        let lane = self.fate.lanes.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(FaultLane {
+            inner: self.inner.open_lane()?,
+            fate: self.fate.clone(),
+            // Lanes differ, and no state is zero, where the generator would stay for ever.
+            random: (self.fate.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free: (0..SLOTS).rev().collect(),
+            held: Vec::with_capacity(SLOTS),
+            arrived: Vec::with_capacity(SLOTS),
+        }))
+    }
+
+    fn mapped(&self) -> Option<&dyn Mapped> {
+        // Loads that no lane sees could not be delayed, lost or counted.
+        None
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        if self.fate.is_dead() { Err(self.fate.gone()) } else { self.inner.clone_region() }
+    }
+
+    fn pages(&self) -> u64 {
+        self.inner.pages()
+    }
+
+    fn health(&self) -> Health {
+        if self.fate.is_dead() { Health::Gone } else { self.inner.health() }
+    }
+
+    fn abandon(&self) {
+        self.inner.abandon();
+    }
+}
+
+/// What the lane remembers of an operation that the inner lane has.
+struct UnderWay {
+    tag: u64,
+    page: PageId,
+    ready_at: u64,
+    deadline_at: u64,
+    deadline: Duration,
+    lost: bool,
+    corrupt: bool,
+}
+
+struct FaultLane {
+    inner: Box<dyn Lane>,
+    fate: Arc<Fate>,
+    random: u64,
+    under_way: Box<[Option<UnderWay>]>,
+    free: Vec<usize>,
+    /// Ended, to be shown at the given time.
+    held: Vec<(u64, Completion)>,
+    arrived: Vec<Completion>,
+}
+
+impl FaultLane {
+    fn chance(&mut self, share: f64) -> bool {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((self.random >> 11) as f64) < share * (1u64 << 53) as f64
+    }
+
+    /// How an operation that really ended appears to end, and when.
+    fn judge(&self, known: &UnderWay, mut completion: Completion) -> (u64, Completion) {
+        completion.tag = known.tag;
+        if self.fate.is_dead() {
+            completion.result = Err(self.fate.gone());
+            return (0, completion);
+        }
+        if known.lost || known.ready_at > known.deadline_at {
+            completion.result = Err(PoolError::TimedOut { server: self.fate.server, after: known.deadline });
+            return (known.deadline_at, completion);
+        }
+        if known.corrupt
+            && completion.result.is_ok()
+            && let Some(buffer) = &mut completion.buffer
+        {
+            completion.result = self.flip(known.page, buffer);
+        }
+        (known.ready_at, completion)
+    }
+
+    /// Flips a bit of the last page and checks the pages as a member does whose wire flipped it.
+    fn flip(&self, page: PageId, buffer: &mut Buffer) -> Result<(), PoolError> {
+        let last = buffer.pages() - 1;
+        buffer.page_mut(last)[1234] ^= 1;
+        for index in 0..buffer.pages() {
+            if checksum(buffer.page(index)) != buffer.sums()[index] {
+                let page = PageId(page.0 + index as u64);
+                return Err(PoolError::Corrupt { page, server: self.fate.server });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lane for FaultLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        // A place in `held` is kept for everything in flight.
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Some(slot) = self.free.pop() else { return Err(request) };
+        let Request { tag, priority, deadline, op } = request;
+        let page = match &op {
+            Op::Read { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => *page,
+        };
+        let is_read = matches!(op, Op::Read { .. });
+        if let Err(back) = self.inner.submit(Request { tag: slot as u64, priority, deadline, op }) {
+            self.free.push(slot);
+            return Err(Request { tag, ..back });
+        }
+        self.fate.operations.fetch_add(1, Ordering::Relaxed);
+        let plan = self.fate.plan;
+        let now = now_ns();
+        let at = |wait: Duration| now.saturating_add(wait.as_nanos() as u64);
+        let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
+        let (ready_at, deadline_at) = (at(plan.delay), at(deadline));
+        self.under_way[slot] = Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt });
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.inner.poll(&mut self.arrived);
+        while let Some(completion) = self.arrived.pop() {
+            let slot = completion.tag as usize;
+            let Some(known) = self.under_way[slot].take() else { continue };
+            self.free.push(slot);
+            let judged = self.judge(&known, completion);
+            self.held.push(judged);
+        }
+        if self.held.is_empty() {
+            return 0;
+        }
+        let (now, dead, before) = (now_ns(), self.fate.is_dead(), done.len());
+        let mut index = 0;
+        while index < self.held.len() && done.len() < done.capacity() {
+            if self.held[index].0 > now && !dead {
+                index += 1;
+                continue;
+            }
+            let (_, mut completion) = self.held.swap_remove(index);
+            if dead {
+                completion.result = Err(self.fate.gone());
+            }
+            done.push(completion);
+        }
+        done.len() - before
+    }
+
+    fn in_flight(&self) -> usize {
+        SLOTS - self.free.len() + self.held.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let now = now_ns();
+        if let Some(first) = self.held.iter().map(|(at, _)| *at).min() {
+            if first > now && !self.fate.is_dead() {
+                let left = Duration::from_nanos(first - now).min(timeout);
+                if self.free.len() == SLOTS {
+                    farfield_os::process::sleep(left);
+                } else {
+                    self.inner.wait(left);
+                }
+            }
+            return;
+        }
+        self.inner.wait(timeout);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against faults that do not happen, which would make every test that uses them worthless.
+    use super::*;
+    use crate::{Opener, Priority, conformance};
+
+    fn lane(spec: &str) -> (Arc<dyn Backend>, Box<dyn Lane>) {
+        let backend = Opener::new().url(format!("fault:{spec}@ram:")).pages(64).open().unwrap();
+        let lane = backend.open_lane().unwrap();
+        (backend, lane)
+    }
+
+    /// Reads one page so many times; the results.
+    fn read(lane: &mut dyn Lane, times: usize, deadline: Duration) -> Vec<Result<(), PoolError>> {
+        let mut done = Vec::with_capacity(1);
+        (0..times)
+            .map(|_| {
+                let op = Op::Read { page: PageId(3), buffer: Buffer::new(1) };
+                lane.submit(Request { tag: 0, priority: Priority::Demand, deadline, op }).unwrap();
+                while lane.poll(&mut done) == 0 {
+                    lane.wait(Duration::from_millis(100));
+                }
+                done.pop().unwrap().result
+            })
+            .collect()
+    }
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn without_faults_it_is_what_it_wraps() {
+        conformance::run(&Opener::new().url("fault:seed=1@ram:"));
+        conformance::run(&Opener::new().url("fault:delay=20us@ram:"));
+    }
+
+    #[test]
+    fn answers_are_late_lost_or_corrupt_as_planned() {
+        let (_backend, mut late) = lane("delay=3ms");
+        let start = std::time::Instant::now();
+        assert_eq!(read(&mut *late, 1, LONG), [Ok(())]);
+        assert!(start.elapsed() >= Duration::from_millis(3));
+        let after = Duration::from_millis(1);
+        assert_eq!(read(&mut *late, 1, after), [Err(PoolError::TimedOut { server: 0, after })]);
+        let (_backend, mut lossy) = lane("drop=0.5,seed=3");
+        let lost = read(&mut *lossy, 100, after).iter().filter(|result| result.is_err()).count();
+        assert!((20..80).contains(&lost), "{lost} of 100");
+        let (_backend, mut noisy) = lane("corrupt=1");
+        assert_eq!(read(&mut *noisy, 1, LONG), [Err(PoolError::Corrupt { page: PageId(3), server: 0 })]);
+    }
+
+    #[test]
+    fn it_dies_on_time_and_stays_dead() {
+        let (backend, mut lane) = lane("die=4");
+        let results = read(&mut *lane, 5, LONG);
+        let gone = Err(PoolError::ServerGone { server: 0, incarnation: Incarnation(0) });
+        assert_eq!(results, [Ok(()), Ok(()), Ok(()), gone, gone]);
+        assert_eq!(backend.health(), Health::Gone);
+        assert!(backend.open_lane().is_err());
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_fate() {
+        let fate = |seed| {
+            let (_backend, mut lane) = lane(&format!("corrupt=0.5,seed={seed}"));
+            read(&mut *lane, 50, LONG)
+        };
+        assert_eq!(fate(1), fate(1));
+        assert_ne!(fate(1), fate(2));
+    }
+}

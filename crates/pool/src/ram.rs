@@ -1,0 +1,173 @@
+//! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance.
+
+use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{PageId, checksum};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Operations of one lane that may be submitted and not yet collected.
+const SLOTS: usize = 256;
+
+type Pages = BTreeMap<u64, (u64, Arc<[u8; PAGE_BYTES]>)>;
+
+/// A region in the memory of this process.
+pub(crate) struct RamBackend {
+    region: Arc<Region>,
+}
+
+struct Region {
+    server: u16,
+    pages: u64,
+    stored: Mutex<Pages>,
+}
+
+/// Snapshots that nobody has claimed yet. The key is the ticket's secret.
+static CLONES: Mutex<BTreeMap<u128, (u64, Pages)>> = Mutex::new(BTreeMap::new());
+
+impl RamBackend {
+    pub(crate) fn new(server: u16, pages: u64) -> RamBackend {
+        RamBackend { region: Arc::new(Region { server, pages, stored: Mutex::new(Pages::new()) }) }
+    }
+
+    pub(crate) fn claim(server: u16, secret: u128) -> Result<RamBackend, PoolError> {
+        let claimed = CLONES.lock().unwrap_or_else(PoisonError::into_inner).remove(&secret);
+        let reason = "the ticket is unknown, used or expired";
+        let (pages, stored) = claimed.ok_or(PoolError::Refused { server, reason })?;
+        Ok(RamBackend { region: Arc::new(Region { server, pages, stored: Mutex::new(stored) }) })
+    }
+}
+
+impl Backend for RamBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        let region = self.region.clone();
+        let (ready, ended) = (VecDeque::with_capacity(SLOTS), VecDeque::with_capacity(SLOTS));
+        Ok(Box::new(RamLane { region, ready, ended, zero_sum: checksum(&[0; PAGE_BYTES]) }))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let mut clones = CLONES.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not a secret: whoever is in this process sees the pages anyway.
+        let secret = clones.last_key_value().map_or(1, |(last, _)| last + 1);
+        clones.insert(secret, (self.region.pages, self.region.lock().clone()));
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        secrets[0] = secret;
+        Ok(CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.region.pages
+    }
+
+    fn health(&self) -> Health {
+        Health::Good
+    }
+
+    fn abandon(&self) {}
+}
+
+impl Region {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Pages> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
+        match page.0.checked_add(count) {
+            Some(end) if end <= self.pages => Ok(()),
+            _ => Err(PoolError::Refused { server: self.server, reason: "pages outside the region" }),
+        }
+    }
+
+    fn read(&self, page: PageId, buffer: &mut Buffer, zero_sum: u64) -> Result<(), PoolError> {
+        self.check(page, buffer.pages() as u64)?;
+        let stored = self.lock();
+        for index in 0..buffer.pages() {
+            let id = page.0 + index as u64;
+            let Some((sum, bytes)) = stored.get(&id) else {
+                buffer.page_mut(index).fill(0);
+                buffer.sums_mut()[index] = zero_sum;
+                continue;
+            };
+            buffer.page_mut(index).copy_from_slice(&bytes[..]);
+            buffer.sums_mut()[index] = *sum;
+            if checksum(buffer.page(index)) != *sum {
+                return Err(PoolError::Corrupt { page: PageId(id), server: self.server });
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, page: PageId, buffer: &Buffer) -> Result<(), PoolError> {
+        self.check(page, buffer.pages() as u64)?;
+        for index in 0..buffer.pages() {
+            if checksum(buffer.page(index)) != buffer.sums()[index] {
+                return Err(PoolError::Corrupt { page: PageId(page.0 + index as u64), server: self.server });
+            }
+        }
+        let mut stored = self.lock();
+        for index in 0..buffer.pages() {
+            let mut bytes = [0; PAGE_BYTES];
+            bytes.copy_from_slice(buffer.page(index));
+            stored.insert(page.0 + index as u64, (buffer.sums()[index], Arc::new(bytes)));
+        }
+        Ok(())
+    }
+
+    fn discard(&self, page: PageId, count: u64) -> Result<(), PoolError> {
+        self.check(page, count)?;
+        let mut stored = self.lock();
+        let rest = stored.split_off(&page.0);
+        stored.extend(rest.into_iter().filter(|(id, _)| *id >= page.0 + count));
+        Ok(())
+    }
+}
+
+struct RamLane {
+    region: Arc<Region>,
+    ready: VecDeque<Request>,
+    ended: VecDeque<Completion>,
+    zero_sum: u64,
+}
+
+impl Lane for RamLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        self.ready.push_back(request);
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
+            let (result, buffer) = match op {
+                Op::Read { page, mut buffer } => (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer)),
+                Op::Write { page, buffer } => (self.region.write(page, &buffer), Some(buffer)),
+                Op::Discard { page, count } => (self.region.discard(page, count), None),
+            };
+            self.ended.push_back(Completion { tag, result, buffer });
+        }
+        let moved = self.ended.len().min(done.capacity() - done.len());
+        done.extend(self.ended.drain(..moved));
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ready.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, _timeout: Duration) {
+        // Whatever was submitted ends at the next poll.
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Opener, conformance};
+
+    #[test]
+    fn ram_conforms() {
+        conformance::run(&Opener::new().url("ram:"));
+    }
+}

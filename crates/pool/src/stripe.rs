@@ -1,0 +1,481 @@
+//! Pool of several members: pages dealt out in groups of 16, so that neighbours travel together and load spreads.
+//!
+//! Group `g` (pages 16g to 16g+15) is kept by member `g mod n`, there as group `g div n`. A run that lies in one group
+//! goes to its member in the caller's own buffer. A longer run is cut into one part per member and 64 of its
+//! pages; parts travel in buffers of the lane and cost one copy.
+
+use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::process::now_ns;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Pages that are kept together.
+const GROUP_PAGES: u64 = 16;
+/// Most pages in one part of a long run.
+const PART_PAGES: u64 = 64;
+/// Buffers for parts, per lane. Their memory is touched only when they are used.
+const PART_BUFFERS: usize = 32;
+/// Operations of one lane at a time.
+const SLOTS: usize = 256;
+/// Parts of one lane that members may have at a time.
+const PARTS: usize = 512;
+/// How long a waiting lane polls all members before it sleeps at one.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps at one member before it looks at the others.
+const SLEEP_SLICE: Duration = Duration::from_micros(200);
+
+const _: () = assert!(PART_PAGES.is_multiple_of(GROUP_PAGES));
+
+/// How pages are dealt out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Deal {
+    members: u64,
+}
+
+impl Deal {
+    /// The member that keeps `page`, and which of its pages that is.
+    fn place(self, page: u64) -> (usize, u64) {
+        let group = page / GROUP_PAGES;
+        ((group % self.members) as usize, group / self.members * GROUP_PAGES + page % GROUP_PAGES)
+    }
+
+    /// How many of the first `pages` pages `member` keeps. They are its first ones, so a run of pages is one run at
+    /// each member.
+    fn share(self, pages: u64, member: usize) -> u64 {
+        let round = GROUP_PAGES * self.members;
+        let rest = (pages % round).saturating_sub(member as u64 * GROUP_PAGES).min(GROUP_PAGES);
+        pages / round * GROUP_PAGES + rest
+    }
+
+    /// The page that `member` keeps as its `local`-th.
+    fn page(self, member: usize, local: u64) -> u64 {
+        (local / GROUP_PAGES * self.members + member as u64) * GROUP_PAGES + local % GROUP_PAGES
+    }
+}
+
+/// Several members as one.
+pub(crate) struct StripeBackend {
+    members: Vec<Arc<dyn Backend>>,
+    deal: Deal,
+    pages: u64,
+}
+
+impl StripeBackend {
+    /// `pages` is what the region shall address, 0 for as much as the members have.
+    pub(crate) fn new(members: Vec<Arc<dyn Backend>>, pages: u64) -> StripeBackend {
+        let deal = Deal { members: members.len() as u64 };
+        // The smallest page that some member lacks: no more than that can be addressed.
+        let lacking = members.iter().enumerate().map(|(index, member)| deal.page(index, member.pages()));
+        let most = lacking.min().unwrap_or(0);
+        StripeBackend { members, deal, pages: if pages == 0 { most } else { pages.min(most) } }
+    }
+
+    /// Pages that member `index` of `members` needs for a region of `pages`: whole groups, at least one.
+    pub(crate) fn pages_of_member(pages: u64, members: usize, index: usize) -> u64 {
+        if members == 1 {
+            return pages;
+        }
+        let whole = pages.next_multiple_of(GROUP_PAGES);
+        Deal { members: members as u64 }.share(whole, index).max(GROUP_PAGES)
+    }
+}
+
+impl Backend for StripeBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        let lanes: Vec<Box<dyn Lane>> =
+            self.members.iter().map(|member| member.open_lane()).collect::<Result<_, PoolError>>()?;
+        Ok(Box::new(StripeLane {
+            deal: self.deal,
+            pages: self.pages,
+            waiting: lanes.iter().map(|_| VecDeque::with_capacity(PARTS)).collect(),
+            lanes,
+            queued: VecDeque::with_capacity(SLOTS),
+            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_parents: (0..SLOTS).rev().collect(),
+            parts: std::iter::repeat_with(|| None).take(PARTS).collect(),
+            free_parts: (0..PARTS).rev().collect(),
+            buffers: (0..PART_BUFFERS).map(|_| Buffer::new(PART_PAGES as usize)).collect(),
+            arrived: Vec::with_capacity(64),
+            ended: VecDeque::with_capacity(SLOTS),
+            next_lane: 0,
+        }))
+    }
+
+    fn mapped(&self) -> Option<&dyn Mapped> {
+        self.members.iter().all(|member| member.mapped().is_some()).then_some(self)
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        for (secret, member) in secrets.iter_mut().zip(&self.members) {
+            *secret = member.clone_region()?.secrets[0];
+        }
+        Ok(CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn health(&self) -> Health {
+        let gone = self.members.iter().filter(|member| member.health() == Health::Gone).count();
+        let good = self.members.iter().filter(|member| member.health() == Health::Good).count();
+        if gone == self.members.len() {
+            Health::Gone
+        } else if good == self.members.len() {
+            Health::Good
+        } else {
+            Health::Degraded
+        }
+    }
+
+    fn abandon(&self) {
+        self.members.iter().for_each(|member| member.abandon());
+    }
+}
+
+impl Mapped for StripeBackend {
+    fn page(&self, page: PageId) -> Option<*const u8> {
+        let (member, local) = self.deal.place(page.0);
+        self.members[member].mapped()?.page(PageId(local))
+    }
+}
+
+/// An operation of the caller that was cut into parts.
+struct Parent {
+    tag: u64,
+    page: u64,
+    buffer: Option<Buffer>,
+    is_read: bool,
+    parts_left: usize,
+    result: Result<(), PoolError>,
+}
+
+/// What a member does for a parent.
+struct Part {
+    parent: usize,
+    member: usize,
+    /// First of the member's pages.
+    local: u64,
+    count: u64,
+    /// The buffer is the caller's own, not one of the lane's.
+    whole: bool,
+}
+
+struct StripeLane {
+    deal: Deal,
+    pages: u64,
+    lanes: Vec<Box<dyn Lane>>,
+    /// Parts that a member's lane had no room for.
+    waiting: Vec<VecDeque<Request>>,
+    queued: VecDeque<Request>,
+    parents: Box<[Option<Parent>]>,
+    free_parents: Vec<usize>,
+    parts: Box<[Option<Part>]>,
+    free_parts: Vec<usize>,
+    buffers: Vec<Buffer>,
+    arrived: Vec<Completion>,
+    ended: VecDeque<Completion>,
+    next_lane: usize,
+}
+
+impl StripeLane {
+    /// Starts queued operations, in order, demand first, as far as there are parts and buffers for them.
+    fn start(&mut self) {
+        for member in 0..self.lanes.len() {
+            while let Some(request) = self.waiting[member].pop_front() {
+                if let Err(back) = self.lanes[member].submit(request) {
+                    self.waiting[member].push_front(back);
+                    break;
+                }
+            }
+        }
+        while let Some(index) = self.next_queued() {
+            let Some(request) = self.queued.remove(index) else { return };
+            if let Err(back) = self.try_start(request) {
+                self.queued.insert(index, back);
+                return;
+            }
+        }
+    }
+
+    fn next_queued(&self) -> Option<usize> {
+        let demand = self.queued.iter().position(|request| request.priority == Priority::Demand);
+        demand.or((!self.queued.is_empty()).then_some(0))
+    }
+
+    /// Cuts an operation into parts; gives it back if there is no room for them now.
+    fn try_start(&mut self, request: Request) -> Result<(), Request> {
+        let (page, count, moves) = match &request.op {
+            Op::Read { page, buffer } | Op::Write { page, buffer } => (page.0, buffer.pages() as u64, true),
+            Op::Discard { page, count } => (page.0, *count, false),
+        };
+        if page.checked_add(count).is_none_or(|end| end > self.pages) {
+            let error = PoolError::Refused { server: 0, reason: "pages outside the region" };
+            self.end(request, Err(error));
+            return Ok(());
+        }
+        let whole = page % GROUP_PAGES + count <= GROUP_PAGES;
+        if count == 0 {
+            self.end(request, Ok(()));
+            return Ok(());
+        }
+        let parts_needed = if whole { 1 } else { self.parts_of(page, count, moves) };
+        let buffers_needed = if moves && !whole { parts_needed } else { 0 };
+        if parts_needed > PARTS || buffers_needed > PART_BUFFERS {
+            let error = PoolError::Refused { server: 0, reason: "more pages in one operation than a stripe takes" };
+            self.end(request, Err(error));
+            return Ok(());
+        }
+        if self.free_parts.len() < parts_needed || self.buffers.len() < buffers_needed {
+            return Err(request);
+        }
+        let Some(parent) = self.free_parents.pop() else { return Err(request) };
+        let Request { tag, priority, deadline, op } = request;
+        let is_read = matches!(op, Op::Read { .. });
+        let is_write = matches!(op, Op::Write { .. });
+        let known = Parent { tag, page, buffer: None, is_read, parts_left: parts_needed, result: Ok(()) };
+        self.parents[parent] = Some(known);
+        if whole {
+            let (member, local) = self.deal.place(page);
+            let op = match op {
+                Op::Read { buffer, .. } => Op::Read { page: PageId(local), buffer },
+                Op::Write { buffer, .. } => Op::Write { page: PageId(local), buffer },
+                Op::Discard { count, .. } => Op::Discard { page: PageId(local), count },
+            };
+            self.send(Part { parent, member, local, count, whole: true }, priority, deadline, op);
+            return Ok(());
+        }
+        let buffer = match op {
+            Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
+            Op::Discard { .. } => None,
+        };
+        for member in 0..self.lanes.len() {
+            let end = self.deal.share(page + count, member);
+            let mut local = self.deal.share(page, member);
+            while local < end {
+                let count = if moves { (end - local).min(PART_PAGES) } else { end - local };
+                let op = match &buffer {
+                    None => Op::Discard { page: PageId(local), count },
+                    Some(whole_run) => {
+                        let Some(mut part) = self.buffers.pop() else { break };
+                        part.set_pages(count as usize);
+                        if is_write {
+                            for index in 0..count {
+                                let from = (self.deal.page(member, local + index) - page) as usize;
+                                part.page_mut(index as usize).copy_from_slice(whole_run.page(from));
+                                part.sums_mut()[index as usize] = whole_run.sums()[from];
+                            }
+                            Op::Write { page: PageId(local), buffer: part }
+                        } else {
+                            Op::Read { page: PageId(local), buffer: part }
+                        }
+                    }
+                };
+                self.send(Part { parent, member, local, count, whole: false }, priority, deadline, op);
+                local += count;
+            }
+        }
+        if let Some(known) = &mut self.parents[parent] {
+            known.buffer = buffer;
+        }
+        Ok(())
+    }
+
+    fn parts_of(&self, page: u64, count: u64, moves: bool) -> usize {
+        let parts = |member| {
+            let pages = self.deal.share(page + count, member) - self.deal.share(page, member);
+            if moves { pages.div_ceil(PART_PAGES) as usize } else { usize::from(pages > 0) }
+        };
+        (0..self.lanes.len()).map(parts).sum()
+    }
+
+    fn send(&mut self, part: Part, priority: Priority, deadline: Duration, op: Op) {
+        let member = part.member;
+        let slot = self.free_parts.pop().expect("counted before");
+        self.parts[slot] = Some(part);
+        let request = Request { tag: slot as u64, priority, deadline, op };
+        // Behind those that wait already.
+        if !self.waiting[member].is_empty() {
+            self.waiting[member].push_back(request);
+        } else if let Err(back) = self.lanes[member].submit(request) {
+            self.waiting[member].push_back(back);
+        }
+    }
+
+    fn end(&mut self, request: Request, result: Result<(), PoolError>) {
+        let buffer = match request.op {
+            Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
+            Op::Discard { .. } => None,
+        };
+        self.ended.push_back(Completion { tag: request.tag, result, buffer });
+    }
+
+    fn collect(&mut self) {
+        for member in 0..self.lanes.len() {
+            while self.lanes[member].in_flight() > 0 {
+                self.lanes[member].poll(&mut self.arrived);
+                if self.arrived.is_empty() {
+                    break;
+                }
+                while let Some(completion) = self.arrived.pop() {
+                    self.part_ended(completion);
+                }
+            }
+        }
+    }
+
+    fn part_ended(&mut self, completion: Completion) {
+        let slot = completion.tag as usize;
+        let Some(part) = self.parts[slot].take() else { return };
+        self.free_parts.push(slot);
+        let Some(parent) = &mut self.parents[part.parent] else { return };
+        if let Err(error) = completion.result {
+            // Pages are named as the caller knows them.
+            let error = match error {
+                PoolError::Corrupt { page, server } => {
+                    PoolError::Corrupt { page: PageId(self.deal.page(part.member, page.0)), server }
+                }
+                other => other,
+            };
+            if parent.result.is_ok() {
+                parent.result = Err(error);
+            }
+        }
+        if part.whole {
+            parent.buffer = completion.buffer;
+        } else if let Some(buffer) = completion.buffer {
+            if let Some(whole_run) = &mut parent.buffer
+                && parent.is_read
+                && completion.result.is_ok()
+            {
+                for index in 0..part.count {
+                    let to = (self.deal.page(part.member, part.local + index) - parent.page) as usize;
+                    whole_run.page_mut(to).copy_from_slice(buffer.page(index as usize));
+                    whole_run.sums_mut()[to] = buffer.sums()[index as usize];
+                }
+            }
+            self.buffers.push(buffer);
+        }
+        parent.parts_left -= 1;
+        if parent.parts_left == 0
+            && let Some(Parent { tag, buffer, result, .. }) = self.parents[part.parent].take()
+        {
+            self.free_parents.push(part.parent);
+            self.ended.push_back(Completion { tag, result, buffer });
+        }
+    }
+
+    fn work(&mut self) {
+        self.start();
+        self.collect();
+        if !self.queued.is_empty() {
+            self.start();
+        }
+    }
+}
+
+impl Lane for StripeLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        self.queued.push_back(request);
+        if self.queued.len() == 1 {
+            self.start();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.work();
+        let moved = self.ended.len().min(done.capacity() - done.len());
+        done.extend(self.ended.drain(..moved));
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queued.len() + (SLOTS - self.free_parents.len()) + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let limit = now_ns().saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(now_ns() + SPIN.as_nanos() as u64);
+        loop {
+            self.work();
+            let now = now_ns();
+            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                core::hint::spin_loop();
+                continue;
+            }
+            // Sleeps at each busy member in turn, so that a silent one delays the others by a slice at most.
+            let slice = Duration::from_nanos(limit - now).min(SLEEP_SLICE);
+            for _ in 0..self.lanes.len() {
+                self.next_lane = (self.next_lane + 1) % self.lanes.len();
+                if self.lanes[self.next_lane].in_flight() > 0 {
+                    self.lanes[self.next_lane].wait(slice);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+const _: () = assert!(PART_PAGES as usize * PAGE_BYTES * PART_BUFFERS <= 8 << 20);
+
+#[cfg(test)]
+mod tests {
+    //! Guards against two pages in one place, and against a member that is asked for pages it does not have.
+    use super::*;
+    use crate::{Opener, conformance};
+
+    #[test]
+    fn every_page_has_a_place_of_its_own_and_the_way_back_is_right() {
+        for members in 1..6 {
+            let deal = Deal { members };
+            let mut seen = std::collections::BTreeSet::new();
+            for page in 0..1000 {
+                let (member, local) = deal.place(page);
+                assert!(seen.insert((member, local)));
+                assert_eq!(deal.page(member, local), page);
+                assert_eq!(deal.share(page, member), local, "page {page} of {members} members");
+                let shares: u64 = (0..members as usize).map(|member| deal.share(page, member)).sum();
+                assert_eq!(shares, page);
+                let room = StripeBackend::pages_of_member(page + 1, members as usize, member);
+                assert!(local < room, "page {page} of {members} members");
+            }
+        }
+    }
+
+    #[test]
+    fn stripes_conform() {
+        for members in [2, 3, 5] {
+            conformance::run(&Opener::new().urls(vec!["ram:"; members]));
+        }
+        conformance::run(&Opener::new().urls(["fault:delay=30us@ram:", "ram:", "fault:delay=5us@ram:"]));
+    }
+
+    #[test]
+    fn a_dead_member_fails_its_pages_and_no_others() {
+        let backend = Opener::new().urls(["ram:", "fault:die=1@ram:"]).pages(64).open().unwrap();
+        let mut lane = backend.open_lane().unwrap();
+        let mut done = Vec::with_capacity(4);
+        for (tag, page) in [(0, 0), (1, 16)] {
+            let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+            lane.submit(Request { tag, priority: Priority::Demand, deadline: Duration::from_secs(5), op }).unwrap();
+        }
+        while lane.in_flight() > 0 {
+            lane.poll(&mut done);
+        }
+        done.sort_by_key(|completion| completion.tag);
+        assert_eq!(done[0].result, Ok(()));
+        assert!(matches!(done[1].result, Err(PoolError::ServerGone { server: 1, .. })));
+        assert_eq!(backend.health(), Health::Degraded);
+    }
+}
