@@ -1,2 +1,19 @@
 //! Farfield keeps: the memory server.
+//!
+//! A client makes regions of pages, reads and writes them over TCP, or maps them when it runs on the same machine; when
+//! it is gone, its memory is given back. `docs/design/server.md` draws the storage and lists what happens when
+//! something fails.
+
+mod config;
+mod connection;
+mod counters;
+mod metrics;
+mod server;
+mod sessions;
 mod store;
+mod tenants;
+
+pub use config::{BadUrl, Config, ListenUrl, parse_size};
+pub use farfield_core::wire::Stat;
+pub use server::{Server, StartError};
+pub use tenants::{TenantConfig, Tenants, TokenFileError};

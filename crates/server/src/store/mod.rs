@@ -10,7 +10,7 @@ mod table;
 mod tests;
 
 pub(crate) use account::{Account, Full, Meter};
-pub(crate) use region::{Region, Snapshot};
+pub(crate) use region::{Found, Reader, Region, Snapshot};
 
 use farfield_core::PageId;
 use farfield_os::Errno;

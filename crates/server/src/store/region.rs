@@ -496,6 +496,16 @@ impl Region {
     }
 }
 
+impl Drop for Region {
+    fn drop(&mut self) {
+        if *self.mapped_by_client.get_mut() {
+            // The client may keep its mappings, but not the memory behind them.
+            let stack = self.stack.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let _ = stack.top().punch(PageId(0), PageId(self.pages));
+        }
+    }
+}
+
 fn os_error(error: &std::io::Error) -> farfield_os::Errno {
     farfield_os::Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
@@ -506,7 +516,7 @@ pub(crate) struct Reader<'a> {
     stack: RwLockReadGuard<'a, Stack>,
 }
 
-/// A page that is there.
+/// A page that is there; its bytes stay mapped for as long as the reader lives that found it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     /// Its bytes. Another process may be writing them.

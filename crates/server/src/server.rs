@@ -1,0 +1,508 @@
+//! The server: listeners, one thread per connection, one that cleans up, and the way it stops.
+
+use crate::config::{Config, ListenUrl};
+use crate::connection::{Connection, Transport, random_u128};
+use crate::counters::Counters;
+use crate::metrics;
+use crate::sessions::{Sessions, Tenant};
+use crate::store::Meter;
+use farfield_core::Incarnation;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::{RefuseCode, Stat};
+use farfield_os::{net, serving};
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is no place to listen at.
+    #[error("no place to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
+    NowhereToListen,
+    /// Another server is there already.
+    #[error("{url} is in use: stop the server that listens there, or choose another place with --listen")]
+    AddressInUse {
+        /// The place.
+        url: String,
+    },
+    /// The kernel does not let us listen there.
+    #[error("cannot listen at {url}: {source}")]
+    Listen {
+        /// The place.
+        url: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The kernel refused something else.
+    #[error("the operating system refused: {0}")]
+    Os(#[from] std::io::Error),
+}
+
+/// Connections that look for requests instead of sleeping; more than there are other processors do harm.
+#[derive(Debug)]
+pub(crate) struct Spinners {
+    now: AtomicUsize,
+    max: usize,
+}
+
+impl Spinners {
+    fn new() -> Spinners {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        Spinners { now: AtomicUsize::new(0), max: processors - 1 }
+    }
+
+    /// A place among the spinners, if one is free.
+    pub(crate) fn enter(&self, spin: Duration) -> Option<Spin<'_>> {
+        if spin.is_zero() || self.now.fetch_add(1, Ordering::Relaxed) >= self.max {
+            if !spin.is_zero() {
+                self.now.fetch_sub(1, Ordering::Relaxed);
+            }
+            return None;
+        }
+        Some(Spin { spinners: self, until: Instant::now() + spin })
+    }
+}
+
+pub(crate) struct Spin<'a> {
+    spinners: &'a Spinners,
+    until: Instant,
+}
+
+impl Spin<'_> {
+    pub(crate) fn go_on(&self) -> bool {
+        Instant::now() < self.until
+    }
+}
+
+impl Drop for Spin<'_> {
+    fn drop(&mut self) {
+        self.spinners.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What all threads of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) incarnation: Incarnation,
+    started: Instant,
+    pub(crate) capacity: Arc<Meter>,
+    /// In the order of the token file; one without a name if there is none.
+    pub(crate) tenants: Vec<Arc<Tenant>>,
+    pub(crate) sessions: Sessions,
+    pub(crate) counters: Counters,
+    pub(crate) spinners: Spinners,
+    connections: Mutex<HashMap<u64, Arc<OwnedFd>>>,
+    next_connection: AtomicU64,
+    /// No new sessions.
+    pub(crate) draining: AtomicBool,
+    /// All threads end.
+    stopping: AtomicBool,
+    /// Notified when a connection ended or the server stops.
+    change: Condvar,
+    /// Guards nothing; the condition variable wants one.
+    change_lock: Mutex<()>,
+}
+
+impl Shared {
+    /// The tenant whose token this is.
+    pub(crate) fn tenant_of(&self, token: &[u8]) -> Option<&Arc<Tenant>> {
+        match &self.config.tenants {
+            None => self.tenants.first(),
+            Some(tenants) => self.tenants.get(tenants.find(token)?),
+        }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Arc<OwnedFd>>> {
+        self.connections.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until something changes or `limit` has passed.
+    fn wait_for_change(&self, limit: Duration) {
+        let guard = self.change_lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !self.stopping() {
+            drop(self.change.wait_timeout(guard, limit));
+        }
+    }
+
+    fn notify(&self) {
+        drop(self.change_lock.lock());
+        self.change.notify_all();
+    }
+
+    pub(crate) fn stat(&self) -> Stat {
+        let (mut regions, mut reserved_pages) = (0, 0);
+        let sessions = self.sessions.all();
+        for session in &sessions {
+            let all = session.all();
+            regions += all.len() as u64;
+            reserved_pages += all.iter().map(|region| region.reserved_pages()).sum::<u64>();
+        }
+        let get = Counters::get;
+        let counters = &self.counters;
+        Stat {
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            capacity_pages: self.capacity.limit_pages().unwrap_or(0),
+            used_pages: self.capacity.used_pages().saturating_sub(reserved_pages),
+            reserved_pages,
+            regions,
+            sessions: sessions.len() as u64,
+            connections: self.connections().len() as u64,
+            read_pages: get(&counters.read_pages),
+            written_pages: get(&counters.written_pages),
+            discarded_pages: get(&counters.discarded_pages),
+            received_bytes: get(&counters.received_bytes),
+            sent_bytes: get(&counters.sent_bytes),
+            failed_requests: get(&counters.failed_requests),
+        }
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A running memory server. Stops when dropped.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    endpoints: Vec<String>,
+    metrics: Option<SocketAddr>,
+    threads: Vec<JoinHandle<()>>,
+    /// Sockets in the file system that go when the server goes.
+    paths: Vec<PathBuf>,
+}
+
+impl Server {
+    /// Listens, and serves from then on.
+    pub fn start(config: Config) -> Result<Server, StartError> {
+        if config.listen.is_empty() {
+            return Err(StartError::NowhereToListen);
+        }
+        // Regions take a descriptor per layer. If it cannot be raised, we live with what there is.
+        let _ = serving::raise_descriptor_limit();
+        let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
+        let tenant = |name: &str, quota: Option<u64>| {
+            Arc::new(Tenant { name: name.to_owned(), quota: Arc::new(Meter::new(quota.map(pages))) })
+        };
+        let tenants = match &config.tenants {
+            None => vec![tenant("", None)],
+            Some(tenants) => tenants.0.iter().map(|one| tenant(&one.name, one.quota_bytes)).collect(),
+        };
+        let mut listeners = Vec::new();
+        let (mut endpoints, mut paths) = (Vec::new(), Vec::new());
+        for url in &config.listen {
+            let (listener, endpoint) = listen(url)?;
+            if let (Listener::Unix(_), ListenUrl::Unix(path)) = (&listener, url)
+                && !is_abstract(path)
+            {
+                paths.push(path.clone());
+            }
+            endpoints.push(endpoint);
+            listeners.push(listener);
+        }
+        let metrics = match config.metrics {
+            None => None,
+            Some(address) => {
+                let url = format!("http://{address}/metrics");
+                Some(TcpListener::bind(address).map_err(|source| listen_error(url, source))?)
+            }
+        };
+        let shared = Arc::new(Shared {
+            incarnation: Incarnation(random_u128().map_err(std::io::Error::from)? as u64),
+            started: Instant::now(),
+            capacity: Arc::new(Meter::new(config.capacity_bytes.map(pages))),
+            tenants,
+            sessions: Sessions::new(config.lease, config.ticket_life),
+            counters: Counters::default(),
+            spinners: Spinners::new(),
+            connections: Mutex::default(),
+            next_connection: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            change: Condvar::new(),
+            change_lock: Mutex::new(()),
+            config,
+        });
+        let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
+        let mut server = Server { shared, endpoints, metrics: metrics_address, threads: Vec::new(), paths };
+        for listener in listeners {
+            server.spawn("farfield-listen", move |shared| accept_all(shared, &listener))?;
+        }
+        server.spawn("farfield-clean", |shared| clean_up(&shared))?;
+        if let Some(listener) = metrics {
+            server.spawn("farfield-metrics", move |shared| metrics::serve(&shared, &listener))?;
+        }
+        tracing::info!(
+            endpoints = server.endpoints.join(" "),
+            capacity = server.shared.config.capacity_bytes,
+            incarnation = format_args!("{:#x}", server.shared.incarnation.0),
+            "listening"
+        );
+        Ok(server)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce(Arc<Shared>) + Send + 'static) -> Result<(), StartError> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(shared))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Where it listens, as URLs for clients; ports that were left to the kernel are filled in.
+    pub fn endpoints(&self) -> &[String] {
+        &self.endpoints
+    }
+
+    /// Where `GET /metrics` is answered.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
+    /// Which life of the server this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.shared.incarnation
+    }
+
+    /// How it fares.
+    pub fn stat(&self) -> Stat {
+        self.shared.stat()
+    }
+
+    /// Takes no new sessions from now on, and tells the others with every answer that it is about to stop.
+    pub fn drain(&self) {
+        if !self.shared.draining.swap(true, Ordering::Relaxed) {
+            tracing::info!(sessions = self.shared.sessions.count(), "draining");
+        }
+    }
+
+    /// Is nobody left that keeps something here?
+    pub fn is_drained(&self) -> bool {
+        self.shared.sessions.count() == 0
+    }
+
+    /// Drains: waits until all sessions are gone or `grace` has passed, then stops. Says whether all were gone.
+    pub fn shutdown(mut self, grace: Duration) -> bool {
+        self.drain();
+        let until = Instant::now() + grace;
+        while !self.is_drained() && Instant::now() < until {
+            self.shared.wait_for_change(Duration::from_millis(20).min(grace));
+        }
+        let drained = self.is_drained();
+        self.stop();
+        drained
+    }
+
+    fn stop(&mut self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        self.shared.notify();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        // Wakes whoever receives or sends; each removes itself. No listener is left that could add one.
+        self.shared.connections().values().for_each(|fd| serving::shut_down(fd.as_fd()));
+        let until = Instant::now() + Duration::from_secs(5);
+        while !self.shared.connections().is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.shared.sessions.clear();
+        for path in self.paths.drain(..) {
+            let _ = std::fs::remove_file(path);
+        }
+        tracing::info!("stopped");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.shared.stopping() {
+            self.stop();
+        }
+    }
+}
+
+fn is_abstract(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().starts_with(b"@")
+}
+
+fn listen_error(url: String, source: std::io::Error) -> StartError {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => StartError::AddressInUse { url },
+        _ => StartError::Listen { url, source },
+    }
+}
+
+fn listen(url: &ListenUrl) -> Result<(Listener, String), StartError> {
+    let bad = |source| listen_error(url.to_string(), source);
+    match url {
+        ListenUrl::Tcp(address) => {
+            let listener = TcpListener::bind(address.as_str()).map_err(bad)?;
+            listener.set_nonblocking(true).map_err(bad)?;
+            let endpoint = format!("tcp://{}", listener.local_addr().map_err(bad)?);
+            Ok((Listener::Tcp(listener), endpoint))
+        }
+        ListenUrl::Unix(path) => {
+            let listener = listen_unix(path).map_err(bad)?;
+            listener.set_nonblocking(true).map_err(bad)?;
+            Ok((Listener::Unix(listener), url.to_string()))
+        }
+    }
+}
+
+fn listen_unix(path: &Path) -> std::io::Result<UnixListener> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    if is_abstract(path) {
+        let name = &path.as_os_str().as_encoded_bytes()[1..];
+        return UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(name)?);
+    }
+    // A socket that a dead server left behind answers nobody; a living one must not lose its place.
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+    {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    // Whoever got in before this line is asked for its user like everybody else.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Accepts until the server stops.
+fn accept_all(shared: Arc<Shared>, listener: &Listener) {
+    const LOOK_AGAIN: Duration = Duration::from_millis(50);
+    let number = match listener {
+        Listener::Tcp(listener) => listener.as_raw_fd(),
+        Listener::Unix(listener) => listener.as_raw_fd(),
+    };
+    while !shared.stopping() {
+        let accepted = match listener {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| (OwnedFd::from(stream), Transport::Tcp)),
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| (OwnedFd::from(stream), Transport::Unix)),
+        };
+        match accepted {
+            Ok((fd, transport)) => admit(&shared, fd, transport),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                let _ = net::poll(number, libc::POLLIN, LOOK_AGAIN);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                // Out of descriptors or memory: the others go on, and this one waits for better times.
+                tracing::warn!(%error, "cannot accept a connection");
+                shared.wait_for_change(LOOK_AGAIN);
+            }
+        }
+    }
+}
+
+/// Gives a connection a thread.
+fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport) {
+    /// So many more than the limit are told why they are turned away; the rest is just closed.
+    const TURNED_AWAY_MAX: usize = 64;
+    let there = shared.connections().len();
+    if there >= shared.config.connections_max + TURNED_AWAY_MAX {
+        return;
+    }
+    let turn_away = if there >= shared.config.connections_max {
+        Some((RefuseCode::Connections, "the server has as many connections as it takes: raise --max-connections"))
+    } else if transport == Transport::Unix && shared.config.tenants.is_none() && !may_use(&fd) {
+        Some((RefuseCode::Token, "the server belongs to another user: it needs --token-file to serve others"))
+    } else {
+        None
+    };
+    if transport == Transport::Tcp
+        && let Err(errno) = serving::prepare_tcp(fd.as_fd())
+    {
+        tracing::debug!(%errno, "a connection was gone before it began");
+        return;
+    }
+    let fd = Arc::new(fd);
+    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
+    shared.connections().insert(number, fd.clone());
+    let member = Member { shared: shared.clone(), number };
+    let spawned = std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
+        let shared = &member.shared;
+        let mut connection = Connection::new(shared, fd, transport);
+        let end = match turn_away {
+            None => connection.run(),
+            Some((code, text)) => connection.turn_away(code, text),
+        };
+        tracing::debug!(connection = member.number, ?transport, %end, "connection over");
+        // First what belongs to the session, then the place in the list: when that is empty, everything is settled.
+        drop(connection);
+        drop(member);
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "cannot start a thread for a connection");
+    }
+}
+
+/// May the process at the other end use a server without tokens?
+fn may_use(fd: &OwnedFd) -> bool {
+    let uid = serving::effective_uid();
+    serving::peer(fd.as_fd()).is_ok_and(|peer| peer.uid == uid || peer.uid == 0)
+}
+
+/// A place in the list of connections, given up in whatever way the thread ends.
+struct Member {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.shared.connections().remove(&self.number);
+        self.shared.notify();
+    }
+}
+
+/// Ends what nobody holds any more, and gives back what nobody reaches.
+fn clean_up(shared: &Shared) {
+    let often = shared.config.lease.min(shared.config.ticket_life) / 8;
+    let often = often.clamp(Duration::from_millis(5), Duration::from_millis(100));
+    let mut next_sweep = Instant::now() + shared.config.sweep_every;
+    while !shared.stopping() {
+        shared.wait_for_change(often);
+        let now = Instant::now();
+        for session in shared.sessions.expire(now) {
+            shared.counters.expired_sessions.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(session = session.number, client = session.client_name, "lease over, regions freed");
+        }
+        if now < next_sweep {
+            continue;
+        }
+        for session in shared.sessions.all() {
+            for region in session.all() {
+                match region.sweep() {
+                    Ok(0) => {}
+                    Ok(pages) => tracing::debug!(session = session.number, pages, "gave back superseded pages"),
+                    Err(error) => tracing::error!(session = session.number, %error, "cannot sweep a region"),
+                }
+                match region.audit() {
+                    Ok(None) => {}
+                    Ok(Some(full)) => {
+                        // It wrote through its mapping what it had no room for. Others must not pay for that.
+                        tracing::error!(session = session.number, ?full, "a client wrote beyond its limit; session ended");
+                        shared.sessions.end(&session);
+                        break;
+                    }
+                    Err(error) => tracing::error!(session = session.number, %error, "cannot audit a region"),
+                }
+            }
+        }
+        next_sweep = Instant::now() + shared.config.sweep_every;
+    }
+}

@@ -1,0 +1,313 @@
+//! Sessions and leases: whose regions there are, and how long they live.
+//!
+//! ```text
+//!            Hello                    last connection lost
+//!   (none) ─────────▶ held ──────────────────────────────────▶ on lease
+//!                      ▲  │ Bye                                  │  │ lease over
+//!                      │  ▼                                      │  ▼
+//!                      │ ended ◀─────────────────────────────────┼─ ended
+//!                      └────────────── Hello with its secret ────┘
+//! ```
+//! What a session holds is freed when it ends, and no request finds it afterwards.
+
+use crate::store::{Account, Meter, Region, Snapshot};
+use farfield_core::RegionId;
+use farfield_core::wire::SessionSecret;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+
+/// A tenant at work.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) name: String,
+    pub(crate) quota: Arc<Meter>,
+}
+
+/// Regions that belong together and die together.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// For logs; the secret is not for logs.
+    pub(crate) number: u64,
+    pub(crate) secret: SessionSecret,
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) client_name: String,
+    /// `None` after the end.
+    regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
+}
+
+/// Most regions of one session.
+const REGIONS_MAX: usize = 4096;
+
+/// Why a session does not take another region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoRegion {
+    Ended,
+    TooMany,
+}
+
+impl Session {
+    pub(crate) fn region(&self, id: RegionId) -> Option<Arc<Region>> {
+        let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        regions.as_ref()?.get(&id).cloned()
+    }
+
+    fn insert(&self, id: RegionId, region: Region) -> Result<(), NoRegion> {
+        let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let regions = regions.as_mut().ok_or(NoRegion::Ended)?;
+        if regions.len() >= REGIONS_MAX {
+            return Err(NoRegion::TooMany);
+        }
+        regions.insert(id, Arc::new(region));
+        Ok(())
+    }
+
+    /// Takes a region out; it is freed when the last request on it is over.
+    pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<Region>> {
+        let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        regions.as_mut()?.remove(&id)
+    }
+
+    /// All regions, as they are now.
+    pub(crate) fn all(&self) -> Vec<Arc<Region>> {
+        let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        regions.iter().flatten().map(|(_, region)| region.clone()).collect()
+    }
+
+    fn end(&self) -> Vec<Arc<Region>> {
+        let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        regions.take().into_iter().flatten().map(|(_, region)| region).collect()
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    session: Arc<Session>,
+    connections: usize,
+    /// When the last connection was lost.
+    lost_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    snapshot: Snapshot,
+    tenant: Arc<Tenant>,
+    expires: Instant,
+}
+
+/// Most snapshots that wait to be claimed.
+const TICKETS_MAX: usize = 4096;
+
+/// All sessions and tickets of a server.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    lease: Duration,
+    ticket_life: Duration,
+    entries: Mutex<HashMap<SessionSecret, Entry>>,
+    tickets: Mutex<HashMap<u128, Ticket>>,
+    next_session: AtomicU64,
+    next_region: AtomicU64,
+}
+
+impl Sessions {
+    pub(crate) fn new(lease: Duration, ticket_life: Duration) -> Sessions {
+        Sessions {
+            lease,
+            ticket_life,
+            entries: Mutex::default(),
+            tickets: Mutex::default(),
+            next_session: AtomicU64::new(1),
+            next_region: AtomicU64::new(1),
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<SessionSecret, Entry>> {
+        self.entries.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn tickets(&self) -> MutexGuard<'_, HashMap<u128, Ticket>> {
+        self.tickets.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A new session with one connection.
+    pub(crate) fn open(&self, secret: SessionSecret, tenant: Arc<Tenant>, client_name: &str) -> Arc<Session> {
+        let session = Arc::new(Session {
+            number: self.next_session.fetch_add(1, Ordering::Relaxed),
+            secret,
+            tenant,
+            client_name: client_name.to_owned(),
+            regions: RwLock::new(Some(HashMap::new())),
+        });
+        let entry = Entry { session: session.clone(), connections: 1, lost_at: None };
+        self.entries().insert(secret, entry);
+        session
+    }
+
+    /// One more connection of a session that is held or on lease. A tenant joins its own sessions only.
+    pub(crate) fn join(&self, secret: SessionSecret, tenant: &Arc<Tenant>) -> Option<Arc<Session>> {
+        let mut entries = self.entries();
+        let entry = entries.get_mut(&secret).filter(|entry| Arc::ptr_eq(&entry.session.tenant, tenant))?;
+        entry.connections += 1;
+        entry.lost_at = None;
+        Some(entry.session.clone())
+    }
+
+    /// One connection less. With the last one the lease starts, or the session ends if the lease is zero; says whether it
+    /// ended.
+    pub(crate) fn leave(&self, session: &Session, now: Instant) -> bool {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&session.secret) else { return false };
+        entry.connections -= 1;
+        if entry.connections > 0 {
+            return false;
+        }
+        entry.lost_at = Some(now);
+        if !self.lease.is_zero() {
+            return false;
+        }
+        entries.remove(&session.secret);
+        drop(entries);
+        drop(session.end());
+        true
+    }
+
+    /// Ends a session at once, whatever connections it has.
+    pub(crate) fn end(&self, session: &Session) {
+        self.entries().remove(&session.secret);
+        // Freeing gigabytes takes a while: not under the lock.
+        drop(session.end());
+    }
+
+    /// Ends the sessions whose lease is over, and forgets tickets that nobody claimed. The sessions that ended.
+    pub(crate) fn expire(&self, now: Instant) -> Vec<Arc<Session>> {
+        let over = |lost_at: Instant| now.saturating_duration_since(lost_at) >= self.lease;
+        let gone: Vec<_> = self.entries().extract_if(|_, entry| entry.lost_at.is_some_and(over)).collect();
+        for (_, entry) in &gone {
+            drop(entry.session.end());
+        }
+        let unclaimed: Vec<_> = self.tickets().extract_if(|_, ticket| ticket.expires <= now).collect();
+        drop(unclaimed);
+        gone.into_iter().map(|(_, entry)| entry.session).collect()
+    }
+
+    /// Gives a region to a session.
+    pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, NoRegion> {
+        let id = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
+        session.insert(id, region)?;
+        Ok(id)
+    }
+
+    /// Keeps a snapshot for whoever shows `secret`; `false` if too many wait already.
+    pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) -> bool {
+        let mut tickets = self.tickets();
+        if tickets.len() >= TICKETS_MAX {
+            return false;
+        }
+        tickets.insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
+        true
+    }
+
+    /// The snapshot behind a ticket, once, for the tenant that made it.
+    pub(crate) fn claim(&self, secret: u128, tenant: &Arc<Tenant>, now: Instant) -> Option<Snapshot> {
+        let mut tickets = self.tickets();
+        let ticket = tickets.get(&secret)?;
+        if !Arc::ptr_eq(&ticket.tenant, tenant) || ticket.expires <= now {
+            return None;
+        }
+        tickets.remove(&secret).map(|ticket| ticket.snapshot)
+    }
+
+    /// Every session, as it is now.
+    pub(crate) fn all(&self) -> Vec<Arc<Session>> {
+        self.entries().values().map(|entry| entry.session.clone()).collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// Ends everything.
+    pub(crate) fn clear(&self) {
+        let all: Vec<_> = self.entries().drain().collect();
+        for (_, entry) in &all {
+            drop(entry.session.end());
+        }
+        let tickets: Vec<_> = self.tickets().drain().collect();
+        drop(tickets);
+    }
+}
+
+impl Tenant {
+    pub(crate) fn account(&self, server: &Arc<Meter>) -> Account {
+        Account { server: server.clone(), tenant: self.quota.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against regions that live on after their owner, and against strangers who join.
+    use super::*;
+    use farfield_core::PageId;
+
+    fn tenant() -> Arc<Tenant> {
+        Arc::new(Tenant { name: "t".into(), quota: Arc::new(Meter::new(None)) })
+    }
+
+    #[test]
+    fn a_lease_ends_what_nobody_comes_back_for() {
+        let lease = Duration::from_secs(10);
+        let sessions = Sessions::new(lease, lease);
+        let (tenant, stranger) = (tenant(), tenant());
+        let capacity = Arc::new(Meter::new(None));
+        let secret = SessionSecret(7);
+        let session = sessions.open(secret, tenant.clone(), "test");
+        let region = Region::new(10, tenant.account(&capacity)).unwrap();
+        region.write(PageId(0), &[1; 4096], |_| 0).unwrap();
+        let id = sessions.add_region(&session, region).unwrap();
+        let start = Instant::now();
+        assert!(sessions.expire(start + lease * 9).is_empty(), "held");
+        assert!(!sessions.leave(&session, start));
+        assert!(sessions.join(secret, &stranger).is_none());
+        assert!(sessions.expire(start + lease / 2).is_empty(), "on lease");
+        assert!(sessions.join(secret, &tenant).is_some());
+        assert!(sessions.expire(start + lease * 9).is_empty(), "held again");
+        assert!(session.region(id).is_some());
+        assert!(!sessions.leave(&session, start));
+        assert_eq!(capacity.used_pages(), 1);
+        assert_eq!(sessions.expire(start + lease).len(), 1);
+        assert_eq!(capacity.used_pages(), 0);
+        assert!(session.region(id).is_none());
+        assert!(sessions.join(secret, &tenant).is_none());
+        let late = Region::new(10, tenant.account(&capacity)).unwrap();
+        assert_eq!(sessions.add_region(&session, late), Err(NoRegion::Ended));
+    }
+
+    #[test]
+    fn a_ticket_is_good_once_in_time_and_for_its_tenant() {
+        let life = Duration::from_secs(30);
+        let sessions = Sessions::new(life, life);
+        let (tenant, stranger) = (tenant(), tenant());
+        let capacity = Arc::new(Meter::new(None));
+        let region = Region::new(10, tenant.account(&capacity)).unwrap();
+        let now = Instant::now();
+        sessions.add_ticket(1, region.snapshot().unwrap(), tenant.clone(), now);
+        sessions.add_ticket(2, region.snapshot().unwrap(), tenant.clone(), now);
+        assert!(sessions.claim(1, &stranger, now).is_none());
+        assert!(sessions.claim(1, &tenant, now).is_some());
+        assert!(sessions.claim(1, &tenant, now).is_none());
+        assert!(sessions.claim(2, &tenant, now + life).is_none());
+        sessions.expire(now + life);
+        assert!(sessions.claim(2, &tenant, now).is_none());
+    }
+
+    #[test]
+    fn without_a_lease_the_last_connection_takes_everything_with_it() {
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
+        let session = sessions.open(SessionSecret(7), tenant(), "test");
+        assert!(sessions.join(SessionSecret(7), &session.tenant).is_some());
+        assert!(!sessions.leave(&session, Instant::now()));
+        assert!(sessions.leave(&session, Instant::now()));
+        assert_eq!(sessions.count(), 0);
+    }
+}
