@@ -145,7 +145,8 @@ impl Region {
     fn take(&self, have: u32, reply: &MapReply, fds: &[i32]) -> Result<(), PoolError> {
         if reply.pages != self.pages
             || reply.first_layer != have
-            || reply.layers == 0
+            // No new layer: nothing was written since the last clone, so the top stayed the top.
+            || (reply.layers == 0 && have != reply.layers_total)
             || fds.len() != 2 + reply.layers as usize
         {
             return Err(self.nonsense());
@@ -163,7 +164,7 @@ impl Region {
             self.layers[layer as usize].store(address, Ordering::Relaxed);
             self.layers_total.store(layer + 1, Ordering::Release);
         }
-        if have + reply.layers == reply.layers_total {
+        if reply.layers > 0 && have + reply.layers == reply.layers_total {
             self.drop_top();
             let top = fds[fds.len() - 1];
             let place = self.session.keep(top).map_err(PoolError::Os)?;
