@@ -61,6 +61,26 @@ pub fn shut_down(fd: BorrowedFd<'_>) {
     let _ = unsafe { syscall(libc::SYS_shutdown, [fd.as_raw_fd() as usize, libc::SHUT_RDWR as usize, 0, 0, 0, 0]) };
 }
 
+/// Nothing more will be sent on a connection; what was sent still arrives.
+pub fn finish_sending(fd: BorrowedFd<'_>) {
+    // SAFETY: no pointers. Fails when the other side was faster.
+    let _ = unsafe { syscall(libc::SYS_shutdown, [fd.as_raw_fd() as usize, libc::SHUT_WR as usize, 0, 0, 0, 0]) };
+}
+
+/// Fills `bytes` with random bits fit for secrets.
+pub fn fill_random(mut bytes: &mut [u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        let args = [bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0, 0];
+        // SAFETY: the kernel writes at most `bytes.len()` bytes into `bytes`.
+        match unsafe { syscall(libc::SYS_getrandom, args) } {
+            Ok(filled) => bytes = &mut bytes[filled..],
+            Err(errno) if errno.0 == libc::EINTR => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
 /// Sends what the kernel takes at once of `bytes`; the descriptors go with the first of them. `EAGAIN`: nothing was sent.
 pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl AsRawFd]) -> Result<usize> {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();

@@ -470,7 +470,7 @@ impl<'a> Connection<'a> {
             pages: descriptors.pages,
             generation: descriptors.generation,
             layers_total: descriptors.layers_total,
-            first_layer,
+            first_layer: descriptors.first_layer,
             layers: descriptors.fds.len() as u32 - 2,
         };
         // What was answered before goes first.

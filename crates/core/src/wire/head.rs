@@ -77,8 +77,10 @@ impl Kind {
 pub mod flags {
     /// Nobody waits for this request: serve all others first.
     pub const BACKGROUND: u8 = 1;
+    /// In answers: the server is about to stop, and waits only until its regions are gone.
+    pub const STOPPING: u8 = 2;
     /// Every bit that has a meaning; the others are ignored by the reader and zero from the writer.
-    pub const KNOWN: u8 = BACKGROUND;
+    pub const KNOWN: u8 = BACKGROUND | STOPPING;
 }
 
 /// The forty bytes in front of every message. Fields that a message does not use are zero.

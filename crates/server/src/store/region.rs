@@ -101,6 +101,7 @@ pub(crate) struct Descriptors {
     pub(crate) pages: u64,
     pub(crate) generation: u64,
     pub(crate) layers_total: u32,
+    pub(crate) first_layer: u32,
     /// Page map, checksums, then the layers asked for; frozen ones cannot be written through them.
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -473,9 +474,8 @@ impl Region {
     pub(crate) fn descriptors(&self, first_layer: usize, layers_max: usize) -> Result<Descriptors, StoreError> {
         let stack = self.write_lock();
         let total = stack.layers.len();
-        if first_layer > total {
-            return Err(StoreError::OutOfRange);
-        }
+        // Who asks for more than there are has seen an older generation, and learns so from the answer.
+        let first_layer = first_layer.min(total);
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| StoreError::Os(os_error(&error)));
         let mut fds = vec![own(self.map.fd())?, own(self.sums.fd())?];
         for index in (first_layer..total).take(layers_max) {
@@ -487,7 +487,13 @@ impl Region {
             });
         }
         self.mapped_by_client.store(true, Ordering::Relaxed);
-        Ok(Descriptors { pages: self.pages, generation: stack.generation, layers_total: total as u32, fds })
+        Ok(Descriptors {
+            pages: self.pages,
+            generation: stack.generation,
+            layers_total: total as u32,
+            first_layer: first_layer as u32,
+            fds,
+        })
     }
 
     #[cfg(test)]
