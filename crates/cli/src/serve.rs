@@ -1,15 +1,267 @@
 //! `farfield serve`: keeps far memory for others.
 
-use clap::Args;
+use crate::size::Size;
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use farfield_os::{serving, signals};
+use farfield_pager::runner::machine;
+use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Keep far memory for programs on this or other machines.
+///
+/// Programs reach it with --far URL. What a program keeps here is freed when the program ends, also when it is killed.
 #[derive(Args, Debug)]
-pub struct ServeArgs {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    rest: Vec<String>,
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// Where to listen: tcp://HOST:PORT, or unix:PATH for programs on this machine, which then share the memory
+    /// instead of copying it. May be given several times [default: tcp://127.0.0.1:7400 and a socket of this user]
+    #[arg(long, value_name = "URL")]
+    listen: Vec<ListenUrl>,
+    /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
+    #[arg(long, value_name = "SIZE", alias = "memory", value_parser = capacity)]
+    capacity: Option<Size>,
+    /// Who may use it: a file with a line `NAME TOKEN QUOTA` for each tenant. Without it, whoever can connect
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Answer Prometheus at http://ADDR:PORT/metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+    /// How long memory waits for a client that lost its connection: 10s, 500ms, 0 for not at all
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    lease: Option<Duration>,
+    /// How long to wait on SIGTERM until all memory is given back. A second signal ends at once
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    drain_timeout: Option<Duration>,
+    /// Most connections at a time
+    #[arg(long, value_name = "N", default_value_t = Config::default().connections_max)]
+    max_connections: usize,
+    /// How long an idle connection looks for requests before its thread sleeps: longer is faster and takes more CPU
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "50us")]
+    spin: Duration,
+    /// How to write the log (to stderr; FARFIELD_LOG=debug for more)
+    #[arg(long, value_enum, default_value = "auto")]
+    log_format: LogFormat,
+    /// For one job: no drain, a short lease, only warnings in the log
+    #[arg(long, hide = true)]
+    private: bool,
+    /// Ends when its parent is not this process any more
+    #[arg(long, value_name = "PID", hide = true)]
+    parent_pid: Option<i32>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield serve                                          For this user on this machine
+  farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G --token-file tokens
+                                                          For other machines; see --token-file
+  farfield serve --listen unix:/run/farfield.sock         For programs on this machine only
+  farfield serve --metrics 127.0.0.1:7401                 With metrics for Prometheus
+
+Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only;
+a socket serves processes of the same user and root. A token file looks like this (chmod 600):
+  alice  8Xw0p3kq  16G
+  batch  Zk3v0s1d  -
+When it listens it prints one line of JSON to stdout, unless that is a terminal.";
+
+#[derive(Clone, Copy, PartialEq, ValueEnum, Debug)]
+enum LogFormat {
+    /// Text on a terminal, else JSON
+    Auto,
+    /// Lines for people
+    Text,
+    /// One object per line
+    Json,
+}
+
+/// Bytes, or what a [`Size`] can be.
+fn capacity(text: &str) -> Result<Size, String> {
+    match text.parse::<u64>() {
+        Ok(bytes) if bytes > 0 => Ok(Size::Bytes(bytes)),
+        _ => text.parse(),
+    }
+}
+
+/// A number and `us`, `ms`, `s` or `m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let bad = || "a time is a number and a unit, like 10s, 500ms, 50us or 2m".to_owned();
+    let number: u64 = text[..digits].parse().map_err(|_| bad())?;
+    match &text[digits..] {
+        "us" => Ok(Duration::from_micros(number)),
+        "ms" => Ok(Duration::from_millis(number)),
+        "s" => Ok(Duration::from_secs(number)),
+        "m" if number < u64::MAX / 60 => Ok(Duration::from_secs(number * 60)),
+        _ => Err(bad()),
+    }
+}
+
+/// Where to listen if nobody says: this machine only.
+fn default_listen() -> Vec<ListenUrl> {
+    let socket = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(folder) => PathBuf::from(folder).join("farfield.sock"),
+        None => PathBuf::from(format!("/tmp/farfield-{}.sock", serving::effective_uid())),
+    };
+    vec![ListenUrl::Tcp("127.0.0.1:7400".to_owned()), ListenUrl::Unix(socket)]
+}
+
+/// Nine tenths of what is free now.
+fn default_capacity() -> u64 {
+    let free_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    let all = machine::memory_bytes();
+    free_kib.map_or(all, |kib| (kib * 1024).min(all)) / 10 * 9
+}
+
+fn start_log(args: &ServeArgs) {
+    let quiet = if args.private { "warn" } else { "info" };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FARFIELD_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(quiet));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let json = match args.log_format {
+        LogFormat::Auto => !args.private && !std::io::stderr().is_terminal(),
+        format => format == LogFormat::Json,
+    };
+    // It fails only if there is a log already, and then that one does.
+    let _ = match json {
+        true => builder.json().flatten_event(true).try_init(),
+        false => builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
+    };
+}
+
+fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
+    if let Some(path) = &args.token_file {
+        let tenants = Tenants::load(path)?;
+        anyhow::ensure!(!tenants.0.is_empty(), "the token file {} has no tenant in it", path.display());
+        return Ok(Some(tenants));
+    }
+    // The token of the job, if it has one: then it is asked for, and the user does not matter.
+    match crate::token::read(None)? {
+        token if args.private && !token.is_empty() => {
+            Ok(Some(Tenants(vec![TenantConfig { name: "job".to_owned(), token, quota_bytes: None }])))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Runs the server until it is told to stop.
-pub fn run(_args: ServeArgs) -> anyhow::Result<()> {
-    anyhow::bail!("this build has no memory server")
+pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
+    // Before there are threads, so that all of them inherit it: the signals are taken here, one by one.
+    let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
+    let parent_died = signals::bit(libc::SIGUSR2);
+    signals::set_mask(stop | parent_died);
+    if args.parent_pid.is_some() {
+        // A hint to look at once. The kernel sends it when the *thread* that started us ends, so it proves nothing.
+        serving::signal_when_parent_dies(libc::SIGUSR2)?;
+    }
+    start_log(&args);
+    let defaults = Config::default();
+    let lease = args.lease.unwrap_or(if args.private { Duration::from_secs(1) } else { defaults.lease });
+    let config = Config {
+        listen: if args.listen.is_empty() { default_listen() } else { args.listen.clone() },
+        capacity_bytes: Some(args.capacity.map_or_else(default_capacity, |size| size.bytes(machine::memory_bytes()))),
+        tenants: tenants(&args)?,
+        lease,
+        metrics: args.metrics,
+        connections_max: args.max_connections,
+        spin: args.spin,
+        ..defaults
+    };
+    if config.tenants.is_none() && config.listen.iter().any(is_open_to_others) {
+        tracing::warn!("listening to other machines without --token-file: whoever reaches the port may use the memory");
+    }
+    let server = Server::start(config)?;
+    announce(&server, args.private).context("cannot write to stdout")?;
+
+    let orphaned = || args.parent_pid.is_some_and(|pid| serving::parent_pid() != pid);
+    loop {
+        if orphaned() {
+            tracing::warn!("the parent is gone, and so is the reason to be here");
+            return Ok(());
+        }
+        match serving::wait_for_signal(stop | parent_died, Duration::from_millis(500))? {
+            Some(libc::SIGUSR2) | None => {}
+            Some(signal) => {
+                tracing::info!(signal, "told to stop");
+                break;
+            }
+        }
+    }
+    let patience = args.drain_timeout.unwrap_or(Duration::from_secs(if args.private { 0 } else { 30 }));
+    let until = Instant::now() + patience;
+    server.drain();
+    while !server.is_drained() && Instant::now() < until && !orphaned() {
+        if let Some(signal @ (libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) =
+            serving::wait_for_signal(stop | parent_died, Duration::from_millis(50))?
+        {
+            tracing::warn!(signal, "told to stop a second time: not waiting for clients any more");
+            break;
+        }
+    }
+    server.shutdown(Duration::ZERO);
+    Ok(())
+}
+
+/// Can other machines reach it?
+fn is_open_to_others(url: &ListenUrl) -> bool {
+    let ListenUrl::Tcp(address) = url else { return false };
+    let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+    host != "localhost" && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Says where the server listens: to a program as one line of JSON, to a person in words.
+fn announce(server: &Server, private: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if !private && out.is_terminal() {
+        for endpoint in server.endpoints() {
+            writeln!(out, "ready: use --far {endpoint}")?;
+        }
+        return out.flush();
+    }
+    let line = serde_json::json!({
+        "ready": true,
+        "endpoints": server.endpoints(),
+        "metrics": server.metrics_address().map(|address| format!("http://{address}/metrics")),
+        "incarnation": format!("{:#x}", server.incarnation().0),
+        "pid": std::process::id(),
+    });
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_need_a_unit() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("50us"), Ok(Duration::from_micros(50)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        for text in ["", "10", "s", "-1s", "1.5s", "99999999999999999999s", "1h"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_loopback_is_closed_to_others() {
+        let check = |url: &str, open: bool| assert_eq!(is_open_to_others(&url.parse().unwrap()), open, "{url}");
+        check("tcp://127.0.0.1:1", false);
+        check("tcp://[::1]:1", false);
+        check("tcp://localhost:1", false);
+        check("unix:/tmp/x", false);
+        check("tcp://0.0.0.0:1", true);
+        check("tcp://[::]:1", true);
+        check("tcp://10.0.0.7:1", true);
+    }
 }
