@@ -142,10 +142,11 @@ mod tests {
 
     #[test]
     fn urls_are_read_and_written() {
-        for url in ["tcp://127.0.0.1:7700", "tcp://[::1]:0", "tcp://localhost:1", "unix:/run/farfield", "unix:@name"] {
+        for url in ["tcp://127.0.0.1:7400", "tcp://[::1]:0", "tcp://localhost:1", "unix:/run/farfield", "unix:@name"] {
             assert_eq!(url.parse::<ListenUrl>().unwrap().to_string(), url);
         }
-        for url in ["", "tcp://", "tcp://:1", "tcp://host", "tcp://host:99999", "tcp://a/b:1", "unix:", "/path", "http://x:1"]
+        for url in
+            ["", "tcp://", "tcp://:1", "tcp://host", "tcp://host:99999", "tcp://a/b:1", "unix:", "/path", "http://x:1"]
         {
             assert!(url.parse::<ListenUrl>().is_err(), "{url}");
         }

@@ -11,7 +11,7 @@ use crate::sessions::{NoRegion, Session, Tenant};
 use crate::store::{Found, Reader, Region, StoreError};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerConversation, Step};
-use farfield_core::wire::{self, ErrorCode, Head, Hello, Kind, RefuseCode, Refusal, Request, WireError, WireRequest};
+use farfield_core::wire::{self, ErrorCode, Head, Hello, Kind, Refusal, RefuseCode, Request, WireError, WireRequest};
 use farfield_core::{PageId, RegionId, checksum};
 use farfield_os::{Errno, net, serving};
 use std::ops::Range;
@@ -233,7 +233,10 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn greeted(&mut self, greeting: Result<(Arc<Session>, wire::Welcome), (RefuseCode, &'static str)>) -> Result<(), End> {
+    fn greeted(
+        &mut self,
+        greeting: Result<(Arc<Session>, wire::Welcome), (RefuseCode, &'static str)>,
+    ) -> Result<(), End> {
         match greeting {
             Ok((session, welcome)) => {
                 self.session = Some(session);
@@ -256,7 +259,8 @@ impl<'a> Connection<'a> {
     fn serve_items(&mut self, batch: &[Item], inbox: &[u8], arrived: Instant) -> Result<(), End> {
         let Some(session) = self.session.clone() else { return Ok(()) };
         for background in [false, true] {
-            let mut requests = batch.iter().filter(|item| item.background == background).map(|item| decode(inbox, item));
+            let mut requests =
+                batch.iter().filter(|item| item.background == background).map(|item| decode(inbox, item));
             let mut next = requests.next();
             while let Some(request) = next {
                 let request = request.map_err(End::Broken)?;
@@ -303,9 +307,7 @@ impl<'a> Connection<'a> {
                 let outcome = match &reader {
                     _ if is_late(&request, arrived, now) => Err((ErrorCode::TimedOut, 0)),
                     None => Err((ErrorCode::UnknownRegion, 0)),
-                    Some(reader) => {
-                        collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected)
-                    }
+                    Some(reader) => collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected),
                 };
                 let Collected { own_from: from, bytes, present, .. } = collected;
                 own_from = from;
@@ -456,9 +458,10 @@ impl<'a> Connection<'a> {
 
     fn send_map(&mut self, session: &Session, tag: u64, id: RegionId, first_layer: u32) -> Result<(), End> {
         let layers_max = wire::MapReply::LAYERS_AT_ONCE as usize;
-        let found = session.region(id).ok_or((ErrorCode::UnknownRegion, 0)).and_then(|region| {
-            region.descriptors(first_layer as usize, layers_max).map_err(error_code)
-        });
+        let found = session
+            .region(id)
+            .ok_or((ErrorCode::UnknownRegion, 0))
+            .and_then(|region| region.descriptors(first_layer as usize, layers_max).map_err(error_code));
         let descriptors = match found {
             Ok(descriptors) => descriptors,
             Err((code, page)) => {
@@ -485,10 +488,12 @@ impl<'a> Connection<'a> {
                     self.sent += count;
                     return self.flush();
                 }
-                Err(errno) if errno.is_transient() => self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
-                    true => Ok(()),
-                    false => Err(End::Stalled),
-                })?,
+                Err(errno) if errno.is_transient() => {
+                    self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
+                        true => Ok(()),
+                        false => Err(End::Stalled),
+                    })?
+                }
                 Err(errno) => return Err(lost(errno)),
             }
         }

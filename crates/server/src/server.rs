@@ -288,12 +288,12 @@ impl Server {
         }
     }
 
-    /// Is nobody left that keeps something here?
+    /// Is nothing left that a client keeps here?
     pub fn is_drained(&self) -> bool {
-        self.shared.sessions.count() == 0
+        self.shared.sessions.all().iter().all(|session| session.all().is_empty())
     }
 
-    /// Drains: waits until all sessions are gone or `grace` has passed, then stops. Says whether all were gone.
+    /// Drains: waits until all regions are gone or `grace` has passed, then stops. Says whether all were gone.
     pub fn shutdown(mut self, grace: Duration) -> bool {
         self.drain();
         let until = Instant::now() + grace;
@@ -433,18 +433,19 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport) {
     let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
     shared.connections().insert(number, fd.clone());
     let member = Member { shared: shared.clone(), number };
-    let spawned = std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
-        let shared = &member.shared;
-        let mut connection = Connection::new(shared, fd, transport);
-        let end = match turn_away {
-            None => connection.run(),
-            Some((code, text)) => connection.turn_away(code, text),
-        };
-        tracing::debug!(connection = member.number, ?transport, %end, "connection over");
-        // First what belongs to the session, then the place in the list: when that is empty, everything is settled.
-        drop(connection);
-        drop(member);
-    });
+    let spawned =
+        std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
+            let shared = &member.shared;
+            let mut connection = Connection::new(shared, fd, transport);
+            let end = match turn_away {
+                None => connection.run(),
+                Some((code, text)) => connection.turn_away(code, text),
+            };
+            tracing::debug!(connection = member.number, ?transport, %end, "connection over");
+            // First what belongs to the session, then the place in the list: when that is empty, everything is settled.
+            drop(connection);
+            drop(member);
+        });
     if let Err(error) = spawned {
         tracing::warn!(%error, "cannot start a thread for a connection");
     }
@@ -495,7 +496,11 @@ fn clean_up(shared: &Shared) {
                     Ok(None) => {}
                     Ok(Some(full)) => {
                         // It wrote through its mapping what it had no room for. Others must not pay for that.
-                        tracing::error!(session = session.number, ?full, "a client wrote beyond its limit; session ended");
+                        tracing::error!(
+                            session = session.number,
+                            ?full,
+                            "a client wrote beyond its limit; session ended"
+                        );
                         shared.sessions.end(&session);
                         break;
                     }

@@ -134,7 +134,8 @@ mod tests {
         for wrong in [&b""[..], b"secret", b"secret-b\0", b"secret-c", &[b'x'; 300]] {
             assert_eq!(tenants.find(wrong), None);
         }
-        for (text, line) in [("a\n", 1), ("\na b\n", 2), ("a b c\n", 1), ("a b - d", 1), ("a b -\na c -", 2), ("a b -\nc b -", 2)]
+        for (text, line) in
+            [("a\n", 1), ("\na b\n", 2), ("a b c\n", 1), ("a b - d", 1), ("a b -\na c -", 2), ("a b -\nc b -", 2)]
         {
             let error = Tenants::parse(text).unwrap_err();
             assert!(error.to_string().starts_with(&format!("line {line} ")), "{error}");
