@@ -31,7 +31,8 @@ pub fn random_lines(bytes: usize, seed: u64) -> String {
 /// Text of words that come as often as words do (few very often, many rarely), about `bytes` in all: it compresses like text.
 pub fn random_words(bytes: usize, seed: u64) -> String {
     let mut numbers = Numbers(seed);
-    let syllables = ["ka", "ri", "no", "tem", "sol", "ve", "da", "mi", "ur", "est", "lo", "pan", "gri", "fe", "os", "qua"];
+    let syllables =
+        ["ka", "ri", "no", "tem", "sol", "ve", "da", "mi", "ur", "est", "lo", "pan", "gri", "fe", "os", "qua"];
     let words: Vec<String> = (0..20_000)
         .map(|_| {
             let mut word = String::new();
@@ -46,7 +47,7 @@ pub fn random_words(bytes: usize, seed: u64) -> String {
     while text.len() < bytes {
         // The product of two fractions is small most of the time.
         let (a, b) = (numbers.next() >> 32, numbers.next() >> 32);
-        let word = &words[((a * b) >> 32) as usize * words.len() >> 32];
+        let word = &words[(((a * b) >> 32) as usize * words.len()) >> 32];
         text += word;
         column += word.len() + 1;
         text.push(if column > 80 { '\n' } else { ' ' });

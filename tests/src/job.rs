@@ -98,6 +98,12 @@ impl Job {
         self
     }
 
+    /// More arguments.
+    pub fn args(mut self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Job {
+        self.words.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        self
+    }
+
     /// Standard input from a file.
     pub fn input(mut self, path: &Path) -> Job {
         self.input = Some(path.to_owned());
@@ -184,7 +190,8 @@ impl Job {
         let report = self.scratch.path().join("report.json");
         let _ = std::fs::remove_file(&report);
         let mut words: Vec<OsString> = vec![farfield().into(), "run".into(), "--quiet".into(), "--near".into()];
-        words.push(near_limit_bytes.to_string().into());
+        let near_limit_bytes = near_limit_bytes & !4095; // As the command rounds it.
+        words.push(format!("{near_limit_bytes}B").into());
         words.push("--report".into());
         words.push(report.clone().into());
         words.extend(self.farfield_options.iter().cloned());
@@ -193,7 +200,11 @@ impl Job {
         let shared_before = names_in(Path::new("/dev/shm"));
         let ended = self.command(&folder, words, "tmp-far").run();
         let nothing_left = || marked_processes(&ended.mark).is_empty();
-        wait_until("all processes of the job, and the private server, have ended", Duration::from_secs(10), nothing_left);
+        wait_until(
+            "all processes of the job, and the private server, have ended",
+            Duration::from_secs(10),
+            nothing_left,
+        );
         wait_until("nothing of ours is left in /dev/shm", Duration::from_secs(10), || {
             !names_in(Path::new("/dev/shm")).difference(&shared_before).any(|name| name.contains("farfield"))
         });

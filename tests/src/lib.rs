@@ -13,13 +13,15 @@
 //! They use the release build: `cargo x test` makes it first. `FARFIELD_BIN` names another one.
 
 mod data;
+mod far;
 mod job;
 mod process;
 mod scratch;
 
 pub use data::{random_lines, random_words, shared_text};
+pub use far::{FarRun, Server};
 pub use job::{Far, Footprint, Job, Report};
-pub use process::{Command, Ended, marked_processes, window_pss_bytes};
+pub use process::{Command, Ended, Running, marked_processes, window_pss_bytes};
 pub use scratch::Scratch;
 
 use std::path::{Path, PathBuf};

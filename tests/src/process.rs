@@ -96,7 +96,8 @@ impl Command {
             });
         }
         let started = Instant::now();
-        let child = command.spawn().unwrap_or_else(|error| panic!("{} does not start: {error}", self.words[0].display()));
+        let child =
+            command.spawn().unwrap_or_else(|error| panic!("{} does not start: {error}", self.words[0].display()));
         let pid = child.id() as i32;
         // SAFETY: a system call with two integers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;

@@ -79,8 +79,23 @@ fn io_uring_is_right_or_refused() {
 #[test]
 fn every_way_to_end_comes_out_unchanged() {
     let ways = [
-        "return", "zero", "exit", "_exit", "raw", "thread", "abort", "term", "kill", "segv", "bus", "sys", "fpe", "ill",
-        "pthread_exit", "exec", "orphan",
+        "return",
+        "zero",
+        "exit",
+        "_exit",
+        "raw",
+        "thread",
+        "abort",
+        "term",
+        "kill",
+        "segv",
+        "bus",
+        "sys",
+        "fpe",
+        "ill",
+        "pthread_exit",
+        "exec",
+        "orphan",
     ];
     let mut failures = Vec::new();
     for way in ways {

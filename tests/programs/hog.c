@@ -1,0 +1,46 @@
+// Takes memory for the tests of budgets and faults: hog MIB ROUNDS [PROCESSES [THREADS]].
+// Each process fills its share and checks it ROUNDS times (0 = until killed), in random order of 64 KiB blocks. Prints what it found.
+#include "probe.h"
+
+static char *area;
+static size_t bytes, threads_count;
+static int rounds;
+static atomic_ulong bad;
+
+static void *walk(void *number) {
+    size_t me = (size_t)number, part = bytes / threads_count / 65536 * 65536, blocks = part / 65536;
+    char *mine = area + me * part;
+    for (size_t block = 0; block < blocks; block++) fill(mine + block * 65536, 65536, block);
+    for (int round = 1; rounds == 0 || round <= rounds; round++)
+        for (size_t i = 0; i < blocks; i++) {
+            size_t block = mix(round * 1000003 + i) % blocks;
+            size_t off = wrong(mine + block * 65536, 65536, block);
+            if (off) { atomic_fetch_add(&bad, off); DIE("block %zu has %zu wrong words", block, off); }
+            fill(mine + block * 65536, 65536, block);
+        }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    NEED(argc > 2);
+    bytes = strtoul(argv[1], NULL, 10) * MIB;
+    rounds = atoi(argv[2]);
+    int processes = argc > 3 ? atoi(argv[3]) : 1;
+    threads_count = argc > 4 ? strtoul(argv[4], NULL, 10) : 1;
+    say("started");
+    bytes /= processes;
+    pid_t children[64];
+    for (int i = 0; i < processes - 1; i++) {
+        children[i] = fork();
+        NEED(children[i] >= 0);
+        if (children[i] == 0) { processes = 0; break; }
+    }
+    area = anon(bytes);
+    pthread_t threads[64];
+    for (size_t i = 1; i < threads_count; i++) NEED(pthread_create(&threads[i], NULL, walk, (void *)i) == 0);
+    walk(NULL);
+    for (size_t i = 1; i < threads_count; i++) NEED(pthread_join(threads[i], NULL) == 0);
+    for (int i = 0; i < processes - 1; i++) reap("child", children[i]);
+    if (processes) say("%lu wrong", bad);
+    return 0;
+}

@@ -1,0 +1,128 @@
+//! `farfield run` and `farfield serve` as a user types them, for tests that compare with nothing.
+
+use crate::process::{Command, Ended, Running};
+use crate::{Report, Scratch, farfield, wait_until};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// One `farfield run`.
+#[derive(Debug)]
+pub struct FarRun {
+    command: Command,
+    report: PathBuf,
+}
+
+impl FarRun {
+    /// `farfield run --quiet --report … OPTIONS -- WORDS`.
+    pub fn new<O: AsRef<OsStr>, W: AsRef<OsStr>>(
+        scratch: &Scratch,
+        options: impl IntoIterator<Item = O>,
+        words: impl IntoIterator<Item = W>,
+    ) -> FarRun {
+        let report = scratch.path().join("report.json");
+        let _ = std::fs::remove_file(&report);
+        let mut all: Vec<OsString> = vec![farfield().into(), "run".into(), "--quiet".into()];
+        all.extend(["--report".into(), report.clone().into_os_string()]);
+        all.extend(options.into_iter().map(|word| word.as_ref().to_owned()));
+        all.push("--".into());
+        all.extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        FarRun { command: Command::new(&scratch.folder("run"), all), report }
+    }
+
+    /// Given up after this time.
+    pub fn within(mut self, deadline: Duration) -> FarRun {
+        self.command = self.command.within(deadline);
+        self
+    }
+
+    /// With a variable of the environment.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> FarRun {
+        self.command = self.command.env(name, value);
+        self
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Ended {
+        self.command.run()
+    }
+
+    /// Starts it.
+    pub fn start(&self) -> Running {
+        self.command.start()
+    }
+
+    /// What it reported.
+    pub fn report(&self) -> Report {
+        Report::read(&self.report)
+    }
+}
+
+/// A running `farfield serve`, killed when dropped.
+#[derive(Debug)]
+pub struct Server {
+    running: Running,
+    url: String,
+}
+
+impl Server {
+    /// Starts one on a Unix socket in `scratch` and waits until it accepts.
+    pub fn start<O: AsRef<OsStr>>(scratch: &Scratch, name: &str, options: impl IntoIterator<Item = O>) -> Server {
+        let socket = scratch.path().join(format!("{name}.sock"));
+        let url = format!("unix:{}", socket.display());
+        Server::start_at(scratch, name, url, || std::os::unix::net::UnixStream::connect(&socket).is_ok(), options)
+    }
+
+    /// Starts one on a TCP port that was free a moment ago.
+    pub fn start_tcp<O: AsRef<OsStr>>(scratch: &Scratch, name: &str, options: impl IntoIterator<Item = O>) -> Server {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = free.local_addr().expect("it is bound");
+        drop(free);
+        let accepts = || std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok();
+        Server::start_at(scratch, name, format!("tcp://{address}"), accepts, options)
+    }
+
+    fn start_at<O: AsRef<OsStr>>(
+        scratch: &Scratch,
+        name: &str,
+        url: String,
+        accepts: impl Fn() -> bool,
+        options: impl IntoIterator<Item = O>,
+    ) -> Server {
+        let mut words: Vec<OsString> = vec![farfield().into(), "serve".into(), "--listen".into(), url.clone().into()];
+        words.extend(options.into_iter().map(|word| word.as_ref().to_owned()));
+        let folder = scratch.folder(name);
+        let running = Command::new(&folder, words).within(Duration::from_secs(600)).start();
+        wait_until("the server accepts", Duration::from_secs(10), || {
+            assert!(!running.is_over(), "the server has ended: {}", running.errors());
+            accepts()
+        });
+        Server { running, url }
+    }
+
+    /// For `--far`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The process.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// Kills it at once, as a crash of its machine would.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+/// A file with a token in it.
+impl Scratch {
+    /// Writes `token` to a file that only this user can read.
+    pub fn token(&self, name: &str, token: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path: PathBuf = self.file(name, format!("{token}\n"));
+        std::fs::set_permissions(Path::new(&path), std::fs::Permissions::from_mode(0o600)).expect("the file is ours");
+        path
+    }
+}

@@ -1,0 +1,333 @@
+//! Does every fault of the world end in time, with its own exit code and a message that says what to do?
+//!
+//! Danger: a job that hangs, dies without a word, or goes on with wrong memory when its server does.
+
+use farfield_tests::{Command, FarRun, MIB, Scratch, Server, compile, compile_with, farfield, program, wait_until};
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SERVER_LOST: i32 = 93;
+const POOL_FULL: i32 = 94;
+const CORRUPT: i32 = 95;
+const REFUSED: i32 = 97;
+
+fn hog(scratch: &Scratch) -> Option<String> {
+    Some(compile("hog", scratch.path())?.to_str().expect("an ASCII path").to_owned())
+}
+
+/// Runs `true` with these options: it is not started, the exit code is 97, and the message has all of `parts` in it.
+fn is_refused(options: &[&str], parts: &[&str]) {
+    let scratch = Scratch::new("refused");
+    let ended =
+        FarRun::new(&scratch, options, ["sh", "-c", "echo it was started"]).within(Duration::from_secs(60)).run();
+    assert_eq!(ended.code, REFUSED, "{options:?}: {}", ended.errors);
+    assert_eq!(ended.text(), "", "{options:?}: the program was started");
+    for part in parts {
+        assert!(ended.errors.contains(part), "{options:?}: no word of {part:?} in: {}", ended.errors);
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    is_refused(&["--near", "64M", "--far", "tcp://127.0.0.1:1"], &["tcp://127.0.0.1:1"]);
+    is_refused(&["--near", "64M", "--far", "unix:/no/such/socket"], &["/no/such/socket"]);
+}
+
+#[test]
+fn a_host_that_has_no_name_is_named() {
+    is_refused(&["--near", "64M", "--far", "tcp://no-such-host.invalid:7400"], &["no-such-host.invalid"]);
+}
+
+#[test]
+fn urls_that_are_none_are_refused() {
+    is_refused(&["--near", "64M", "--far", "ftp://127.0.0.1:7400"], &["ftp"]);
+    is_refused(&["--near", "64M", "--far", "127.0.0.1"], &["127.0.0.1"]);
+    is_refused(&["--near", "64M", "--far", "tcp://127.0.0.1"], &["127.0.0.1"]);
+    is_refused(&["--near", "64M", "--far", "tcp://127.0.0.1:99999"], &["99999"]);
+}
+
+#[test]
+fn a_budget_too_small_to_work_is_refused() {
+    is_refused(&["--near", "64K"], &["16M"]);
+    is_refused(&["--near", "15M"], &["16M"]);
+}
+
+#[test]
+fn sizes_that_are_none_are_refused() {
+    for near in ["banana", "-5G", "0", "1e99", "101%", "4096"] {
+        let scratch = Scratch::new("sizes");
+        let ended = FarRun::new(&scratch, [format!("--near={near}")], ["echo", "it was started"]).run();
+        assert!([2, REFUSED].contains(&ended.code), "{near}: exit code {}", ended.code);
+        assert_eq!(ended.text(), "", "{near}: the program was started");
+        assert!(ended.errors.contains("--near"), "{near}: {}", ended.errors);
+    }
+}
+
+#[test]
+fn programs_that_cannot_be_found_or_run_are_as_in_a_shell() {
+    let scratch = Scratch::new("not-found");
+    let check = |word: &str, code: i32| {
+        let ended = FarRun::new(&scratch, ["--near", "64M"], [word]).run();
+        assert_eq!(ended.code, code, "{word}: {}", ended.errors);
+        assert!(ended.errors.contains(word), "{word}: {}", ended.errors);
+    };
+    check("no-such-program-anywhere", 127);
+    check("/no/such/program", 127);
+    check("/etc/passwd", 126);
+    check("/", 126);
+}
+
+#[test]
+fn static_programs_are_refused_with_advice() {
+    let scratch = Scratch::new("static");
+    let Some(path) = compile_with("brk", scratch.path(), "static-brk", &["-static"]) else { return };
+    let ended = FarRun::new(&scratch, ["--near", "64M"], [path]).run();
+    assert_eq!(ended.code, REFUSED, "{}", ended.errors);
+    assert!(ended.errors.contains("static"), "{}", ended.errors);
+    assert_eq!(ended.text(), "");
+}
+
+#[test]
+fn programs_that_take_other_rights_are_refused() {
+    let scratch = Scratch::new("setuid");
+    let Some(path) = compile("brk", scratch.path()) else { return };
+    for mode in [0o4755, 0o2755] {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("the file is ours");
+        let ended = FarRun::new(&scratch, ["--near", "64M"], [&path]).run();
+        assert_eq!(ended.code, REFUSED, "mode {mode:o}: {}", ended.errors);
+        assert_eq!(ended.text(), "");
+    }
+}
+
+#[test]
+fn garbage_instead_of_a_program_is_refused() {
+    let scratch = Scratch::new("garbage");
+    for (name, content) in
+        [("elf-head", &b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"[..]), ("noise", &[0xa7; 5000][..]), ("empty", b"")]
+    {
+        let path = scratch.file(name, content);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("the file is ours");
+        let ended = FarRun::new(&scratch, ["--near", "64M"], [&path]).run();
+        // A shell takes an empty file for a script; refusing it is as good.
+        let allowed: &[i32] = if name == "empty" { &[0, 126, REFUSED] } else { &[126, REFUSED] };
+        assert!(allowed.contains(&ended.code), "{name}: exit code {}: {}", ended.code, ended.errors);
+    }
+}
+
+#[test]
+fn a_wrong_token_is_refused_and_said() {
+    let scratch = Scratch::new("token");
+    let (right, wrong) = (scratch.token("right", "the right token"), scratch.token("wrong", "another token"));
+    let text = |path: &PathBuf| path.to_str().expect("an ASCII path").to_owned();
+    let server = Server::start_tcp(&scratch, "server", ["--token-file", &text(&right)]);
+    let Some(hog) = hog(&scratch) else { return };
+    let try_with = |options: &[&str]| {
+        let mut all = vec!["--near", "16M", "--far", server.url()];
+        all.extend(options);
+        FarRun::new(&scratch, all, [&hog, "64", "1"]).within(Duration::from_secs(60)).run()
+    };
+    let ended = try_with(&["--token-file", &text(&right)]);
+    assert_eq!(ended.code, 0, "{}", ended.errors);
+    for options in [vec![], vec!["--token-file".to_owned(), text(&wrong)]] {
+        let ended = try_with(&options.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(ended.code, REFUSED, "{options:?}: {}", ended.errors);
+        assert!(ended.errors.contains("token"), "{options:?}: {}", ended.errors);
+        assert!(!ended.errors.contains("another token"), "the token itself was printed: {}", ended.errors);
+    }
+    let absent = try_with(&["--token-file", "/no/such/file"]);
+    assert_eq!(absent.code, REFUSED, "{}", absent.errors);
+    assert!(absent.errors.contains("/no/such/file"), "{}", absent.errors);
+}
+
+#[test]
+fn a_full_pool_ends_the_job_with_94() {
+    let scratch = Scratch::new("full");
+    let Some(hog) = hog(&scratch) else { return };
+    let server = Server::start(&scratch, "server", ["--capacity", "32M"]);
+    let far = FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "160", "2"]);
+    let ended = far.within(Duration::from_secs(60)).run();
+    assert_eq!(ended.code, POOL_FULL, "{}\n{}", ended.text(), ended.errors);
+    assert!(ended.errors.contains("full") || ended.errors.contains("capacity"), "{}", ended.errors);
+    // The server lives, and has room again.
+    let again = FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "32", "2"]).run();
+    assert_eq!(again.code, 0, "{}\n{}", again.text(), again.errors);
+}
+
+fn server_lost_in_the_middle(server: Server, mode: &str) {
+    let scratch = Scratch::new("lost");
+    let Some(hog) = hog(&scratch) else { return };
+    let options = ["--near", "16M", "--mode", mode, "--far", server.url()];
+    let running = FarRun::new(&scratch, options, [&hog, "96", "0", "2", "2"]).within(Duration::from_secs(90)).start();
+    // Until it really pages: its server holds memory then.
+    wait_until("the server holds pages", Duration::from_secs(30), || {
+        assert!(!running.is_over(), "ended early: {}", running.errors());
+        rss_bytes(server.running().pid()) > 40 * MIB
+    });
+    server.kill();
+    wait_until("the job has ended", Duration::from_secs(30), || running.is_over());
+    let ended = running.wait();
+    assert_eq!(ended.code, SERVER_LOST, "{}", ended.errors);
+    assert!(ended.errors.contains("server"), "{}", ended.errors);
+    let mark = ended.mark.clone();
+    wait_until("its processes are gone", Duration::from_secs(10), || {
+        farfield_tests::marked_processes(&mark).is_empty()
+    });
+}
+
+fn rss_bytes(pid: i32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+#[test]
+fn a_tcp_server_killed_in_the_middle_ends_the_job_with_93() {
+    let scratch = Scratch::new("lost-tcp");
+    server_lost_in_the_middle(Server::start_tcp(&scratch, "server", [] as [&str; 0]), "auto");
+}
+
+#[test]
+fn a_local_server_killed_in_the_middle_ends_the_job_with_93() {
+    let scratch = Scratch::new("lost-unix");
+    server_lost_in_the_middle(Server::start(&scratch, "server", [] as [&str; 0]), "thread");
+}
+
+/// A server that is stopped, not dead: the connection is open, and nothing comes.
+#[test]
+fn a_server_that_falls_silent_ends_the_job_in_time() {
+    let scratch = Scratch::new("silent-middle");
+    let Some(hog) = hog(&scratch) else { return };
+    let server = Server::start_tcp(&scratch, "server", [] as [&str; 0]);
+    let options = ["--near", "16M", "--far", server.url()];
+    let running = FarRun::new(&scratch, options, [&hog, "96", "0"]).within(Duration::from_secs(120)).start();
+    wait_until("the server holds pages", Duration::from_secs(30), || rss_bytes(server.running().pid()) > 40 * MIB);
+    server.running().signal(libc::SIGSTOP);
+    wait_until("the job has ended", Duration::from_secs(90), || running.is_over());
+    assert_eq!(running.wait().code, SERVER_LOST);
+}
+
+/// Something that listens, says what `answer` says to each connection, and is no memory server.
+fn impostor(answer: impl Fn(std::net::TcpStream, &AtomicBool) + Send + Sync + 'static) -> (String, impl Drop) {
+    struct Stop(Arc<AtomicBool>);
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("tcp://{}", listener.local_addr().expect("it is bound"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let (seen, answer) = (stop.clone(), Arc::new(answer));
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            if seen.load(Ordering::Relaxed) {
+                return;
+            }
+            let (seen, answer) = (seen.clone(), answer.clone());
+            std::thread::spawn(move || answer(stream, &seen));
+        }
+    });
+    (url, Stop(stop))
+}
+
+fn does_not_hang_with(name: &str, answer: impl Fn(std::net::TcpStream, &AtomicBool) + Send + Sync + 'static) {
+    let scratch = Scratch::new(name);
+    let Some(hog) = hog(&scratch) else { return };
+    let (url, _stop) = impostor(answer);
+    let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &url], [&hog, "64", "1"])
+        .within(Duration::from_secs(90))
+        .run();
+    assert!([REFUSED, SERVER_LOST, CORRUPT].contains(&ended.code), "exit code {}: {}", ended.code, ended.errors);
+    assert!(ended.errors.lines().any(|line| line.starts_with("farfield")), "no message: {}", ended.errors);
+}
+
+#[test]
+fn garbage_on_the_wire_ends_the_job_with_a_message() {
+    does_not_hang_with("wire-noise", |mut stream, _| {
+        let noise: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let _ = stream.write_all(&noise);
+    });
+    does_not_hang_with("wire-http", |mut stream, _| {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    });
+    does_not_hang_with("wire-zeros", |mut stream, _| {
+        let _ = stream.write_all(&[0; 100_000]);
+    });
+}
+
+#[test]
+fn a_server_that_hangs_up_at_once_ends_the_job_with_a_message() {
+    does_not_hang_with("wire-close", |stream, _| drop(stream));
+}
+
+#[test]
+fn a_server_that_never_answers_ends_the_job_with_a_message() {
+    does_not_hang_with("wire-silent", |mut stream, stop| {
+        let mut sink = [0; 4096];
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+        while !stop.load(Ordering::Relaxed) {
+            if matches!(stream.read(&mut sink), Ok(0)) {
+                return;
+            }
+        }
+    });
+}
+
+/// The other direction: a server meets clients that speak nonsense, and goes on serving the others.
+#[test]
+fn a_server_survives_garbage() {
+    let scratch = Scratch::new("survives");
+    let Some(hog) = hog(&scratch) else { return };
+    let server = Server::start_tcp(&scratch, "server", [] as [&str; 0]);
+    let address = server.url().trim_start_matches("tcp://").to_owned();
+    for round in 0..40u32 {
+        let mut stream = std::net::TcpStream::connect(&address).expect("the server still accepts");
+        let bytes: Vec<u8> =
+            (0..(1 << (round % 18))).map(|i: u32| (i.wrapping_mul(2_654_435_761 + round) >> 11) as u8).collect();
+        let _ = stream.write_all(&bytes);
+    }
+    let ended = FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "64", "2"]).run();
+    assert_eq!(ended.code, 0, "{}\n{}", ended.text(), ended.errors);
+    assert!(!server.running().is_over(), "the server has ended: {}", server.running().errors());
+}
+
+/// The report cannot be written: that is said, and the program's result stays what it was.
+#[test]
+fn a_full_disk_for_the_report_is_said() {
+    let scratch = Scratch::new("report");
+    let Some(hog) = hog(&scratch) else { return };
+    let run_with = |report: &str| {
+        let farfield = farfield();
+        let words = ["run", "--quiet", "--near", "16M", "--report", report, "--", &hog, "32", "1"].map(OsStr::new);
+        Command::new(&scratch.folder("run"), std::iter::once(farfield.as_os_str()).chain(words)).run()
+    };
+    let full = run_with("/dev/full");
+    assert!(full.errors.contains("/dev/full"), "no word of the report: {}", full.errors);
+    assert!([0, REFUSED].contains(&full.code), "exit code {}: {}", full.code, full.errors);
+    if full.code == 0 {
+        assert!(full.text().contains("0 wrong"), "{}", full.text());
+    }
+    let absent = run_with("/no/such/folder/report.json");
+    assert_eq!(absent.code, REFUSED, "{}", absent.errors);
+    assert!(absent.errors.contains("/no/such/folder"), "{}", absent.errors);
+}
+
+/// Signals to `farfield run` reach the program, and the end of the program is its own.
+#[test]
+fn signals_are_passed_on() {
+    let scratch = Scratch::new("signals");
+    if program("sh").is_none() {
+        return;
+    }
+    let script = "trap 'echo trapped; exit 21' TERM; echo ready; while :; do sleep 0.05; done";
+    let running = FarRun::new(&scratch, ["--near", "64M"], ["sh", "-c", script]).start();
+    wait_until("it is ready", Duration::from_secs(20), || running.output().contains("ready"));
+    running.signal(libc::SIGTERM);
+    let ended = running.wait();
+    assert_eq!((ended.code, ended.text().contains("trapped")), (21, true), "{}", ended.errors);
+}
