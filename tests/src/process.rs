@@ -73,6 +73,7 @@ impl Command {
     }
 
     /// Starts it.
+    #[allow(clippy::zombie_processes, reason = "`Running` waits by process id, with wait4, for the usage")]
     pub fn start(&self) -> Running {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
