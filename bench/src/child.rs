@@ -23,6 +23,8 @@ impl std::error::Error for Interrupted {}
 /// What a program left.
 pub(crate) struct Finished {
     pub(crate) ended: Ended,
+    /// From its start to its end.
+    pub(crate) wall: Duration,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
@@ -61,6 +63,7 @@ impl Drop for Group {
 pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> Result<Finished> {
     let (out, err) = (scratch.join("stdout"), scratch.join("stderr"));
     command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
+    let started = Instant::now();
     let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
     let mut group = Group { pid: child.id(), reaped: false };
     let ended = match sys::wait_for(group.pid, Instant::now() + patience)? {
@@ -68,10 +71,11 @@ pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> R
         Err(Gave::TimedOut) => return Err(anyhow!("did not end within {} s", patience.as_secs())),
         Err(Gave::Stopped(signal)) => return Err(Interrupted(signal).into()),
     };
+    let wall = started.elapsed();
     group.reaped = true;
     drop(group);
     let text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    Ok(Finished { ended, stdout: text(&out)?, stderr: text(&err)? })
+    Ok(Finished { ended, wall, stdout: text(&out)?, stderr: text(&err)? })
 }
 
 #[cfg(test)]

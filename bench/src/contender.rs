@@ -1,7 +1,7 @@
 //! Who runs a workload: nobody in between (native), Linux swap, or Farfield.
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::child::{self, Finished};
+use crate::child::{self, Finished, Interrupted};
 use crate::line::Sample;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::sys;
@@ -9,9 +9,7 @@ use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -74,7 +72,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again.
-const OOM_RETRIES: u64 = 5;
+const OOM_RETRIES: u64 = 20;
 const SERVER_READY_WITHIN: Duration = Duration::from_secs(20);
 const SERVER_STOPS_WITHIN: Duration = Duration::from_secs(5);
 const LOCK_WITHIN: Duration = Duration::from_secs(600);
@@ -104,6 +102,7 @@ fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     let phase = output.phase(job.workload.phase)?;
     let mut figures = BTreeMap::new();
     figures.insert("faults_major".to_string(), phase.faults_major as f64);
+    figures.insert("wall_s".to_string(), finished.wall.as_secs_f64());
     figures.insert("cpu_user_s".to_string(), finished.ended.cpu_user.as_secs_f64());
     figures.insert("cpu_system_s".to_string(), finished.ended.cpu_system.as_secs_f64());
     figures.insert("resident_peak_bytes".to_string(), finished.ended.resident_peak_bytes as f64);
@@ -139,7 +138,7 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
         let kind = area.kind.clone();
         undo.finish()?;
         let finished = finished?;
-        if oom_kills > 0 && finished.ended.signal == 9 && attempt < OOM_RETRIES {
+        if oom_kills > 0 && finished.ended.signal == 9 {
             continue;
         }
         let mut sample = sample(job, &finished).with_context(|| format!("under swap to {kind}"))?;
@@ -161,7 +160,13 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
         }
         return Ok(sample);
     }
-    unreachable!("the last attempt returns")
+    Err(unavailable(
+        format!(
+            "at this limit the kernel killed the program {} times for want of memory, although swap was free",
+            OOM_RETRIES + 1
+        ),
+        "run it when the machine is quiet, or raise near_percent",
+    ))
 }
 
 fn farfield(far: Far, job: &Job) -> Result<Sample> {
@@ -170,12 +175,12 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
     })?;
     let server = match far {
         Far::Private => None,
-        Far::Tcp => Some(Server::start(binary, job.data_bytes * 2)?),
+        Far::Tcp => Some(Server::start(binary, job.data_bytes * 2, job.scratch)?),
     };
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
     let mut command = Command::new(binary);
-    command.args(["run", "--near", &job.near_bytes.to_string(), "--quiet", "--report"]).arg(&report);
+    command.args(["run", "--near", &format!("{}B", job.near_bytes), "--quiet", "--report"]).arg(&report);
     if let Some(server) = &server {
         command.args(["--far", &server.url]);
     }
@@ -232,28 +237,30 @@ struct Server {
 }
 
 impl Server {
-    fn start(binary: &Path, capacity_bytes: u64) -> Result<Server> {
-        // A port that was free a moment ago. Whoever takes it in between makes the start fail, not hang.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let address = format!("127.0.0.1:{port}");
-        let url = format!("tcp://{address}");
+    fn start(binary: &Path, capacity_bytes: u64, scratch: &Path) -> Result<Server> {
+        let (out, err) = (scratch.join("server.stdout"), scratch.join("server.stderr"));
         let mut command = Command::new(binary);
-        command.args(["serve", "--listen", &url, "--memory", &capacity_bytes.to_string()]);
-        command.args(["--parent-pid", &std::process::id().to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.args(["serve", "--listen", "tcp://127.0.0.1:0", "--capacity", &format!("{capacity_bytes}B")]);
+        // It ends with us even if we are killed, and waits for no client when told to stop.
+        command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
+        command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut server = Server { child, url };
+        let mut server = Server { child, url: String::new() };
         let deadline = Instant::now() + SERVER_READY_WITHIN;
-        while TcpStream::connect(&address).is_err() {
-            if let Some(status) = server.child.try_wait()? {
-                let said = server.child.stderr.take().map(|e| BufReader::new(e).lines().map_while(Result::ok).take(5));
-                let said = said.into_iter().flatten().collect::<Vec<_>>().join(" | ");
-                bail!("farfield serve ended with {status}: {said}");
+        loop {
+            if let Some(line) = fs::read_to_string(&out)?.split_inclusive('\n').find(|line| line.ends_with('\n')) {
+                server.url = endpoint(line)?;
+                return Ok(server);
             }
-            ensure!(Instant::now() < deadline, "farfield serve does not listen after {SERVER_READY_WITHIN:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            if let Some(status) = server.child.try_wait()? {
+                bail!("farfield serve ended with {status}: {}", fs::read_to_string(&err)?.trim());
+            }
+            if let Some(signal) = sys::stop_signal() {
+                return Err(Interrupted(signal).into());
+            }
+            ensure!(Instant::now() < deadline, "farfield serve is not ready after {SERVER_READY_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(server)
     }
 
     /// CPU time that the server has taken so far.
@@ -261,6 +268,13 @@ impl Server {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
         cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
     }
+}
+
+/// The first address in the line that `farfield serve` prints when it is ready.
+fn endpoint(line: &str) -> Result<String> {
+    let ready: serde_json::Value = serde_json::from_str(line).context("farfield serve printed no JSON")?;
+    let url = ready["endpoints"][0].as_str().context("farfield serve named no endpoint")?;
+    Ok(url.to_string())
 }
 
 /// utime + stime of a `/proc/PID/stat`.
@@ -332,6 +346,14 @@ mod tests {
         assert_eq!(figures["ns_per_fault"], 5.0);
         assert_eq!(figures["fault_ns_p99"], 9000.0);
         assert!(report_figures("{}", &job, &sample).is_err());
+    }
+
+    #[test]
+    fn server_says_where_it_listens() {
+        let line = r#"{"ready":true,"endpoints":["tcp://127.0.0.1:4567"],"metrics":null,"pid":1}"#;
+        assert_eq!(endpoint(line).unwrap(), "tcp://127.0.0.1:4567");
+        assert!(endpoint("{}").is_err());
+        assert!(endpoint("ready").is_err());
     }
 
     #[test]

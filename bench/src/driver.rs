@@ -210,7 +210,7 @@ mod tests {
             runs = 2
             [parameters]
             workload = "random"
-            data_mib = 4
+            data_mib = 32
             near_percent = 50
             ops = 1000
         "#;

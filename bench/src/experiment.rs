@@ -136,6 +136,8 @@ const PARAMETERS: &[&str] = &[
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
+/// As in `farfield run`.
+const NEAR_BYTES_MIN: u64 = 16 << 20;
 
 impl Experiment {
     /// Reads a parameter file and checks all that can be checked before a run.
@@ -235,7 +237,7 @@ fn check_point(point: &Point) -> Result<()> {
     ensure!((1..=1 << 20).contains(&data), "data_mib must be 1 to 1048576");
     let percent = number(point, "near_percent")?;
     ensure!((1..=1000).contains(&percent), "near_percent must be 1 to 1000");
-    ensure!(near_bytes(point)? >= 2 << 20, "less than 2 MiB near; no program runs in that");
+    ensure!(near_bytes(point)? >= NEAR_BYTES_MIN, "less than 16 MiB near, the least that farfield run takes");
     Ok(())
 }
 
@@ -306,13 +308,13 @@ mod tests {
         contenders = ["native", "swap-zram"]
         [parameters]
         workload = "random"
-        data_mib = 64
+        data_mib = 128
         near_percent = 25
         [sweep]
         threads = [1, 2]
         compressible = [0, 1]
         [quick.parameters]
-        data_mib = 16
+        data_mib = 64
         [[bar]]
         of = "native"
         to = "swap-zram"
@@ -334,15 +336,15 @@ mod tests {
     fn quick_overrides_and_the_rest_stays() {
         let experiment = Experiment::parse(SMALL).unwrap();
         let point = &experiment.points(true).unwrap()[0];
-        assert_eq!(number(point, "data_mib").unwrap(), 16);
-        assert_eq!(near_bytes(point).unwrap(), 4 << 20);
+        assert_eq!(number(point, "data_mib").unwrap(), 64);
+        assert_eq!(near_bytes(point).unwrap(), 16 << 20);
     }
 
     #[test]
     fn driver_parameters_stay_with_the_driver() {
         let experiment = Experiment::parse(SMALL).unwrap();
         let arguments = arguments(&experiment.points(false).unwrap()[1], 7);
-        assert_eq!(arguments.join(" "), "--seed 7 --compressible 0 --data-mib 64 --threads 2");
+        assert_eq!(arguments.join(" "), "--seed 7 --compressible 0 --data-mib 128 --threads 2");
     }
 
     #[test]
@@ -366,12 +368,12 @@ mod tests {
         check("workload = \"random\"", "", "`workload` is missing");
         check("threads = [1, 2]", "threads = []", "`sweep` of threads is empty");
         check("threads = [1, 2]", "thread = [1, 2]", "no parameter is called thread");
-        check("near_percent = 25", "near_percent = 1", "2 MiB");
+        check("near_percent = 25", "near_percent = 1", "16 MiB");
         check("near_percent = 25", "near_percent = \"x\"", "must be a number");
         check("[\"native\", \"swap-zram\"]", "[\"native\"]", "baseline");
         check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"redis\"]", "redis");
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
-        check("[quick.parameters]\n        data_mib = 16", "[quick.parameters]\n        ops = 1", "ops");
+        check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
     }
 
     #[test]
