@@ -194,6 +194,12 @@ impl PageWord {
         }
     }
 
+    /// Its entry was swept out of the eviction queue. Not for near pages.
+    pub fn unqueued(self) -> PageWord {
+        assert!(self.state() != State::Near);
+        self.set(QUEUED, false)
+    }
+
     /// Now known to differ from its far copy.
     pub fn dirtied(self) -> PageWord {
         self.set(DIRTY, true)
@@ -265,7 +271,7 @@ mod tests {
                     next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
                 }
                 State::Near => next.push(word.dirtied()),
-                _ => {}
+                State::Absent | State::Far => next.push(word.unqueued()),
             }
             for candidate in next {
                 if !seen.contains(&candidate) {

@@ -120,14 +120,9 @@ impl Uffd {
         self.fd
     }
 
-    /// Moves the descriptor to the number `fd` (close-on-exec), so that a program does not stumble over it.
-    pub fn move_to(&mut self, fd: i32) -> Result<()> {
-        // SAFETY: numbers only; `fd` is reserved for us.
-        unsafe { syscall(libc::SYS_dup3, [self.fd as usize, fd as usize, libc::O_CLOEXEC as usize, 0, 0, 0]) }?;
-        // SAFETY: ours to close.
-        unsafe { syscall(libc::SYS_close, [self.fd as usize, 0, 0, 0, 0, 0]) }?;
-        self.fd = fd;
-        Ok(())
+    /// Moves the descriptor elsewhere, so that a program does not stumble over it.
+    pub fn renumber(&mut self, mover: impl FnOnce(i32) -> i32) {
+        self.fd = mover(self.fd);
     }
 
     unsafe fn ioctl(&self, request: usize, arg: usize) -> Result<usize> {

@@ -34,7 +34,7 @@ pub struct Ahead {
 
 #[derive(Clone, Copy)]
 struct Stream {
-    /// Where the next fault is expected; negative = unused.
+    /// Where the next fault is expected.
     next: i64,
     stride: i64,
     /// Pages asked for last time.
@@ -43,9 +43,9 @@ struct Stream {
     used_at: u64,
 }
 
-const UNUSED: Stream = Stream { next: -1, stride: 0, window: 0, used_at: 0 };
+const UNUSED: Stream = Stream { next: 0, stride: 0, window: 0, used_at: 0 };
 
-/// See the module.
+/// See the module. All-zero bytes are a prefetcher that knows nothing.
 pub struct Prefetcher {
     streams: [Stream; STREAMS],
     recent: [i64; RECENT],
@@ -64,14 +64,7 @@ impl Default for Prefetcher {
 impl Prefetcher {
     /// Knows nothing yet.
     pub const fn new() -> Prefetcher {
-        Prefetcher {
-            streams: [UNUSED; STREAMS],
-            recent: [i64::MIN / 4; RECENT],
-            faults: 0,
-            doubts: 0,
-            paused_until: 0,
-            hits: 0,
-        }
+        Prefetcher { streams: [UNUSED; STREAMS], recent: [0; RECENT], faults: 0, doubts: 0, paused_until: 0, hits: 0 }
     }
 
     /// Pages whose use was seen since the last call.
@@ -81,7 +74,8 @@ impl Prefetcher {
 
     /// The thread faulted on `page`. What to bring with it.
     pub fn on_fault(&mut self, page: u64) -> Ahead {
-        let page = page as i64;
+        // Counted from one, so that the zeros in `recent` are nobody's page.
+        let page = page as i64 + STRIDE_MAX * 4;
         self.faults += 1;
         let ahead = self.go_on(page).or_else(|| self.start(page)).unwrap_or_default();
         self.recent[self.faults as usize % RECENT] = page;
@@ -90,7 +84,7 @@ impl Prefetcher {
 
     /// A stream that expected this fault.
     fn go_on(&mut self, page: i64) -> Option<Ahead> {
-        let stream = self.streams.iter_mut().find(|s| s.next >= 0 && s.next == page)?;
+        let stream = self.streams.iter_mut().find(|s| s.window > 0 && s.next == page)?;
         self.hits += u64::from(stream.window);
         self.doubts = 0;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
@@ -107,7 +101,7 @@ impl Prefetcher {
         // The stream that was used longest ago makes room; if it never went on, that is one doubt more.
         let index = (0..STREAMS).min_by_key(|&i| self.streams[i].used_at)?;
         let old = self.streams[index];
-        if old.next >= 0 && old.window == WINDOW_MIN {
+        if old.window == WINDOW_MIN {
             self.doubts += 1;
             if self.doubts > DOUBTS_MAX {
                 self.doubts = 0;

@@ -1,0 +1,338 @@
+//! The seccomp filter: which system calls of the program come to us.
+//!
+//! A pure function from constants to classic BPF, so the tests can interpret it. The filter outlives `exec`, so it
+//! refers only to addresses and descriptor numbers that are the same in every process of a job, and lets through all
+//! that a program does before our library is initialised.
+//!
+//! Ours are: calls that make or change far-capable memory, calls with an argument that points into the window, calls
+//! whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …), and calls that could take away
+//! our signals, descriptors or address space (`rt_sigprocmask`, `close_range`, `execve`, …).
+
+use crate::window;
+use farfield_os::seccomp::Instruction;
+
+const LD_W_ABS: u16 = 0x20;
+const ALU_AND_K: u16 = 0x54;
+const JEQ_K: u16 = 0x15;
+const JGE_K: u16 = 0x35;
+const JSET_K: u16 = 0x45;
+const RET_K: u16 = 0x06;
+
+const RET_ALLOW: u32 = 0x7fff_0000;
+const RET_TRAP: u32 = 0x0003_0000 | TRAP_DATA as u32;
+const RET_ERRNO: u32 = 0x0005_0000;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const POINTER_LOW: u32 = 8;
+const POINTER_HIGH: u32 = 12;
+
+/// Marks our traps (`si_errno` of the SIGSYS), apart from those of a program's own filter.
+pub const TRAP_DATA: i32 = 0x4641;
+
+/// Private anonymous mappings of at least this many bytes become far-capable.
+pub const CAPTURE_BYTES: u32 = 64 << 10;
+
+const fn argument_low(index: u32) -> u32 {
+    16 + 8 * index
+}
+const fn argument_high(index: u32) -> u32 {
+    argument_low(index) + 4
+}
+
+#[derive(Clone, Copy)]
+enum Rule {
+    /// Always ours.
+    Trap,
+    /// Ours if the argument is not zero.
+    TrapUnlessZero(u32),
+    /// Ours if the argument (32 bits) equals the value.
+    TrapIfEqual(u32, u32),
+    /// Ours if the argument has none of the bits.
+    TrapUnlessBits(u32, u32),
+    /// Ours if the argument is one of our descriptors.
+    TrapIfOurDescriptor(u32),
+    /// The program is told that the kernel does not have this call.
+    NotImplemented,
+}
+
+/// Calls with rules of their own. Whatever a rule does not claim still goes through the test for pointers.
+fn rules() -> Vec<(libc::c_long, Rule)> {
+    use Rule::*;
+    let mut rules = vec![
+        (libc::SYS_brk, TrapUnlessZero(0)),
+        (libc::SYS_rt_sigprocmask, TrapUnlessZero(1)),
+        (libc::SYS_rt_sigaction, TrapUnlessZero(1)),
+        (libc::SYS_close, TrapIfOurDescriptor(0)),
+        (libc::SYS_dup2, TrapIfOurDescriptor(1)),
+        (libc::SYS_dup3, TrapIfOurDescriptor(1)),
+        // Threads share memory and may go on; glibc falls back from clone3, whose flags a filter cannot see.
+        (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_VM as u32)),
+        (libc::SYS_clone3, NotImplemented),
+        (libc::SYS_prctl, TrapIfEqual(0, libc::PR_SET_SECCOMP as u32)),
+        (libc::SYS_ppoll, TrapUnlessZero(3)),
+        (libc::SYS_pselect6, TrapUnlessZero(5)),
+        (libc::SYS_epoll_pwait, TrapUnlessZero(4)),
+        (libc::SYS_epoll_pwait2, TrapUnlessZero(4)),
+        // Buffers that the kernel uses after the call has returned cannot be held; programs fall back.
+        (libc::SYS_io_uring_setup, NotImplemented),
+        (libc::SYS_io_setup, NotImplemented),
+    ];
+    for call in [
+        libc::SYS_sigaltstack,
+        libc::SYS_fork,
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_seccomp,
+        libc::SYS_rt_sigsuspend,
+        libc::SYS_close_range,
+        libc::SYS_mlockall,
+        libc::SYS_readv,
+        libc::SYS_writev,
+        libc::SYS_preadv,
+        libc::SYS_pwritev,
+        libc::SYS_preadv2,
+        libc::SYS_pwritev2,
+        libc::SYS_sendmsg,
+        libc::SYS_recvmsg,
+        libc::SYS_sendmmsg,
+        libc::SYS_recvmmsg,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_vmsplice,
+        libc::SYS_futex_waitv,
+    ] {
+        rules.push((call, Trap));
+    }
+    rules
+}
+
+/// Assembles the filter.
+pub fn program() -> Vec<Instruction> {
+    let mut code = Vec::new();
+    let op = |code, constant| Instruction { code, jump_true: 0, jump_false: 0, constant };
+    let jump = |code, constant, jump_true, jump_false| Instruction { code, jump_true, jump_false, constant };
+
+    // Another architecture's calls are not ours (32-bit programs are refused at the start).
+    code.push(op(LD_W_ABS, ARCH));
+    code.push(jump(JEQ_K, AUDIT_ARCH_X86_64, 1, 0));
+    code.push(op(RET_K, RET_ALLOW));
+    // From the gate: ours, or made by us for the program.
+    code.push(op(LD_W_ABS, POINTER_HIGH));
+    code.push(jump(JEQ_K, (window::GATE >> 32) as u32, 0, 4));
+    code.push(op(LD_W_ABS, POINTER_LOW));
+    code.push(op(ALU_AND_K, !0xFFF));
+    code.push(jump(JEQ_K, window::GATE as u32 & !0xFFF, 0, 1));
+    code.push(op(RET_K, RET_ALLOW));
+
+    // mmap: large private anonymous memory, and whatever touches the window.
+    let excluded = libc::MAP_FIXED
+        | libc::MAP_FIXED_NOREPLACE
+        | libc::MAP_STACK
+        | libc::MAP_GROWSDOWN
+        | libc::MAP_HUGETLB
+        | libc::MAP_32BIT
+        | libc::MAP_LOCKED;
+    let mmap = [
+        op(LD_W_ABS, argument_high(0)),
+        op(ALU_AND_K, window::HIGH_MASK),
+        jump(JEQ_K, window::HIGH, 11, 0),
+        op(LD_W_ABS, argument_low(3)),
+        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 7),
+        jump(JSET_K, excluded as u32, 6, 0),
+        op(ALU_AND_K, libc::MAP_TYPE as u32),
+        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 4),
+        op(LD_W_ABS, argument_high(1)),
+        jump(JEQ_K, 0, 0, 4),
+        op(LD_W_ABS, argument_low(1)),
+        jump(JGE_K, CAPTURE_BYTES, 2, 0),
+        op(RET_K, RET_ALLOW),
+        op(RET_K, RET_ALLOW),
+        op(RET_K, RET_TRAP),
+    ];
+    code.push(op(LD_W_ABS, NUMBER));
+    code.push(jump(JEQ_K, libc::SYS_mmap as u32, 0, mmap.len() as u8));
+    code.extend(mmap);
+
+    for (number, rule) in rules() {
+        let body = match rule {
+            Rule::Trap => vec![op(RET_K, RET_TRAP)],
+            Rule::NotImplemented => vec![op(RET_K, RET_ERRNO | libc::ENOSYS as u32)],
+            Rule::TrapUnlessZero(argument) => vec![
+                op(LD_W_ABS, argument_low(argument)),
+                jump(JEQ_K, 0, 0, 2),
+                op(LD_W_ABS, argument_high(argument)),
+                jump(JEQ_K, 0, 1, 0),
+                op(RET_K, RET_TRAP),
+                op(LD_W_ABS, NUMBER),
+            ],
+            Rule::TrapIfEqual(argument, value) => vec![
+                op(LD_W_ABS, argument_low(argument)),
+                jump(JEQ_K, value, 0, 1),
+                op(RET_K, RET_TRAP),
+                op(LD_W_ABS, NUMBER),
+            ],
+            Rule::TrapUnlessBits(argument, bits) => vec![
+                op(LD_W_ABS, argument_low(argument)),
+                jump(JSET_K, bits, 1, 0),
+                op(RET_K, RET_TRAP),
+                op(LD_W_ABS, NUMBER),
+            ],
+            Rule::TrapIfOurDescriptor(argument) => vec![
+                op(LD_W_ABS, argument_low(argument)),
+                jump(JGE_K, window::DESCRIPTORS as u32, 0, 2),
+                jump(JGE_K, window::DESCRIPTORS_END as u32, 1, 0),
+                op(RET_K, RET_TRAP),
+                op(LD_W_ABS, NUMBER),
+            ],
+        };
+        code.push(jump(JEQ_K, number as u32, 0, body.len() as u8));
+        code.extend(body);
+    }
+
+    // Any argument that points into the window.
+    for argument in 0..6 {
+        code.push(op(LD_W_ABS, argument_high(argument)));
+        code.push(op(ALU_AND_K, window::HIGH_MASK));
+        code.push(jump(JEQ_K, window::HIGH, 0, 1));
+        code.push(op(RET_K, RET_TRAP));
+    }
+    code.push(op(RET_K, RET_ALLOW));
+    code
+}
+
+/// Puts in front of a program's own filter that it does not apply to our own calls (it still sees the calls that
+/// we make for the program).
+pub fn exempt_own_calls(theirs: &[Instruction]) -> Vec<Instruction> {
+    let own = (window::GATE_OWN + 2) as u32;
+    let mut code = vec![
+        Instruction { code: LD_W_ABS, jump_true: 0, jump_false: 0, constant: POINTER_HIGH },
+        Instruction { code: JEQ_K, jump_true: 0, jump_false: 3, constant: (window::GATE >> 32) as u32 },
+        Instruction { code: LD_W_ABS, jump_true: 0, jump_false: 0, constant: POINTER_LOW },
+        Instruction { code: JEQ_K, jump_true: 0, jump_false: 1, constant: own },
+        Instruction { code: RET_K, jump_true: 0, jump_false: 0, constant: RET_ALLOW },
+    ];
+    code.extend_from_slice(theirs);
+    code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(PartialEq, Eq, Debug)]
+    enum Verdict {
+        Allow,
+        Trap,
+        Missing,
+    }
+
+    /// Interprets the filter on one call, as the kernel does.
+    fn run(program: &[Instruction], number: libc::c_long, pointer: usize, args: [usize; 6]) -> Verdict {
+        let mut data = [0u8; 64];
+        data[0..4].copy_from_slice(&(number as u32).to_le_bytes());
+        data[4..8].copy_from_slice(&AUDIT_ARCH_X86_64.to_le_bytes());
+        data[8..16].copy_from_slice(&pointer.to_le_bytes());
+        for (index, arg) in args.iter().enumerate() {
+            data[16 + 8 * index..][..8].copy_from_slice(&arg.to_le_bytes());
+        }
+        let (mut at, mut a) = (0usize, 0u32);
+        loop {
+            let i = program[at];
+            at += 1;
+            let mut branch = |taken: bool| at += usize::from(if taken { i.jump_true } else { i.jump_false });
+            match i.code {
+                LD_W_ABS => a = u32::from_le_bytes(data[i.constant as usize..][..4].try_into().unwrap()),
+                ALU_AND_K => a &= i.constant,
+                JEQ_K => branch(a == i.constant),
+                JGE_K => branch(a >= i.constant),
+                JSET_K => branch(a & i.constant != 0),
+                RET_K => {
+                    return match i.constant {
+                        RET_ALLOW => Verdict::Allow,
+                        RET_TRAP => Verdict::Trap,
+                        _ => Verdict::Missing,
+                    };
+                }
+                other => panic!("code {other:#x}"),
+            }
+        }
+    }
+
+    fn verdict(number: libc::c_long, args: [usize; 6]) -> Verdict {
+        run(&program(), number, 0x7f00_1234_5678, args)
+    }
+
+    const FAR: usize = window::BASE + 0x12_3456_7890;
+    const ANON: usize = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+
+    #[test]
+    fn a_pointer_into_the_window_is_seen_in_any_argument_of_any_call() {
+        for number in [0, 1, libc::SYS_futex, libc::SYS_ioctl, libc::SYS_munmap, 450] {
+            for index in 0..6 {
+                let mut args = [3, 0x7ffd_0000_0000, 7, 0, 0, 0];
+                assert_eq!(verdict(number, args), Verdict::Allow);
+                args[index] = FAR;
+                assert_eq!(verdict(number, args), Verdict::Trap);
+                args[index] = window::BASE;
+                assert_eq!(verdict(number, args), Verdict::Trap);
+                args[index] = window::BASE + window::LEN - 1;
+                assert_eq!(verdict(number, args), Verdict::Trap);
+                args[index] = window::BASE - 1;
+                assert_eq!(verdict(number, args), Verdict::Allow);
+                args[index] = window::BASE + window::LEN;
+                assert_eq!(verdict(number, args), Verdict::Allow);
+            }
+        }
+    }
+
+    #[test]
+    fn the_gate_is_never_stopped() {
+        for number in [libc::SYS_read, libc::SYS_mmap, libc::SYS_execve, libc::SYS_brk] {
+            for gate in [window::GATE_OWN, window::GATE_FORWARD] {
+                assert_eq!(run(&program(), number, gate + 2, [FAR; 6]), Verdict::Allow);
+            }
+        }
+    }
+
+    #[test]
+    fn large_private_anonymous_memory_is_captured() {
+        let map = |addr: usize, len: usize, flags: usize| verdict(libc::SYS_mmap, [addr, len, 3, flags, usize::MAX, 0]);
+        assert_eq!(map(0, 1 << 20, ANON), Verdict::Trap);
+        assert_eq!(map(0, CAPTURE_BYTES as usize, ANON), Verdict::Trap);
+        assert_eq!(map(0, 1 << 40, ANON | libc::MAP_NORESERVE as usize), Verdict::Trap);
+        assert_eq!(map(0x7000_0000, 1 << 30, ANON), Verdict::Trap, "a hint is only a hint");
+        assert_eq!(map(FAR & !4095, 4096, ANON | libc::MAP_FIXED as usize), Verdict::Trap);
+        assert_eq!(map(0, CAPTURE_BYTES as usize - 1, ANON), Verdict::Allow);
+        assert_eq!(map(0, 8 << 20, ANON | libc::MAP_STACK as usize), Verdict::Allow);
+        assert_eq!(map(0x7000_0000, 1 << 30, ANON | libc::MAP_FIXED as usize), Verdict::Allow);
+        assert_eq!(map(0, 1 << 20, (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_mmap, [0, 1 << 20, 1, libc::MAP_PRIVATE as usize, 3, 0]), Verdict::Allow);
+    }
+
+    #[test]
+    fn rules_of_single_calls() {
+        assert_eq!(verdict(libc::SYS_brk, [0; 6]), Verdict::Allow, "asked before our library is initialised");
+        assert_eq!(verdict(libc::SYS_brk, [0x5555_0000_0000, 0, 0, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_clone3, [0x7f00_0000_0000, 88, 0, 0, 0, 0]), Verdict::Missing);
+        assert_eq!(verdict(libc::SYS_close, [3, 0, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS_END as usize, 0, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0, 0x7ffd_0000_0000, 8, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0x7ffd_0000_0000, 0, 8, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 1, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_readv, [3, 0x7ffd_0000_0000, 2, 0, 0, 0]), Verdict::Trap);
+    }
+
+    #[test]
+    fn a_program_filter_sees_forwarded_calls_but_not_ours() {
+        let deny_all = [Instruction { code: RET_K, jump_true: 0, jump_false: 0, constant: RET_ERRNO | 1 }];
+        let combined = exempt_own_calls(&deny_all);
+        assert_eq!(run(&combined, 0, window::GATE_OWN + 2, [0; 6]), Verdict::Allow);
+        assert_eq!(run(&combined, 0, window::GATE_FORWARD + 2, [0; 6]), Verdict::Missing);
+        assert_eq!(run(&combined, 0, 0x7f00_0000_0000, [0; 6]), Verdict::Missing);
+    }
+}

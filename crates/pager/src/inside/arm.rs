@@ -1,0 +1,280 @@
+//! From dormant to armed.
+//!
+//! Below the budget the kernel serves all faults, at native speed. When the job comes close to its limit this process
+//! opens the pool, registers the window with userfaultfd and takes stock of what is near. A monitor thread, started
+//! once the program could reach the limit at all, decides when; later it evicts ahead of need.
+
+use super::evict::{self, Evictor};
+use super::guard::hold_all;
+use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
+use super::store::{Store, enqueue};
+use crate::control::{TEXT_BYTES, exit};
+use crate::window;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::pagemap::{PageRun, Pagemap, category};
+use farfield_os::pipe::PagePipe;
+use farfield_os::uffd::{Scope, Uffd, feature};
+use farfield_os::{file, memory, process, signals};
+use farfield_pool::{CloneTicket, Opener};
+
+/// How fast a program can touch new memory, bytes per nanosecond: bounds how long the monitor may look away.
+const TOUCH_BYTES_PER_NS: i64 = 4;
+/// Longest and shortest time between two looks while dormant.
+const LOOK_MAX: Duration = Duration::from_millis(50);
+const LOOK_MIN: Duration = Duration::from_micros(300);
+/// Between two looks while armed.
+const TICK: Duration = Duration::from_millis(2);
+
+/// Near bytes of the job at which its processes arm.
+fn threshold(limit: i64) -> i64 {
+    limit - (limit / 8).max(2 << 20)
+}
+
+/// The program may now touch `touchable` bytes: is it time to watch it?
+pub fn consider(runtime: &Runtime, touchable: i64) {
+    if runtime.monitor.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    let (_, limit) = runtime.near();
+    let others = runtime.near().0 - runtime.slot().near_bytes.load(Ordering::Relaxed);
+    if touchable > (limit / 4).min(threshold(limit) - others) {
+        start_monitor(runtime);
+    } else {
+        runtime.set_near(touchable);
+    }
+}
+
+/// Would `more` near bytes bring the job to where its processes arm?
+pub fn is_close(runtime: &Runtime, more: i64) -> bool {
+    let (near, limit) = runtime.near();
+    near + more > threshold(limit)
+}
+
+/// Starts the monitor, once.
+pub fn start_monitor(runtime: &Runtime) {
+    if runtime.monitor.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
+    // SAFETY: `monitor` never returns and keeps to the laws of this module.
+    if let Err(errno) = unsafe { process::spawn_bare(monitor, 0) } {
+        fail(exit::INTERNAL, format_args!("the monitor thread could not be started: {errno}"));
+    }
+}
+
+extern "C" fn monitor(_: usize) -> ! {
+    signals::set_mask(!super::signal::OURS);
+    let runtime = &RUNTIME;
+    let word = AtomicU32::new(0);
+    loop {
+        match runtime.phase() {
+            Phase::Dormant => {
+                let bytes = resident_bytes();
+                runtime.set_near(bytes);
+                let (near, limit) = runtime.near();
+                let left = threshold(limit) - near;
+                // Small processes of a large job stay as they are.
+                if left <= 0 && bytes > (limit / 64).min(4 << 20) {
+                    arm(runtime, None);
+                    continue;
+                }
+                let pause = Duration::from_nanos((left.max(0) / TOUCH_BYTES_PER_NS) as u64);
+                process::futex_wait(&word, 0, pause.clamp(LOOK_MIN, LOOK_MAX));
+            }
+            Phase::Armed => {
+                runtime.settle_heap();
+                runtime.armed().store.progress();
+                if evicts_ahead(runtime) {
+                    evict::reclaim_ahead(runtime);
+                }
+                for record in runtime.threads.all() {
+                    record.reap();
+                }
+                process::futex_wait(&runtime.alarm, 0, TICK);
+            }
+            Phase::Arming | Phase::Off => process::futex_wait(&word, 0, LOOK_MIN),
+        }
+    }
+}
+
+/// Is it worth a thread of its own to evict ahead of need? Dirty pages are: their bytes are copied elsewhere while the
+/// program goes on. Dropping clean ones costs less than the interruptions.
+fn evicts_ahead(runtime: &Runtime) -> bool {
+    let (near, limit) = runtime.near();
+    near > limit || runtime.dirty_share.load(Ordering::Relaxed) > 96
+}
+
+/// Anonymous memory of this process.
+fn resident_bytes() -> i64 {
+    let mut text = [0u8; 128];
+    let Ok(fd) = file::open(c"/proc/self/statm", libc::O_RDONLY) else { return 0 };
+    let len = file::read(fd, &mut text).unwrap_or(0);
+    file::close(fd);
+    let mut numbers = text[..len].split(|byte| *byte == b' ').map(|digits| {
+        digits.iter().take_while(|byte| byte.is_ascii_digit()).fold(0i64, |sum, byte| sum * 10 + i64::from(byte - b'0'))
+    });
+    let (resident, shared) = (numbers.nth(1).unwrap_or(0), numbers.next().unwrap_or(0));
+    (resident - shared).max(0) * PAGE_BYTES as i64
+}
+
+/// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.
+pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
+    if !runtime.advance(Phase::Dormant, Phase::Arming) {
+        return;
+    }
+    let armed = open(runtime, ticket);
+    let limit_pages = runtime.near().1 as usize / PAGE_BYTES;
+    {
+        let mut queue = runtime.queue.lock();
+        if ticket.is_none() {
+            if let Err(errno) = queue.reserve(limit_pages * 2 + 8192) {
+                fail(exit::INTERNAL, format_args!("no memory for the eviction queue: {errno}"));
+            }
+        }
+    }
+    runtime.set_armed(armed);
+    let armed = runtime.armed();
+    // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
+    if ticket.is_none() {
+        for record in runtime.threads.all() {
+            for frame in &record.frames {
+                populate_frame(runtime, frame);
+            }
+        }
+    }
+    if let Err(errno) = armed.uffd.register(window::BASE, window::LEN) {
+        fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
+    }
+    runtime.slot().state.store(1, Ordering::Relaxed);
+    if ticket.is_none() {
+        take_stock(runtime, armed);
+    }
+    let advanced = runtime.advance(Phase::Arming, Phase::Armed);
+    assert!(advanced);
+    start_monitor(runtime);
+}
+
+/// What a call under way may touch, before we held pages.
+fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
+    let mut pages = frame.pages.lock();
+    if frame.active.load(Ordering::SeqCst) == 0 || pages.held {
+        return;
+    }
+    for index in 0..pages.len {
+        let run = pages.runs[index];
+        let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
+        // SAFETY: populating changes no content.
+        unsafe {
+            if memory::madvise(address, len, libc::MADV_POPULATE_WRITE).is_err() {
+                let _ = memory::madvise(address, len, libc::MADV_POPULATE_READ);
+            }
+        }
+        for number in run.start.0..run.start.0 + u64::from(run.count) {
+            found(runtime, PageId(number));
+        }
+    }
+    hold_all(runtime, &mut pages);
+}
+
+/// Counts a page that the kernel made near.
+fn found(runtime: &Runtime, page: PageId) -> bool {
+    let new = runtime.table().update(page, |word| word.found()).is_some();
+    if new {
+        enqueue(runtime, page);
+    }
+    new
+}
+
+/// All pages that are near when faults become ours.
+fn take_stock(runtime: &Runtime, armed: &Armed) {
+    let mut runs = [PageRun::default(); 256];
+    let mut pages = 0i64;
+    let mapped = runtime.space.lock().mapped_in(crate::space::Range { start: 0, end: window::PAGES });
+    for range in mapped {
+        let mut start = window::address_of(PageId(range.start));
+        let end = window::address_of(PageId(range.end));
+        while start < end {
+            let (found_runs, walked) = match armed.pagemap.scan(start, end, category::PRESENT, &mut runs) {
+                Ok(result) => result,
+                Err(errno) => fail(exit::INTERNAL, format_args!("PAGEMAP_SCAN failed: {errno}")),
+            };
+            for run in &runs[..found_runs] {
+                for address in (run.start as usize..run.end as usize).step_by(PAGE_BYTES) {
+                    found(runtime, window::page_of(address));
+                    pages += 1;
+                }
+            }
+            start = walked.max(start + PAGE_BYTES);
+        }
+    }
+    runtime.set_near(pages * PAGE_BYTES as i64);
+}
+
+fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
+    let internal = |what: &'static str| {
+        move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
+    };
+    farfield_os::net::set_descriptor_floor(window::DESCRIPTORS);
+    let control = runtime.control();
+    let urls = text(&control.urls, control.urls_len.load(Ordering::Acquire));
+    let token = text(&control.token, control.token_len.load(Ordering::Acquire));
+    let mut opener = Opener::new().client_name("farfield run").pages(window::PAGES).deadline(Duration::from_secs(10));
+    for url in urls.lines() {
+        opener = opener.url(url);
+    }
+    if !token.is_empty() {
+        opener = opener.token(token);
+    }
+    let opened = match ticket {
+        Some(ticket) => opener.claim(ticket),
+        None => opener.open(),
+    };
+    let backend = match opened {
+        Ok(backend) => backend,
+        Err(error) => fail(exit::SERVER_LOST, format_args!("{error}")),
+    };
+    let store = match Store::new(backend) {
+        Ok(store) => store,
+        Err(error) => super::store::lost(error),
+    };
+    let features = feature::SIGBUS | feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
+    let mut uffd = match Uffd::open(Scope::UserMode, features) {
+        Ok(uffd) => uffd,
+        Err(errno) => fail(exit::INTERNAL, format_args!("userfaultfd refused ({errno}); see `farfield doctor`")),
+    };
+    let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {
+        Ok(fd) => fd,
+        // The program has a lower limit of descriptors: ours stay where they are.
+        Err(_) => fd,
+    };
+    uffd.renumber(keep);
+    let pagemap = match Pagemap::open() {
+        Ok(pagemap) => Pagemap::from_fd(keep(pagemap.fd())),
+        Err(errno) => internal("/proc/self/pagemap cannot be opened")(errno),
+    };
+    let pidfd = match memory::pidfd_self() {
+        Ok(fd) => keep(fd),
+        Err(errno) => internal("no pidfd")(errno),
+    };
+    let null = match file::open(c"/dev/null", libc::O_WRONLY) {
+        Ok(fd) => keep(fd),
+        Err(errno) => internal("/dev/null cannot be opened")(errno),
+    };
+    let pipe = match PagePipe::open(evict::BATCH) {
+        Ok(pipe) => PagePipe::from_fds(pipe.fds().map(keep)),
+        Err(errno) => internal("no pipe")(errno),
+    };
+    let evictor = match Evictor::new(pipe) {
+        Ok(evictor) => evictor,
+        Err(errno) => internal("no memory for eviction buffers")(errno),
+    };
+    Armed { uffd, pagemap, pidfd, null, store, evictor: super::lock::Lock::new(evictor) }
+}
+
+/// A text of the control block.
+fn text(words: &[AtomicU64; TEXT_BYTES / 8], len: u32) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    String::from_utf8_lossy(&bytes[..(len as usize).min(bytes.len())]).into_owned()
+}

@@ -1,0 +1,126 @@
+//! One system call of the program, as the SIGSYS handler sees it.
+
+use farfield_os::signals::SignalSet;
+
+/// Registers of an interrupted thread.
+pub struct Context {
+    context: *mut libc::ucontext_t,
+}
+
+impl Context {
+    /// Wraps what the kernel gave the handler.
+    ///
+    /// # Safety
+    /// `context` must be the third argument of a running `SA_SIGINFO` handler, and outlive this value.
+    pub unsafe fn new(context: *mut libc::c_void) -> Context {
+        Context { context: context.cast() }
+    }
+
+    fn register(&self, index: i32) -> &mut i64 {
+        // SAFETY: by `new`; the handler is the only user of its context.
+        unsafe { &mut (&mut (*self.context).uc_mcontext.gregs)[index as usize] }
+    }
+
+    /// Stack pointer.
+    pub fn sp(&self) -> usize {
+        *self.register(libc::REG_RSP) as usize
+    }
+
+    /// Sets the stack pointer.
+    pub fn set_sp(&self, sp: usize) {
+        *self.register(libc::REG_RSP) = sp as i64;
+    }
+
+    /// Instruction pointer.
+    pub fn ip(&self) -> usize {
+        *self.register(libc::REG_RIP) as usize
+    }
+
+    /// Sets the instruction pointer.
+    pub fn set_ip(&self, ip: usize) {
+        *self.register(libc::REG_RIP) = ip as i64;
+    }
+
+    /// Page-fault error code: was the access a write?
+    pub fn is_write_fault(&self) -> bool {
+        *self.register(libc::REG_ERR) & 2 != 0
+    }
+
+    /// What the call returns to the program.
+    pub fn set_result(&self, value: isize) {
+        *self.register(libc::REG_RAX) = value as i64;
+    }
+
+    /// The number of the call, for the kernel to read again.
+    pub fn set_number(&self, number: usize) {
+        *self.register(libc::REG_RAX) = number as i64;
+    }
+
+    /// The six arguments.
+    pub fn arguments(&self) -> [usize; 6] {
+        [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
+            .map(|index| *self.register(index) as usize)
+    }
+
+    /// Changes one argument.
+    pub fn set_argument(&self, index: usize, value: usize) {
+        let registers = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
+        *self.register(registers[index]) = value as i64;
+    }
+
+    /// The mask that is restored when the handler returns.
+    pub fn mask(&self) -> &mut SignalSet {
+        // SAFETY: by `new`. The kernel's set is the first 8 bytes of libc's.
+        unsafe { &mut *(&raw mut (*self.context).uc_sigmask).cast::<SignalSet>() }
+    }
+
+    /// The alternate stack that is restored when the handler returns.
+    pub fn alternate_stack(&self) -> &mut libc::stack_t {
+        // SAFETY: by `new`.
+        unsafe { &mut (*self.context).uc_stack }
+    }
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Done by us: the value to return, an error as `-errno`.
+    Done(isize),
+    /// The kernel shall do it, once its buffers are near.
+    Forward,
+    /// The context was changed already; just return.
+    Resume,
+}
+
+/// An error as the kernel returns it.
+pub const fn error(errno: i32) -> Outcome {
+    Outcome::Done(-(errno as isize))
+}
+
+/// A result as the kernel returns it.
+pub fn done(result: farfield_os::Result<usize>) -> Outcome {
+    match result {
+        Ok(value) => Outcome::Done(value as isize),
+        Err(errno) => error(errno.0),
+    }
+}
+
+/// Makes the program's call for it, visible to the program's own filters.
+///
+/// # Safety
+/// The call must be one that the program made, with pointers that it passed or that are ours.
+pub unsafe fn forward(number: usize, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: GATE_FORWARD is `syscall; ret`; may use the stack, so no red zone is hit.
+    unsafe {
+        core::arch::asm!(
+            "call {gate}",
+            gate = in(reg) crate::window::GATE_FORWARD,
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            out("rcx") _, out("r11") _,
+        );
+    }
+    result
+}

@@ -1,0 +1,450 @@
+//! System calls that we serve ourselves: those that make or change far-capable memory, and those that could
+//! take our signals, descriptors or address space away.
+
+use super::call::{Context, Outcome, done, error};
+use super::fault::settled_phase;
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::signal::{OURS, action_index};
+use super::table::CHUNK;
+use super::{arm, exec, forking, guard, store, thread};
+use crate::space::Range;
+use crate::{filter, window};
+use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{PageId, page_word::State};
+use farfield_os::seccomp::{Instruction, Program};
+use farfield_os::signals::{self, Action, SignalSet};
+use farfield_os::{gate, memory};
+
+/// Decides what becomes of a call that the filter sent us.
+pub fn on_call(number: usize, context: &Context) -> Outcome {
+    let runtime = &RUNTIME;
+    let args = context.arguments();
+    let counters = runtime.counters();
+    let outcome = match number as i64 {
+        libc::SYS_mmap => map(runtime, args),
+        libc::SYS_munmap => unmap(runtime, args[0], args[1]),
+        libc::SYS_mremap => super::remap::remap(runtime, args),
+        libc::SYS_mprotect => protect(runtime, args),
+        libc::SYS_madvise => advise(runtime, args),
+        libc::SYS_brk => move_break(runtime, args[0]),
+        libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_mlockall => error(libc::ENOMEM),
+        libc::SYS_munlock => Outcome::Done(0),
+        libc::SYS_rt_sigprocmask => return change_mask(context, args),
+        libc::SYS_rt_sigaction => return set_action(context, args),
+        libc::SYS_sigaltstack => return set_stack(context, args),
+        libc::SYS_rt_sigsuspend
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => {
+            return guard::forward_with_mask(number, context);
+        }
+        libc::SYS_fork => forking::fork(context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]),
+        libc::SYS_clone if args[0] & libc::CLONE_VM as usize != 0 => return guard::clone_thread(context),
+        libc::SYS_clone => forking::fork(context, args),
+        libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
+        libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
+        libc::SYS_close => error(libc::EBADF),
+        libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
+        libc::SYS_close_range => close_range(args),
+        _ => return Outcome::Forward,
+    };
+    counters.syscalls_emulated.fetch_add(1, Ordering::Relaxed);
+    outcome
+}
+
+/// The range of whole pages that the kernel would take `address, len` for; `None` if it is not in the window.
+fn pages_of(address: usize, len: usize) -> Option<Range> {
+    let len = len.checked_next_multiple_of(PAGE_BYTES)?;
+    let inside = address.is_multiple_of(PAGE_BYTES)
+        && len > 0
+        && window::contains(address)
+        && address.checked_add(len)? <= window::BASE + window::LEN;
+    inside.then(|| {
+        let start = window::page_of(address).0;
+        Range { start, end: start + (len / PAGE_BYTES) as u64 }
+    })
+}
+
+fn address_of(range: Range) -> (usize, usize) {
+    (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES)
+}
+
+fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+    let [address, len, prot, flags, ..] = args;
+    let (prot, flags) = (prot as i32, flags as i32);
+    let Some(rounded) = len.checked_next_multiple_of(PAGE_BYTES) else { return error(libc::ENOMEM) };
+    if rounded == 0 {
+        return error(libc::EINVAL);
+    }
+    let ours = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    if fixed {
+        let Some(range) = pages_of(address, len) else { return error(libc::EINVAL) };
+        if !ours {
+            return map_other(runtime, args, range);
+        }
+        let mut space = runtime.space.lock();
+        if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 && !space.is_free(range) {
+            return error(libc::EEXIST);
+        }
+        discard(runtime, range, space.pages() > 0);
+        return place(runtime, &mut space, range, prot);
+    }
+    if !ours {
+        // A hint into the window for something else: elsewhere is as good.
+        // SAFETY: the program's own call with no fixed place.
+        return done(unsafe { gate::syscall(libc::SYS_mmap, [0, args[1], args[2], args[3], args[4], args[5]]) });
+    }
+    let mut space = runtime.space.lock();
+    let pages = (rounded / PAGE_BYTES) as u64;
+    let hinted = pages_of(address, len).filter(|range| space.is_free(*range));
+    let Some(range) = hinted.or_else(|| space.find(pages)) else { return error(libc::ENOMEM) };
+    place(runtime, &mut space, range, prot)
+}
+
+/// Makes a free range accessible.
+fn place(runtime: &Runtime, space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
+    let (address, len) = address_of(range);
+    // SAFETY: nobody uses the range: it was free, or the program replaces it.
+    if let Err(errno) = unsafe { memory::mprotect(address, len, prot) } {
+        return error(errno.0);
+    }
+    space.map(range, prot);
+    if prot != libc::PROT_NONE {
+        touchable(runtime, len as i64);
+    }
+    Outcome::Done(address as isize)
+}
+
+/// Something that is not far-capable (a file, shared memory) goes to a fixed place in the window: ours ends there.
+fn map_other(runtime: &Runtime, args: [usize; 6], range: Range) -> Outcome {
+    let mut space = runtime.space.lock();
+    discard(runtime, range, true);
+    space.unmap(range);
+    // SAFETY: the program's own call; what was there has been discarded.
+    done(unsafe { gate::syscall(libc::SYS_mmap, args) })
+}
+
+/// The program may touch `bytes` more.
+pub fn touchable(runtime: &Runtime, bytes: i64) {
+    let total = runtime.touchable_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    if runtime.phase() == Phase::Dormant {
+        arm::consider(runtime, total);
+    }
+}
+
+fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
+    let Some(range) = pages_of(address, len) else { return error(libc::EINVAL) };
+    let mut space = runtime.space.lock();
+    release(runtime, &mut space, range);
+    Outcome::Done(0)
+}
+
+/// Takes a range out of use: nothing of it stays near or far.
+pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range) {
+    for part in space.mapped_in(range) {
+        discard(runtime, part, true);
+        let (address, len) = address_of(part);
+        if runtime.phase() == Phase::Dormant {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+            // SAFETY: the program gave the range up. Mapping anew also frees its page tables.
+            let _ = unsafe { memory::mmap(address, len, libc::PROT_NONE, flags, -1, 0) };
+            runtime.touchable_bytes.fetch_sub(len as i64, Ordering::Relaxed);
+        } else {
+            // SAFETY: the program gave the range up.
+            let _ = unsafe { memory::mprotect(address, len, libc::PROT_NONE) };
+        }
+    }
+    space.unmap(range);
+}
+
+/// Drops near and far copies of a range; it reads as zeros afterwards.
+pub fn discard(runtime: &Runtime, range: Range, populated: bool) {
+    if !populated {
+        return;
+    }
+    if settled_phase(runtime) != Phase::Armed {
+        let (address, len) = address_of(range);
+        // SAFETY: the program gave the content up.
+        let _ = unsafe { memory::madvise(address, len, libc::MADV_DONTNEED) };
+        return;
+    }
+    super::fault::enter(runtime);
+    let table = runtime.table();
+    let mut start = range.start;
+    while start < range.end {
+        let end = (start / CHUNK * CHUNK + CHUNK).min(range.end);
+        if table.chunk_touched(start) {
+            discard_chunk(runtime, Range { start, end });
+        }
+        start = end;
+    }
+    super::fault::leave(runtime);
+}
+
+fn discard_chunk(runtime: &Runtime, range: Range) {
+    let table = runtime.table();
+    let armed = runtime.armed();
+    let mut near = 0;
+    let mut far = 0;
+    let mut run: Option<Range> = None;
+    for number in range.start..range.end {
+        let page = PageId(number);
+        let mut spins = 0;
+        let (old, _) = loop {
+            match table.update(page, |word| word.seize()) {
+                Some(change) => break change,
+                None => store::wait_for(runtime, &mut spins),
+            }
+        };
+        near += i64::from(old.state() == State::Near);
+        if old.is_stored() {
+            far += 1;
+            run = match run {
+                Some(run) if run.end == number => Some(Range { start: run.start, end: number + 1 }),
+                Some(run) => {
+                    armed.store.discard(PageId(run.start), run.pages());
+                    Some(Range { start: number, end: number + 1 })
+                }
+                None => Some(Range { start: number, end: number + 1 }),
+            };
+        }
+    }
+    if let Some(run) = run {
+        armed.store.discard(PageId(run.start), run.pages());
+    }
+    if near > 0 {
+        let (address, len) = address_of(range);
+        // SAFETY: the program gave the content up, and no other thread moves these pages: they are seized.
+        let _ = unsafe { memory::madvise(address, len, libc::MADV_DONTNEED) };
+    }
+    for number in range.start..range.end {
+        table.update(PageId(number), |word| Some(word.discarded()));
+    }
+    runtime.charge(-near);
+    runtime.charge_far(-far);
+}
+
+fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+    let Some(range) = pages_of(args[0], args[1]) else {
+        // SAFETY: the program's own call.
+        return done(unsafe { gate::syscall(libc::SYS_mprotect, args) });
+    };
+    let mut space = runtime.space.lock();
+    if !space.is_mapped(range) {
+        return error(libc::ENOMEM);
+    }
+    let (address, len) = address_of(range);
+    // SAFETY: the program's own call.
+    let result = unsafe { memory::mprotect(address, len, args[2] as i32) };
+    if result.is_ok() {
+        space.protect(range, args[2] as i32);
+        if args[2] as i32 != libc::PROT_NONE {
+            touchable(runtime, len as i64);
+        }
+    }
+    done(result.map(|()| 0))
+}
+
+fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+    let Some(range) = pages_of(args[0], args[1]) else {
+        return if args[1] == 0 { Outcome::Done(0) } else { error(libc::EINVAL) };
+    };
+    match args[2] as i32 {
+        libc::MADV_DONTNEED | libc::MADV_FREE => {
+            let space = runtime.space.lock();
+            let whole = space.is_mapped(range);
+            for part in space.mapped_in(range) {
+                discard(runtime, part, true);
+            }
+            if whole { Outcome::Done(0) } else { error(libc::ENOMEM) }
+        }
+        // Only hints; ours come from the faults themselves.
+        libc::MADV_NORMAL
+        | libc::MADV_RANDOM
+        | libc::MADV_SEQUENTIAL
+        | libc::MADV_WILLNEED
+        | libc::MADV_COLD
+        | libc::MADV_PAGEOUT
+        | libc::MADV_NOHUGEPAGE
+        | libc::MADV_COLLAPSE => Outcome::Done(0),
+        libc::MADV_HUGEPAGE => {
+            if settled_phase(runtime) == Phase::Dormant {
+                // SAFETY: the program's own hint.
+                let _ = unsafe { gate::syscall(libc::SYS_madvise, args) };
+            }
+            Outcome::Done(0)
+        }
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if settled_phase(runtime) == Phase::Armed => {
+            let most = (runtime.near().1 / 2) as u64 / PAGE_BYTES as u64;
+            for number in range.start..range.end.min(range.start + most) {
+                super::fault::bring(runtime, PageId(number), false);
+            }
+            Outcome::Done(0)
+        }
+        // SAFETY: the program's own call; advice that changes no content that we keep.
+        _ => done(unsafe { gate::syscall(libc::SYS_madvise, args) }),
+    }
+}
+
+fn move_break(runtime: &Runtime, wanted: usize) -> Outcome {
+    let mut end = runtime.break_end.lock();
+    if !(window::BASE..Runtime::BREAK_LIMIT).contains(&wanted) {
+        return Outcome::Done(*end as isize);
+    }
+    let old_page = end.next_multiple_of(PAGE_BYTES);
+    let new_page = wanted.next_multiple_of(PAGE_BYTES);
+    let mut space = runtime.space.lock();
+    if new_page > old_page {
+        let range = Range { start: window::page_of(old_page).0, end: window::page_of(new_page).0 };
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        match place(runtime, &mut space, range, prot) {
+            Outcome::Done(value) if value > 0 => {}
+            _ => return Outcome::Done(*end as isize),
+        }
+    } else if new_page < old_page {
+        let range = Range { start: window::page_of(new_page).0, end: window::page_of(old_page).0 };
+        release(runtime, &mut space, range);
+    }
+    *end = wanted;
+    Outcome::Done(wanted as isize)
+}
+
+/// `rt_sigprocmask`: as asked, but our two signals stay open. The mask in the context is what the thread gets back.
+fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
+    let [how, set, old, size, ..] = args;
+    if size != 8 {
+        return error(libc::EINVAL);
+    }
+    let Some(set) = guard::peek::<SignalSet>(set) else { return error(libc::EFAULT) };
+    let before = *context.mask();
+    let after = match how as i32 {
+        libc::SIG_BLOCK => before | set,
+        libc::SIG_UNBLOCK => before & !set,
+        libc::SIG_SETMASK => set,
+        _ => return error(libc::EINVAL),
+    };
+    if old != 0 && !guard::poke(old, before) {
+        return error(libc::EFAULT);
+    }
+    *context.mask() = after & !OURS;
+    Outcome::Done(0)
+}
+
+/// `rt_sigaction`: no handler of the program blocks our signals; its handlers for them are ours to call.
+fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
+    let [signal, new, old, size, ..] = args;
+    if size != 8 {
+        return error(libc::EINVAL);
+    }
+    let Some(mut action) = guard::peek::<Action>(new) else { return error(libc::EFAULT) };
+    let before = match action_index(signal as i32) {
+        Some(index) => {
+            if RUNTIME.is_borrowed() {
+                // A child that shares our memory until it executes something: its own setting ends there.
+                return Outcome::Done(0);
+            }
+            core::mem::replace(&mut RUNTIME.program_actions.lock()[index], action)
+        }
+        None => {
+            action.mask &= !OURS;
+            // SAFETY: the program's own handler.
+            match unsafe { signals::set_action(signal as i32, &action) } {
+                Ok(before) => before,
+                Err(errno) => return error(errno.0),
+            }
+        }
+    };
+    if old != 0 && !guard::poke(old, before) {
+        return error(libc::EFAULT);
+    }
+    Outcome::Done(0)
+}
+
+/// `sigaltstack`: the kernel's is ours, of at least the size asked for; the program sees what it set.
+fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
+    let [new, old, ..] = args;
+    let Some(record) = thread::current() else { return error(libc::ENOMEM) };
+    // SAFETY: only this thread touches the field.
+    let program = unsafe { &mut *record.program_stack.get() };
+    if program.ss_size == 0 {
+        program.ss_flags = libc::SS_DISABLE;
+    }
+    let before = *program;
+    if new != 0 {
+        let Some(stack) = guard::peek::<libc::stack_t>(new) else { return error(libc::EFAULT) };
+        let disable = stack.ss_flags & libc::SS_DISABLE != 0;
+        if !disable && stack.ss_size < libc::MINSIGSTKSZ {
+            return error(libc::ENOMEM);
+        }
+        if record.on_alternate_stack(context.sp()) {
+            return error(libc::EPERM);
+        }
+        let Ok((base, len)) = record.alternate_stack(if disable { 0 } else { stack.ss_size }) else {
+            return error(libc::ENOMEM);
+        };
+        *program = stack;
+        *context.alternate_stack() = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+    }
+    if old != 0 && !guard::poke(old, before) {
+        return error(libc::EFAULT);
+    }
+    Outcome::Done(0)
+}
+
+/// A filter of the program's own: installed as it is, except that our own calls are exempt.
+fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
+    let (install, header) = match number as i64 {
+        libc::SYS_prctl => (args[1] == libc::SECCOMP_MODE_FILTER as usize, args[2]),
+        _ => (args[0] == libc::SECCOMP_SET_MODE_FILTER as usize, args[2]),
+    };
+    let strict = match number as i64 {
+        libc::SYS_prctl => args[1] == libc::SECCOMP_MODE_STRICT as usize,
+        _ => args[0] == libc::SECCOMP_SET_MODE_STRICT as usize,
+    };
+    if strict {
+        // Four calls and nothing else: no page could ever come near again.
+        return error(libc::EINVAL);
+    }
+    if !install {
+        return Outcome::Forward;
+    }
+    let Some(program) = guard::peek::<Program>(header) else { return error(libc::EFAULT) };
+    let len = usize::from(program.len);
+    if len == 0 || len > 4096 {
+        return error(libc::EINVAL);
+    }
+    let mut theirs = vec![Instruction { code: 0, jump_true: 0, jump_false: 0, constant: 0 }; len];
+    if !guard::peek_slice(program.instructions as usize, &mut theirs) {
+        return error(libc::EFAULT);
+    }
+    let combined = filter::exempt_own_calls(&theirs);
+    if combined.len() > 4096 {
+        return error(libc::EINVAL);
+    }
+    let header = Program { len: combined.len() as u16, instructions: combined.as_ptr() };
+    let mut args = args;
+    args[2] = &raw const header as usize;
+    // SAFETY: the program's own call, with its filter copied and extended.
+    done(unsafe { gate::syscall(number as libc::c_long, args) })
+}
+
+/// `close_range`: all but our descriptors.
+fn close_range(args: [usize; 6]) -> Outcome {
+    let [first, last, flags, ..] = args.map(|arg| arg as u32 as usize);
+    let (ours, ours_end) = (window::DESCRIPTORS as usize, window::DESCRIPTORS_END as usize);
+    if first > last {
+        return error(libc::EINVAL);
+    }
+    for (from, to) in [(first, last.min(ours - 1)), (first.max(ours_end), last)] {
+        if from <= to {
+            // SAFETY: the program's own descriptors.
+            if let Err(errno) = unsafe { gate::syscall(libc::SYS_close_range, [from, to, flags, 0, 0, 0]) } {
+                return error(errno.0);
+            }
+        }
+    }
+    Outcome::Done(0)
+}

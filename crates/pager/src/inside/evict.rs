@@ -1,0 +1,413 @@
+//! Egress: near pages leave in batches.
+//!
+//! A batch leaves in one shoot-down and loses no write, without stopping any thread:
+//!
+//! 1. Victims become Leaving, so that nobody else touches their words.
+//! 2. Pages whose far copy may still be right are asked for the kernel's written bit.
+//! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
+//! 4. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory that the pipe holds;
+//!    whatever is written later faults and waits for the page to have left.
+//! 5. If no fault was counted in this process between 2 and 4, no clean page can have been written (a first write to a
+//!    protected page is a fault, counted before the write is retried), and their memory is let go unread. Otherwise
+//!    they are read and compared by checksum.
+//! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
+
+use super::runtime::{Armed, Phase, Runtime, fail};
+use super::store::RUN_PAGES;
+use crate::control::exit;
+use crate::window;
+use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::page_word::Requeue;
+use farfield_core::{PageId, checksum};
+use farfield_os::pagemap::{PageRun, category};
+use farfield_os::{memory, pipe::PagePipe, process};
+
+/// Victims of one batch.
+pub const BATCH: usize = 64;
+/// What direct reclaim may overshoot while another thread is evicting (Fastswap's α).
+const SLACK_BYTES: i64 = 4 << 20;
+/// How long a thread waits for room before it gives up.
+const PATIENCE_NS: u64 = 30_000_000_000;
+
+/// Buffers of the one who evicts.
+pub struct Evictor {
+    pipe: PagePipe,
+    victims: [Victim; BATCH],
+    count: usize,
+    staging: usize,
+    vectored: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Victim {
+    page: PageId,
+    dirty: bool,
+}
+
+const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+
+/// Why a batch is evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// A thread waits for the room.
+    Direct,
+    /// Ahead of need.
+    Background,
+}
+
+impl Evictor {
+    /// With a pipe of its own.
+    pub fn new(pipe: PagePipe) -> farfield_os::Result<Evictor> {
+        Ok(Evictor {
+            pipe,
+            victims: [Victim { page: PageId(0), dirty: false }; BATCH],
+            count: 0,
+            staging: memory::map_anonymous(BATCH * PAGE_BYTES)?,
+            vectored: true,
+        })
+    }
+
+    /// In the child of a fork: the pipe is the parent's.
+    pub fn close_inherited(&self) {
+        for fd in self.pipe.fds() {
+            farfield_os::file::close(fd);
+        }
+    }
+
+    fn staged(&self, index: usize) -> &[u8] {
+        // SAFETY: inside the staging mapping, which only the holder of the evictor uses.
+        unsafe { core::slice::from_raw_parts((self.staging + index * PAGE_BYTES) as *const u8, PAGE_BYTES) }
+    }
+
+    /// Evicts up to one batch; how many pages left.
+    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency) -> usize {
+        let started = process::now_ns();
+        self.choose(runtime);
+        if self.count == 0 {
+            return 0;
+        }
+        let faults_before = process::minor_faults();
+        self.find_dirty(runtime, armed);
+        let (taken, surplus) = self.take_away(runtime, armed);
+        let undisturbed = process::minor_faults() == faults_before;
+        self.settle(runtime, armed, taken, undisturbed);
+        if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
+            fail(exit::INTERNAL, format_args!("references to pages could not be released"));
+        }
+        let counters = runtime.counters();
+        let counter = match urgency {
+            Urgency::Direct => &counters.direct_reclaims,
+            Urgency::Background => &counters.background_reclaims,
+        };
+        counter.fetch_add(taken as u64, Ordering::Relaxed);
+        counters.reclaim_ns.fetch_add(process::now_ns() - started, Ordering::Relaxed);
+        taken
+    }
+
+    /// Takes victims from the head of the queue.
+    fn choose(&mut self, runtime: &Runtime) {
+        let table = runtime.table();
+        let mut queue = runtime.queue.lock();
+        self.count = 0;
+        let mut looks = queue.len().min(16 * BATCH);
+        while self.count < BATCH && looks > 0 {
+            looks -= 1;
+            let Some(page) = queue.pop() else { break };
+            let mut again = Requeue::No;
+            let taken = table.update(page, |word| match word.leave() {
+                Ok(word) => {
+                    again = Requeue::No;
+                    Some(word)
+                }
+                Err((word, requeue)) => {
+                    again = requeue;
+                    Some(word)
+                }
+            });
+            let (_, word) = taken.expect("always");
+            if again == Requeue::Yes {
+                queue.push(page, |_| false);
+            } else if word.state() == farfield_core::page_word::State::Leaving {
+                self.victims[self.count] = Victim { page, dirty: word.is_dirty() };
+                self.count += 1;
+            }
+        }
+        self.victims[..self.count].sort_unstable_by_key(|victim| victim.page);
+    }
+
+    /// Asks the kernel which of the clean-looking victims were written, run by run.
+    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed) {
+        let mut at = 0;
+        while at < self.count {
+            if self.victims[at].dirty {
+                at += 1;
+                continue;
+            }
+            let first = self.victims[at].page.0;
+            let mut end = at + 1;
+            while end < self.count && !self.victims[end].dirty && self.victims[end].page.0 == first + (end - at) as u64
+            {
+                end += 1;
+            }
+            let start_address = window::address_of(PageId(first));
+            let end_address = start_address + (end - at) * PAGE_BYTES;
+            let mut runs = [PageRun::default(); BATCH];
+            match armed.pagemap.scan(start_address, end_address, category::WRITTEN, &mut runs) {
+                Ok((found, _)) => {
+                    for run in &runs[..found] {
+                        let from = (run.start as usize - start_address) / PAGE_BYTES;
+                        let to = (run.end as usize - start_address) / PAGE_BYTES;
+                        self.victims[at + from..at + to].iter_mut().for_each(|victim| victim.dirty = true);
+                    }
+                }
+                Err(_) => self.victims[at..end].iter_mut().for_each(|victim| victim.dirty = true),
+            }
+            at = end;
+        }
+        // Clean ones first: the pipe is emptied in this order.
+        self.victims[..self.count].sort_unstable_by_key(|victim| (victim.dirty, victim.page));
+        let dirty = self.victims[..self.count].iter().filter(|victim| victim.dirty).count();
+        let share = runtime.dirty_share.load(Ordering::Relaxed);
+        let new = (share * 7 + (dirty * 256 / self.count) as u32) / 8;
+        runtime.dirty_share.store(new, Ordering::Relaxed);
+    }
+
+    /// Takes references, then unmaps. The number of victims that are gone, and of references in the pipe to pages
+    /// that are not; these have gone back to Near.
+    fn take_away(&mut self, runtime: &Runtime, armed: &Armed) -> (usize, usize) {
+        let mut ranges = [NO_RANGE; BATCH];
+        let count = merge(&self.victims[..self.count], &mut ranges);
+        let held = self.pipe.take(&ranges[..count]).unwrap_or(0) / PAGE_BYTES;
+        let held = held.min(self.count);
+        let count = merge(&self.victims[..held], &mut ranges);
+        let mut gone = 0;
+        if self.vectored && held > 0 {
+            // SAFETY: the pages' memory is held by the pipe and will be settled.
+            match unsafe { memory::drop_scattered(armed.pidfd, &ranges[..count]) } {
+                Ok(bytes) => gone = bytes / PAGE_BYTES,
+                Err(errno) if errno.0 == libc::EPERM || errno.0 == libc::EINVAL => self.vectored = false,
+                Err(_) => {}
+            }
+        }
+        if !self.vectored {
+            // Kernels before 6.13: one call a run.
+            gone = 0;
+            for range in &ranges[..count] {
+                // SAFETY: as above.
+                let dropped = unsafe { memory::madvise(range.iov_base as usize, range.iov_len, libc::MADV_DONTNEED) };
+                if dropped.is_err() {
+                    break;
+                }
+                gone += range.iov_len / PAGE_BYTES;
+            }
+        }
+        for index in gone..self.count {
+            let page = self.victims[index].page;
+            runtime.table().update(page, |word| Some(word.stayed()));
+            runtime.queue.lock().push(page, |_| false);
+        }
+        self.count = gone;
+        (gone, held - gone)
+    }
+
+    /// The victims are unmapped: decides for each where it is now.
+    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, undisturbed: bool) {
+        if gone == 0 {
+            return;
+        }
+        let table = runtime.table();
+        let counters = runtime.counters();
+        let now = runtime.evictions.fetch_add(gone as u32, Ordering::Relaxed);
+        let clean = self.victims[..gone].iter().take_while(|victim| !victim.dirty).count();
+        let first_read = if undisturbed {
+            if clean > 0 && self.pipe.release(armed.null, clean * PAGE_BYTES).is_err() {
+                fail(exit::INTERNAL, format_args!("references to pages could not be released"));
+            }
+            for victim in &self.victims[..clean] {
+                table.update(victim.page, |word| Some(word.left(now)));
+            }
+            counters.clean_drops.fetch_add(clean as u64, Ordering::Relaxed);
+            clean
+        } else {
+            0
+        };
+        runtime.charge(-(first_read as i64));
+        if first_read == gone {
+            return;
+        }
+        let bytes = (gone - first_read) * PAGE_BYTES;
+        let target = (self.staging + first_read * PAGE_BYTES) as *mut u8;
+        // SAFETY: the staging area has room for a batch and is ours.
+        if unsafe { self.pipe.read_exact(target, bytes) }.is_err() {
+            fail(exit::INTERNAL, format_args!("pages could not be read back from the pipe"));
+        }
+        let mut left = 0;
+        let mut stored = 0;
+        let mut write = [false; BATCH];
+        let mut sums = [0u64; BATCH];
+        for index in first_read..gone {
+            let victim = self.victims[index];
+            let old = table.word(victim.page);
+            if victim.dirty && is_zero(self.staged(index)) {
+                if old.is_stored() {
+                    armed.store.discard(victim.page, 1);
+                    stored -= 1;
+                }
+                table.update(victim.page, |word| Some(word.vanished()));
+                counters.zero_pages.fetch_add(1, Ordering::Relaxed);
+                left += 1;
+                continue;
+            }
+            sums[index] = checksum(self.staged(index));
+            if old.is_stored() && sums[index] == table.sum(victim.page) {
+                table.update(victim.page, |word| Some(word.left(now)));
+                counters.clean_drops.fetch_add(1, Ordering::Relaxed);
+                left += 1;
+                continue;
+            }
+            stored += i64::from(!old.is_stored());
+            write[index] = true;
+        }
+        self.write_out(runtime, armed, first_read, gone, &write, &sums, now);
+        let written = write.iter().filter(|write| **write).count();
+        counters.pages_out.fetch_add(written as u64, Ordering::Relaxed);
+        runtime.charge(-(left + written as i64));
+        runtime.charge_far(stored);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the pieces of one batch")]
+    fn write_out(
+        &mut self,
+        runtime: &Runtime,
+        armed: &Armed,
+        first: usize,
+        gone: usize,
+        write: &[bool; BATCH],
+        sums: &[u64; BATCH],
+        now: u32,
+    ) {
+        let mut writer = armed.store.writer();
+        let mut at = first;
+        while at < gone {
+            if !write[at] {
+                at += 1;
+                continue;
+            }
+            let start = self.victims[at].page;
+            let mut end = at + 1;
+            while end < gone
+                && end - at < RUN_PAGES
+                && write[end]
+                && self.victims[end].page.0 == start.0 + (end - at) as u64
+            {
+                end += 1;
+            }
+            let mut buffer = writer.buffer(end - at);
+            for index in at..end {
+                buffer.page_mut(index - at).copy_from_slice(self.staged(index));
+                buffer.sums_mut()[index - at] = sums[index];
+            }
+            writer.write(start, buffer);
+            at = end;
+        }
+        writer.finish();
+        for index in first..gone {
+            if write[index] {
+                let page = self.victims[index].page;
+                runtime.table().set_sum(page, sums[index]);
+                runtime.table().update(page, |word| Some(word.left(now)));
+            }
+        }
+    }
+}
+
+/// Neighbouring victims as one range each.
+fn merge(victims: &[Victim], ranges: &mut [libc::iovec; BATCH]) -> usize {
+    let mut count = 0;
+    for victim in victims {
+        let address = window::address_of(victim.page);
+        if count > 0 {
+            let last = &mut ranges[count - 1];
+            if last.iov_base as usize + last.iov_len == address {
+                last.iov_len += PAGE_BYTES;
+                continue;
+            }
+        }
+        ranges[count] = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: PAGE_BYTES };
+        count += 1;
+    }
+    count
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    // SAFETY: any bytes are a valid u64; the middle part is aligned.
+    let (head, words, tail) = unsafe { page.align_to::<u64>() };
+    head.is_empty() && tail.is_empty() && words.iter().all(|word| *word == 0)
+}
+
+/// Makes room for `pages` pages, evicting in this thread if need be, and charges them.
+pub fn make_room(runtime: &Runtime, pages: i64) {
+    let need = pages * PAGE_BYTES as i64;
+    let mut spins = 0;
+    let mut deadline = None;
+    loop {
+        let (near, limit) = runtime.near();
+        if near + need <= limit || runtime.frozen_by.load(Ordering::Relaxed) != 0 {
+            break;
+        }
+        let armed = runtime.armed();
+        let evicted = match armed.evictor.try_lock() {
+            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct),
+            None if near + need <= limit + SLACK_BYTES => break,
+            None => 0,
+        };
+        if evicted > 0 {
+            continue;
+        }
+        if near + need <= limit + SLACK_BYTES {
+            break;
+        }
+        let now = process::now_ns();
+        let deadline = *deadline.get_or_insert(now + PATIENCE_NS);
+        if now > deadline {
+            fail(
+                exit::INTERNAL,
+                format_args!(
+                    "no room could be made below the near limit of {limit} bytes within 30 s ({near} in use); give the job more with --near"
+                ),
+            );
+        }
+        super::lock::pause(&mut spins);
+    }
+    runtime.charge(pages);
+}
+
+/// Evicts ahead of need until the reserve is free again.
+pub fn reclaim_ahead(runtime: &Runtime) {
+    if runtime.phase() != Phase::Armed {
+        return;
+    }
+    let armed = runtime.armed();
+    loop {
+        let (near, limit) = runtime.near();
+        let reserve = Runtime::reserve_bytes(limit);
+        if near <= limit - reserve || runtime.frozen_by.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        let Some(mut evictor) = armed.evictor.try_lock() else { return };
+        if evictor.run(runtime, armed, Urgency::Background) == 0 {
+            return;
+        }
+    }
+}
+
+/// Evicts until this process has at most `bytes` near, or nothing more can leave.
+pub fn shrink_to(runtime: &Runtime, bytes: i64) {
+    let armed = runtime.armed();
+    let mut fruitless = 0;
+    while runtime.slot().near_bytes.load(Ordering::Relaxed) > bytes && fruitless < 64 {
+        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct);
+        fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
+    }
+}

@@ -1,0 +1,269 @@
+//! `execve`: the new program belongs to the job too.
+//!
+//! Arguments and environment are copied into near memory (the kernel would not find far ones), and the environment is made
+//! to name our library. Programs that would run without it are refused: a budget is never dropped in silence.
+
+use super::call::{Context, Outcome, error, forward};
+use super::guard::{peek, peek_slice};
+use super::lock::Lock;
+use super::{signal, thread};
+use crate::elf::{self, Linkage};
+use farfield_os::{Errno, file, gate, memory, signals};
+
+/// Longest path.
+const PATH_BYTES: usize = 4096;
+/// Most bytes of arguments and environment together (the kernel's own limit is of this size).
+const STRINGS_BYTES: usize = 6 << 20;
+/// Interpreters of interpreters that are followed.
+const DEPTH: u32 = 5;
+
+/// `LD_PRELOAD=…` and `FARFIELD_CONTROL=…` as they must stand in every environment.
+static ENVIRONMENT: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
+
+/// Remembers the two variables, at the start.
+pub fn remember(preload: &[u8], control: &[u8]) {
+    let entry = |name: &[u8], value: &[u8]| [name, b"=", value, b"\0"].concat();
+    *ENVIRONMENT.lock() = vec![entry(b"LD_PRELOAD", preload), entry(b"FARFIELD_CONTROL", control)];
+}
+
+/// Serves `execve` and `execveat`.
+pub fn execute(number: usize, context: &Context) -> Outcome {
+    let args = context.arguments();
+    let at = usize::from(number as i64 == libc::SYS_execveat);
+    let directory = if at == 1 { args[0] as i32 } else { libc::AT_FDCWD };
+    let flags = if at == 1 { args[4] as i32 } else { 0 };
+    let mut path = [0u8; PATH_BYTES];
+    if peek_string(args[at], &mut path).is_none() {
+        return error(libc::EFAULT);
+    }
+    if let Some(reason) = refusal(directory, &path, flags, 0) {
+        say(&path, reason);
+        return error(libc::EACCES);
+    }
+    let Some(record) = thread::current() else { return error(libc::EAGAIN) };
+    let copies = match Copies::new(args[at + 1], args[at + 2], &path) {
+        Ok(copies) => copies,
+        Err(errno) => return error(errno.0),
+    };
+    // What an earlier vfork child of this thread left behind.
+    record.replace_scratch(copies.base, copies.len);
+    let mut changed = args;
+    changed[at] = copies.path;
+    changed[at + 1] = copies.argv;
+    changed[at + 2] = copies.envp;
+    // The new program inherits the mask: the program's, not this handler's.
+    let blocked = signals::set_mask(*context.mask() & !signal::OURS);
+    // SAFETY: the program's own call with near copies of its arguments.
+    let result = unsafe { forward(number, changed) };
+    signals::set_mask(blocked);
+    Outcome::Done(result)
+}
+
+fn say(path: &[u8], reason: &str) {
+    let len = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
+    for part in [&b"farfield: "[..], &path[..len], b" was not started: ", reason.as_bytes(), b"\n"] {
+        let _ = file::write_all(2, part);
+    }
+}
+
+/// Why a file cannot run with far memory; `None` if it can, or if the kernel itself will refuse it.
+fn refusal(directory: i32, path: &[u8], flags: i32, depth: u32) -> Option<&'static str> {
+    if depth > DEPTH {
+        return None;
+    }
+    let fd = if path[0] == 0 && flags & libc::AT_EMPTY_PATH != 0 {
+        // SAFETY: numbers only.
+        unsafe { gate::syscall(libc::SYS_fcntl, [directory as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }
+    } else {
+        let open = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+        // SAFETY: `path` is NUL-terminated.
+        unsafe { gate::syscall(libc::SYS_openat, [directory as usize, path.as_ptr() as usize, open, 0, 0, 0]) }
+    };
+    let fd = fd.ok()? as i32;
+    let mut head = [0u8; 4096];
+    let len = file::read_at(fd, &mut head, 0).unwrap_or(0);
+    let privileged = is_privileged(fd);
+    file::close(fd);
+    if privileged {
+        return Some(
+            "it is setuid, setgid or has file capabilities, and Linux does not let such a program be helped by a preloaded library",
+        );
+    }
+    let head = &head[..len];
+    match elf::classify(head) {
+        Linkage::Script { interpreter, .. } => {
+            let mut next = [0u8; PATH_BYTES];
+            next.get_mut(..interpreter.len())?.copy_from_slice(interpreter);
+            refusal(libc::AT_FDCWD, &next, 0, depth + 1)
+        }
+        Linkage::Static => {
+            Some("it is statically linked, so the library that serves far memory cannot be loaded into it")
+        }
+        Linkage::Bits32 | Linkage::Foreign { .. } => Some("it is a program for another architecture"),
+        Linkage::Dynamic { interpreter } if elf::is_musl(interpreter) => {
+            Some("it uses the musl C library; far memory needs glibc")
+        }
+        // What is not a program at all the kernel refuses by itself.
+        Linkage::Dynamic { .. } | Linkage::Unknown | Linkage::Malformed | Linkage::More { .. } => None,
+    }
+}
+
+fn is_privileged(fd: i32) -> bool {
+    // SAFETY: stat is plain numbers; all-zero is valid.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is writable.
+    let known = unsafe { gate::syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) }.is_ok();
+    if known && stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+        return true;
+    }
+    let name = c"security.capability";
+    // SAFETY: the name is NUL-terminated; no value is asked for.
+    unsafe { gate::syscall(libc::SYS_fgetxattr, [fd as usize, name.as_ptr() as usize, 0, 0, 0, 0]) }
+        .is_ok_and(|len| len > 0)
+}
+
+/// Copies a NUL-terminated string; its length without the NUL.
+fn peek_string(address: usize, into: &mut [u8]) -> Option<usize> {
+    let mut len = 0;
+    while len < into.len() {
+        // Up to the end of the page: what follows may not be mapped.
+        let step = (4096 - (address + len) % 4096).min(into.len() - len);
+        if !peek_slice(address + len, &mut into[len..len + step]) {
+            return None;
+        }
+        if let Some(end) = into[len..len + step].iter().position(|byte| *byte == 0) {
+            return Some(len + end);
+        }
+        len += step;
+    }
+    None
+}
+
+/// Near copies of path, arguments and environment, in one mapping.
+struct Copies {
+    base: usize,
+    len: usize,
+    path: usize,
+    argv: usize,
+    envp: usize,
+}
+
+impl Copies {
+    fn new(argv: usize, envp: usize, path: &[u8]) -> Result<Copies, Errno> {
+        let arguments = count(argv)?;
+        let variables = count(envp)?;
+        let extra = ENVIRONMENT.lock();
+        let pointers = (arguments + variables + extra.len() + 2) * 8;
+        let len = (pointers + STRINGS_BYTES + PATH_BYTES).next_multiple_of(4096);
+        // Untouched pages of it cost nothing.
+        let base = memory::map_anonymous(len)?;
+        let mut writer = Writer { at: base + pointers, end: base + len };
+        let copied = (|| {
+            let path = writer.bytes(path)?;
+            let new_argv = base;
+            for index in 0..arguments {
+                let string = peek::<usize>(argv + index * 8).ok_or(Errno(libc::EFAULT))?;
+                let copy = writer.string(string)?;
+                // SAFETY: inside the pointer part of the mapping.
+                unsafe { ((new_argv + index * 8) as *mut usize).write(copy) };
+            }
+            let new_envp = base + (arguments + 1) * 8;
+            let mut kept = 0;
+            for index in 0..variables {
+                let string = peek::<usize>(envp + index * 8).ok_or(Errno(libc::EFAULT))?;
+                let copy = writer.string(string)?;
+                // SAFETY: NUL-terminated by `string`, inside the mapping.
+                let text = unsafe { core::ffi::CStr::from_ptr(copy as *const libc::c_char) }.to_bytes();
+                if text.starts_with(b"LD_PRELOAD=") {
+                    let ours = &extra[0][b"LD_PRELOAD=".len()..extra[0].len() - 1];
+                    let theirs = &text[b"LD_PRELOAD=".len()..];
+                    if theirs.split(|b| matches!(b, b':' | b' ')).any(|library| library == ours) {
+                        continue;
+                    }
+                    // The program added libraries of its own and lost ours.
+                    let joined = [b"LD_PRELOAD=", ours, b":", theirs, b"\0"].concat();
+                    let copy = writer.bytes(&joined)?;
+                    // SAFETY: as above.
+                    unsafe { ((new_envp + kept * 8) as *mut usize).write(copy) };
+                    kept += 1;
+                    continue;
+                }
+                if text.starts_with(b"FARFIELD_CONTROL=") {
+                    continue;
+                }
+                // SAFETY: as above.
+                unsafe { ((new_envp + kept * 8) as *mut usize).write(copy) };
+                kept += 1;
+            }
+            let preloads = (0..kept).any(|index| {
+                // SAFETY: written above.
+                let entry = unsafe {
+                    core::ffi::CStr::from_ptr(*((new_envp + index * 8) as *const usize) as *const libc::c_char)
+                };
+                entry.to_bytes().starts_with(b"LD_PRELOAD=")
+            });
+            for entry in extra.iter().skip(usize::from(preloads)) {
+                let copy = writer.bytes(entry)?;
+                // SAFETY: room was reserved for all of `extra`.
+                unsafe { ((new_envp + kept * 8) as *mut usize).write(copy) };
+                kept += 1;
+            }
+            Ok((path, new_argv, new_envp))
+        })();
+        match copied {
+            Ok((path, argv, envp)) => Ok(Copies { base, len, path, argv, envp }),
+            Err(errno) => {
+                // SAFETY: made above.
+                let _ = unsafe { memory::munmap(base, len) };
+                Err(errno)
+            }
+        }
+    }
+}
+
+/// Entries of a NULL-terminated array of pointers.
+fn count(array: usize) -> Result<usize, Errno> {
+    if array == 0 {
+        return Ok(0);
+    }
+    for index in 0..(1 << 20) {
+        match peek::<usize>(array + index * 8) {
+            Some(0) => return Ok(index),
+            Some(_) => {}
+            None => return Err(Errno(libc::EFAULT)),
+        }
+    }
+    Err(Errno(libc::E2BIG))
+}
+
+struct Writer {
+    at: usize,
+    end: usize,
+}
+
+impl Writer {
+    fn string(&mut self, address: usize) -> Result<usize, Errno> {
+        // SAFETY: the rest of the mapping, ours alone.
+        let room = unsafe { core::slice::from_raw_parts_mut(self.at as *mut u8, self.end - self.at) };
+        let room_len = room.len().min(128 << 10);
+        let len = peek_string(address, &mut room[..room_len]).ok_or(if room_len < 4096 {
+            Errno(libc::E2BIG)
+        } else {
+            Errno(libc::EFAULT)
+        })?;
+        let start = self.at;
+        self.at += len + 1;
+        Ok(start)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        if self.end - self.at < bytes.len() {
+            return Err(Errno(libc::E2BIG));
+        }
+        // SAFETY: room was checked.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at as *mut u8, bytes.len()) };
+        let start = self.at;
+        self.at += bytes.len();
+        Ok(start)
+    }
+}

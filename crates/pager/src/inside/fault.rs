@@ -1,0 +1,208 @@
+//! Ingress: a page that is not near is needed.
+
+use super::evict::make_room;
+use super::lock::pause;
+use super::runtime::{Phase, RUNTIME, Runtime, fail};
+use super::store::{install, wait_for};
+use super::thread;
+use crate::control::{bucket_of, exit};
+use crate::window;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::page_word::Fault;
+use farfield_core::policy::prefetch::Ahead;
+use farfield_core::{PageId, page_word::State};
+use farfield_os::process;
+use farfield_os::uffd::Track;
+
+/// Pages mapped at once when a program touches new memory in order.
+const TOUCH_AHEAD: u64 = 16;
+/// A thread that faults this often on a page that is near has met a bug of ours.
+const RETRIES_MAX: u32 = 1_000_000;
+
+static LAST_TOUCH: AtomicU64 = AtomicU64::new(0);
+static ZEROS: AtomicU64 = AtomicU64::new(0);
+static SPURIOUS: AtomicU64 = AtomicU64::new(0);
+
+/// A thread of the program touched a page that the kernel does not have.
+pub fn on_fault(address: usize, write: bool) {
+    let runtime = &RUNTIME;
+    let started = process::now_ns();
+    let page = window::page_of(address);
+    let served = bring(runtime, page, write);
+    let counters = runtime.counters();
+    counters.faults.fetch_add(1, Ordering::Relaxed);
+    let took = process::now_ns() - started;
+    counters.fault_ns[bucket_of(took)].fetch_add(1, Ordering::Relaxed);
+    if served {
+        SPURIOUS.store(0, Ordering::Relaxed);
+    } else if SPURIOUS.fetch_add(1, Ordering::Relaxed) > u64::from(RETRIES_MAX) {
+        fail(exit::INTERNAL, format_args!("page {} is near but cannot be accessed", page.0));
+    }
+}
+
+/// Enters a section during which no fork may take its snapshot.
+pub fn enter(runtime: &Runtime) {
+    let mut spins = 0;
+    let me = process::tid() as u32;
+    loop {
+        runtime.busy.fetch_add(1, Ordering::SeqCst);
+        let frozen_by = runtime.frozen_by.load(Ordering::SeqCst);
+        if frozen_by == 0 || frozen_by == me {
+            return;
+        }
+        runtime.busy.fetch_sub(1, Ordering::SeqCst);
+        pause(&mut spins);
+    }
+}
+
+/// Leaves it.
+pub fn leave(runtime: &Runtime) {
+    runtime.busy.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Makes `page` near. Did this call do it?
+pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
+    enter(runtime);
+    let table = runtime.table();
+    let mut spins = 0;
+    let served = loop {
+        match table.word(page).fault().1 {
+            Fault::Retry => break spins > 0,
+            Fault::Wait => wait_for(runtime, &mut spins),
+            Fault::Zero | Fault::Read => {
+                let mut need = Fault::Retry;
+                table.update(page, |word| {
+                    let (next, fault) = word.fault();
+                    need = fault;
+                    matches!(fault, Fault::Zero | Fault::Read).then_some(next)
+                });
+                match need {
+                    Fault::Zero => touch(runtime, page, write),
+                    Fault::Read => read_in(runtime, page, write),
+                    Fault::Retry | Fault::Wait => continue,
+                }
+                break true;
+            }
+        }
+    };
+    leave(runtime);
+    served
+}
+
+/// A page that is nowhere: zeros. Pages touched in order come several at a time.
+fn touch(runtime: &Runtime, page: PageId, write: bool) {
+    runtime.counters().first_touches.fetch_add(1, Ordering::Relaxed);
+    let mut count = 1;
+    if write && LAST_TOUCH.load(Ordering::Relaxed) + 1 == page.0 {
+        let end = match runtime.space.try_lock().map(|space| space.stretch(page.0)) {
+            Some(Some((stretch, prot))) if prot & libc::PROT_WRITE != 0 => stretch.end,
+            _ => page.0 + 1,
+        };
+        let last = end.min(page.0 + TOUCH_AHEAD);
+        while page.0 + count < last && own(runtime, PageId(page.0 + count), Fault::Zero) {
+            count += 1;
+        }
+    }
+    LAST_TOUCH.store(page.0 + count - 1, Ordering::Relaxed);
+    make_room(runtime, count as i64);
+    install(runtime, page, zeros(), count as usize, Track::Dirty, false);
+}
+
+/// Takes an idle page in order to bring it along, if it needs exactly `kind`.
+fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
+    page.0 < window::PAGES
+        && runtime
+            .table()
+            .update(page, |word| {
+                let (next, fault) = word.fault();
+                (fault == kind).then_some(next)
+            })
+            .is_some()
+}
+
+/// A page in the pool: reads it, and what will be wanted next behind it.
+fn read_in(runtime: &Runtime, page: PageId, write: bool) {
+    let counters = runtime.counters();
+    counters.demand_reads.fetch_add(1, Ordering::Relaxed);
+    let ahead = match thread::current().and_then(|record| record.prefetcher.try_lock()) {
+        Some(mut prefetcher) => {
+            let ahead = prefetcher.on_fault(page.0);
+            counters.prefetch_hits.fetch_add(prefetcher.take_hits(), Ordering::Relaxed);
+            ahead
+        }
+        None => Ahead::default(),
+    };
+    let mut runs = [(PageId(0), 0usize); 64];
+    let (count, pages) = own_ahead(runtime, page, ahead, &mut runs);
+    make_room(runtime, 1 + pages as i64);
+    runtime.armed().store.fetch(page, write, &runs[..count]);
+}
+
+/// Takes the pages to bring ahead that are far and idle, as runs. Number of runs, and of pages.
+fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> (usize, usize) {
+    let (mut count, mut pages) = (0, 0);
+    // Never more than an eighth of the budget at once.
+    let most = ((runtime.near().1 / 8) as usize / PAGE_BYTES).min(ahead.count as usize);
+    for step in 1..=most as i64 {
+        let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };
+        if !own(runtime, PageId(next), Fault::Read) {
+            continue;
+        }
+        pages += 1;
+        match runs[..count].last_mut() {
+            Some((start, len)) if start.0 + *len as u64 == next => *len += 1,
+            _ => {
+                runs[count] = (PageId(next), 1);
+                count += 1;
+            }
+        }
+    }
+    (count, pages)
+}
+
+/// Zeros enough for one touch.
+fn zeros() -> usize {
+    let known = ZEROS.load(Ordering::Relaxed);
+    if known != 0 {
+        return known as usize;
+    }
+    match farfield_os::memory::map_anonymous(TOUCH_AHEAD as usize * PAGE_BYTES) {
+        Ok(address) => {
+            ZEROS.store(address as u64, Ordering::Relaxed);
+            address
+        }
+        Err(errno) => fail(exit::INTERNAL, format_args!("no memory for a page of zeros: {errno}")),
+    }
+}
+
+/// Makes `count` pages from `first` on near and holds them: they do not leave before they are released. Pages that
+/// are not mapped are passed over; the kernel will say so to the program. How many were held.
+pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
+    let table = runtime.table();
+    for index in 0..count {
+        let page = PageId(first.0 + u64::from(index));
+        loop {
+            if table.update(page, |word| word.hold()).is_some() {
+                break;
+            }
+            bring(runtime, page, true);
+            if table.word(page).state() == State::Absent {
+                // Could not be provided: not mapped.
+                return index;
+            }
+        }
+    }
+    count
+}
+
+/// Waits out the moment in which faults become ours.
+pub fn settled_phase(runtime: &Runtime) -> Phase {
+    let mut spins = 0;
+    loop {
+        match runtime.phase() {
+            Phase::Arming => pause(&mut spins),
+            phase => return phase,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `fork`: the child sees the parent's memory, near and far, and both go on independently.
+//!
+//! The system call itself comes to us, so nothing of the program or the C library runs in the child before its
+//! memory is served again. While the world is frozen the pool makes a copy-on-write snapshot of the region; the kernel
+//! does the same for what is near. Before that, enough leaves the parent's near memory that both fit the budget.
+
+use super::call::{Context, Outcome, done};
+use super::runtime::{Phase, RUNTIME, Runtime, fail};
+use super::{arm, evict, fault, heap, start, store, thread};
+use crate::control::exit;
+use core::sync::atomic::Ordering;
+use farfield_core::page_word::State;
+use farfield_os::{gate, process};
+use farfield_pool::CloneTicket;
+
+/// Makes the call `clone(args)` without `CLONE_VM`.
+pub fn fork(_context: &Context, args: [usize; 6]) -> Outcome {
+    let runtime = &RUNTIME;
+    let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
+    if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {
+        arm::arm(runtime, None);
+    }
+    if fault::settled_phase(runtime) == Phase::Armed { fork_armed(runtime, args) } else { fork_dormant(runtime, args) }
+}
+
+fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+    let space = runtime.space.lock();
+    let end = runtime.break_end.lock();
+    let heap = heap::lock();
+    // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
+    let result = unsafe { gate::syscall(libc::SYS_clone, args) };
+    drop((heap, end, space));
+    if result == Ok(0) {
+        let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
+        let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
+        become_child(runtime, near);
+        if watched {
+            arm::start_monitor(runtime);
+        }
+    }
+    done(result)
+}
+
+fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+    let own = runtime.slot().near_bytes.load(Ordering::Relaxed);
+    let (near, limit) = runtime.near();
+    let surplus = near + own - limit;
+    if surplus > 0 {
+        evict::shrink_to(runtime, own - surplus / 2);
+    }
+    let mut spins = 0;
+    let me = process::tid() as u32;
+    while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        super::lock::pause(&mut spins);
+    }
+    while runtime.busy.load(Ordering::SeqCst) != 0 {
+        runtime.armed().store.progress();
+        super::lock::pause(&mut spins);
+    }
+    let armed = runtime.armed();
+    let evictor = armed.evictor.lock();
+    armed.store.drain();
+    let ticket: CloneTicket = match armed.store.backend().clone_region() {
+        Ok(ticket) => ticket,
+        Err(error) => store::lost(error),
+    };
+    let space = runtime.space.lock();
+    let end = runtime.break_end.lock();
+    let queue = runtime.queue.lock();
+    let heap = heap::lock();
+    // SAFETY: as in `fork_dormant`.
+    let result = unsafe { gate::syscall(libc::SYS_clone, args) };
+    drop((heap, queue, end, space, evictor));
+    if result == Ok(0) {
+        let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
+        let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
+        let inherited = runtime.armed();
+        // SAFETY: no other thread runs in the child.
+        unsafe { inherited.store.abandon() };
+        inherited.close_inherited();
+        become_child(runtime, near);
+        runtime.charge_far(far / 4096);
+        mark_dirty(runtime);
+        let back = runtime.advance(Phase::Armed, Phase::Dormant);
+        assert!(back);
+        arm::arm(runtime, Some(&ticket));
+    }
+    runtime.frozen_by.store(0, Ordering::SeqCst);
+    done(result)
+}
+
+/// The child takes a place of its own in the job.
+fn become_child(runtime: &Runtime, near: i64) {
+    let Some(slot) = start::take_slot(runtime.control()) else {
+        fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
+    };
+    runtime.set_slot(slot);
+    runtime.monitor.store(0, Ordering::Relaxed);
+    runtime.busy.store(0, Ordering::SeqCst);
+    if let Some(record) = thread::current() {
+        runtime.threads.forked(record);
+    }
+    runtime.adopt(near);
+}
+
+/// The kernel forgets in the child which near pages were clean.
+fn mark_dirty(runtime: &Runtime) {
+    let queue = runtime.queue.lock();
+    for index in 0..queue.len() {
+        let Some(page) = queue.peek(index) else { break };
+        runtime.table().update(page, |word| (word.state() == State::Near).then(|| word.dirtied()));
+    }
+}

@@ -1,0 +1,516 @@
+//! System calls on far buffers: brought near and held until the call has returned.
+//!
+//! The handler does not make the call itself, for then the program's signals would be blocked meanwhile. It collects
+//! and holds the pages, then lets the thread resume in a stub that makes the call at the forward gate, marks the
+//! pages as free to go, and returns to where the program called. The stub's frame lies below the program's red
+//! zone:
+//!
+//! ```text
+//! sp - 1168: address of the frame's `active` word   (popped)
+//! sp - 1160: where the program goes on               (return address)
+//! sp - 1152: 1024 bytes of scratch: copies of masks and iovecs that the call uses instead of the program's
+//! sp -  128: red zone
+//! sp
+//! ```
+
+use super::call::{Context, Outcome, error, forward as call_forward};
+use super::fault::{bring, bring_and_hold, settled_phase};
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::signal::OURS;
+use super::thread::{self, FramePages, RUNS, Run};
+use crate::space::Range;
+use crate::window;
+use core::sync::atomic::Ordering;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::signals::SignalSet;
+use farfield_os::{file, gate, process};
+
+const RED_ZONE: usize = 128;
+const SCRATCH: usize = 1024;
+/// What a call whose pointers we do not know in detail may touch behind each of them.
+const UNKNOWN_BYTES: usize = 4096;
+/// Iovecs that fit the scratch.
+const IOVECS: usize = 32;
+
+core::arch::global_asm!(
+    ".pushsection .text.farfield_forward,\"ax\",@progbits",
+    ".balign 16",
+    "farfield_forward_stub:",
+    "call qword ptr [rip + 2f]",
+    // rcx and r11 are free: the kernel has overwritten them.
+    "pop r11",
+    "mov dword ptr [r11], 0",
+    "ret {skip}",
+    ".balign 8",
+    "2: .quad {gate}",
+    ".popsection",
+    skip = const RED_ZONE + SCRATCH,
+    gate = const window::GATE_FORWARD,
+);
+
+unsafe extern "C" {
+    fn farfield_forward_stub();
+}
+
+/// One buffer of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Buffer {
+    address: usize,
+    len: usize,
+}
+
+/// Lets the kernel make the call, with its buffers near and held.
+pub fn forward(number: usize, context: &Context) {
+    resume_in_stub(number, context, |_| Some(()));
+}
+
+/// The same for calls that set a signal mask while they wait: with a copy of the mask that leaves our signals open.
+pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
+    let args = context.arguments();
+    let prepared = resume_in_stub(number, context, |scratch| {
+        let masked = |pointer: usize| peek::<SignalSet>(pointer).map(|mask| mask & !OURS);
+        match number as i64 {
+            libc::SYS_pselect6 => {
+                let [pointer, size] = peek::<[usize; 2]>(args[5])?;
+                let mask = if pointer == 0 { None } else { Some(masked(pointer)?) };
+                let copy = if mask.is_some() { scratch + 16 } else { 0 };
+                // SAFETY: inside the scratch.
+                unsafe {
+                    (scratch as *mut [usize; 2]).write([copy, size]);
+                    if let Some(mask) = mask {
+                        (copy as *mut SignalSet).write(mask);
+                    }
+                }
+                context.set_argument(5, scratch);
+            }
+            call => {
+                let index = match call {
+                    libc::SYS_rt_sigsuspend => 0,
+                    libc::SYS_ppoll => 3,
+                    _ => 4,
+                };
+                if args[index] != 0 {
+                    // SAFETY: inside the scratch.
+                    unsafe { (scratch as *mut SignalSet).write(masked(args[index])?) };
+                    context.set_argument(index, scratch);
+                }
+            }
+        }
+        Some(())
+    });
+    if prepared { Outcome::Resume } else { error(libc::EFAULT) }
+}
+
+/// Collects, holds, and arranges for the stub. `prepare` may use the scratch and change arguments; `None` from it
+/// means that a pointer is bad.
+fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) -> Option<()>) -> bool {
+    let runtime = &RUNTIME;
+    let sp = context.sp();
+    let base = sp - RED_ZONE - SCRATCH - 16;
+    // A stack in far memory (a coroutine's) must be near for the writes below.
+    touch_near(runtime, base, SCRATCH + 16);
+    if prepare(base + 16).is_none() {
+        return false;
+    }
+    let Some(record) = thread::current() else {
+        context.set_result(-(libc::EAGAIN as isize));
+        return true;
+    };
+    let frame = record.enter(sp);
+    let large = large_transfer(runtime, number, context, base + 16);
+    if let Some(result) = large {
+        frame.active.store(0, Ordering::Release);
+        context.set_result(result);
+        return true;
+    }
+    let armed = settled_phase(runtime) == Phase::Armed;
+    let guarded = {
+        let mut pages = frame.pages.lock();
+        let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
+        let full = collector.call(number, &context.arguments());
+        let _ = full;
+        if armed {
+            hold_all(runtime, &mut pages);
+        }
+        pages.len > 0
+    };
+    if guarded {
+        runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: below the thread's red zone, on its own stack, brought near above.
+    unsafe {
+        (base as *mut usize).write(frame.active.as_ptr() as usize);
+        ((base + 8) as *mut usize).write(context.ip());
+    }
+    context.set_sp(base);
+    context.set_ip(farfield_forward_stub as *const () as usize);
+    context.set_number(number);
+    true
+}
+
+/// Holds the pages that a frame names.
+pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
+    for index in 0..pages.len {
+        let run = pages.runs[index];
+        let held = bring_and_hold(runtime, run.start, run.count);
+        if held < run.count {
+            // The rest cannot be provided: the kernel will say EFAULT, as it should.
+            pages.runs[index].count = held;
+            pages.len = index + 1;
+            break;
+        }
+    }
+    pages.held = true;
+}
+
+/// Most bytes that one call may hold.
+fn hold_bytes_max(runtime: &Runtime) -> usize {
+    ((runtime.near().1 / 16) as usize).clamp(256 << 10, 4 << 20)
+}
+
+/// Reads and writes larger than what one call may hold. Of files: piece by piece, so that the program gets what it
+/// asked for. Of anything else: the call is shortened, which the program must expect there. `Some` if all is done.
+fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
+    if settled_phase(runtime) != Phase::Armed {
+        return None;
+    }
+    let args = context.arguments();
+    let max = hold_bytes_max(runtime);
+    match number as i64 {
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 if args[2] > max => {
+            if !file::is_regular(args[0] as i32) {
+                context.set_argument(2, max);
+                return None;
+            }
+            Some(piecewise(runtime, number, args, max))
+        }
+        libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2 => shorten_vector(runtime, context, args, max, scratch),
+        _ => None,
+    }
+}
+
+fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> isize {
+    let mut total = 0usize;
+    while total < args[2] {
+        let len = (args[2] - total).min(max);
+        let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+        let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
+        collector.add(args[1] + total, len);
+        hold_all(runtime, &mut pages);
+        let mut step = args;
+        step[1] += total;
+        step[2] = len;
+        if matches!(number as i64, libc::SYS_pread64 | libc::SYS_pwrite64) {
+            step[3] += total;
+        }
+        // SAFETY: the program's own call, a piece of it.
+        let result = unsafe { call_forward(number, step) };
+        pages.release(runtime);
+        if result < 0 {
+            return if total > 0 { total as isize } else { result };
+        }
+        total += result as usize;
+        if (result as usize) < len {
+            break;
+        }
+    }
+    total as isize
+}
+
+/// A vectored transfer with more parts or bytes than one call may hold is shortened to its first parts: files too
+/// may answer with fewer bytes than asked for.
+fn shorten_vector(
+    _runtime: &Runtime,
+    context: &Context,
+    args: [usize; 6],
+    max: usize,
+    scratch: usize,
+) -> Option<isize> {
+    let count = args[2].min(1024);
+    let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
+    let look = count.min(IOVECS);
+    if look == 0 || !peek_slice(args[1], &mut parts[..look]) {
+        return None;
+    }
+    let mut bytes = 0usize;
+    let mut used = 0;
+    for part in &mut parts[..look] {
+        if bytes >= max {
+            break;
+        }
+        part.iov_len = part.iov_len.min(max - bytes);
+        bytes += part.iov_len;
+        used += 1;
+    }
+    // SAFETY: inside the scratch, which has room for IOVECS parts.
+    unsafe { core::ptr::copy_nonoverlapping(parts.as_ptr(), scratch as *mut libc::iovec, used) };
+    context.set_argument(1, scratch);
+    context.set_argument(2, used);
+    None
+}
+
+const _: () = assert!(IOVECS * size_of::<libc::iovec>() <= SCRATCH);
+
+/// Gathers the pages of a call's buffers.
+struct Collector<'a> {
+    runtime: &'a Runtime,
+    pages: &'a mut FramePages,
+    bytes: usize,
+}
+
+impl Collector<'_> {
+    /// Adds a buffer, if any of it is in the window and mapped.
+    fn add(&mut self, address: usize, len: usize) {
+        if len == 0 || !window::contains(address) {
+            return;
+        }
+        let end = address.saturating_add(len).min(window::BASE + window::LEN);
+        let mut range = Range { start: window::page_of(address).0, end: window::page_of(end - 1).0 + 1 };
+        // Only what is mapped, without a gap: the kernel stops there too.
+        {
+            let space = self.runtime.space.lock();
+            let mut mapped_end = range.start;
+            while mapped_end < range.end {
+                match space.stretch(mapped_end) {
+                    Some((stretch, prot)) if prot != libc::PROT_NONE => mapped_end = stretch.end,
+                    _ => break,
+                }
+            }
+            range.end = range.end.min(mapped_end);
+        }
+        if range.start >= range.end {
+            return;
+        }
+        self.bytes += range.pages() as usize * PAGE_BYTES;
+        if let Some(last) = self.pages.runs[..self.pages.len].last_mut() {
+            let last_end = last.start.0 + u64::from(last.count);
+            if range.start >= last.start.0 && range.start <= last_end {
+                last.count = (range.end.max(last_end) - last.start.0) as u32;
+                return;
+            }
+        }
+        if self.pages.len < RUNS {
+            self.pages.runs[self.pages.len] = Run { start: PageId(range.start), count: range.pages() as u32 };
+            self.pages.len += 1;
+        }
+    }
+
+    fn vector(&mut self, address: usize, count: usize) {
+        self.add(address, count.min(1024) * size_of::<libc::iovec>());
+        for index in 0..count.min(1024) {
+            let Some(part) = peek::<libc::iovec>(address + index * size_of::<libc::iovec>()) else { return };
+            self.add(part.iov_base as usize, part.iov_len);
+        }
+    }
+
+    fn message(&mut self, address: usize) {
+        self.add(address, size_of::<libc::msghdr>());
+        // SAFETY: plain numbers and pointers.
+        let Some(message) = peek::<libc::msghdr>(address) else { return };
+        self.add(message.msg_name as usize, message.msg_namelen as usize);
+        self.vector(message.msg_iov as usize, message.msg_iovlen);
+        self.add(message.msg_control as usize, message.msg_controllen);
+    }
+
+    /// All buffers of a call.
+    fn call(&mut self, number: usize, args: &[usize; 6]) {
+        let a = *args;
+        match number as i64 {
+            libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_getdents
+            | libc::SYS_getdents64
+            | libc::SYS_mq_timedsend
+            | libc::SYS_mq_timedreceive => self.add(a[1], a[2]),
+            libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_vmsplice
+            | libc::SYS_process_vm_readv
+            | libc::SYS_process_vm_writev => {
+                self.vector(a[1], a[2]);
+                if matches!(number as i64, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev) {
+                    self.add(a[3], a[4].min(1024) * size_of::<libc::iovec>());
+                }
+            }
+            libc::SYS_recvfrom | libc::SYS_sendto => {
+                self.add(a[1], a[2]);
+                self.add(a[4], 128);
+                self.add(a[5], 4);
+            }
+            libc::SYS_sendmsg | libc::SYS_recvmsg => self.message(a[1]),
+            libc::SYS_sendmmsg | libc::SYS_recvmmsg => {
+                for index in 0..a[2].min(64) {
+                    let address = a[1] + index * size_of::<libc::mmsghdr>();
+                    self.add(address, size_of::<libc::mmsghdr>());
+                    self.message(address);
+                }
+                self.add(a[4], 16);
+            }
+            libc::SYS_poll | libc::SYS_ppoll => {
+                self.add(a[0], a[1].saturating_mul(size_of::<libc::pollfd>()));
+                self.add(a[2], 16);
+            }
+            libc::SYS_select | libc::SYS_pselect6 => {
+                for pointer in &a[1..4] {
+                    self.add(*pointer, a[0].min(1 << 20).div_ceil(64) * 8);
+                }
+                self.add(a[4], 16);
+            }
+            libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
+                self.add(a[1], a[2].saturating_mul(size_of::<libc::epoll_event>()));
+                self.add(a[3], 16);
+            }
+            libc::SYS_getcwd | libc::SYS_getrandom => self.add(a[0], a[1]),
+            libc::SYS_readlink | libc::SYS_listxattr | libc::SYS_llistxattr | libc::SYS_flistxattr => {
+                self.add(a[0], UNKNOWN_BYTES);
+                self.add(a[1], a[2]);
+            }
+            libc::SYS_readlinkat
+            | libc::SYS_getxattr
+            | libc::SYS_lgetxattr
+            | libc::SYS_fgetxattr
+            | libc::SYS_setxattr
+            | libc::SYS_lsetxattr
+            | libc::SYS_fsetxattr => {
+                self.add(a[0], UNKNOWN_BYTES);
+                self.add(a[1], UNKNOWN_BYTES);
+                self.add(a[2], a[3]);
+            }
+            libc::SYS_futex => {
+                self.add(a[0], 4);
+                self.add(a[3], 16);
+                self.add(a[4], 4);
+            }
+            libc::SYS_futex_waitv => {
+                self.add(a[0], a[1].min(128) * 24);
+                for index in 0..a[1].min(128) {
+                    let Some(waiter) = peek::<[u64; 3]>(a[0] + index * 24) else { break };
+                    self.add(waiter[1] as usize, 8);
+                }
+                self.add(a[3], 16);
+            }
+            libc::SYS_mincore => self.add(a[2], a[1].div_ceil(PAGE_BYTES)),
+            libc::SYS_getgroups | libc::SYS_setgroups => self.add(a[1], a[0].min(65536) * 4),
+            libc::SYS_sched_getaffinity | libc::SYS_sched_setaffinity => self.add(a[2], a[1]),
+            libc::SYS_setsockopt => self.add(a[3], a[4]),
+            libc::SYS_getsockopt => {
+                self.add(a[4], 4);
+                if let Some(len) = peek::<u32>(a[4]) {
+                    self.add(a[3], len as usize);
+                }
+            }
+            libc::SYS_msgsnd | libc::SYS_msgrcv => self.add(a[1], a[2].saturating_add(8)),
+            libc::SYS_semop | libc::SYS_semtimedop => {
+                self.add(a[1], a[2].saturating_mul(6));
+                self.add(a[3], 16);
+            }
+            _ => {
+                for pointer in a {
+                    self.add(pointer, UNKNOWN_BYTES);
+                }
+            }
+        }
+    }
+}
+
+/// A new thread whose stack, thread-local storage or id words lie in far memory. What the kernel and our handlers need
+/// without a fault stays near for good: the top of its stack and its control block.
+pub fn clone_thread(context: &Context) -> Outcome {
+    let runtime = &RUNTIME;
+    let args = context.arguments();
+    let (flags, stack, parent_tid, child_tid, tls) = (args[0], args[1], args[2], args[3], args[4]);
+    if settled_phase(runtime) == Phase::Armed {
+        let mut keep = |address: usize, below: usize, above: usize| {
+            if window::contains(address) {
+                let start = window::page_of(address.saturating_sub(below).max(window::BASE)).0;
+                let end = window::page_of(address + above).0 + 1;
+                bring_and_hold(runtime, PageId(start), (end - start) as u32);
+            }
+        };
+        keep(stack, 64 << 10, 0);
+        if flags & libc::CLONE_SETTLS as usize != 0 {
+            keep(tls, 64 << 10, 4096);
+        }
+        keep(parent_tid, 0, 0);
+        keep(child_tid, 0, 0);
+    }
+    // Both threads come out of the gate by its `ret`: each finds the program's address on its own stack. glibc's
+    // clone uses no red zone.
+    let ip = context.ip();
+    let sp = context.sp() - 8;
+    touch_near(runtime, sp, 8);
+    // SAFETY: the thread's own stack, and the new thread's, which nobody uses yet.
+    unsafe {
+        (sp as *mut usize).write(ip);
+        if stack != 0 {
+            ((stack - 8) as *mut usize).write(ip);
+            context.set_argument(1, stack - 8);
+        }
+    }
+    context.set_sp(sp);
+    context.set_ip(window::GATE_FORWARD);
+    context.set_number(libc::SYS_clone as usize);
+    Outcome::Resume
+}
+
+/// Makes memory that we are about to touch near, if it is in the window.
+fn touch_near(runtime: &Runtime, address: usize, len: usize) {
+    if !window::contains(address) || settled_phase(runtime) != Phase::Armed {
+        return;
+    }
+    let (first, last) = (window::page_of(address).0, window::page_of(address + len - 1).0);
+    for number in first..=last {
+        bring(runtime, PageId(number), true);
+    }
+}
+
+/// Copies a value from an address that the program gave us. `None` if it is not readable.
+pub fn peek<T: Copy>(address: usize) -> Option<T> {
+    let mut value = core::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: only used with types for which any bytes are a value (numbers, raw pointers).
+    copy(address, value.as_mut_ptr() as usize, size_of::<T>(), libc::SYS_process_vm_readv)
+        .then(|| unsafe { value.assume_init() })
+}
+
+/// Copies a slice from an address that the program gave us.
+pub fn peek_slice<T: Copy>(address: usize, into: &mut [T]) -> bool {
+    copy(address, into.as_mut_ptr() as usize, size_of_val(into), libc::SYS_process_vm_readv)
+}
+
+/// Copies a value to an address that the program gave us. `false` if it is not writable.
+pub fn poke<T: Copy>(address: usize, value: T) -> bool {
+    copy(address, &raw const value as usize, size_of::<T>(), libc::SYS_process_vm_writev)
+}
+
+fn copy(remote: usize, local: usize, len: usize, call: libc::c_long) -> bool {
+    if len == 0 {
+        return true;
+    }
+    let runtime = &RUNTIME;
+    // Between bringing it near and copying a page may leave again: then once more.
+    for _ in 0..100 {
+        touch_near(runtime, remote, len);
+        let ours = libc::iovec { iov_base: local as *mut libc::c_void, iov_len: len };
+        let theirs = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len };
+        let args = [process::pid() as usize, &raw const ours as usize, 1, &raw const theirs as usize, 1, 0];
+        // SAFETY: `local` is ours and of this length; the kernel checks `remote`.
+        match unsafe { gate::syscall(call, args) } {
+            Ok(copied) if copied == len => return true,
+            _ if window::contains(remote) => {}
+            _ => return false,
+        }
+    }
+    false
+}

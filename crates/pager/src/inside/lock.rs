@@ -1,0 +1,88 @@
+//! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself while holding.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Mutual exclusion over `T`.
+pub struct Lock<T> {
+    taken: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a guard, and `taken` makes guards exclusive.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// An open lock.
+    pub const fn new(value: T) -> Lock<T> {
+        Lock { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> Guard<'_, T> {
+        let mut spins = 0u32;
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            pause(&mut spins);
+        }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        if self.taken.load(Ordering::Relaxed) == 0
+            && self.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Some(Guard { lock: self });
+        }
+        None
+    }
+
+    /// Opens the lock by force: in the child of a fork, where the holder does not exist.
+    ///
+    /// # Safety
+    /// No guard may be in use.
+    pub unsafe fn reset(&self) {
+        self.taken.store(0, Ordering::Release);
+    }
+}
+
+/// One step of waiting: spin first, then give the processor away.
+pub fn pause(spins: &mut u32) {
+    *spins += 1;
+    if *spins < 100 {
+        core::hint::spin_loop();
+    } else if *spins < 1000 {
+        farfield_os::process::yield_now();
+    } else {
+        farfield_os::process::sleep(core::time::Duration::from_micros(50));
+    }
+}
+
+/// The lock, held.
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is exclusive.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard is exclusive.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.taken.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,25 @@
+//! What runs inside the program: the preload library's code.
+//!
+//! It lives in a foreign house. Almost all of it runs in two signal handlers, SIGBUS (a far page was touched)
+//! and SIGSYS (a system call that is ours), with every other signal blocked. So it follows three laws:
+//! system calls go through the gate, memory comes from [`heap`], and nothing uses the C library where that could
+//! lock, allocate or set up thread-locals.
+
+pub mod arm;
+pub mod call;
+pub mod emulate;
+pub mod evict;
+pub mod exec;
+pub mod fault;
+pub mod forking;
+pub mod guard;
+pub mod heap;
+pub mod lock;
+pub mod queue;
+pub mod remap;
+pub mod runtime;
+pub mod signal;
+pub mod start;
+pub mod store;
+pub mod table;
+pub mod thread;

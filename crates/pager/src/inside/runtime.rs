@@ -1,0 +1,312 @@
+//! The state of one process, and its accounts.
+
+use super::evict::Evictor;
+use super::lock::Lock;
+use super::queue::Queue;
+use super::store::Store;
+use super::table::Table;
+use super::thread::Threads;
+use crate::control::{Control, Counters, Slot};
+use crate::space::{Range, Space};
+use crate::window;
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::{pagemap::Pagemap, process, uffd::Uffd};
+
+/// The one runtime of this process.
+pub static RUNTIME: Runtime = Runtime::new();
+
+/// What the runtime does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Phase {
+    /// Nothing: the program does not run under us.
+    Off = 0,
+    /// Far-capable memory is known, the kernel serves its faults, nothing is far.
+    Dormant = 1,
+    /// On the way to Armed.
+    Arming = 2,
+    /// Faults are ours.
+    Armed = 3,
+}
+
+/// What exists only once faults are ours.
+pub struct Armed {
+    /// Faults.
+    pub uffd: Uffd,
+    /// Written bits.
+    pub pagemap: Pagemap,
+    /// This process, for `process_madvise`.
+    pub pidfd: i32,
+    /// `/dev/null`.
+    pub null: i32,
+    /// The pool.
+    pub store: Store,
+    /// Eviction buffers; whoever holds the lock evicts.
+    pub evictor: Lock<Evictor>,
+}
+
+impl Armed {
+    /// In the child of a fork: descriptors that speak of the parent.
+    pub fn close_inherited(&self) {
+        for fd in [self.uffd.fd(), self.pagemap.fd(), self.pidfd, self.null] {
+            farfield_os::file::close(fd);
+        }
+        if let Some(evictor) = self.evictor.try_lock() {
+            evictor.close_inherited();
+        }
+    }
+}
+
+/// See [`RUNTIME`].
+pub struct Runtime {
+    phase: AtomicU32,
+    control: AtomicPtr<Control>,
+    slot: AtomicUsize,
+    table: AtomicPtr<Table>,
+    armed: AtomicPtr<Armed>,
+    /// Threads of the program.
+    pub threads: Threads,
+    /// Address space of the window.
+    pub space: Lock<Space>,
+    /// Near pages in order of arrival.
+    pub queue: Lock<Queue>,
+    /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
+    pub evictions: AtomicU32,
+    /// Upper bound of the bytes that the program may touch while dormant.
+    pub touchable_bytes: AtomicI64,
+    /// 1 once the monitor thread runs.
+    pub monitor: AtomicU32,
+    /// Word that the monitor sleeps on.
+    pub alarm: AtomicU32,
+    /// Thread that froze the world for a fork; 0 = nobody.
+    pub frozen_by: AtomicU32,
+    /// Threads inside a fault or an emulated call.
+    pub busy: AtomicU32,
+    /// End of the program break.
+    pub break_end: Lock<usize>,
+    /// Process id, cached: differs from the kernel's in a vfork child.
+    pub pid: AtomicU32,
+    /// Recent share of dirty pages among victims, in 1/256.
+    pub dirty_share: AtomicU32,
+    /// What our heap has been charged with.
+    heap_charged: AtomicI64,
+    /// Handlers that the program set for SIGBUS and SIGSYS.
+    pub program_actions: Lock<[farfield_os::signals::Action; 2]>,
+    /// Nanoseconds at the start, for messages.
+    pub started_ns: AtomicU64,
+}
+
+/// The break starts at the window's first page and has 1 TiB; then small mappings (3 TiB), then large ones.
+const BREAK_PAGES: u64 = 1 << 28;
+const SMALL_END: u64 = 1 << 30;
+
+impl Runtime {
+    const fn new() -> Runtime {
+        let small = Range { start: BREAK_PAGES, end: SMALL_END };
+        let large = Range { start: SMALL_END, end: window::PAGES };
+        Runtime {
+            phase: AtomicU32::new(0),
+            control: AtomicPtr::new(core::ptr::null_mut()),
+            slot: AtomicUsize::new(0),
+            table: AtomicPtr::new(core::ptr::null_mut()),
+            armed: AtomicPtr::new(core::ptr::null_mut()),
+            threads: Threads::new(),
+            space: Lock::new(Space::new(small, large)),
+            queue: Lock::new(Queue::empty()),
+            evictions: AtomicU32::new(0),
+            touchable_bytes: AtomicI64::new(0),
+            monitor: AtomicU32::new(0),
+            alarm: AtomicU32::new(0),
+            frozen_by: AtomicU32::new(0),
+            busy: AtomicU32::new(0),
+            break_end: Lock::new(window::BASE),
+            pid: AtomicU32::new(0),
+            dirty_share: AtomicU32::new(0),
+            heap_charged: AtomicI64::new(0),
+            program_actions: Lock::new(
+                [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 2],
+            ),
+            started_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// End of the break's part of the window, as an address.
+    pub const BREAK_LIMIT: usize = window::BASE + ((BREAK_PAGES as usize) << 12);
+
+    /// What the runtime does now.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::SeqCst) {
+            1 => Phase::Dormant,
+            2 => Phase::Arming,
+            3 => Phase::Armed,
+            _ => Phase::Off,
+        }
+    }
+
+    /// Moves to another phase if it is `from`.
+    pub fn advance(&self, from: Phase, to: Phase) -> bool {
+        self.phase.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Sets what is known at the start.
+    pub fn set_up(&self, control: &'static Control, slot: usize, table: Table) {
+        self.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
+        self.slot.store(slot, Ordering::Release);
+        self.table.store(Box::into_raw(Box::new(table)), Ordering::Release);
+        self.pid.store(process::pid() as u32, Ordering::Release);
+        self.started_ns.store(process::now_ns(), Ordering::Relaxed);
+    }
+
+    /// Takes another slot, in the child of a fork.
+    pub fn set_slot(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Release);
+        self.pid.store(process::pid() as u32, Ordering::Release);
+    }
+
+    /// The job's shared state.
+    pub fn control(&self) -> &'static Control {
+        // SAFETY: set before the phase leaves Off and never unmapped.
+        unsafe { &*self.control.load(Ordering::Acquire) }
+    }
+
+    /// This process's slot in it.
+    pub fn slot(&self) -> &'static Slot {
+        &self.control().slots[self.slot.load(Ordering::Acquire)]
+    }
+
+    /// Event counts.
+    pub fn counters(&self) -> &'static Counters {
+        &self.slot().counters
+    }
+
+    /// Page words and checksums.
+    pub fn table(&self) -> &'static Table {
+        // SAFETY: set before the phase leaves Off and never freed.
+        unsafe { &*self.table.load(Ordering::Acquire) }
+    }
+
+    /// What exists when armed.
+    pub fn armed(&self) -> &'static Armed {
+        let armed = self.armed.load(Ordering::Acquire);
+        assert!(!armed.is_null());
+        // SAFETY: never freed (a forked child leaks its parent's).
+        unsafe { &*armed }
+    }
+
+    /// Sets it; the one before is leaked on purpose, for others may still look at it.
+    pub fn set_armed(&self, armed: Armed) {
+        self.armed.store(Box::into_raw(Box::new(armed)), Ordering::Release);
+    }
+
+    /// Is this process a vfork child that borrows its parent's memory?
+    pub fn is_borrowed(&self) -> bool {
+        self.pid.load(Ordering::Relaxed) != process::pid() as u32
+    }
+
+    /// `pages` more are near.
+    pub fn charge(&self, pages: i64) {
+        let bytes = pages * PAGE_BYTES as i64;
+        self.slot().near_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.add_near(bytes);
+    }
+
+    fn add_near(&self, bytes: i64) {
+        let control = self.control();
+        let now = control.near_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if bytes > 0 && now as u64 > control.near_peak_bytes.load(Ordering::Relaxed) {
+            control.near_peak_bytes.fetch_max(now as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Our own memory grew.
+    pub fn add_meta(&self, bytes: i64) {
+        if self.phase() != Phase::Off {
+            self.slot().meta_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.add_near(bytes);
+        }
+    }
+
+    /// Sets the near bytes of this process to what was measured (dormant), with its own memory.
+    pub fn set_near(&self, bytes: i64) {
+        let old = self.slot().near_bytes.swap(bytes, Ordering::Relaxed);
+        self.add_near(bytes - old);
+        self.settle_heap();
+    }
+
+    /// In the child of a fork: `near` bytes came with it.
+    pub fn adopt(&self, near: i64) {
+        self.heap_charged.store(0, Ordering::Relaxed);
+        self.set_near(near);
+    }
+
+    /// Charges what our heap has grown by.
+    pub fn settle_heap(&self) {
+        let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
+        let charged = self.heap_charged.swap(heap, Ordering::Relaxed);
+        self.add_meta(heap - charged);
+    }
+
+    /// `pages` more are far.
+    pub fn charge_far(&self, pages: i64) {
+        let bytes = pages * PAGE_BYTES as i64;
+        self.slot().far_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let control = self.control();
+        let now = control.far_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if bytes > 0 && now as u64 > control.far_peak_bytes.load(Ordering::Relaxed) {
+            control.far_peak_bytes.fetch_max(now as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Near bytes of the job, and the limit.
+    pub fn near(&self) -> (i64, i64) {
+        let control = self.control();
+        (control.near_bytes.load(Ordering::Relaxed), control.near_limit_bytes.load(Ordering::Relaxed) as i64)
+    }
+
+    /// Bytes kept free below the limit by the reclaim thread.
+    pub fn reserve_bytes(limit: i64) -> i64 {
+        (limit / 64).clamp(1 << 20, 32 << 20)
+    }
+}
+
+/// Ends the program because of us: says why, tells the runner, never returns.
+pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
+    use core::fmt::Write;
+    let mut text = Text { bytes: [0; 480], len: 0 };
+    let _ = text.write_fmt(reason);
+    let runtime = &RUNTIME;
+    let mut first = true;
+    if runtime.phase() != Phase::Off {
+        let control = runtime.control();
+        first = control.failure.compare_exchange(0, code as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if first {
+            for (word, bytes) in control.reason.iter().zip(text.bytes[..text.len].chunks(8)) {
+                let mut padded = [0; 8];
+                padded[..bytes.len()].copy_from_slice(bytes);
+                word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+            }
+            control.reason_len.store(text.len as u32, Ordering::Release);
+        }
+    }
+    if first {
+        let _ = farfield_os::file::write_all(2, b"farfield: ");
+        let _ = farfield_os::file::write_all(2, &text.bytes[..text.len]);
+        let _ = farfield_os::file::write_all(2, b"\n");
+    }
+    process::exit_group(code)
+}
+
+struct Text {
+    bytes: [u8; 480],
+    len: usize,
+}
+
+impl core::fmt::Write for Text {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        let take = s.len().min(self.bytes.len() - self.len);
+        self.bytes[self.len..self.len + take].copy_from_slice(&s.as_bytes()[..take]);
+        self.len += take;
+        Ok(())
+    }
+}

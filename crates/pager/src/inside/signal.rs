@@ -1,0 +1,101 @@
+//! The two handlers.
+
+use super::call::{Context, Outcome};
+use super::runtime::{Phase, RUNTIME};
+use super::{emulate, fault, guard, thread};
+use crate::filter::TRAP_DATA;
+use crate::window;
+use farfield_os::signals::{self, Action, SignalSet, bit};
+
+/// Signals that must never be blocked: a blocked one would kill the process at the next far access.
+pub const OURS: SignalSet = bit(libc::SIGBUS) | bit(libc::SIGSYS);
+
+/// `si_code` of a seccomp trap.
+const SYS_SECCOMP: i32 = 1;
+
+/// A SIGBUS for a missing page, as opposed to a broken file mapping or bad memory, has this code.
+const BUS_ADRERR: i32 = 2;
+
+/// Installs both handlers. All other signals wait while one runs, so that a program's handler never finds
+/// our locks held by the thread that it interrupted.
+pub fn install() -> farfield_os::Result<()> {
+    // SAFETY: both handlers are async-signal-safe by the laws of this module.
+    unsafe {
+        let bus = signals::set_action(libc::SIGBUS, &Action::handler(on_bus, !OURS))?;
+        let sys = signals::set_action(libc::SIGSYS, &Action::handler(on_sys, !OURS))?;
+        *RUNTIME.program_actions.lock() = [bus, sys];
+    }
+    Ok(())
+}
+
+/// Index of a signal in [`super::runtime::Runtime::program_actions`].
+pub fn action_index(signal: i32) -> Option<usize> {
+    match signal {
+        libc::SIGBUS => Some(0),
+        libc::SIGSYS => Some(1),
+        _ => None,
+    }
+}
+
+extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments of this handler.
+    let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
+    if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
+        prepare_stack(&context_);
+        fault::on_fault(address, context_.is_write_fault());
+        return;
+    }
+    pass_on(signal, info, context);
+}
+
+extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
+    let (code, data, number, context_) =
+        unsafe { ((*info).si_code, (*info).si_errno, *info.cast::<u8>().add(24).cast::<i32>(), Context::new(context)) };
+    if code != SYS_SECCOMP || data != TRAP_DATA || fault::settled_phase(&RUNTIME) == Phase::Off {
+        return pass_on(signal, info, context);
+    }
+    prepare_stack(&context_);
+    match emulate::on_call(number as usize, &context_) {
+        Outcome::Done(value) => context_.set_result(value),
+        Outcome::Forward => guard::forward(number as usize, &context_),
+        Outcome::Resume => {}
+    }
+}
+
+/// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
+fn prepare_stack(context: &Context) {
+    let Some(record) = thread::current() else { return };
+    if record.stack.load(core::sync::atomic::Ordering::Relaxed) == 0 {
+        if let Ok((base, len)) = record.alternate_stack(0) {
+            let stack = context.alternate_stack();
+            // SAFETY: only this thread uses the field.
+            unsafe { *record.program_stack.get() = *stack };
+            *stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+        }
+    }
+}
+
+/// Not ours: does what the program asked for.
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let action = match action_index(signal) {
+        Some(index) => RUNTIME.program_actions.lock()[index],
+        None => return,
+    };
+    match action.handler {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL => {
+            // The instruction is tried again and the default action ends the process, as without us.
+            let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+            // SAFETY: the default action.
+            let _ = unsafe { signals::set_action(signal, &default) };
+        }
+        handler => {
+            // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the
+            // x86-64 convention lets a callee ignore further arguments.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { core::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What happens before the program's first instruction.
+
+use super::runtime::{Phase, RUNTIME, fail};
+use super::{exec, signal, table, thread};
+use crate::control::{Control, ENV_CONTROL, MAGIC, SLOTS, exit};
+use crate::{filter, window};
+use core::sync::atomic::Ordering;
+use farfield_os::{Errno, file, gate, memory, process, seccomp, signals};
+
+/// The preload library's constructor. Without [`ENV_CONTROL`] it does nothing. If it cannot do its work the program
+/// does not start: a job that was given a budget never runs without one.
+pub fn start() {
+    // SAFETY: constructors run before the program's threads; nobody changes the environment.
+    let path = unsafe { libc::getenv(c_control().as_ptr()) };
+    if path.is_null() {
+        return;
+    }
+    // SAFETY: getenv's result is a NUL-terminated string.
+    let path = unsafe { core::ffi::CStr::from_ptr(path) };
+    if let Err((step, errno)) = set_up(path) {
+        fail(
+            exit::REFUSED,
+            format_args!("cannot run this program with far memory: {step}: {errno}. Try `farfield doctor`."),
+        );
+    }
+}
+
+fn c_control() -> &'static core::ffi::CStr {
+    const NAME: &core::ffi::CStr = c"FARFIELD_CONTROL";
+    const _: () = assert!(NAME.to_bytes().len() == ENV_CONTROL.len());
+    NAME
+}
+
+/// File name of the preload library.
+const LIBRARY: &[u8] = b"libfarfield_preload.so";
+
+type Step = (&'static str, Errno);
+
+fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
+    move |errno| (step, errno)
+}
+
+fn set_up(path: &core::ffi::CStr) -> Result<(), Step> {
+    // SAFETY: as in `start`.
+    let preload = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()) };
+    // SAFETY: getenv's result is a NUL-terminated string.
+    let preload = if preload.is_null() { c"" } else { unsafe { core::ffi::CStr::from_ptr(preload) } };
+    let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
+    exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
+    let control = map_control(path)?;
+    map_gate().map_err(at("the gate page could not be mapped"))?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: NOREPLACE touches nobody's memory.
+    unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
+        .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
+    // Huge pages that lose a part keep all their memory: only what asks for them gets them, while dormant.
+    // SAFETY: advice on our own reservation.
+    let _ = unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) };
+    let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
+    let slot = take_slot(control).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
+    RUNTIME.set_up(control, slot, table);
+    RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
+    move_break();
+    let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
+    assert!(advanced);
+    signal::install().map_err(at("the signal handlers could not be installed"))?;
+    if let Some(record) = thread::current() {
+        if let Ok((base, len)) = record.alternate_stack(0) {
+            // SAFETY: the stack is mapped for the thread's life.
+            let _ = unsafe { signals::set_alternate_stack(base, len) };
+        }
+    }
+    let mask = signals::set_mask(!0);
+    signals::set_mask(mask & !signal::OURS);
+    if !filter_is_inherited() {
+        if !seccomp::may_filter_with_privileges() {
+            seccomp::set_no_new_privileges().map_err(at("PR_SET_NO_NEW_PRIVS failed"))?;
+        }
+        seccomp::install(&filter::program()).map_err(at("the system call filter could not be installed"))?;
+    }
+    Ok(())
+}
+
+fn map_control(path: &core::ffi::CStr) -> Result<&'static Control, Step> {
+    let fd = file::open(path, libc::O_RDWR)
+        .map_err(at("the job's control block cannot be opened (has farfield run ended?)"))?;
+    // SAFETY: a new mapping.
+    let address =
+        unsafe { memory::mmap(0, size_of::<Control>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0) }
+            .map_err(at("the job's control block cannot be mapped"))?;
+    file::close(fd);
+    // SAFETY: mapped for good; all fields are atomics, for which any bytes are valid.
+    let control = unsafe { &*(address as *const Control) };
+    if control.magic.load(Ordering::Acquire) != MAGIC {
+        return Err(("the job's control block is of another release", Errno(libc::EPROTO)));
+    }
+    Ok(control)
+}
+
+/// A slot for this process: the one it has (after exec), or a free one.
+pub fn take_slot(control: &Control) -> Option<usize> {
+    let pid = process::pid() as u32;
+    let own = control.slots.iter().position(|slot| slot.pid.load(Ordering::Acquire) == pid);
+    if let Some(index) = own {
+        // The old image's memory is gone; its counts stay.
+        let slot = &control.slots[index];
+        for bytes in [&slot.near_bytes, &slot.meta_bytes] {
+            control.near_bytes.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        control.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        slot.state.store(0, Ordering::Relaxed);
+        return Some(index);
+    }
+    let index = (0..SLOTS).find(|&index| {
+        control.slots[index].pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })?;
+    control.processes.fetch_add(1, Ordering::Relaxed);
+    Some(index)
+}
+
+fn map_gate() -> farfield_os::Result<()> {
+    // syscall; ret, twice, 16 bytes apart.
+    let mut code = [0xCCu8; 32];
+    code[..3].copy_from_slice(&[0x0F, 0x05, 0xC3]);
+    code[16..19].copy_from_slice(&[0x0F, 0x05, 0xC3]);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: NOREPLACE touches nobody's memory; the code is written before it becomes executable.
+    unsafe {
+        memory::mmap(window::GATE, 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
+        core::ptr::copy_nonoverlapping(code.as_ptr(), window::GATE as *mut u8, code.len());
+        memory::mprotect(window::GATE, 4096, libc::PROT_READ | libc::PROT_EXEC)?;
+        gate::set(window::GATE_OWN);
+    }
+    Ok(())
+}
+
+/// Makes glibc's malloc continue its heap in the window: `sbrk` starts from this exported word.
+fn move_break() {
+    // SAFETY: looks up a symbol by a constant name.
+    let word = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__curbrk".as_ptr()) }.cast::<usize>();
+    if !word.is_null() {
+        // SAFETY: glibc's own variable, and no other thread runs.
+        unsafe { word.write(window::BASE) };
+    }
+}
+
+/// Does a filter of ours, kept over exec, answer already? clone3 with nonsense says EINVAL without one.
+fn filter_is_inherited() -> bool {
+    let result: isize;
+    // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the filter lets pass.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_clone3 as isize => result,
+            in("rdi") 0usize, in("rsi") 0usize, out("rcx") _, out("r11") _,
+        );
+    }
+    result == -(libc::ENOSYS as isize)
+}

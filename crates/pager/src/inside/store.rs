@@ -1,0 +1,398 @@
+//! The pool, as the pager uses it: lanes that any thread may borrow, and what happens when pages arrive.
+//!
+//! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page polls its lane until
+//! that page is near and goes on; pages still under way are completed by whoever polls the lane next.
+
+use super::lock::{Guard, Lock, pause};
+use super::runtime::{RUNTIME, Runtime, fail};
+use crate::control::exit;
+use crate::window;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::{PageId, geometry::PAGE_BYTES, page_word::PageWord};
+use farfield_os::{Errno, process, uffd::Track};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use std::sync::Arc;
+
+/// Lanes of one process.
+const LANES: usize = 4;
+/// One-page buffers of a lane, and longer ones.
+const SINGLES: usize = 80;
+const RUNS: usize = 10;
+/// Pages in a longer buffer.
+pub const RUN_PAGES: usize = 16;
+/// How long the pool may take for one operation.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const TAG_PAGE: u64 = (1 << 48) - 1;
+const TAG_READ: u64 = 1 << 60;
+const TAG_AHEAD: u64 = 1 << 61;
+const TAG_WRITE: u64 = 1 << 62;
+const TAG_DISCARD: u64 = 1 << 63;
+
+/// A lane with its buffers.
+pub struct Channel {
+    lane: Box<dyn Lane>,
+    done: Vec<Completion>,
+    singles: Vec<Buffer>,
+    runs: Vec<Buffer>,
+    /// Writes submitted and not completed.
+    writing: usize,
+}
+
+/// See the module.
+pub struct Store {
+    backend: Arc<dyn Backend>,
+    channels: Vec<Lock<Channel>>,
+    /// Operations under way, for a look without the locks.
+    reading: AtomicU64,
+}
+
+impl Store {
+    /// Opens the lanes.
+    pub fn new(backend: Arc<dyn Backend>) -> Result<Store, PoolError> {
+        let mut channels = Vec::new();
+        for _ in 0..LANES {
+            let channel = Channel {
+                lane: backend.open_lane()?,
+                done: Vec::with_capacity(256),
+                singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
+                runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES)).collect(),
+                writing: 0,
+            };
+            channels.push(Lock::new(channel));
+        }
+        Ok(Store { backend, channels, reading: AtomicU64::new(0) })
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    fn channel(&self) -> Guard<'_, Channel> {
+        let start = process::tid() as usize;
+        let mut spins = 0;
+        loop {
+            for offset in 0..LANES {
+                if let Some(guard) = self.channels[(start + offset) % LANES].try_lock() {
+                    return guard;
+                }
+            }
+            pause(&mut spins);
+        }
+    }
+
+    /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way.
+    pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
+        let runtime = &RUNTIME;
+        let mut channel = self.channel();
+        let buffer = channel.single(self);
+        let tag = page.0 | TAG_READ | if write { TAG_WRITE } else { 0 };
+        channel.submit(
+            self,
+            Request { tag, priority: Priority::Demand, deadline: DEADLINE, op: Op::Read { page, buffer } },
+        );
+        for &(start, count) in ahead {
+            let mut at = 0;
+            while at < count {
+                let step = (count - at).min(RUN_PAGES);
+                let mut buffer = if step == 1 { channel.single(self) } else { channel.run(self) };
+                buffer.set_pages(step);
+                let page = PageId(start.0 + at as u64);
+                let tag = page.0 | TAG_READ | TAG_AHEAD;
+                let request =
+                    Request { tag, priority: Priority::Background, deadline: DEADLINE, op: Op::Read { page, buffer } };
+                channel.submit(self, request);
+                at += step;
+            }
+        }
+        loop {
+            channel.progress(self);
+            if runtime.table().word(page).state() != farfield_core::page_word::State::Fetching {
+                return;
+            }
+            channel.lane.wait(Duration::from_micros(200));
+        }
+    }
+
+    /// Completes what has arrived, on every lane that is free.
+    pub fn progress(&self) {
+        if self.reading.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for channel in &self.channels {
+            if let Some(mut channel) = channel.try_lock() {
+                channel.progress(self);
+            }
+        }
+    }
+
+    /// Waits until nothing is under way.
+    pub fn drain(&self) {
+        for channel in &self.channels {
+            let mut channel = channel.lock();
+            while channel.lane.in_flight() > 0 {
+                channel.progress(self);
+                channel.lane.wait(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// Borrows a lane for writing.
+    pub fn writer(&self) -> Writer<'_> {
+        Writer { channel: self.channel(), store: self }
+    }
+
+    /// Gives back the far memory of a run of pages, and waits until it is done: a later write of the same pages
+    /// must not be overtaken.
+    pub fn discard(&self, page: PageId, count: u64) {
+        let mut channel = self.channel();
+        let op = Op::Discard { page, count };
+        channel.writing += 1;
+        channel.submit(
+            self,
+            Request { tag: page.0 | TAG_DISCARD, priority: Priority::Background, deadline: DEADLINE, op },
+        );
+        channel.finish_writes(self);
+    }
+
+    /// In the child of a fork: the parent's connections are not ours.
+    ///
+    /// # Safety
+    /// No other thread may run.
+    pub unsafe fn abandon(&self) {
+        self.backend.abandon();
+    }
+}
+
+/// A lane, borrowed to write pages.
+pub struct Writer<'a> {
+    channel: Guard<'a, Channel>,
+    store: &'a Store,
+}
+
+impl Writer<'_> {
+    /// A buffer for `pages` pages, at most [`RUN_PAGES`].
+    pub fn buffer(&mut self, pages: usize) -> Buffer {
+        let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
+        buffer.set_pages(pages);
+        buffer
+    }
+
+    /// Gives a buffer back unused.
+    pub fn give_back(&mut self, buffer: Buffer) {
+        self.channel.recycle(buffer);
+    }
+
+    /// Starts writing a sealed buffer at `page`.
+    pub fn write(&mut self, page: PageId, buffer: Buffer) {
+        self.channel.writing += 1;
+        let op = Op::Write { page, buffer };
+        let request = Request { tag: page.0 | TAG_WRITE, priority: Priority::Background, deadline: DEADLINE, op };
+        self.channel.submit(self.store, request);
+    }
+
+    /// Waits until all is written.
+    pub fn finish(mut self) {
+        self.channel.finish_writes(self.store);
+    }
+}
+
+impl Channel {
+    fn single(&mut self, store: &Store) -> Buffer {
+        loop {
+            if let Some(buffer) = self.singles.pop() {
+                return buffer;
+            }
+            self.progress(store);
+        }
+    }
+
+    fn run(&mut self, store: &Store) -> Buffer {
+        loop {
+            if let Some(buffer) = self.runs.pop() {
+                return buffer;
+            }
+            self.progress(store);
+        }
+    }
+
+    fn recycle(&mut self, buffer: Buffer) {
+        if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
+    }
+
+    fn submit(&mut self, store: &Store, request: Request) {
+        if request.tag & TAG_READ != 0 {
+            store.reading.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut request = request;
+        loop {
+            match self.lane.submit(request) {
+                Ok(()) => return,
+                Err(back) => {
+                    request = back;
+                    self.progress(store);
+                }
+            }
+        }
+    }
+
+    fn finish_writes(&mut self, store: &Store) {
+        loop {
+            self.progress(store);
+            if self.writing == 0 {
+                return;
+            }
+            self.lane.wait(Duration::from_micros(200));
+        }
+    }
+
+    fn progress(&mut self, store: &Store) {
+        let mut done = core::mem::take(&mut self.done);
+        self.lane.poll(&mut done);
+        for completion in done.drain(..) {
+            if let Err(error) = completion.result {
+                lost(error);
+            }
+            if completion.tag & TAG_READ != 0 {
+                store.reading.fetch_sub(1, Ordering::Relaxed);
+                let buffer = completion.buffer.as_ref().expect("a read returns its buffer");
+                arrive(&RUNTIME, completion.tag, buffer);
+            } else {
+                self.writing -= 1;
+            }
+            if let Some(buffer) = completion.buffer {
+                self.recycle(buffer);
+            }
+        }
+        self.done = done;
+    }
+}
+
+/// Pages have arrived: checks them and puts them in their place.
+fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
+    let first = PageId(tag & TAG_PAGE);
+    let table = runtime.table();
+    for index in 0..buffer.pages() {
+        let page = PageId(first.0 + index as u64);
+        if buffer.sums()[index] != table.sum(page) {
+            fail(
+                exit::CORRUPT,
+                format_args!(
+                    "page {} came back from far memory with other bytes than were stored (checksum {:#x}, expected {:#x}); \
+                     the program was stopped before it could see them",
+                    page.0,
+                    buffer.sums()[index],
+                    table.sum(page)
+                ),
+            );
+        }
+    }
+    let ahead = tag & TAG_AHEAD != 0;
+    let track = if tag & TAG_WRITE != 0 { Track::Dirty } else { Track::Clean };
+    install(runtime, first, buffer.bytes().as_ptr() as usize, buffer.pages(), track, ahead);
+    let counters = runtime.counters();
+    counters.pages_in.fetch_add(buffer.pages() as u64, Ordering::Relaxed);
+    if ahead {
+        counters.prefetched.fetch_add(buffer.pages() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Maps `count` pages with bytes from `source` at pages that the caller owns (Fetching), and lets them go as
+/// near.
+pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
+    let armed = runtime.armed();
+    let wake = runtime.slot().state.load(Ordering::Relaxed) == 2;
+    let address = window::address_of(first);
+    let mut at = 0;
+    let mut gone = 0;
+    let mut present = [false; 64];
+    assert!(count <= present.len());
+    while at < count {
+        let offset = at * PAGE_BYTES;
+        // SAFETY: the caller's source holds `count` pages.
+        match unsafe { armed.uffd.copy(address + offset, source + offset, count * PAGE_BYTES - offset, track, wake) } {
+            Ok(()) => break,
+            Err((done, errno)) => {
+                at += done / PAGE_BYTES;
+                match errno {
+                    Errno(libc::EEXIST) => {
+                        // The kernel was faster (before faults were ours): its page counts.
+                        present[at] = true;
+                        at += 1;
+                    }
+                    // The mapping went away or changed under us: nothing to provide.
+                    Errno(libc::ENOENT | libc::EINVAL | libc::ESRCH) => {
+                        gone = count - at;
+                        break;
+                    }
+                    errno => fail(exit::INTERNAL, format_args!("a page could not be mapped: {errno}")),
+                }
+            }
+        }
+    }
+    let installed = count - gone;
+    for index in 0..count {
+        let page = PageId(first.0 + index as u64);
+        if index >= installed {
+            runtime.table().update(page, |word| Some(word.gave_up()));
+            continue;
+        }
+        let dirty = track == Track::Dirty || present[index];
+        arrived(runtime, page, dirty, ahead);
+    }
+    if gone > 0 {
+        runtime.charge(-(gone as i64));
+    }
+}
+
+/// A page that the caller owns is in its place.
+fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool) {
+    let now = runtime.evictions.load(Ordering::Relaxed);
+    // Came back sooner than the queue turns over once: it deserves a second round.
+    let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
+    let (old, _) = runtime
+        .table()
+        .update(page, |word| {
+            let soon = word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
+            Some(word.arrived(dirty, ahead, soon && !ahead))
+        })
+        .expect("always");
+    if old.is_stored() && u64::from(now.wrapping_sub(old.left_at())) < queued / 2 {
+        runtime.counters().refaults.fetch_add(1, Ordering::Relaxed);
+    }
+    if !old.is_queued() {
+        enqueue(runtime, page);
+    }
+}
+
+/// Puts a near page at the end of the eviction queue.
+pub fn enqueue(runtime: &Runtime, page: PageId) {
+    let table = runtime.table();
+    runtime.queue.lock().push(page, |stale| {
+        use farfield_core::page_word::State;
+        table
+            .update(stale, |word: PageWord| match word.state() {
+                State::Absent | State::Far => Some(word.unqueued()),
+                _ => None,
+            })
+            .is_some()
+    });
+}
+
+/// Waits a little for a page that somebody else is moving.
+pub fn wait_for(runtime: &Runtime, spins: &mut u32) {
+    runtime.armed().store.progress();
+    pause(spins);
+}
+
+/// The pool failed: there is nothing to go on with.
+pub fn lost(error: PoolError) -> ! {
+    let code = match error {
+        PoolError::PoolFull { .. } => exit::POOL_FULL,
+        PoolError::Corrupt { .. } => exit::CORRUPT,
+        _ => exit::SERVER_LOST,
+    };
+    fail(code, format_args!("{error}; the program needs pages that are there and was stopped"))
+}

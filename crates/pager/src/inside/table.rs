@@ -1,0 +1,83 @@
+//! One page word and one checksum per page of the window, in sparse memory.
+
+use crate::window;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use farfield_core::{PageId, page_word::PageWord};
+use farfield_os::{Result, memory};
+
+/// Pages per chunk of the summary: 2 MiB of window.
+pub const CHUNK: u64 = 512;
+
+/// The tables. Untouched parts cost nothing.
+#[derive(Clone, Copy)]
+pub struct Table {
+    words: usize,
+    sums: usize,
+    touched: usize,
+}
+
+impl Table {
+    /// Reserves the tables.
+    pub fn reserve() -> Result<Table> {
+        let pages = window::PAGES as usize;
+        Ok(Table {
+            words: memory::map_anonymous(pages * 8)?,
+            sums: memory::map_anonymous(pages * 8)?,
+            touched: memory::map_anonymous(pages / CHUNK as usize)?,
+        })
+    }
+
+    fn at(&self, base: usize, page: PageId) -> &AtomicU64 {
+        debug_assert!(page.0 < window::PAGES);
+        // SAFETY: inside the mapping, which is never unmapped; zero bytes are a valid atomic.
+        unsafe { &*((base + page.0 as usize * 8) as *const AtomicU64) }
+    }
+
+    fn touched(&self, page: u64) -> &AtomicU8 {
+        // SAFETY: inside the mapping, which is never unmapped; zero bytes are a valid atomic.
+        unsafe { &*((self.touched + (page / CHUNK) as usize) as *const AtomicU8) }
+    }
+
+    /// The word of a page.
+    pub fn word(&self, page: PageId) -> PageWord {
+        PageWord(self.at(self.words, page).load(Ordering::Acquire))
+    }
+
+    /// Runs a transition until it wins or gives `None`; the word before and after.
+    pub fn update(
+        &self,
+        page: PageId,
+        mut step: impl FnMut(PageWord) -> Option<PageWord>,
+    ) -> Option<(PageWord, PageWord)> {
+        let cell = self.at(self.words, page);
+        let mut old = cell.load(Ordering::Acquire);
+        loop {
+            let new = step(PageWord(old))?;
+            match cell.compare_exchange_weak(old, new.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    let touched = self.touched(page.0);
+                    if touched.load(Ordering::Relaxed) == 0 {
+                        touched.store(1, Ordering::Release);
+                    }
+                    return Some((PageWord(old), new));
+                }
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Was any page of this page's chunk ever ours to look after?
+    pub fn chunk_touched(&self, page: u64) -> bool {
+        self.touched(page).load(Ordering::Acquire) != 0
+    }
+
+    /// Checksum of the far copy of a page.
+    pub fn sum(&self, page: PageId) -> u64 {
+        self.at(self.sums, page).load(Ordering::Relaxed)
+    }
+
+    /// Remembers the checksum of the far copy.
+    pub fn set_sum(&self, page: PageId, sum: u64) {
+        self.at(self.sums, page).store(sum, Ordering::Relaxed);
+    }
+}

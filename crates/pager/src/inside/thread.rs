@@ -1,0 +1,280 @@
+//! What we remember of each thread of the program: its alternate signal stack and the pages that its system
+//! calls hold.
+//!
+//! Records come from a fixed table and are found through one thread-local word that needs no dynamic loader (its
+//! offset from the thread pointer is fixed when the program starts). A record whose thread is gone is used again.
+
+use super::lock::Lock;
+use super::runtime::{RUNTIME, Runtime};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use farfield_core::PageId;
+use farfield_core::policy::prefetch::Prefetcher;
+use farfield_os::{memory, process};
+
+core::arch::global_asm!(
+    ".pushsection .tbss.farfield_thread,\"awT\",@nobits",
+    ".balign 8",
+    ".type farfield_thread,@object",
+    ".size farfield_thread,8",
+    "farfield_thread:",
+    ".zero 8",
+    ".popsection",
+);
+
+/// Most threads of one process.
+pub const RECORDS: usize = 8192;
+/// Nested system calls of one thread (a signal handler's inside an interrupted one's).
+pub const FRAMES: usize = 6;
+/// Runs of pages that one system call can hold.
+pub const RUNS: usize = 40;
+/// Least size of our alternate stacks. The kernel's frame alone can take 11 KiB (AVX-512 and AMX state).
+const STACK_BYTES: usize = 96 << 10;
+
+/// A run of held pages.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// First page.
+    pub start: PageId,
+    /// Number of pages.
+    pub count: u32,
+}
+
+/// Pages that one system call may touch.
+pub struct Frame {
+    /// 1 from before its pages are collected until the call has returned. Cleared by the forward stub, which
+    /// has no registers to spare for more: the pages themselves are let go later, by [`Record::reap`].
+    pub active: AtomicU32,
+    /// Stack pointer of the call.
+    pub sp: AtomicUsize,
+    /// The pages, and whether they are held yet.
+    pub pages: Lock<FramePages>,
+}
+
+/// See [`Frame::pages`].
+pub struct FramePages {
+    /// The runs in use.
+    pub runs: [Run; RUNS],
+    /// How many.
+    pub len: usize,
+    /// Whether the words count them.
+    pub held: bool,
+}
+
+/// One thread.
+pub struct Record {
+    /// The thread; 0 = free.
+    pub tid: AtomicI32,
+    /// Base and length of its alternate stack, made by us; 0 = none yet.
+    pub stack: AtomicUsize,
+    /// Length of the stack.
+    pub stack_len: AtomicUsize,
+    /// The alternate stack that the program believes to have.
+    pub program_stack: UnsafeCell<libc::stack_t>,
+    /// Copies of arguments that its last `execve` worked with; base and length.
+    pub scratch: [AtomicUsize; 2],
+    /// What it will want next.
+    pub prefetcher: Lock<Prefetcher>,
+    /// Nested calls.
+    pub frames: [Frame; FRAMES],
+}
+
+// SAFETY: `program_stack` is touched only by the record's own thread; the rest is atomic or locked.
+unsafe impl Sync for Record {}
+
+/// The table of records, in memory of its own: zero bytes are free records.
+pub struct Threads {
+    base: AtomicUsize,
+    used: AtomicUsize,
+}
+
+impl Threads {
+    /// No table yet.
+    pub const fn new() -> Threads {
+        Threads { base: AtomicUsize::new(0), used: AtomicUsize::new(0) }
+    }
+
+    /// Reserves the table.
+    pub fn reserve(&self) -> farfield_os::Result<()> {
+        self.base.store(memory::map_anonymous(RECORDS * size_of::<Record>())?, Ordering::Release);
+        Ok(())
+    }
+
+    /// The records in use, or used before.
+    pub fn all(&self) -> &[Record] {
+        let base = self.base.load(Ordering::Acquire);
+        if base == 0 {
+            return &[];
+        }
+        // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks, empty frames, a
+        // prefetcher whose unused streams are replaced first).
+        unsafe { core::slice::from_raw_parts(base as *const Record, self.used.load(Ordering::Acquire).min(RECORDS)) }
+    }
+
+    fn acquire(&self, tid: i32) -> Option<&Record> {
+        let pid = process::pid();
+        for record in self.all() {
+            let old = record.tid.load(Ordering::Acquire);
+            let free = old == 0 || !process::thread_exists(pid, old);
+            if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                for frame in &record.frames {
+                    frame.active.store(0, Ordering::Release);
+                }
+                record.reap();
+                return Some(record);
+            }
+        }
+        loop {
+            let index = self.used.load(Ordering::Acquire);
+            if index == RECORDS {
+                return None;
+            }
+            let base = self.base.load(Ordering::Acquire);
+            // SAFETY: inside the table.
+            let record = unsafe { &*(base as *const Record).add(index) };
+            if record.tid.compare_exchange(0, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                let _ = self.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
+                return Some(record);
+            }
+            // Somebody took it and has not moved the end yet: help.
+            let _ = self.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// In the child of a fork: only the forking thread exists, under a new id.
+    pub fn forked(&self, me: &Record) {
+        for record in self.all() {
+            if !core::ptr::eq(record, me) {
+                record.tid.store(0, Ordering::Release);
+            }
+            for frame in &record.frames {
+                // SAFETY: no other thread exists.
+                unsafe { frame.pages.reset() };
+            }
+        }
+        me.tid.store(process::tid(), Ordering::Release);
+    }
+}
+
+impl Default for Threads {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn thread_word() -> *mut *const Record {
+    let address: usize;
+    // SAFETY: the word exists in every thread's static TLS; fs:0 is the thread pointer itself.
+    unsafe {
+        core::arch::asm!(
+            "mov {a}, qword ptr [rip + farfield_thread@GOTTPOFF]",
+            "add {a}, qword ptr fs:[0]",
+            a = out(reg) address,
+            options(pure, readonly, nostack),
+        );
+    }
+    address as *mut *const Record
+}
+
+/// The record of this thread, made on first use. `None` when there are too many threads.
+pub fn current() -> Option<&'static Record> {
+    let word = thread_word();
+    // SAFETY: thread-local; points into the table or is null.
+    let known = unsafe { word.read() };
+    if !known.is_null() {
+        // SAFETY: records are never unmapped.
+        return Some(unsafe { &*known });
+    }
+    let record = RUNTIME.threads.acquire(process::tid())?;
+    // SAFETY: thread-local.
+    unsafe { word.write(record) };
+    Some(record)
+}
+
+impl Record {
+    /// Gives the thread an alternate stack of at least `least` bytes; base and length.
+    pub fn alternate_stack(&self, least: usize) -> farfield_os::Result<(usize, usize)> {
+        let (base, len) = (self.stack.load(Ordering::Relaxed), self.stack_len.load(Ordering::Relaxed));
+        let want = STACK_BYTES.max(least.next_multiple_of(4096) + STACK_BYTES / 2);
+        if base != 0 && len >= want {
+            return Ok((base, len));
+        }
+        let new = memory::map_anonymous(want)?;
+        RUNTIME.add_meta(want as i64);
+        self.stack.store(new, Ordering::Relaxed);
+        self.stack_len.store(want, Ordering::Relaxed);
+        Ok((new, want))
+    }
+
+    /// Remembers the memory of an `execve` and frees that of the one before: after a vfork child has gone on to
+    /// another program, its copies are still in our memory.
+    pub fn replace_scratch(&self, base: usize, len: usize) {
+        let (old, old_len) =
+            (self.scratch[0].swap(base, Ordering::Relaxed), self.scratch[1].swap(len, Ordering::Relaxed));
+        if old != 0 {
+            // SAFETY: made by an `execve` of this thread that is over.
+            let _ = unsafe { memory::munmap(old, old_len) };
+        }
+    }
+
+    /// Is the address on our alternate stack of this thread?
+    pub fn on_alternate_stack(&self, address: usize) -> bool {
+        let base = self.stack.load(Ordering::Relaxed);
+        base != 0 && address >= base && address < base + self.stack_len.load(Ordering::Relaxed)
+    }
+
+    /// Lets the pages of finished calls go.
+    pub fn reap(&self) {
+        for frame in &self.frames {
+            if frame.active.load(Ordering::Acquire) == 0 {
+                let Some(mut pages) = frame.pages.try_lock() else { continue };
+                if frame.active.load(Ordering::Acquire) == 0 {
+                    pages.release(&RUNTIME);
+                }
+            }
+        }
+    }
+
+    /// A frame for a call whose stack pointer is `sp`. Frames of calls that a signal handler jumped out of are
+    /// recognised by their place on the stack and ended.
+    pub fn enter(&self, sp: usize) -> &Frame {
+        const STACK_SPAN: usize = 1 << 20;
+        self.reap();
+        let on_alternate = self.on_alternate_stack(sp);
+        for frame in &self.frames {
+            let old = frame.sp.load(Ordering::Relaxed);
+            // A call deeper in the same stack than we are now cannot still be under way.
+            if frame.active.load(Ordering::Relaxed) != 0 && !on_alternate && old <= sp && sp - old < STACK_SPAN {
+                frame.active.store(0, Ordering::Release);
+            }
+        }
+        self.reap();
+        let frame = self
+            .frames
+            .iter()
+            .find(|frame| frame.active.load(Ordering::Relaxed) == 0)
+            .unwrap_or(&self.frames[FRAMES - 1]);
+        let mut pages = frame.pages.lock();
+        pages.release(&RUNTIME);
+        frame.sp.store(sp, Ordering::Relaxed);
+        frame.active.store(1, Ordering::SeqCst);
+        drop(pages);
+        frame
+    }
+}
+
+impl FramePages {
+    /// Forgets the pages, after having let them go.
+    pub fn release(&mut self, runtime: &Runtime) {
+        if self.held {
+            for run in &self.runs[..self.len] {
+                for index in 0..u64::from(run.count) {
+                    let page = PageId(run.start.0 + index);
+                    let _ = runtime.table().update(page, |word| (word.holds() > 0).then(|| word.release()));
+                }
+            }
+        }
+        self.len = 0;
+        self.held = false;
+    }
+}

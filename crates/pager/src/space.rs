@@ -1,0 +1,233 @@
+//! Address space of the window: which pages are mapped, and where new mappings go. Pure; the kernel follows.
+//!
+//! Small mappings are packed side by side, so that equal neighbours merge into one kernel mapping and
+//! `vm.max_map_count` is not reached. Large ones get room behind them, so that `mremap` grows them in place.
+
+use std::collections::BTreeMap;
+
+/// Mappings of at least this many pages (1 MiB) are large.
+const LARGE_PAGES: u64 = 256;
+/// Large mappings start on 2 MiB, where huge pages can be.
+const LARGE_ALIGN: u64 = 512;
+
+/// Pages `start .. end`, as numbers in the window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// First page.
+    pub start: u64,
+    /// First page after.
+    pub end: u64,
+}
+
+impl Range {
+    /// Number of pages.
+    pub fn pages(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// What is mapped.
+#[derive(Debug)]
+pub struct Space {
+    /// Mapped ranges by start; neighbours of one protection are one entry.
+    mapped: BTreeMap<u64, (u64, i32)>,
+    small: Range,
+    large: Range,
+    pages: u64,
+}
+
+impl Space {
+    /// An empty space. `small` and `large` are where new small and large mappings go.
+    pub const fn new(small: Range, large: Range) -> Space {
+        Space { mapped: BTreeMap::new(), small, large, pages: 0 }
+    }
+
+    /// Pages mapped.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Finds room for `pages` pages, without taking it.
+    pub fn find(&self, pages: u64) -> Option<Range> {
+        assert!(pages > 0);
+        if pages < LARGE_PAGES {
+            return self.first_gap(self.small, pages, 1).map(|start| Range { start, end: start + pages });
+        }
+        // Room to double; and if there is none, just room.
+        let start = self
+            .first_gap(self.large, pages.checked_mul(2)?, LARGE_ALIGN)
+            .or_else(|| self.first_gap(self.large, pages, LARGE_ALIGN))?;
+        Some(Range { start, end: start + pages })
+    }
+
+    fn first_gap(&self, zone: Range, pages: u64, align: u64) -> Option<u64> {
+        let mut at = zone.start;
+        if let Some((_, &(end, _))) = self.mapped.range(..=at).next_back() {
+            at = at.max(end);
+        }
+        at = at.next_multiple_of(align);
+        for (&start, &(end, _)) in self.mapped.range(at..zone.end) {
+            if start >= at.checked_add(pages)? {
+                break;
+            }
+            at = at.max(end).next_multiple_of(align);
+        }
+        (at.checked_add(pages)? <= zone.end).then_some(at)
+    }
+
+    /// Is nothing mapped in the range?
+    pub fn is_free(&self, range: Range) -> bool {
+        self.mapped.range(..range.end).next_back().is_none_or(|(_, &(end, _))| end <= range.start)
+    }
+
+    /// Is every page of the range mapped?
+    pub fn is_mapped(&self, range: Range) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            match self.mapped.range(..=at).next_back() {
+                Some((_, &(end, _))) if end > at => at = end,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The mapped stretch of one protection that holds the page, and its protection.
+    pub fn stretch(&self, page: u64) -> Option<(Range, i32)> {
+        let (&start, &(end, prot)) = self.mapped.range(..=page).next_back()?;
+        (page < end).then_some((Range { start, end }, prot))
+    }
+
+    /// The parts of `range` that are mapped, in order.
+    pub fn mapped_in(&self, range: Range) -> Vec<Range> {
+        let first = self.mapped.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
+        self.mapped
+            .range(first..range.end)
+            .map(|(&start, &(end, _))| Range { start: start.max(range.start), end: end.min(range.end) })
+            .filter(|part| part.start < part.end)
+            .collect()
+    }
+
+    /// Marks the range as mapped with `prot`, whatever was there.
+    pub fn map(&mut self, range: Range, prot: i32) {
+        self.unmap(range);
+        self.pages += range.pages();
+        let (mut start, mut end) = (range.start, range.end);
+        if let Some((&before, &(before_end, before_prot))) = self.mapped.range(..start).next_back() {
+            if before_end == start && before_prot == prot {
+                start = before;
+            }
+        }
+        if let Some(&(after_end, after_prot)) = self.mapped.get(&end) {
+            if after_prot == prot {
+                self.mapped.remove(&end);
+                end = after_end;
+            }
+        }
+        self.mapped.insert(start, (end, prot));
+    }
+
+    /// Changes the protection of what is mapped in the range.
+    pub fn protect(&mut self, range: Range, prot: i32) {
+        for part in self.mapped_in(range) {
+            self.map(part, prot);
+        }
+    }
+
+    /// Marks the range as not mapped.
+    pub fn unmap(&mut self, range: Range) {
+        for part in self.mapped_in(range) {
+            let (stretch, prot) = self.stretch(part.start).expect("the part is mapped");
+            self.mapped.remove(&stretch.start);
+            if stretch.start < part.start {
+                self.mapped.insert(stretch.start, (part.start, prot));
+            }
+            if part.end < stretch.end {
+                self.mapped.insert(part.end, (stretch.end, prot));
+            }
+            self.pages -= part.pages();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Range = Range { start: 1000, end: 3000 };
+    const LARGE: Range = Range { start: 4096, end: 20480 };
+
+    /// Random operations against a page-by-page model.
+    #[test]
+    fn agrees_with_a_page_by_page_model() {
+        for seed in 1..200u64 {
+            let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let mut random = move |below: u64| {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                x % below
+            };
+            let mut space = Space::new(SMALL, LARGE);
+            let mut model = vec![None; 20480];
+            for _ in 0..120 {
+                let start = 1000 + random(8000);
+                let range = Range { start, end: start + 1 + random(700) };
+                let cells = range.start as usize..range.end as usize;
+                let prot = random(3) as i32;
+                match random(4) {
+                    0 => {
+                        let pages = 1 + random(600);
+                        if let Some(found) = space.find(pages) {
+                            assert!(space.is_free(found), "seed {seed}");
+                            assert_eq!(found.pages(), pages);
+                            space.map(found, prot);
+                            model[found.start as usize..found.end as usize].fill(Some(prot));
+                        }
+                    }
+                    1 => {
+                        space.map(range, prot);
+                        model[cells.clone()].fill(Some(prot));
+                    }
+                    2 => {
+                        space.unmap(range);
+                        model[cells.clone()].fill(None);
+                    }
+                    _ => {
+                        space.protect(range, prot);
+                        model[cells.clone()].iter_mut().flatten().for_each(|p| *p = prot);
+                    }
+                }
+                assert_eq!(space.is_free(range), model[cells.clone()].iter().all(Option::is_none), "seed {seed}");
+                assert_eq!(space.is_mapped(range), model[cells].iter().all(Option::is_some), "seed {seed}");
+                assert_eq!(space.pages(), model.iter().flatten().count() as u64, "seed {seed}");
+                let probe = random(20480);
+                assert_eq!(space.stretch(probe).map(|(_, prot)| prot), model[probe as usize], "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_mappings_merge_and_large_ones_can_double() {
+        let mut space = Space::new(SMALL, LARGE);
+        for _ in 0..100 {
+            let range = space.find(16).unwrap();
+            space.map(range, 3);
+        }
+        assert_eq!(space.mapped.len(), 1);
+        let first = space.find(1024).unwrap();
+        space.map(first, 3);
+        let second = space.find(1024).unwrap();
+        space.map(second, 3);
+        assert!(space.is_free(Range { start: first.end, end: first.end + 512 }) || second.start >= first.end + 1024);
+    }
+
+    #[test]
+    fn a_full_zone_says_so() {
+        let mut space = Space::new(SMALL, LARGE);
+        assert!(space.find(20000).is_none());
+        assert!(space.find(u64::MAX).is_none());
+        space.map(SMALL, 3);
+        assert!(space.find(1).is_none());
+    }
+}
