@@ -1,0 +1,202 @@
+//! Guards against operations that are lost, end twice, overtake what they must not, or wait for ever.
+
+use core::time::Duration;
+use farfield_core::session::{Answer, Call, ClientConversation, Expired};
+use farfield_core::time::Moment;
+use farfield_core::wire::*;
+use farfield_core::{PageId, RegionId};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const SLOTS: u32 = 8;
+const SECOND: Duration = Duration::from_secs(1);
+
+fn client(in_flight_max: u32, background_pages_max: u32) -> ClientConversation<u64> {
+    ClientConversation::new(RegionId(3), SLOTS, in_flight_max, background_pages_max)
+}
+
+fn read(page: u64, count: u32) -> Call {
+    Call::Read { page: PageId(page), count }
+}
+
+fn answer_to(head: &Head) -> Head {
+    let body = if head.kind == Kind::Read as u8 { present_words(head.count) as u32 * 8 } else { 0 };
+    Head { kind: head.kind | Kind::ANSWER, tag: head.tag, count: head.count, body, ..Head::default() }
+}
+
+#[test]
+fn demand_overtakes_queued_background() {
+    let mut client = client(64, 1000);
+    for number in 0..3 {
+        client.submit(Moment(0), read(number, 1), true, SECOND, number).unwrap();
+    }
+    client.submit(Moment(0), read(9, 1), false, SECOND, 9).unwrap();
+    let order: Vec<u64> = std::iter::from_fn(|| client.poll_send(Moment(0))).map(|sent| sent.head.page).collect();
+    assert_eq!(order, [9, 0, 1, 2]);
+}
+
+#[test]
+fn only_so_many_background_pages_are_under_way_and_demand_does_not_wait_for_them() {
+    let mut client = client(64, 10);
+    for number in 0..4 {
+        client.submit(Moment(0), read(number, 6), true, SECOND, number).unwrap();
+    }
+    let first = client.poll_send(Moment(0)).unwrap();
+    assert!(client.poll_send(Moment(0)).is_none());
+    client.submit(Moment(0), read(9, 60), false, SECOND, 9).unwrap();
+    assert_eq!(client.poll_send(Moment(0)).unwrap().head.page, 9);
+    client.on_sent(first.slot);
+    client.finish(first.slot).unwrap();
+    assert_eq!(client.poll_send(Moment(0)).unwrap().head.page, 1);
+    // One that is larger than the window alone still goes when nothing else is under way.
+    let mut alone = self::client(64, 10);
+    alone.submit(Moment(0), read(0, 60), true, SECOND, 0).unwrap();
+    assert!(alone.poll_send(Moment(0)).is_some());
+}
+
+#[test]
+fn the_server_is_never_sent_more_than_it_takes() {
+    let mut client = client(2, 1000);
+    for number in 0..4 {
+        client.submit(Moment(0), read(number, 1), false, SECOND, number).unwrap();
+    }
+    let sent = [client.poll_send(Moment(0)).unwrap(), client.poll_send(Moment(0)).unwrap()];
+    assert!(!client.wants_to_send());
+    client.on_sent(sent[1].slot);
+    assert!(matches!(client.on_head(&answer_to(&sent[1].head)), Ok(Answer::Pages { .. })));
+    client.finish(sent[1].slot).unwrap();
+    assert!(client.wants_to_send());
+}
+
+#[test]
+fn a_late_answer_is_skipped_and_a_made_up_one_breaks_the_connection() {
+    let mut client = client(8, 8);
+    client.submit(Moment(0), read(7, 1), false, Duration::from_nanos(100), 1).unwrap();
+    let sent = client.poll_send(Moment(10)).unwrap();
+    client.on_sent(sent.slot);
+    assert_eq!(client.poll_expired(Moment(99)), None);
+    assert_eq!(client.poll_expired(Moment(100)), Some(Expired::Quiet { slot: sent.slot }));
+    assert_eq!(client.finish(sent.slot).unwrap().carried, 1);
+    assert_eq!(client.on_head(&answer_to(&sent.head)), Ok(Answer::Stale));
+    let future = Head { tag: sent.head.tag + (7 << 32), ..answer_to(&sent.head) };
+    assert_eq!(client.on_head(&future), Err(WireError::Unasked));
+    let nowhere = Head { tag: 99, ..answer_to(&sent.head) };
+    assert_eq!(client.on_head(&nowhere), Err(WireError::Unasked));
+}
+
+#[test]
+fn an_answer_of_another_kind_or_to_an_unsent_question_breaks_the_connection() {
+    let mut client = client(8, 8);
+    client.submit(Moment(0), read(7, 2), false, SECOND, 1).unwrap();
+    let sent = client.poll_send(Moment(0)).unwrap();
+    assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "not sent yet");
+    client.on_sent(sent.slot);
+    let other = Head { kind: Kind::Write.answer(), body: 0, ..answer_to(&sent.head) };
+    assert!(client.on_head(&other).is_err());
+    let fewer = Head { count: 1, ..answer_to(&sent.head) };
+    assert!(client.on_head(&fewer).is_err());
+    assert!(matches!(client.on_head(&answer_to(&sent.head)), Ok(Answer::Pages { asked: 2, prefix: 8, .. })));
+    assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "twice");
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Submit { background: bool, kind: u8, count: u32, wait: u64 },
+    Send,
+    Sent { nth: usize },
+    Answer { nth: usize, fail: bool },
+    Pass { nanos: u64 },
+}
+
+fn step() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        (any::<bool>(), 0u8..3, 1u32..20, 1u64..300).prop_map(|(background, kind, count, wait)| Move::Submit {
+            background,
+            kind,
+            count,
+            wait
+        }),
+        Just(Move::Send),
+        any::<usize>().prop_map(|nth| Move::Sent { nth }),
+        (any::<usize>(), any::<bool>()).prop_map(|(nth, fail)| Move::Answer { nth, fail }),
+        (1u64..100).prop_map(|nanos| Move::Pass { nanos }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_operation_ends_exactly_once(steps in prop::collection::vec(step(), 1..300)) {
+        let mut client = client(5, 30);
+        let mut now = Moment(0);
+        let mut open = BTreeSet::new();
+        let (mut sending, mut waiting) = (Vec::new(), Vec::new());
+        for (number, step) in steps.into_iter().enumerate() {
+            match step {
+                Move::Submit { background, kind, count, wait } => {
+                    let page = PageId(number as u64);
+                    let call = match kind {
+                        0 => Call::Read { page, count },
+                        1 => Call::Write { page, count },
+                        _ => Call::Discard { page, count },
+                    };
+                    let wait = Duration::from_nanos(wait);
+                    match client.submit(now, call, background, wait, number as u64) {
+                        Ok(()) => prop_assert!(open.insert(number as u64)),
+                        Err(back) => {
+                            prop_assert_eq!(back, number as u64);
+                            prop_assert_eq!(client.in_flight(), SLOTS as usize);
+                        }
+                    }
+                }
+                Move::Send => {
+                    if let Some(sent) = client.poll_send(now) {
+                        prop_assert_eq!(sent.head.region, 3);
+                        sending.push(sent);
+                    }
+                }
+                Move::Sent { nth } if !sending.is_empty() => {
+                    let sent = sending.remove(nth % sending.len());
+                    client.on_sent(sent.slot);
+                    waiting.push(sent);
+                }
+                Move::Answer { nth, fail } if !waiting.is_empty() => {
+                    let sent = waiting.remove(nth % waiting.len());
+                    let head = match fail {
+                        true => Head { kind: Kind::ERROR, code: 3, tag: sent.head.tag, ..Head::default() },
+                        false => answer_to(&sent.head),
+                    };
+                    match client.on_head(&head).unwrap() {
+                        Answer::Pages { slot, .. } | Answer::Done { slot } | Answer::Failed { slot, .. } => {
+                            let finished = client.finish(slot).unwrap();
+                            prop_assert_eq!(finished.call, sent.call);
+                            prop_assert!(open.remove(&finished.carried), "ended twice");
+                        }
+                        Answer::Stale => panic!("nothing that waits is stale"),
+                    }
+                }
+                Move::Pass { nanos } => {
+                    now = Moment(now.0 + nanos);
+                    while let Some(expired) = client.poll_expired(now) {
+                        let (Expired::Quiet { slot } | Expired::Sending { slot } | Expired::Receiving { slot }) = expired;
+                        prop_assert_eq!(
+                            matches!(expired, Expired::Sending { .. }),
+                            sending.iter().any(|sent| sent.slot == slot)
+                        );
+                        sending.retain(|sent| sent.slot != slot);
+                        waiting.retain(|sent| sent.slot != slot);
+                        let finished = client.finish(slot).unwrap();
+                        prop_assert!(open.remove(&finished.carried), "ended twice");
+                    }
+                    prop_assert!(client.next_deadline() > now);
+                }
+                Move::Sent { .. } | Move::Answer { .. } => {}
+            }
+            prop_assert_eq!(client.in_flight(), open.len());
+            prop_assert!(sending.len() + waiting.len() <= 5);
+        }
+        while let Some(slot) = client.any() {
+            prop_assert!(open.remove(&client.finish(slot).unwrap().carried));
+        }
+        prop_assert!(open.is_empty(), "lost: {:?}", open);
+    }
+}
