@@ -1,0 +1,292 @@
+//! A client that says exactly what a test wants said, and a server to say it to.
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::{
+    ErrorCode, HEAD_BYTES, Head, Hello, Kind, ReadReply, RefuseCode, Reply, Request, SessionSecret, Stat, Welcome,
+    WireReply, WireRequest, encode_request, features,
+};
+use farfield_core::{PageId, RegionId, checksum};
+use farfield_server::{Config, Server};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// No wait of a test is longer.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Listens at a free port of this machine and at a socket of its own.
+pub fn config() -> Config {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let socket = format!("unix:@farfield-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), socket.parse().unwrap()];
+    Config { listen, ..Config::default() }
+}
+
+pub fn serve(config: Config) -> Server {
+    Server::start(config).unwrap()
+}
+
+pub fn tcp(server: &Server) -> &str {
+    &server.endpoints()[0]
+}
+
+pub fn unix(server: &Server) -> &str {
+    &server.endpoints()[1]
+}
+
+/// Waits until `done`; panics with `what` when it takes too long.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+trait Stream: Read + Write + Send {
+    fn finish(&self);
+}
+impl Stream for TcpStream {
+    fn finish(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Write);
+    }
+}
+impl Stream for UnixStream {
+    fn finish(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// A connection, spoken over by hand.
+pub struct Client {
+    stream: Box<dyn Stream>,
+    next_tag: u64,
+}
+
+/// What `Hello` got.
+pub type Greeting = Result<Welcome, RefuseCode>;
+
+pub fn hello<'a>(token: &'a str, session: Option<SessionSecret>) -> Hello<'a> {
+    Hello {
+        version_min: 1,
+        version_max: 1,
+        features: features::MAP | features::CLONE,
+        session,
+        token: token.as_bytes(),
+        client_name: "test",
+    }
+}
+
+impl Client {
+    /// Connects without a word.
+    pub fn connect(url: &str) -> Client {
+        let stream: Box<dyn Stream> = if let Some(address) = url.strip_prefix("tcp://") {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            Box::new(stream)
+        } else {
+            use std::os::linux::net::SocketAddrExt;
+            let name = url.strip_prefix("unix:@").unwrap();
+            let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+            let stream = UnixStream::connect_addr(&address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            Box::new(stream)
+        };
+        Client { stream, next_tag: 1 }
+    }
+
+    /// Connects and says hello.
+    pub fn open(url: &str, hello: &Hello<'_>) -> (Client, Greeting) {
+        let mut client = Client::connect(url);
+        let greeting = client.greet(hello);
+        (client, greeting)
+    }
+
+    /// A welcome client without a token.
+    pub fn new(url: &str) -> Client {
+        let (client, greeting) = Client::open(url, &hello("", None));
+        greeting.unwrap();
+        client
+    }
+
+    pub fn greet(&mut self, hello: &Hello<'_>) -> Greeting {
+        let mut out = Vec::new();
+        hello.encode(&mut out);
+        self.send(&out);
+        let (head, body) = self.receive().expect("an answer to hello");
+        Welcome::decode(&head, &body).unwrap().map_err(|refusal| refusal.code)
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
+    }
+
+    /// The next frame; `None` when the server has closed.
+    pub fn receive(&mut self) -> Option<(Head, Vec<u8>)> {
+        let mut head = [0; HEAD_BYTES];
+        match self.stream.read_exact(&mut head) {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return None,
+            Err(error) => panic!("no answer: {error}"),
+        }
+        let head = Head::decode(&head).unwrap().unwrap();
+        let mut body = vec![0; head.body as usize];
+        self.stream.read_exact(&mut body).unwrap();
+        Some((head, body))
+    }
+
+    /// Reads until the server closes; panics if it does not.
+    pub fn expect_close(&mut self) {
+        while self.receive().is_some() {}
+    }
+
+    /// Says nothing more and takes whatever comes until the server closes. The number of bytes.
+    pub fn drain(&mut self) -> usize {
+        self.stream.finish();
+        let mut bytes = Vec::new();
+        match self.stream.read_to_end(&mut bytes) {
+            Ok(_) => bytes.len(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the server does not close");
+                bytes.len()
+            }
+        }
+    }
+
+    pub fn request(&mut self, request: Request<'_>) -> u64 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let mut out = Vec::new();
+        encode_request(&WireRequest { tag, background: false, deadline: None, request }, &mut out);
+        self.send(&out);
+        tag
+    }
+
+    /// Asks and waits for the answer.
+    pub fn ask(&mut self, request: Request<'_>) -> Result<Reply, ErrorCode> {
+        let tag = self.request(request);
+        self.answer(tag)
+    }
+
+    fn answer(&mut self, tag: u64) -> Result<Reply, ErrorCode> {
+        let (head, body) = self.receive().expect("an answer");
+        let reply = WireReply::decode(&head, &body).unwrap();
+        assert_eq!(reply.tag, tag);
+        match reply.reply {
+            Reply::Failed { code, .. } => Err(code),
+            reply => Ok(reply),
+        }
+    }
+
+    pub fn create(&mut self, pages: u64) -> Result<RegionId, ErrorCode> {
+        match self.ask(Request::CreateRegion { pages })? {
+            Reply::Created { region } => Ok(region),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The frame of a write of pages that are full of the given values.
+    pub fn write_frame(&mut self, region: RegionId, first: u64, values: &[u64]) -> (u64, Vec<u8>) {
+        let pages: Vec<Vec<u8>> = values.iter().map(|value| page_of(*value)).collect();
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let head = Head {
+            body: (pages.len() * (8 + PAGE_BYTES)) as u32,
+            kind: Kind::Write as u8,
+            tag,
+            count: pages.len() as u32,
+            region: region.0,
+            page: first,
+            ..Head::default()
+        };
+        let mut out = head.encode().to_vec();
+        pages.iter().for_each(|page| out.extend_from_slice(&checksum(page).to_le_bytes()));
+        pages.iter().for_each(|page| out.extend_from_slice(page));
+        (tag, out)
+    }
+
+    pub fn write(&mut self, region: RegionId, first: u64, values: &[u64]) -> Result<(), ErrorCode> {
+        let (tag, frame) = self.write_frame(region, first, values);
+        self.send(&frame);
+        self.answer(tag).map(|reply| assert_eq!(reply, Reply::Done))
+    }
+
+    /// The values that the pages are full of; `None` for absent ones.
+    pub fn read(&mut self, region: RegionId, first: u64, count: u32) -> Result<Vec<Option<u64>>, ErrorCode> {
+        let tag = self.request(Request::Read { region, page: PageId(first), count });
+        let (head, body) = self.receive().expect("an answer");
+        assert_eq!(head.tag, tag);
+        if head.kind == Kind::ERROR {
+            return Err(ErrorCode::from_number(head.code));
+        }
+        Ok(read_values(&head, &body, count))
+    }
+
+    pub fn discard(&mut self, region: RegionId, first: u64, count: u32) -> Result<(), ErrorCode> {
+        self.ask(Request::Discard { region, page: PageId(first), count }).map(|reply| assert_eq!(reply, Reply::Done))
+    }
+
+    pub fn clone_region(&mut self, region: RegionId) -> Result<u128, ErrorCode> {
+        match self.ask(Request::CloneRegion { region })? {
+            Reply::Ticket { secret } => Ok(secret),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn claim(&mut self, ticket: u128) -> Result<RegionId, ErrorCode> {
+        match self.ask(Request::ClaimRegion { ticket })? {
+            Reply::Claimed { region, .. } => Ok(region),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn stat(&mut self) -> Stat {
+        match self.ask(Request::Stat) {
+            Ok(Reply::Stat(stat)) => stat,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Pages in the answer to a read, each checked against its checksum and for being full of one value.
+pub fn read_values(head: &Head, body: &[u8], count: u32) -> Vec<Option<u64>> {
+    let prefix = ReadReply::prefix_bytes(head, count).unwrap();
+    let reply = ReadReply::decode(head, count, &body[..prefix]).unwrap();
+    let mut pages = body[prefix..].chunks_exact(PAGE_BYTES);
+    let mut present = 0;
+    let mut value_of = |index| {
+        reply.is_present(index).then(|| {
+            let page = pages.next().unwrap();
+            assert_eq!(checksum(page), reply.sum_of_present(present));
+            present += 1;
+            let value = u64::from_le_bytes(page[..8].try_into().unwrap());
+            assert_eq!(page, page_of(value));
+            value
+        })
+    };
+    (0..count).map(&mut value_of).collect()
+}
+
+pub fn page_of(value: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat(PAGE_BYTES / 8)
+}
+
+/// Small repeatable random numbers (xorshift).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
