@@ -406,3 +406,43 @@ fn room_is_set_aside_and_given_back_over_a_unix_socket() {
     assert_eq!(other.write(region, 0, &[1; 50]), Err(ErrorCode::PoolFull));
     assert_eq!(other.ask(Request::Read { region, page: PageId(0), count: 1 }), Ok(Reply::Read));
 }
+
+#[test]
+fn metrics_say_what_happened() {
+    use std::io::{Read, Write};
+    let metrics = Some("127.0.0.1:0".parse().unwrap());
+    let server = serve(Config { metrics, ..two_tenants() });
+    let (mut alice, _) = Client::open(tcp(&server), &hello("a-token", None));
+    let region = alice.create(1000).unwrap();
+    alice.write(region, 0, &[1; 10]).unwrap();
+    alice.read(region, 5, 10).unwrap();
+    assert_eq!(alice.write(region, 0, &[1; 256]).and(alice.write(region, 256, &[1])), Err(ErrorCode::PoolFull));
+    // Connections add up at the end of a batch; after the answer to the next request they have.
+    alice.stat();
+    let get = |request: &str| {
+        let mut stream = std::net::TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = get("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    for line in [
+        "farfield_used_bytes 1048576",
+        "farfield_regions 1",
+        "farfield_tenant_used_bytes{tenant=\"alice\"} 1048576",
+        "farfield_tenant_used_bytes{tenant=\"bob\"} 0",
+        "farfield_read_pages_total 5",
+        "farfield_absent_pages_total 5",
+        "farfield_full_requests_total 1",
+        "farfield_requests_total{kind=\"write\"} 3",
+        "# EOF",
+    ] {
+        assert!(answer.lines().any(|found| found == line), "{line} is not in\n{answer}");
+    }
+    assert!(get("GET /secret HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    assert!(get("rubbish\r\n\r\n").starts_with("HTTP/1.1 400 "));
+    assert!(!answer.contains("a-token"));
+}

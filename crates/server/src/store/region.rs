@@ -25,7 +25,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memfd;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -143,12 +143,6 @@ impl Region {
         self.pages
     }
 
-    /// Pages that are charged to this region alone (its top and the frozen layers that it shares with nobody).
-    pub(crate) fn own_pages(&self) -> u64 {
-        let stack = self.read_lock();
-        stack.top().charged_pages() + stack.own_frozen().map(|(_, layer)| layer.charged_pages()).sum::<u64>()
-    }
-
     fn read_lock(&self) -> RwLockReadGuard<'_, Stack> {
         // A panic under the lock is a bug, but no reason to take every other client down: each change of the stack is one
         // assignment, so what is there is consistent.
@@ -168,7 +162,7 @@ impl Region {
 
     /// Stores the pages in `bytes`, one after the other, from `first` on. Charges what is new before anything is stored.
     pub(crate) fn write(&self, first: PageId, bytes: &[u8], sum: impl Fn(u32) -> u64) -> Result<(), StoreError> {
-        debug_assert!(bytes.len() % PAGE_BYTES == 0);
+        debug_assert!(bytes.len().is_multiple_of(PAGE_BYTES));
         let run = self.check_run(first, (bytes.len() / PAGE_BYTES) as u64)?;
         let stack = self.read_lock();
         let (top, top_number) = (stack.top(), stack.top_number());

@@ -1,5 +1,5 @@
 //! A client that says exactly what a test wants said, and a server to say it to.
-#![allow(dead_code)] // Each test file uses a part of it.
+#![allow(dead_code, unreachable_pub)] // Each test file uses a part of it.
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
