@@ -1,5 +1,5 @@
 // A random history of memory calls on one arena, checked page by page against a model; threads read what does not change,
-// children check what they inherit. The same seed gives the same history.
+// children check what they inherit. The same seed gives the same history. Arguments: rounds, first seed.
 #include "probe.h"
 
 enum { PAGES = 12288 }; // 48 MiB.
@@ -129,12 +129,13 @@ static void *reader(void *number) {
 
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 3;
+    int seed = argc > 2 ? atoi(argv[2]) : 0;
     arena = anon(PAGES * PAGE);
     for (int i = 0; i < PAGES; i++) writable[i] = 1;
-    for (int round = 0; round < rounds; round++) history(round + 1, 400);
+    for (int round = 0; round < rounds; round++) history(seed + round + 1, 400);
     pthread_t threads[2];
     for (size_t i = 0; i < 2; i++) NEED(pthread_create(&threads[i], NULL, reader, (void *)i) == 0);
-    for (int round = 0; round < rounds; round++) history(round + 101, 400);
+    for (int round = 0; round < rounds; round++) history(seed + round + 101, 400);
     atomic_store(&stop, 1);
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
     return 0;

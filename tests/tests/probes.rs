@@ -55,14 +55,20 @@ probes! {
     foreign,
 }
 
+/// `FARFIELD_SEED` chooses other histories; `cargo x soak` goes on for as long as one likes.
+fn random_histories(mode: &str) {
+    let seed = std::env::var("FARFIELD_SEED").unwrap_or_else(|_| "0".into());
+    same_in_mode("torture", &[tier("3", "60"), &seed], mode);
+}
+
 #[test]
 fn random_histories_match_the_model() {
-    same_in_mode("torture", &[tier("3", "60")], "auto");
+    random_histories("auto");
 }
 
 #[test]
 fn random_histories_match_the_model_with_handler_threads() {
-    same_in_mode("torture", &[tier("3", "60")], "thread");
+    random_histories("thread");
 }
 
 /// io_uring may be refused as kernels refuse it, so that programs fall back; if it is there, it must be right.

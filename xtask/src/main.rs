@@ -1,2 +1,74 @@
-//! cargo x
-fn main() {}
+//! `cargo x`: every chore of the project by one command.
+
+mod chores;
+mod demo;
+mod measured;
+mod tests;
+mod text;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo x CHORE
+
+  demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
+  build              release build: farfield and libfarfield_preload.so, in target/release
+  test [PART]...     every test of the CI tier, or only: unit probes programs budget faults leftovers
+                     after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
+  deep [MINUTES]     the second tier: larger jobs, fuzzing and soaking for MINUTES each (default 10), and a summary
+  ci                 fmt --check, lint, doc, test: what must pass before a change goes in
+  fmt [--check]      format all Rust code
+  lint               clippy on everything, warnings are errors
+  doc                API documentation, warnings are errors
+  fuzz [TARGET] [S]  fuzz one target, or all, for S seconds each (default 60; needs cargo-fuzz and a nightly toolchain)
+  soak [MINUTES]     random memory histories with a new seed each time (default 10 minutes)
+  bench ...          the experiments: cargo x bench --help
+  clean              remove what builds, demos and tests left in target
+  help               this text";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo x: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(words: &[String]) -> Result<()> {
+    let (chore, rest) = match words.split_first() {
+        Some((chore, rest)) => (chore.as_str(), rest),
+        None => ("help", words),
+    };
+    if rest.iter().take_while(|word| *word != "--").any(|word| word == "--help" || word == "-h") && chore != "bench" {
+        println!("{HELP}");
+        return Ok(());
+    }
+    match chore {
+        "build" => chores::build(),
+        "demo" => demo::run(),
+        "test" => tests::test(rest),
+        "deep" => tests::deep(rest),
+        "ci" => {
+            chores::fmt(&["--check".into()])?;
+            chores::lint()?;
+            chores::doc()?;
+            tests::test(&[])
+        }
+        "fmt" => chores::fmt(rest),
+        "lint" => chores::lint(),
+        "doc" => chores::doc(),
+        "fuzz" => chores::fuzz(rest),
+        "soak" => tests::soak(rest),
+        "bench" => chores::bench(rest),
+        "clean" => chores::cargo(&["clean"], &[]),
+        "help" | "--help" | "-h" => {
+            println!("{HELP}");
+            Ok(())
+        }
+        other => bail!("no chore is called {other:?}\n\n{HELP}"),
+    }
+}

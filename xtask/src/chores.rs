@@ -1,0 +1,109 @@
+//! The small chores: each is one cargo command.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The root of the project.
+pub(crate) fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ has a parent")
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    project().join(chosen.unwrap_or_else(|| "target".into()))
+}
+
+/// The `farfield` binary of the release build.
+pub(crate) fn farfield() -> PathBuf {
+    target().join("release/farfield")
+}
+
+/// Runs cargo in the project, with these additions to the environment.
+pub(crate) fn cargo(words: &[impl AsRef<OsStr>], environment: &[(&str, &OsStr)]) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(project()).args(words).envs(environment.iter().copied());
+    let status = command.status().context("cannot start cargo")?;
+    let text: Vec<_> = words.iter().map(|word| word.as_ref().to_string_lossy()).collect();
+    ensure!(status.success(), "failed: cargo {}", text.join(" "));
+    Ok(())
+}
+
+/// What users get: the command and the library, optimised.
+pub(crate) fn build() -> Result<()> {
+    cargo(&["build", "--release", "-p", "farfield-cli", "-p", "farfield-preload"], &[])?;
+    for name in ["farfield", "libfarfield_preload.so"] {
+        let path = target().join("release").join(name);
+        ensure!(path.is_file(), "the build made no {}", path.display());
+    }
+    Ok(())
+}
+
+pub(crate) fn fmt(rest: &[String]) -> Result<()> {
+    let mut words = vec!["fmt".to_owned(), "--all".into()];
+    words.extend(rest.iter().cloned());
+    cargo(&words, &[])
+}
+
+pub(crate) fn lint() -> Result<()> {
+    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+}
+
+pub(crate) fn doc() -> Result<()> {
+    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", OsStr::new("-D warnings"))])
+}
+
+pub(crate) fn bench(rest: &[String]) -> Result<()> {
+    build()?;
+    let mut words: Vec<String> = ["run", "--release", "--quiet", "-p", "farfield-bench", "--"].map(String::from).into();
+    words.extend(rest.iter().cloned());
+    cargo(&words, &[])
+}
+
+/// The fuzz targets that exist, by name.
+pub(crate) fn fuzz_targets() -> Vec<String> {
+    let folder = project().join("fuzz/fuzz_targets");
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let rust = entries.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("rs")));
+    let mut names: Vec<String> = rust.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+    names.sort();
+    names
+}
+
+pub(crate) fn fuzz(rest: &[String]) -> Result<()> {
+    let targets = fuzz_targets();
+    let (names, seconds) = match rest {
+        [] => (targets.clone(), 60),
+        [one] if one.parse::<u64>().is_ok() => (targets.clone(), one.parse()?),
+        [one] => (vec![one.clone()], 60),
+        [one, seconds] => (vec![one.clone()], seconds.parse().context("the second word is a number of seconds")?),
+        _ => bail!("cargo x fuzz [TARGET] [SECONDS]"),
+    };
+    ensure!(!targets.is_empty(), "there are no fuzz targets (fuzz/fuzz_targets/*.rs)");
+    for name in &names {
+        ensure!(targets.contains(name), "no fuzz target is called {name}; there are: {}", targets.join(" "));
+        fuzz_one(name, seconds)?;
+    }
+    Ok(())
+}
+
+/// Fuzzes one target for a while.
+pub(crate) fn fuzz_one(name: &str, seconds: u64) -> Result<()> {
+    let time = format!("-max_total_time={seconds}");
+    // Through rustup: the toolchain that runs `cargo x` is a stable one.
+    let status = Command::new("rustup")
+        .args(["run", "nightly", "cargo", "fuzz", "run", name, "--", &time])
+        .current_dir(project())
+        .env_remove("CARGO")
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .status()
+        .context("cannot start rustup")?;
+    ensure!(
+        status.success(),
+        "fuzz target {name} failed, or cargo-fuzz is absent (rustup toolchain install nightly; cargo install cargo-fuzz)"
+    );
+    Ok(())
+}
