@@ -121,6 +121,8 @@ fn run_point(
         farfield: settings.farfield.as_deref(),
         ledger: &settings.ledger,
     };
+    let mut folders = vec![scratch];
+    folders.extend(settings.farfield.as_deref().and_then(Path::parent));
     let chosen =
         |name: &&String| settings.only.is_empty() || settings.only.contains(name) || **name == experiment.baseline;
     let names: Vec<&String> = experiment.contenders.iter().filter(chosen).collect();
@@ -151,7 +153,7 @@ fn run_point(
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => {
-                    let status = setback(&error);
+                    let status = setback(&error, &folders);
                     report_setback(name, &format!("{error:#}"));
                     setbacks.insert(name, status);
                 }
@@ -178,10 +180,14 @@ fn report_setback(name: &str, why: &str) {
     eprintln!("       {name:<13} left out: {why}");
 }
 
-fn setback(error: &anyhow::Error) -> Status {
+/// What a line says of an error. Lines are published, so folders of this machine do not get into them.
+fn setback(error: &anyhow::Error, folders: &[&Path]) -> Status {
+    let plain = |text: &str| {
+        folders.iter().fold(text.to_string(), |text, folder| text.replace(&format!("{}/", folder.display()), ""))
+    };
     match error.downcast_ref::<Unavailable>() {
-        Some(Unavailable { why, remedy }) => Status::Unavailable { why: why.clone(), remedy: remedy.clone() },
-        None => Status::Failed { why: format!("{error:#}") },
+        Some(Unavailable { why, remedy }) => Status::Unavailable { why: plain(why), remedy: remedy.clone() },
+        None => Status::Failed { why: plain(&format!("{error:#}")) },
     }
 }
 
@@ -193,9 +199,16 @@ mod tests {
     #[test]
     fn what_is_missing_is_told_from_what_went_wrong() {
         let missing = unavailable("no zram", "modprobe zram").context("while setting up");
-        assert_eq!(setback(&missing), Status::Unavailable { why: "no zram".into(), remedy: "modprobe zram".into() });
+        assert_eq!(
+            setback(&missing, &[]),
+            Status::Unavailable { why: "no zram".into(), remedy: "modprobe zram".into() }
+        );
         let wrong = anyhow::anyhow!("7 reads brought wrong data").context("under farfield run");
-        assert!(matches!(setback(&wrong), Status::Failed { why } if why.contains("7 reads")));
+        assert!(matches!(setback(&wrong, &[]), Status::Failed { why } if why.contains("7 reads")));
+        let missing_symbol = anyhow::anyhow!("/home/me/build/random: symbol lookup error: /home/me/lib.so");
+        let folders = [Path::new("/home/me/build"), Path::new("/home/me")];
+        let expected = Status::Failed { why: "random: symbol lookup error: lib.so".into() };
+        assert_eq!(setback(&missing_symbol, &folders), expected);
     }
 
     #[test]

@@ -29,6 +29,14 @@ impl fmt::Display for Value {
     }
 }
 
+impl std::str::FromStr for Value {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Value, Self::Err> {
+        Ok(text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number))
+    }
+}
+
 /// One combination of parameters.
 pub type Point = BTreeMap<String, Value>;
 
@@ -208,6 +216,16 @@ impl Experiment {
         Ok(points)
     }
 
+    /// Gives `key` one value, or several to sweep, in full and smoke runs.
+    pub fn set(&mut self, key: &str, values: Vec<Value>) -> Result<()> {
+        for parameters in [&mut self.parameters, &mut self.quick.parameters] {
+            parameters.remove(key);
+        }
+        self.quick.sweep.remove(key);
+        self.sweep.insert(key.to_string(), values);
+        self.points(false).and(self.points(true)).map(drop).with_context(|| format!("experiment {}", self.name))
+    }
+
     /// Names of the swept parameters that have more than one value.
     pub fn axes(&self, quick: bool) -> Vec<String> {
         let mut sweep = self.sweep.clone();
@@ -353,6 +371,18 @@ mod tests {
         let points = experiment.points(false).unwrap();
         let covered = points.iter().filter(|p| experiment.bars[0].covers("native", "swap-zram", p)).count();
         assert_eq!(covered, 2);
+    }
+
+    #[test]
+    fn parameters_can_be_set_and_are_checked_again() {
+        let mut experiment = Experiment::parse(SMALL).unwrap();
+        experiment.set("near_percent", vec![Value::Number(50), Value::Number(75)]).unwrap();
+        experiment.set("threads", vec![Value::Number(4)]).unwrap();
+        assert_eq!(experiment.points(false).unwrap().len(), 4);
+        assert_eq!(experiment.axes(true), ["compressible", "near_percent"]);
+        experiment.set("ops", vec![Value::Number(1)]).unwrap();
+        assert!(experiment.set("opps", vec![Value::Number(1)]).is_err());
+        assert!(experiment.set("data_mib", vec![Value::Text("big".into())]).is_err());
     }
 
     fn check(from: &str, to: &str, complaint: &str) {

@@ -62,6 +62,9 @@ struct Run {
     /// Seed of data and order.
     #[arg(long)]
     seed: Option<u64>,
+    /// Other values of a parameter: `data_mib=512`, or to sweep `near_percent=10,25,50`.
+    #[arg(long, value_name = "NAME=VALUE[,VALUE]", value_parser = assignment)]
+    set: Vec<Assignment>,
     /// Only these contenders, and the baseline.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -77,6 +80,14 @@ struct Run {
     /// Folder for programs and swap files; on a disk, not tmpfs, for swap-file [default: target of the tree].
     #[arg(long)]
     scratch: Option<PathBuf>,
+}
+
+type Assignment = (String, Vec<experiment::Value>);
+
+fn assignment(text: &str) -> Result<Assignment> {
+    let (key, values) = text.split_once('=').context("write NAME=VALUE")?;
+    let values = values.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    Ok((key.to_string(), values))
 }
 
 #[derive(Debug, Args)]
@@ -162,7 +173,12 @@ fn select(names: &[String]) -> Result<Vec<Experiment>> {
 
 impl Run {
     fn execute(self) -> Result<i32> {
-        let experiments = select(&self.names)?;
+        let mut experiments = select(&self.names)?;
+        for experiment in &mut experiments {
+            for (key, values) in &self.set {
+                experiment.set(key, values.clone())?;
+            }
+        }
         for name in &self.only {
             contender::known(name)?;
         }

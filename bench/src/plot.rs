@@ -28,8 +28,18 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 52.0;
-/// Told apart by people who do not see all colours (Okabe and Ito).
-const COLOURS: [&str; 6] = ["#999999", "#d55e00", "#e69f00", "#0072b2", "#56b4e9", "#009e73"];
+/// The same for a name in all plots; told apart by people who do not see all colours (Okabe and Ito).
+const COLOURS: [(&str, &str); 5] = [
+    ("native", "#999999"),
+    ("swap-zram", "#d55e00"),
+    ("swap-file", "#e69f00"),
+    ("farfield", "#0072b2"),
+    ("farfield-tcp", "#56b4e9"),
+];
+
+fn colour(name: &str) -> &'static str {
+    COLOURS.iter().find(|(known, _)| *known == name).map_or("#009e73", |(_, colour)| colour)
+}
 
 /// The least step of 1, 2 or 5 times a power of ten that cuts `max` into at most six parts.
 fn tick_step(max: f64) -> f64 {
@@ -87,7 +97,7 @@ impl Plot {
             tick += step;
         }
         for (index, series) in self.series.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+            let colour = colour(&series.name);
             let (x, at) = (WIDTH - RIGHT + 14.0, TOP + 2.0 + 20.0 * index as f64);
             writeln!(out, "<rect x=\"{x}\" y=\"{at}\" width=\"11\" height=\"11\" fill=\"{colour}\"/>").ok();
             let bar_width = place_width * 0.8 / self.series.len() as f64;
