@@ -13,6 +13,8 @@ core::arch::global_asm!(
     // Callers are inlined into other crates, so the name must be visible to the linker, but not beyond.
     ".globl farfield_local_gate",
     ".hidden farfield_local_gate",
+    ".globl farfield_local_gate",
+    ".hidden farfield_local_gate",
     "farfield_local_gate:",
     "syscall",
     "ret",

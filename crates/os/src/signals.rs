@@ -29,6 +29,8 @@ core::arch::global_asm!(
     ".pushsection .text.farfield_restorer,\"ax\",@progbits",
     ".balign 16",
     "nop",
+    ".globl farfield_restorer",
+    ".hidden farfield_restorer",
     "farfield_restorer:",
     "mov eax, 15",
     "syscall",

@@ -59,6 +59,8 @@ pub struct Control {
     pub far_peak_bytes: AtomicU64,
     /// Mode asked for ([`Mode`] as number).
     pub mode: AtomicU32,
+    /// Mode in which pages were served ([`Mode`] as number); 0 = no process ever came near the limit.
+    pub mode_used: AtomicU32,
     /// Processes that ever took a slot.
     pub processes: AtomicU32,
     /// Exit code from [`exit`] if a process had to stop because of us, with the reason in `reason`.

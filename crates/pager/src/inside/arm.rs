@@ -28,9 +28,10 @@ const LOOK_MIN: Duration = Duration::from_micros(300);
 /// Between two looks while armed.
 const TICK: Duration = Duration::from_millis(2);
 
-/// Near bytes of the job at which its processes arm.
+/// Near bytes of the job at which its processes arm: far enough below the limit that the monitor, which may be late by
+/// some milliseconds, does not miss it.
 fn threshold(limit: i64) -> i64 {
-    limit - (limit / 8).max(2 << 20)
+    limit - (limit / 8).max((limit / 2).min(64 << 20))
 }
 
 /// The program may now touch `touchable` bytes: is it time to watch it?
@@ -148,6 +149,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
         fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
     }
     runtime.slot().state.store(1, Ordering::Relaxed);
+    runtime.control().mode_used.store(1, Ordering::Relaxed);
     if ticket.is_none() {
         take_stock(runtime, armed);
     }

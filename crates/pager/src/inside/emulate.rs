@@ -45,8 +45,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_clone => forking::fork(context, args),
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
-        libc::SYS_close => error(libc::EBADF),
-        libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
+        libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),
         _ => return Outcome::Forward,
     };
@@ -318,9 +317,14 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     if size != 8 {
         return error(libc::EINVAL);
     }
-    let Some(set) = guard::peek::<SignalSet>(set) else { return error(libc::EFAULT) };
     let before = *context.mask();
+    let asked = if set == 0 { None } else { guard::peek::<SignalSet>(set) };
+    if set != 0 && asked.is_none() {
+        return error(libc::EFAULT);
+    }
+    let set = asked.unwrap_or(0);
     let after = match how as i32 {
+        _ if asked.is_none() => before,
         libc::SIG_BLOCK => before | set,
         libc::SIG_UNBLOCK => before & !set,
         libc::SIG_SETMASK => set,
@@ -339,28 +343,40 @@ fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
     if size != 8 {
         return error(libc::EINVAL);
     }
-    let Some(mut action) = guard::peek::<Action>(new) else { return error(libc::EFAULT) };
-    let before = match action_index(signal as i32) {
-        Some(index) => {
-            if RUNTIME.is_borrowed() {
-                // A child that shares our memory until it executes something: its own setting ends there.
-                return Outcome::Done(0);
-            }
-            core::mem::replace(&mut RUNTIME.program_actions.lock()[index], action)
-        }
-        None => {
-            action.mask &= !OURS;
-            // SAFETY: the program's own handler.
-            match unsafe { signals::set_action(signal as i32, &action) } {
-                Ok(before) => before,
+    let before = if new == 0 {
+        match action_index(signal as i32) {
+            Some(index) => RUNTIME.program_actions.lock()[index],
+            None => match signals::action(signal as i32) {
+                Ok(action) => action,
                 Err(errno) => return error(errno.0),
-            }
+            },
+        }
+    } else {
+        let Some(action) = guard::peek::<Action>(new) else { return error(libc::EFAULT) };
+        match replace_action(signal as i32, action) {
+            Ok(Some(before)) => before,
+            Ok(None) => return Outcome::Done(0),
+            Err(errno) => return error(errno.0),
         }
     };
     if old != 0 && !guard::poke(old, before) {
         return error(libc::EFAULT);
     }
     Outcome::Done(0)
+}
+
+/// Sets an action; the one before. `None`: it would change the parent of a vfork child.
+fn replace_action(signal: i32, mut action: Action) -> farfield_os::Result<Option<Action>> {
+    match action_index(signal) {
+        // A child that shares our memory until it executes something: its own setting ends there.
+        Some(_) if RUNTIME.is_borrowed() => Ok(None),
+        Some(index) => Ok(Some(core::mem::replace(&mut RUNTIME.program_actions.lock()[index], action))),
+        None => {
+            action.mask &= !OURS;
+            // SAFETY: the program's own handler.
+            unsafe { signals::set_action(signal, &action) }.map(Some)
+        }
+    }
 }
 
 /// `sigaltstack`: the kernel's is ours, of at least the size asked for; the program sees what it set.
@@ -396,6 +412,9 @@ fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
 
 /// A filter of the program's own: installed as it is, except that our own calls are exempt.
 fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
+    if number as i64 == libc::SYS_prctl && args[0] != libc::PR_SET_SECCOMP as usize {
+        return Outcome::Forward;
+    }
     let (install, header) = match number as i64 {
         libc::SYS_prctl => (args[1] == libc::SECCOMP_MODE_FILTER as usize, args[2]),
         _ => (args[0] == libc::SECCOMP_SET_MODE_FILTER as usize, args[2]),

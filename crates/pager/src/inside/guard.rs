@@ -36,6 +36,8 @@ const IOVECS: usize = 32;
 core::arch::global_asm!(
     ".pushsection .text.farfield_forward,\"ax\",@progbits",
     ".balign 16",
+    ".globl farfield_forward_stub",
+    ".hidden farfield_forward_stub",
     "farfield_forward_stub:",
     "call qword ptr [rip + 2f]",
     // rcx and r11 are free: the kernel has overwritten them.
@@ -51,13 +53,6 @@ core::arch::global_asm!(
 
 unsafe extern "C" {
     fn farfield_forward_stub();
-}
-
-/// One buffer of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Buffer {
-    address: usize,
-    len: usize,
 }
 
 /// Lets the kernel make the call, with its buffers near and held.
@@ -432,7 +427,7 @@ pub fn clone_thread(context: &Context) -> Outcome {
     let args = context.arguments();
     let (flags, stack, parent_tid, child_tid, tls) = (args[0], args[1], args[2], args[3], args[4]);
     if settled_phase(runtime) == Phase::Armed {
-        let mut keep = |address: usize, below: usize, above: usize| {
+        let keep = |address: usize, below: usize, above: usize| {
             if window::contains(address) {
                 let start = window::page_of(address.saturating_sub(below).max(window::BASE)).0;
                 let end = window::page_of(address + above).0 + 1;

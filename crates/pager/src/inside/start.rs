@@ -4,20 +4,22 @@ use super::runtime::{Phase, RUNTIME, fail};
 use super::{exec, signal, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, SLOTS, exit};
 use crate::{filter, window};
+use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use farfield_os::{Errno, file, gate, memory, process, seccomp, signals};
 
 /// The preload library's constructor. Without [`ENV_CONTROL`] it does nothing. If it cannot do its work the program
 /// does not start: a job that was given a budget never runs without one.
-pub fn start() {
-    // SAFETY: constructors run before the program's threads; nobody changes the environment.
-    let path = unsafe { libc::getenv(c_control().as_ptr()) };
-    if path.is_null() {
-        return;
-    }
-    // SAFETY: getenv's result is a NUL-terminated string.
-    let path = unsafe { core::ffi::CStr::from_ptr(path) };
-    if let Err((step, errno)) = set_up(path) {
+///
+/// # Safety
+/// `environment` must be the NULL-terminated environment that the loader passes to constructors. (The C library is
+/// not initialised yet: its own `getenv` would find nothing.)
+pub unsafe fn start(environment: *const *const libc::c_char) {
+    // SAFETY: passed on to the caller.
+    let (control, preload) =
+        unsafe { (variable(environment, ENV_CONTROL.as_bytes()), variable(environment, b"LD_PRELOAD")) };
+    let Some(control) = control else { return };
+    if let Err((step, errno)) = set_up(control, preload.unwrap_or(c"")) {
         fail(
             exit::REFUSED,
             format_args!("cannot run this program with far memory: {step}: {errno}. Try `farfield doctor`."),
@@ -25,10 +27,27 @@ pub fn start() {
     }
 }
 
-fn c_control() -> &'static core::ffi::CStr {
-    const NAME: &core::ffi::CStr = c"FARFIELD_CONTROL";
-    const _: () = assert!(NAME.to_bytes().len() == ENV_CONTROL.len());
-    NAME
+/// The value of an environment variable.
+///
+/// # Safety
+/// As for [`start`].
+unsafe fn variable(environment: *const *const libc::c_char, name: &[u8]) -> Option<&'static CStr> {
+    let mut at = environment;
+    loop {
+        // SAFETY: the array ends with NULL; its entries are NUL-terminated and stay.
+        let entry = unsafe {
+            if (*at).is_null() {
+                return None;
+            }
+            CStr::from_ptr(*at)
+        };
+        let bytes = entry.to_bytes_with_nul();
+        if bytes.starts_with(name) && bytes.get(name.len()) == Some(&b'=') {
+            return CStr::from_bytes_with_nul(&bytes[name.len() + 1..]).ok();
+        }
+        // SAFETY: not yet at the end.
+        at = unsafe { at.add(1) };
+    }
 }
 
 /// File name of the preload library.
@@ -40,11 +59,7 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
     move |errno| (step, errno)
 }
 
-fn set_up(path: &core::ffi::CStr) -> Result<(), Step> {
-    // SAFETY: as in `start`.
-    let preload = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()) };
-    // SAFETY: getenv's result is a NUL-terminated string.
-    let preload = if preload.is_null() { c"" } else { unsafe { core::ffi::CStr::from_ptr(preload) } };
+fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
     let control = map_control(path)?;
@@ -81,7 +96,7 @@ fn set_up(path: &core::ffi::CStr) -> Result<(), Step> {
     Ok(())
 }
 
-fn map_control(path: &core::ffi::CStr) -> Result<&'static Control, Step> {
+fn map_control(path: &CStr) -> Result<&'static Control, Step> {
     let fd = file::open(path, libc::O_RDWR)
         .map_err(at("the job's control block cannot be opened (has farfield run ended?)"))?;
     // SAFETY: a new mapping.
@@ -134,14 +149,15 @@ fn map_gate() -> farfield_os::Result<()> {
     Ok(())
 }
 
-/// Makes glibc's malloc continue its heap in the window: `sbrk` starts from this exported word.
+unsafe extern "C" {
+    /// glibc's program break (exported since 2.2.5).
+    static mut __curbrk: usize;
+}
+
+/// Makes glibc's malloc continue its heap in the window: `sbrk` starts from this word.
 fn move_break() {
-    // SAFETY: looks up a symbol by a constant name.
-    let word = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__curbrk".as_ptr()) }.cast::<usize>();
-    if !word.is_null() {
-        // SAFETY: glibc's own variable, and no other thread runs.
-        unsafe { word.write(window::BASE) };
-    }
+    // SAFETY: no other thread runs yet.
+    unsafe { __curbrk = window::BASE };
 }
 
 /// Does a filter of ours, kept over exec, answer already? clone3 with nonsense says EINVAL without one.

@@ -17,6 +17,8 @@ core::arch::global_asm!(
     ".balign 8",
     ".type farfield_thread,@object",
     ".size farfield_thread,8",
+    ".globl farfield_thread",
+    ".hidden farfield_thread",
     "farfield_thread:",
     ".zero 8",
     ".popsection",
