@@ -1,0 +1,280 @@
+//! Guards what the pool promises about lanes to a real server: no allocation after opening, typed errors for everything
+//! when the server dies, room counted for one-sided writers, and pools of several servers.
+
+use farfield_core::PageId;
+use farfield_pool::{
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance,
+};
+use farfield_server::{Config, Server};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that is going away has no counter any more, and nobody asks for it.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: hands everything to the system allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: passed on.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations and releases of this thread while `work` runs.
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn serve(configure: impl FnOnce(&mut Config)) -> Server {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let socket = format!("unix:@farfield-lanes-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), socket.parse().unwrap()];
+    let mut config = Config { listen, ..Config::default() };
+    configure(&mut config);
+    Server::start(config).unwrap()
+}
+
+fn filled(pages: usize, byte: u8) -> Buffer {
+    let mut buffer = Buffer::new(pages);
+    buffer.bytes_mut().fill(byte);
+    buffer.seal();
+    buffer
+}
+
+fn request(tag: u64, op: Op) -> Request {
+    Request { tag, priority: Priority::Demand, deadline: DEADLINE, op }
+}
+
+fn one(lane: &mut dyn Lane, done: &mut Vec<Completion>, op: Op) -> (Result<(), PoolError>, Option<Buffer>) {
+    lane.submit(request(1, op)).expect("room");
+    let start = Instant::now();
+    while lane.poll(done) == 0 {
+        lane.wait(Duration::from_millis(50));
+        assert!(start.elapsed() < DEADLINE, "an operation never completes");
+    }
+    let completion = done.pop().expect("one");
+    (completion.result, completion.buffer)
+}
+
+fn write(lane: &mut dyn Lane, page: u64, buffer: Buffer) -> Result<(), PoolError> {
+    one(lane, &mut Vec::with_capacity(1), Op::Write { page: PageId(page), buffer }).0
+}
+
+fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Buffer {
+    let (result, buffer) =
+        one(lane, &mut Vec::with_capacity(1), Op::Read { page: PageId(page), buffer: Buffer::new(pages) });
+    assert_eq!(result, Ok(()));
+    buffer.expect("a buffer")
+}
+
+fn open(url: &str, pages: u64) -> (Arc<dyn Backend>, Box<dyn Lane>) {
+    let backend = Opener::new().url(url).pages(pages).open().unwrap();
+    let lane = backend.open_lane().unwrap();
+    (backend, lane)
+}
+
+fn does_not_allocate(urls: &[&str]) {
+    let backend = Opener::new().urls(urls.iter().copied()).pages(1 << 20).open().unwrap();
+    let mut lane = backend.open_lane().unwrap();
+    let mut done = Vec::with_capacity(64);
+    let mut small: Vec<Buffer> = (0..32).map(|_| filled(1, 3)).collect();
+    let mut large: Vec<Buffer> = (0..16).map(|_| filled(64, 5)).collect();
+    let count = allocations(|| {
+        for round in 0..200 {
+            let write = round % 2 == 0;
+            for (tag, buffers) in [(0, &mut small), (1, &mut large)] {
+                while let Some(buffer) = buffers.pop() {
+                    let page = PageId(buffers.len() as u64 * 100 + round * 64);
+                    let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
+                    let priority = if tag == 0 { Priority::Demand } else { Priority::Background };
+                    lane.submit(Request { priority, ..request(tag, op) }).expect("room");
+                }
+            }
+            lane.submit(request(2, Op::Discard { page: PageId(round * 64), count: 3000 })).expect("room");
+            while lane.in_flight() > 0 {
+                if lane.poll(&mut done) == 0 {
+                    lane.wait(Duration::from_millis(50));
+                }
+                for completion in done.drain(..) {
+                    completion.result.expect("all well");
+                    match (completion.tag, completion.buffer) {
+                        (0, Some(buffer)) => small.push(buffer),
+                        (1, Some(buffer)) => large.push(buffer),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        // Also when there is an error to report, and when a snapshot is taken.
+        let buffer = small.pop().expect("a buffer");
+        let (result, buffer) = one(&mut *lane, &mut done, Op::Read { page: PageId(u64::MAX), buffer });
+        assert!(matches!(result, Err(PoolError::Refused { .. })));
+        small.extend(buffer);
+        backend.clone_region().expect("a clone");
+    });
+    assert_eq!(count, 0, "{urls:?} allocates while it works");
+}
+
+#[test]
+fn an_open_lane_never_allocates() {
+    let server = serve(|_| {});
+    let [tcp, unix] = [&server.endpoints()[0], &server.endpoints()[1]];
+    does_not_allocate(&[tcp]);
+    does_not_allocate(&[unix]);
+    does_not_allocate(&[tcp, unix]);
+    does_not_allocate(&["ram:", &format!("fault:delay=1us@{tcp}")][1..]);
+}
+
+#[test]
+fn stripes_of_servers_are_backends() {
+    let [first, second] = [serve(|_| {}), serve(|_| {})];
+    conformance::run(&Opener::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]));
+    conformance::run(&Opener::new().url(&first.endpoints()[1]).url(&second.endpoints()[0]).url(&first.endpoints()[0]));
+}
+
+#[test]
+fn the_death_of_a_server_ends_everything() {
+    for endpoint in [0, 1] {
+        let server = serve(|_| {});
+        let opener = Opener::new().url(&server.endpoints()[endpoint]);
+        conformance::death(&opener, move || {
+            server.shutdown(Duration::ZERO);
+        });
+    }
+    let [first, second] = [serve(|_| {}), serve(|_| {})];
+    let backend = Opener::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]).pages(64).open().unwrap();
+    let mut lane = backend.open_lane().unwrap();
+    second.shutdown(Duration::ZERO);
+    assert!(matches!(write(&mut *lane, 16, filled(1, 1)), Err(PoolError::ServerGone { server: 1, .. })));
+    assert_eq!(write(&mut *lane, 0, filled(1, 1)), Ok(()));
+    assert_eq!(backend.health(), Health::Degraded);
+}
+
+#[test]
+fn room_is_counted_for_those_who_write_by_themselves() {
+    const CAPACITY: u64 = 5000;
+    for endpoint in [0, 1] {
+        let server = serve(|config| config.capacity_bytes = Some(CAPACITY * 4096));
+        let (_backend, mut lane) = open(&server.endpoints()[endpoint], 1 << 20);
+        let mut stored = 0;
+        let full = loop {
+            match write(&mut *lane, stored, filled(8, 1)) {
+                Ok(()) => stored += 8,
+                Err(error) => break error,
+            }
+            assert!(stored <= CAPACITY, "more is stored than there is room for");
+        };
+        assert_eq!(full, PoolError::PoolFull { server: 0 });
+        assert!(stored >= CAPACITY - 8, "full with {stored} of {CAPACITY} pages");
+        // What is there can be written over, and what is discarded makes room again.
+        assert_eq!(write(&mut *lane, 0, filled(8, 2)), Ok(()));
+        let (result, _) = one(&mut *lane, &mut Vec::with_capacity(1), Op::Discard { page: PageId(100), count: 2000 });
+        assert_eq!(result, Ok(()));
+        for page in (0..2000).step_by(8) {
+            assert_eq!(write(&mut *lane, 10_000 + page, filled(8, 3)), Ok(()), "{page} of 2000 pages");
+        }
+        assert_eq!(read(&mut *lane, 0, 1).page(0)[0], 2);
+        assert_eq!(read(&mut *lane, 10_000, 1).page(0)[0], 3);
+        assert_eq!(read(&mut *lane, 100, 1).page(0)[0], 0);
+    }
+}
+
+#[test]
+fn a_region_of_sixteen_tebibytes_costs_what_is_in_it() {
+    let server = serve(|_| {});
+    for endpoint in [0, 1] {
+        let (backend, mut lane) = open(&server.endpoints()[endpoint], 1 << 32);
+        let last = (1 << 32) - 64;
+        assert_eq!(write(&mut *lane, last, filled(64, 9)), Ok(()));
+        assert_eq!(write(&mut *lane, 12345, filled(1, 8)), Ok(()));
+        // Snapshots of it do not run out of address space either, and it can be emptied at once.
+        let tickets: Vec<CloneTicket> = (0..20).map(|_| backend.clone_region().unwrap()).collect();
+        assert_eq!(read(&mut *lane, last, 64).page(63)[0], 9);
+        let opener = Opener::new().url(&server.endpoints()[endpoint]);
+        let clone = opener.claim(&tickets[7]).unwrap();
+        let start = Instant::now();
+        let discard = Op::Discard { page: PageId(0), count: (1 << 32) - 1 };
+        assert_eq!(one(&mut *lane, &mut Vec::with_capacity(1), discard).0, Ok(()));
+        assert!(start.elapsed() < Duration::from_secs(2), "emptying took {:?}", start.elapsed());
+        assert_eq!(read(&mut *lane, last, 1).page(0)[0], 0);
+        assert_eq!(read(&mut *clone.open_lane().unwrap(), last, 64).page(63)[0], 9);
+    }
+}
+
+#[test]
+fn mapped_pages_are_the_pages() {
+    let server = serve(|_| {});
+    let (backend, mut lane) = open(&server.endpoints()[1], 1 << 20);
+    let mapped = backend.mapped().expect("shared memory can be mapped");
+    let byte = |page| {
+        // SAFETY: a page of the region; nobody writes it meanwhile.
+        mapped.page(PageId(page)).map(|address| unsafe { address.add(4095).read_volatile() })
+    };
+    assert_eq!(byte(7), None);
+    write(&mut *lane, 7, filled(1, 1)).unwrap();
+    write(&mut *lane, (1 << 20) - 1, filled(1, 2)).unwrap();
+    assert_eq!((byte(7), byte((1 << 20) - 1)), (Some(1), Some(2)));
+    let ticket = backend.clone_region().unwrap();
+    write(&mut *lane, 7, filled(1, 3)).unwrap();
+    assert_eq!((byte(7), byte((1 << 20) - 1)), (Some(3), Some(2)));
+    let clone = Opener::new().url(&server.endpoints()[1]).claim(&ticket).unwrap();
+    let frozen = clone.mapped().unwrap().page(PageId(7)).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { frozen.read_volatile() }, 1);
+    one(&mut *lane, &mut Vec::with_capacity(1), Op::Discard { page: PageId(7), count: 1 }).0.unwrap();
+    assert_eq!(byte(7), None);
+}
+
+#[test]
+fn abandoned_connections_say_nothing_and_the_parent_goes_on() {
+    let server = serve(|_| {});
+    for endpoint in [0, 1] {
+        let (backend, mut lane) = open(&server.endpoints()[endpoint], 1 << 10);
+        write(&mut *lane, 1, filled(1, 1)).unwrap();
+        // SAFETY: the child calls nothing but what is made for this, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            backend.abandon();
+            drop(lane);
+            drop(backend);
+            // SAFETY: ends the child without running anything of the parent.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is writable; the child ends by itself.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(read(&mut *lane, 1, 1).page(0)[0], 1);
+        assert_eq!(backend.health(), Health::Good);
+        assert!(backend.clone_region().is_ok());
+    }
+}
