@@ -1,10 +1,13 @@
 //! The farfield command.
 
+mod doctor;
 mod pipe;
 mod run;
 mod serve;
+mod server_stat;
 mod size;
 mod token;
+mod top;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -29,6 +32,8 @@ Examples:
 enum Command {
     Run(run::RunArgs),
     Serve(serve::ServeArgs),
+    Top(top::TopArgs),
+    Doctor(doctor::DoctorArgs),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +44,8 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => finish(serve::run(args)),
+        Command::Top(args) => top::run(args),
+        Command::Doctor(args) => doctor::run(args),
     }
 }
 

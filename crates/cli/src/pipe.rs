@@ -22,6 +22,6 @@ extern "C" fn look() {
 static LOOK: extern "C" fn() = look;
 
 /// What was found.
-pub fn was_ignored() -> bool {
+pub(crate) fn was_ignored() -> bool {
     IGNORED.load(Ordering::Relaxed)
 }

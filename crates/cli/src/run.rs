@@ -14,8 +14,8 @@ use std::process::ExitCode;
 /// The program is not changed. What it allocates beyond --near goes to far memory and comes back when it is touched.
 /// Without --far, a private memory server is started on this machine for this job and stopped with it.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
-pub struct RunArgs {
+#[command(after_help = EXAMPLES, args_override_self = true)]
+pub(crate) struct RunArgs {
     /// Near memory that the program and all its children may use together: 512M, 1.5G, 4GiB, or 25% of this
     /// machine's (or container's) memory. At least 16M
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
@@ -36,7 +36,7 @@ pub struct RunArgs {
     #[arg(long, short)]
     quiet: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
@@ -66,7 +66,7 @@ enum ModeArg {
 }
 
 /// Runs the program and ends as it ended.
-pub fn run(args: RunArgs) -> ExitCode {
+pub(crate) fn run(args: RunArgs) -> ExitCode {
     let options = match options(args) {
         Ok(options) => options,
         Err(error) => return refused(&format!("{error:#}"), exit::REFUSED),

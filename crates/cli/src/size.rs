@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 /// A size on the command line.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Size {
+pub(crate) enum Size {
     /// So many bytes.
     Bytes(u64),
     /// A part of the memory of this machine, or of the container.
@@ -13,7 +13,7 @@ pub enum Size {
 
 impl Size {
     /// In bytes, where all of it is `memory_bytes`; whole pages.
-    pub fn bytes(self, memory_bytes: u64) -> u64 {
+    pub(crate) fn bytes(self, memory_bytes: u64) -> u64 {
         let bytes = match self {
             Size::Bytes(bytes) => bytes,
             Size::Percent(percent) => (memory_bytes as f64 * percent / 100.0) as u64,

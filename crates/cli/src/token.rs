@@ -4,10 +4,10 @@ use anyhow::{Context, ensure};
 use std::path::Path;
 
 /// Holds the token if no file is given.
-pub const ENV_TOKEN: &str = "FARFIELD_TOKEN";
+pub(crate) const ENV_TOKEN: &str = "FARFIELD_TOKEN";
 
 /// The first line of `file`, or else the variable; empty if there is neither.
-pub fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     let Some(file) = file else {
         return Ok(std::env::var_os(ENV_TOKEN).map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default());
     };

@@ -1,13 +1,15 @@
 //! The control block as a mapping: made by the runner, opened by `farfield top`.
 
-use crate::control::{Control, MAGIC, Mode, TEXT_BYTES, write_text};
+use crate::control::{Control, ENV_CONTROL, MAGIC, Mode, TEXT_BYTES, write_text};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use farfield_os::memfd::{self, Access, Mapping};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// Name of the memfd, as `/proc/PID/fd` and `/proc/PID/maps` show it.
@@ -74,6 +76,54 @@ impl ControlBlock {
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
+}
+
+/// The control block of the job that process `pid` belongs to, and the pid of its runner.
+pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
+    // Our own child of `farfield run` is found by what it was told, the runner itself by what it has open.
+    let path = match environment_path(pid) {
+        Some(path) => Some(path),
+        None => descriptor_path(pid)?,
+    };
+    let path = path.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, format!("process {pid} does not belong to a job of `farfield run`"))
+    })?;
+    let runner = path.components().nth(2).and_then(|pid| pid.as_os_str().to_str()?.parse().ok());
+    let block = ControlBlock::open(&path)?;
+    Ok((runner.unwrap_or(pid), block))
+}
+
+/// All jobs whose runner this user may look into.
+pub fn find_jobs() -> Vec<(u32, ControlBlock)> {
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let open = |pid| Some((pid, ControlBlock::open(&descriptor_path(pid).ok()??).ok()?));
+    pids.filter_map(open).collect()
+}
+
+/// From `FARFIELD_CONTROL` of a process, if it is of the form that the runner gives it.
+fn environment_path(pid: u32) -> Option<PathBuf> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let prefix = format!("{ENV_CONTROL}=");
+    let value = environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
+    let path = PathBuf::from(OsStr::from_bytes(value));
+    (path.starts_with("/proc") && is_control(&path)).then_some(path)
+}
+
+/// An open control block among the descriptors of a process.
+fn descriptor_path(pid: u32) -> io::Result<Option<PathBuf>> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, format!("there is no process {pid}")),
+        kind => io::Error::new(kind, format!("process {pid} cannot be looked into: {error}; ask its user, or root")),
+    })?;
+    Ok(descriptors.flatten().map(|entry| entry.path()).find(|path| is_control(path)))
+}
+
+fn is_control(path: &std::path::Path) -> bool {
+    let name = [b"/memfd:", MEMFD_NAME.to_bytes()].concat();
+    std::fs::read_link(path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(&name))
 }
 
 fn other_release() -> io::Error {

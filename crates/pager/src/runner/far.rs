@@ -1,40 +1,67 @@
-//! Pool URLs as the user wrote them, made ready for processes that cannot look up names.
+//! Pool URLs as the user wrote them, made ready for processes that cannot look up names, and tried out.
 
 use super::Refusal;
-use std::net::ToSocketAddrs;
+use core::time::Duration;
+use farfield_pool::{OpenError, Opener, resolve_urls};
 
-/// The same URL with a numeric address: the library inside a program must not call a resolver.
-pub fn resolve(url: &str) -> Result<String, Refusal> {
-    let refused = |reason: String| Refusal::Url { url: url.into(), reason };
-    let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(refused("not a URL; it looks like tcp://HOST:PORT or unix:PATH".into()));
-    };
-    if scheme != "tcp" {
-        return Ok(url.into());
+/// How long a server may take to answer before the program is started.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// What the servers call us.
+const CLIENT_NAME: &str = "farfield run";
+
+/// The same URLs with numeric addresses: the library inside a program must not call a resolver.
+pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
+    resolve_urls(urls).map_err(|error| Refusal::Url { reason: error.to_string() })
+}
+
+/// Opens a small region at every server, so that a wrong address or token is found before the program starts.
+pub(super) fn check(urls: &[String], token: &[u8]) -> Result<(), Refusal> {
+    opener(urls, token)?
+        .pages(urls.len() as u64)
+        .open()
+        .map(drop)
+        .map_err(|error| Refusal::Far { reason: advice(&error) })
+}
+
+/// What the job will open, with a short deadline.
+pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
+    let token =
+        String::from_utf8(token.to_vec()).map_err(|_| Refusal::Far { reason: "the token is not UTF-8 text".into() })?;
+    Ok(Opener::new().urls(urls).token(token).client_name(CLIENT_NAME).deadline(ANSWER_WITHIN))
+}
+
+fn advice(error: &OpenError) -> String {
+    match error {
+        OpenError::Refused { .. } => format!("{error}; give its token with --token-file or FARFIELD_TOKEN"),
+        OpenError::Pool { .. } => format!("{error}; is `farfield serve` running there, and may this machine connect?"),
+        _ => error.to_string(),
     }
-    let Some(rest) = rest.strip_prefix("//") else {
-        return Err(refused("a TCP server is written tcp://HOST:PORT".into()));
-    };
-    let (address, options) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-    let resolved = address.to_socket_addrs().map_err(|error| refused(error.to_string()))?;
-    // The first answer is what the system's resolver prefers.
-    let address = resolved.into_iter().next().ok_or_else(|| refused("the name has no address".into()))?;
-    Ok(format!("tcp://{address}{options}"))
 }
 
 #[cfg(test)]
 mod tests {
+    //! Danger: a job that starts, works for hours and then finds no far memory.
     use super::*;
 
     #[test]
-    fn names_become_numbers_and_the_rest_stays() {
-        assert_eq!(resolve("tcp://127.0.0.1:7400").unwrap(), "tcp://127.0.0.1:7400");
-        assert_eq!(resolve("tcp://[::1]:7400?weight=2").unwrap(), "tcp://[::1]:7400?weight=2");
-        let local = resolve("tcp://localhost:7400/").unwrap();
-        assert!(local == "tcp://127.0.0.1:7400/" || local == "tcp://[::1]:7400/", "{local}");
-        assert_eq!(resolve("unix:/run/farfield").unwrap(), "unix:/run/farfield");
-        assert!(resolve("localhost").is_err());
-        assert!(resolve("tcp:localhost:1").is_err());
-        assert!(resolve("tcp://localhost").unwrap_err().to_string().contains("tcp://localhost"));
+    fn a_server_that_is_not_there_is_found_before_the_start() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("tcp://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let refusal = check(std::slice::from_ref(&url), b"").unwrap_err().to_string();
+        assert!(refusal.contains(&url) && refusal.contains("farfield serve"), "{refusal}");
+        assert!(check(&["unix:/no/such/socket".into()], b"").is_err());
+        assert!(check(&["ram:".into()], b"\xff").is_err());
+    }
+
+    #[test]
+    fn wrong_urls_are_refused_and_names_become_numbers() {
+        assert_eq!(resolve(&["tcp://127.0.0.1:7400".into()]).unwrap(), ["tcp://127.0.0.1:7400"]);
+        let local = resolve(&["tcp://localhost:7400".into()]).unwrap();
+        assert!(local == ["tcp://127.0.0.1:7400"] || local == ["tcp://[::1]:7400"], "{local:?}");
+        for wrong in ["localhost", "ftp://x:1", "tcp://localhost"] {
+            let refusal = resolve(&[wrong.into()]).unwrap_err().to_string();
+            assert!(refusal.starts_with("--far"), "{refusal}");
+        }
     }
 }

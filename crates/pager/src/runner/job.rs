@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     }
     let program = program::find(&options.command)?;
     machine::check_kernel()?;
-    let urls = options.far.iter().map(|url| far::resolve(url)).collect::<Result<Vec<_>, _>>()?;
+    let urls = far::resolve(&options.far)?;
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
     let os = |what| move |error| Refusal::Os { what, error };
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
@@ -84,6 +84,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         false => None,
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
+    far::check(&urls, &options.token)?;
     let settings = Settings {
         near_limit_bytes: options.near_limit_bytes,
         mode: options.mode,
@@ -252,6 +253,7 @@ impl Job {
         let mut report = Report::new(&Totals::read(&self.control), wall);
         report.command = options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         report.mode = report::mode_name(options.mode);
+        report.serving = self.watch.serving();
         report.far = urls;
         report.exit_code = program.exit_code();
         report.signal = match program {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Least near memory with which a program makes progress.
 pub const NEAR_BYTES_MIN: u64 = 16 << 20;
-/// The oldest kernel with all that we use (`UFFDIO_MOVE` came in 6.8).
+/// The oldest kernel with all that we use (`PAGEMAP_SCAN` and `WP_ASYNC` came in 6.7, `UFFDIO_MOVE` in 6.8).
 pub const KERNEL_MIN: (u32, u32) = (6, 8);
 
 /// Memory of this machine, or of this container if that is less.
@@ -85,9 +85,9 @@ pub(super) fn check_kernel() -> Result<(), Refusal> {
         let what = format!("Linux {text} is too old: far memory needs {major}.{minor} or newer");
         return Err(Refusal::Kernel { what });
     }
-    if let Err(error) = try_uffd(Scope::UserMode, feature::SIGBUS | feature::MOVE | feature::WP_ASYNC) {
+    if let Err(error) = try_uffd(Scope::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
         let what = format!(
-            "userfaultfd with its features MOVE and WP_ASYNC is not available ({error}): the kernel must be built with \
+            "userfaultfd with its features SIGBUS and WP_ASYNC is not available ({error}): the kernel must be built with \
              CONFIG_USERFAULTFD, and a container's seccomp profile must let userfaultfd through"
         );
         return Err(Refusal::Kernel { what });

@@ -16,8 +16,8 @@ mod server;
 mod sys;
 mod watch;
 
-pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control};
-pub use far::resolve;
+pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control, find_control, find_jobs};
+pub use far::opener;
 pub use job::{Ended, Options, run};
 pub use preload::{ENV_PRELOAD, find_preload};
 pub use refusal::Refusal;

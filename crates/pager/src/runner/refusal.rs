@@ -62,10 +62,10 @@ pub enum Refusal {
         path.display()
     )]
     PreloadPath { path: PathBuf },
-    #[error("--far {url}: {reason}")]
-    Url { url: String, reason: String },
-    #[error("--far {url}: {reason}")]
-    Unreachable { url: String, reason: String },
+    #[error("--far: {reason}")]
+    Url { reason: String },
+    #[error("far memory cannot be used: {reason}")]
+    Far { reason: String },
     #[error("--report {}: {error}; choose a folder that can be written and has room", path.display())]
     Report { path: PathBuf, error: io::Error },
     #[error("the private memory server did not start: {reason}; use --far URL to choose a server that runs already")]

@@ -22,7 +22,8 @@ const TAKEN: [libc::c_int; 10] = [
     libc::SIGCHLD,
 ];
 
-/// Signals as the runner found them, so that the program gets them unchanged.
+/// Signals as the runner found them, so that the program gets them unchanged. They stay taken when this is dropped: this
+/// process is about to end with the program's exit code, and a late ^C must not change that.
 pub(super) struct Signals {
     mask: libc::sigset_t,
     child: libc::sighandler_t,
@@ -88,17 +89,6 @@ impl Signals {
             libc::signal(libc::SIGCHLD, self.child);
             libc::signal(libc::SIGTTOU, self.tty_out);
             libc::signal(libc::SIGPIPE, self.pipe);
-            libc::sigprocmask(libc::SIG_SETMASK, &self.mask, core::ptr::null_mut());
-        }
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        // SAFETY: as in `restore`; SIGPIPE stays as the Rust runtime wants it.
-        unsafe {
-            libc::signal(libc::SIGCHLD, self.child);
-            libc::signal(libc::SIGTTOU, self.tty_out);
             libc::sigprocmask(libc::SIG_SETMASK, &self.mask, core::ptr::null_mut());
         }
     }

@@ -20,16 +20,23 @@ pub(super) struct Watch {
     watched: Vec<Watched>,
     /// Index in `watched` plus one, by slot; 0 = not watched.
     by_slot: Box<[u16; SLOTS]>,
+    /// Highest state seen in any slot: how faults are served once memory is short.
+    state_max: u32,
 }
 
 impl Watch {
     pub(super) fn new() -> Watch {
-        Watch { watched: Vec::new(), by_slot: Box::new([0; SLOTS]) }
+        Watch { watched: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0 }
     }
 
     /// Processes alive in slots at the last sweep.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.watched.iter().map(|watched| watched.pid)
+    }
+
+    /// How faults were served, by the name of the state.
+    pub(super) fn serving(&self) -> &'static str {
+        state_name(self.state_max)
     }
 
     /// Descriptors that become readable when a process ends.
@@ -40,10 +47,14 @@ impl Watch {
     /// Frees the slots of the dead, notices the newly born and the peaks.
     pub(super) fn sweep(&mut self, control: &Control) {
         note_peaks(control);
-        self.free_dead(control);
         // Slots are taken from the front, so none lies beyond the number ever taken.
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
-        for (index, slot) in control.slots[..taken].iter().enumerate() {
+        let taken = &control.slots[..taken];
+        // Before the dead are freed: what they leave in their slots is the last word.
+        let states = taken.iter().map(|slot| slot.state.load(Ordering::Relaxed));
+        self.state_max = states.fold(self.state_max, u32::max);
+        self.free_dead(control);
+        for (index, slot) in taken.iter().enumerate() {
             let pid = slot.pid.load(Ordering::Acquire);
             if pid != 0 && self.by_slot[index] == 0 {
                 self.see(control, index, pid, slot);
@@ -124,7 +135,7 @@ pub struct Totals {
     pub processes: u32,
     /// Processes in slots now.
     pub processes_alive: u32,
-    /// How faults are or were served by most processes: "dormant", "signal" or "thread".
+    /// How faults are served: "dormant" while no process was ever short of memory, "signal" or "thread".
     pub serving: &'static str,
     /// Event counts by name.
     pub counters: Vec<(&'static str, u64)>,
@@ -151,15 +162,15 @@ impl Totals {
             fault_ns: [0; BUCKETS],
         };
         totals.add(&control.past);
+        let mut state_max = 0;
         for slot in &control.slots[..taken] {
             if slot.pid.load(Ordering::Acquire) != 0 {
                 totals.processes_alive += 1;
                 totals.add(&slot.counters);
-                if slot.state.load(Ordering::Relaxed) != 0 {
-                    totals.serving = state_name(slot.state.load(Ordering::Relaxed));
-                }
+                state_max = state_max.max(slot.state.load(Ordering::Relaxed));
             }
         }
+        totals.serving = state_name(state_max);
         totals
     }
 
@@ -218,6 +229,7 @@ mod tests {
         slot.near_bytes.store(near, Ordering::Relaxed);
         control.near_bytes.fetch_add(near, Ordering::Relaxed);
         slot.counters.faults.store(faults, Ordering::Relaxed);
+        slot.state.store(1, Ordering::Relaxed);
     }
 
     #[test]
@@ -245,6 +257,7 @@ mod tests {
         watch.sweep(&control);
         let totals = Totals::read(&control);
         assert_eq!((totals.near_bytes, totals.count("faults"), totals.processes_alive), (0, 7, 0));
+        assert_eq!((totals.serving, watch.serving()), ("dormant", "signal"), "the watch remembers");
     }
 
     #[test]

@@ -1,0 +1,170 @@
+//! `farfield doctor`: will it work here, how well, and what to do about it.
+//!
+//! Each check is a small function that returns a [`Finding`]; the list of them is in [`findings`].
+
+mod kernel;
+mod limits;
+mod network;
+
+use crate::size::Size;
+use clap::Args;
+use farfield_pager::runner::{self, machine};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Check whether programs can have far memory here, and how fast it would be.
+///
+/// Each line says ok, warn or fail, what was found, and what to do about it. Exits with 1 if anything fails.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// Check this near budget against the memory that is there
+    #[arg(long, value_name = "SIZE", default_value = "50%")]
+    near: Size,
+    /// Connect to this memory server and measure it
+    #[arg(long, value_name = "URL")]
+    far: Vec<String>,
+    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield doctor                              This machine, this user
+  farfield doctor --far tcp://big:7400         And the way to a memory server: connects, reads, writes, measures
+  farfield doctor --near 4G                    Does a near budget of 4 GiB fit here?
+  farfield doctor --json | jq '.checks[] | select(.level != \"ok\")'";
+
+/// How good what was found is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Ok,
+    /// It works, but not as well, or not for everything.
+    Warn,
+    /// Programs cannot have far memory.
+    Fail,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, serde::Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    found: String,
+    /// What to do about it; empty if nothing need be done.
+    advice: String,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+        Finding { check, level: Level::Ok, found: found.into(), advice: String::new() }
+    }
+    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { check, level: Level::Warn, found: found.into(), advice: advice.into() }
+    }
+    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { check, level: Level::Fail, found: found.into(), advice: advice.into() }
+    }
+}
+
+/// Runs all checks and prints what they found.
+pub(crate) fn run(args: DoctorArgs) -> ExitCode {
+    let token = match crate::token::read(args.token_file.as_deref()) {
+        Ok(token) => token,
+        Err(error) => return crate::finish(Err(error)),
+    };
+    let findings = findings(args.near, &args.far, &token);
+    let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+    if args.json {
+        let text = serde_json::json!({ "ok": !failed, "version": env!("CARGO_PKG_VERSION"), "checks": findings });
+        println!("{text:#}");
+    } else {
+        for finding in &findings {
+            println!("{}", line(finding));
+        }
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+fn line(finding: &Finding) -> String {
+    let level = match finding.level {
+        Level::Ok => "ok  ",
+        Level::Warn => "warn",
+        Level::Fail => "FAIL",
+    };
+    let mut text = format!("{level}  {:<22} {}", finding.check, finding.found);
+    if !finding.advice.is_empty() {
+        text += &format!("\n      {:<22} -> {}", "", finding.advice);
+    }
+    text
+}
+
+fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<Finding> {
+    let memory = machine::memory_bytes();
+    let mut findings = vec![
+        kernel::release(),
+        kernel::userfaultfd(),
+        kernel::userfaultfd_privileged(),
+        kernel::userfaultfd_move(),
+        kernel::pagemap_scan(),
+        kernel::process_madvise(),
+        kernel::seccomp(),
+        kernel::no_new_privileges(),
+        kernel::io_uring(),
+        limits::memory(near.bytes(memory), memory, machine::cgroup_limit()),
+        limits::map_count(),
+        limits::overcommit(),
+        limits::address_space(),
+        limits::descriptors(),
+        limits::locked_memory(),
+        limits::huge_pages(),
+        limits::processors(),
+        library(),
+        network::loopback(),
+    ];
+    findings.extend(far.iter().map(|url| network::server(url, token)));
+    findings
+}
+
+fn library() -> Finding {
+    let name = "preload library";
+    let chosen = std::env::var_os(runner::ENV_PRELOAD);
+    let found = std::env::current_exe().map(|executable| runner::find_preload(chosen.as_deref(), &executable));
+    match found {
+        Ok(Ok(path)) => Finding::ok(name, path.display().to_string()),
+        Ok(Err(refusal)) => Finding::fail(name, "cannot be used", refusal.to_string()),
+        Err(error) => Finding::fail(name, error.to_string(), format!("set {}", runner::ENV_PRELOAD)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: advice that is missing where it is needed.
+    use super::*;
+
+    #[test]
+    fn whatever_is_not_well_comes_with_advice() {
+        let findings = findings(Size::Percent(50.0), &["tcp://127.0.0.1:1".into()], b"");
+        for finding in &findings {
+            assert_eq!(finding.level == Level::Ok, finding.advice.is_empty(), "{finding:?}");
+            assert!(!finding.found.is_empty(), "{finding:?}");
+        }
+        let mut names: Vec<_> = findings.iter().map(|finding| finding.check).collect();
+        names.dedup();
+        assert_eq!(names.len(), findings.len());
+        let server = findings.last().unwrap();
+        assert_eq!((server.check, server.level), ("memory server", Level::Fail));
+    }
+
+    #[test]
+    fn advice_stands_below_what_was_found() {
+        let text = line(&Finding::warn("name", "found", "do this"));
+        assert!(text.starts_with("warn  name") && text.contains("found\n") && text.ends_with("-> do this"), "{text}");
+        assert_eq!(line(&Finding::ok("name", "found")).lines().count(), 1);
+    }
+}

@@ -1,0 +1,147 @@
+//! Asks a memory server how it fares.
+
+use anyhow::{Context, bail, ensure};
+use farfield_core::wire::{
+    HEAD_BYTES, Head, Hello, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply, WireRequest,
+    encode_request,
+};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// How long the server may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Longest answer to what is asked here.
+const BODY_BYTES_MAX: usize = 4096;
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// A connection that asks only this.
+pub(crate) struct StatClient {
+    url: String,
+    token: Vec<u8>,
+    connected: Option<Connected>,
+}
+
+struct Connected {
+    stream: Box<dyn Stream>,
+    incarnation: u64,
+    tag: u64,
+}
+
+impl StatClient {
+    /// For the server at `url`.
+    pub(crate) fn new(url: &str, token: Vec<u8>) -> anyhow::Result<StatClient> {
+        ensure!(token.len() <= Hello::TOKEN_BYTES_MAX, "the token is longer than {} bytes", Hello::TOKEN_BYTES_MAX);
+        let mut urls = farfield_pool::resolve_urls(&[url])?;
+        Ok(StatClient { url: urls.remove(0), token, connected: None })
+    }
+
+    /// Its counters by name. Connects again if the connection was lost since the last time.
+    pub(crate) fn ask(&mut self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+        let again = self.connected.is_some();
+        match self.ask_once() {
+            Err(_) if again => {
+                self.connected = None;
+                self.ask_once()
+            }
+            answer => answer,
+        }
+        .with_context(|| format!("memory server {}", self.url))
+    }
+
+    fn ask_once(&mut self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+        let connected = match &mut self.connected {
+            Some(connected) => connected,
+            None => self.connected.insert(Connected::open(&self.url, &self.token)?),
+        };
+        Ok(named(connected.incarnation, &connected.stat()?))
+    }
+}
+
+impl Connected {
+    fn open(url: &str, token: &[u8]) -> anyhow::Result<Connected> {
+        let mut stream = connect(url)?;
+        let mut bytes = Vec::new();
+        let hello = Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            features: 0,
+            session: None,
+            token,
+            client_name: "farfield top",
+        };
+        hello.encode(&mut bytes);
+        stream.write_all(&bytes)?;
+        let (head, body) = receive(&mut *stream)?;
+        match Welcome::decode(&head, &body)? {
+            Ok(welcome) => Ok(Connected { stream, incarnation: welcome.incarnation.0, tag: 0 }),
+            Err(refusal) => bail!("refused: {} (a token is given with --token-file or FARFIELD_TOKEN)", refusal.text),
+        }
+    }
+
+    fn stat(&mut self) -> anyhow::Result<Stat> {
+        self.tag += 1;
+        let mut bytes = Vec::new();
+        let deadline = Some(ANSWER_WITHIN);
+        let request = WireRequest { tag: self.tag, background: false, deadline, request: Request::Stat };
+        encode_request(&request, &mut bytes);
+        self.stream.write_all(&bytes)?;
+        let (head, body) = receive(&mut *self.stream)?;
+        match WireReply::decode(&head, &body)? {
+            WireReply { tag, reply: Reply::Stat(stat), .. } if tag == self.tag => Ok(stat),
+            WireReply { reply: Reply::Failed { code, .. }, .. } => bail!("{}", code.text()),
+            _ => bail!("its answer makes no sense"),
+        }
+    }
+}
+
+fn connect(url: &str) -> anyhow::Result<Box<dyn Stream>> {
+    if let Some(address) = url.strip_prefix("tcp://") {
+        let stream = TcpStream::connect_timeout(&address.parse()?, ANSWER_WITHIN)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+        return Ok(Box::new(stream));
+    }
+    if let Some(path) = url.strip_prefix("unix:").or_else(|| url.strip_prefix("shm:")) {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+        return Ok(Box::new(stream));
+    }
+    bail!("only servers at tcp://HOST:PORT, unix:PATH and shm:PATH can be asked")
+}
+
+fn receive(stream: &mut dyn Stream) -> anyhow::Result<(Head, Vec<u8>)> {
+    let mut bytes = [0; HEAD_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let head = Head::decode(&bytes)?.context("a whole head was read")?;
+    ensure!(head.body as usize <= BODY_BYTES_MAX, "its answer is too long");
+    let mut body = vec![0; head.body as usize];
+    stream.read_exact(&mut body)?;
+    Ok((head, body))
+}
+
+fn named(incarnation: u64, stat: &Stat) -> BTreeMap<&'static str, u64> {
+    let bytes = |pages: u64| pages.saturating_mul(farfield_core::geometry::PAGE_BYTES as u64);
+    BTreeMap::from([
+        ("incarnation", incarnation),
+        ("uptime_ms", stat.uptime_ms),
+        ("capacity_bytes", bytes(stat.capacity_pages)),
+        ("used_bytes", bytes(stat.used_pages)),
+        ("reserved_bytes", bytes(stat.reserved_pages)),
+        ("regions", stat.regions),
+        ("sessions", stat.sessions),
+        ("connections", stat.connections),
+        ("read_pages", stat.read_pages),
+        ("written_pages", stat.written_pages),
+        ("discarded_pages", stat.discarded_pages),
+        ("received_bytes", stat.received_bytes),
+        ("sent_bytes", stat.sent_bytes),
+        ("failed_requests", stat.failed_requests),
+    ])
+}

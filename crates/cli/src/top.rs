@@ -1,0 +1,376 @@
+//! `farfield top`: what jobs and memory servers do now.
+
+use clap::Args;
+use farfield_pager::control::{BUCKETS, SLOTS, quantile_ns};
+use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Show what a job, or a memory server, does with far memory.
+///
+/// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since the last refresh,
+/// with --once those since the start.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// A process of the job (the program, a child of it, or its `farfield run`), or the URL of a memory server.
+    /// Without it, all jobs of this user
+    #[arg(value_name = "PID|URL")]
+    targets: Vec<String>,
+    /// Print once and end
+    #[arg(long)]
+    once: bool,
+    /// One JSON object per refresh, for programs
+    #[arg(long)]
+    json: bool,
+    /// Seconds between refreshes
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    every: f64,
+    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<std::path::PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield top                              All jobs of this user
+  farfield top 4711                         The job that process 4711 belongs to
+  farfield top tcp://big:7400               A memory server
+  farfield top --once --json 4711 | jq .jobs[0].near_bytes";
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("between 0.05 and 3600 seconds".into()),
+    }
+}
+
+/// Shows until interrupted, or once.
+pub(crate) fn run(args: TopArgs) -> ExitCode {
+    crate::finish(show(args))
+}
+
+fn show(args: TopArgs) -> anyhow::Result<()> {
+    let token = crate::token::read(args.token_file.as_deref())?;
+    let mut view = View::open(&args.targets, token)?;
+    let live = std::io::stdout().is_terminal() && !args.once && !args.json;
+    loop {
+        let snapshot = view.read()?;
+        let mut out = std::io::stdout().lock();
+        let text = match args.json {
+            true => serde_json::to_string(&snapshot)? + "\n",
+            false => render(&snapshot),
+        };
+        // To the corner, then clear what is left below: no flicker.
+        let written = match live {
+            true => write!(out, "\x1b[H\x1b[2J{text}"),
+            false => write!(out, "{text}"),
+        };
+        if written.and_then(|()| out.flush()).is_err() {
+            return Ok(()); // Nobody reads any more.
+        }
+        drop(out);
+        let jobs_have_ended = view.servers.is_empty() && snapshot.jobs.iter().all(|job| !job.alive);
+        if args.once || jobs_have_ended {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs_f64(args.every));
+    }
+}
+
+/// What is looked at.
+struct View {
+    jobs: Vec<JobView>,
+    servers: Vec<ServerView>,
+}
+
+struct JobView {
+    runner: u32,
+    command: String,
+    control: ControlBlock,
+    before: Option<Before>,
+}
+
+/// The last reading, for rates.
+struct Before {
+    at: Instant,
+    fault_ns: [u64; BUCKETS],
+    counters: BTreeMap<&'static str, u64>,
+    processes: BTreeMap<u32, Vec<(&'static str, u64)>>,
+}
+
+struct ServerView {
+    url: String,
+    server: crate::server_stat::StatClient,
+}
+
+impl View {
+    fn open(targets: &[String], token: Vec<u8>) -> anyhow::Result<View> {
+        let mut view = View { jobs: Vec::new(), servers: Vec::new() };
+        for target in targets {
+            match target.parse::<u32>() {
+                Ok(pid) => view.jobs.push(JobView::open(find_control(pid)?)),
+                Err(_) => view.servers.push(ServerView {
+                    url: target.clone(),
+                    server: crate::server_stat::StatClient::new(target, token.clone())?,
+                }),
+            }
+        }
+        if targets.is_empty() {
+            view.jobs = find_jobs().into_iter().map(JobView::open).collect();
+            anyhow::ensure!(
+                !view.jobs.is_empty(),
+                "no job of this user runs under `farfield run`; name a process or the URL of a memory server"
+            );
+        }
+        Ok(view)
+    }
+
+    fn read(&mut self) -> anyhow::Result<Snapshot> {
+        Ok(Snapshot {
+            jobs: self.jobs.iter_mut().map(JobView::read).collect(),
+            servers: self.servers.iter_mut().map(ServerView::read).collect::<anyhow::Result<_>>()?,
+        })
+    }
+}
+
+impl ServerView {
+    fn read(&mut self) -> anyhow::Result<ServerRow> {
+        Ok(ServerRow { url: self.url.clone(), numbers: self.server.ask()? })
+    }
+}
+
+#[derive(serde::Serialize, Debug)]
+struct Snapshot {
+    jobs: Vec<JobRow>,
+    servers: Vec<ServerRow>,
+}
+
+#[derive(serde::Serialize, Debug)]
+struct ServerRow {
+    url: String,
+    #[serde(flatten)]
+    numbers: BTreeMap<&'static str, u64>,
+}
+
+#[derive(serde::Serialize, Debug)]
+struct JobRow {
+    runner_pid: u32,
+    command: String,
+    /// Does the runner still live?
+    alive: bool,
+    near_limit_bytes: u64,
+    near_bytes: u64,
+    near_peak_bytes: u64,
+    far_bytes: u64,
+    far_peak_bytes: u64,
+    faults_per_s: f64,
+    fault_ns_p50: Option<u64>,
+    fault_ns_p99: Option<u64>,
+    /// Part of the prefetched pages that were used, since the start.
+    prefetch_accuracy: Option<f64>,
+    counters: BTreeMap<&'static str, u64>,
+    processes: Vec<ProcessRow>,
+}
+
+#[derive(serde::Serialize, Debug)]
+struct ProcessRow {
+    pid: u32,
+    command: String,
+    state: &'static str,
+    near_bytes: i64,
+    meta_bytes: i64,
+    far_bytes: i64,
+    faults_per_s: f64,
+    pages_in_per_s: f64,
+    pages_out_per_s: f64,
+    fault_ns_p50: Option<u64>,
+    fault_ns_p99: Option<u64>,
+    prefetch_accuracy: Option<f64>,
+}
+
+impl JobView {
+    fn open((runner, control): (u32, ControlBlock)) -> JobView {
+        JobView { runner, command: command_line(runner), control, before: None }
+    }
+
+    fn read(&mut self) -> JobRow {
+        let now = Instant::now();
+        let totals = Totals::read(&self.control);
+        let counters: BTreeMap<_, _> = totals.counters.iter().copied().collect();
+        let seconds = self.before.as_ref().map(|before| (now - before.at).as_secs_f64().max(1e-3));
+        let (mut processes, mut seen) = (Vec::new(), BTreeMap::new());
+        let taken = (self.control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
+        for slot in &self.control.slots[..taken] {
+            let pid = slot.pid.load(Ordering::Acquire);
+            if pid == 0 {
+                continue;
+            }
+            let named = slot.counters.named();
+            let count = |name: &str| value(&named, name);
+            let earlier = self.before.as_ref().and_then(|before| before.processes.get(&pid));
+            let rate = |name: &str| match (seconds, earlier) {
+                (Some(seconds), Some(earlier)) => count(name).saturating_sub(value(earlier, name)) as f64 / seconds,
+                _ => 0.0,
+            };
+            let fault_ns = std::array::from_fn(|index| slot.counters.fault_ns[index].load(Ordering::Relaxed));
+            processes.push(ProcessRow {
+                pid,
+                command: name_of(pid),
+                state: state_name(slot.state.load(Ordering::Relaxed)),
+                near_bytes: slot.near_bytes.load(Ordering::Relaxed),
+                meta_bytes: slot.meta_bytes.load(Ordering::Relaxed),
+                far_bytes: slot.far_bytes.load(Ordering::Relaxed),
+                faults_per_s: rate("faults"),
+                pages_in_per_s: rate("pages_in"),
+                pages_out_per_s: rate("pages_out"),
+                fault_ns_p50: quantile_ns(&fault_ns, 1, 2),
+                fault_ns_p99: quantile_ns(&fault_ns, 99, 100),
+                prefetch_accuracy: part(count("prefetch_hits"), count("prefetched")),
+            });
+            seen.insert(pid, named);
+        }
+        let mut recent = totals.fault_ns;
+        let mut faults_per_s = 0.0;
+        if let (Some(before), Some(seconds)) = (&self.before, seconds) {
+            for (count, earlier) in recent.iter_mut().zip(&before.fault_ns) {
+                *count = count.saturating_sub(*earlier);
+            }
+            faults_per_s = totals.count("faults").saturating_sub(before.counters["faults"]) as f64 / seconds;
+        }
+        let row = JobRow {
+            runner_pid: self.runner,
+            command: self.command.clone(),
+            alive: std::path::Path::new(&format!("/proc/{}", self.runner)).exists(),
+            near_limit_bytes: totals.near_limit_bytes,
+            near_bytes: totals.near_bytes,
+            near_peak_bytes: totals.near_peak_bytes,
+            far_bytes: totals.far_bytes,
+            far_peak_bytes: totals.far_peak_bytes,
+            faults_per_s,
+            fault_ns_p50: quantile_ns(&recent, 1, 2),
+            fault_ns_p99: quantile_ns(&recent, 99, 100),
+            prefetch_accuracy: part(totals.count("prefetch_hits"), totals.count("prefetched")),
+            counters: counters.clone(),
+            processes,
+        };
+        self.before = Some(Before { at: now, fault_ns: totals.fault_ns, counters, processes: seen });
+        row
+    }
+}
+
+fn value(counters: &[(&'static str, u64)], name: &str) -> u64 {
+    counters.iter().find(|(this, _)| *this == name).map_or(0, |(_, value)| *value)
+}
+
+fn part(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// The command line of a process, as one line that cannot confuse a terminal.
+fn command_line(pid: u32) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    printable(&String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(&bytes)).replace('\0', " "))
+}
+
+fn name_of(pid: u32) -> String {
+    printable(std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end())
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn render(snapshot: &Snapshot) -> String {
+    let mut text = String::new();
+    for job in &snapshot.jobs {
+        render_job(job, &mut text);
+    }
+    for server in &snapshot.servers {
+        let _ = writeln!(text, "server {}", server.url);
+        for (name, value) in &server.numbers {
+            let shown = match name.ends_with("_bytes") {
+                true => Bytes(*value).to_string(),
+                false => Count(*value).to_string(),
+            };
+            let _ = writeln!(text, "  {name:<20} {shown:>12}");
+        }
+    }
+    text
+}
+
+fn render_job(job: &JobRow, text: &mut String) {
+    // Writing into a string cannot fail.
+    let _ = writeln!(text, "job {}  {}{}", job.runner_pid, job.command, if job.alive { "" } else { "  (ended)" });
+    let _ = writeln!(
+        text,
+        "  near {} of {} (peak {})   far {} (peak {})",
+        Bytes(job.near_bytes),
+        Bytes(job.near_limit_bytes),
+        Bytes(job.near_peak_bytes),
+        Bytes(job.far_bytes),
+        Bytes(job.far_peak_bytes),
+    );
+    let count = |name: &str| Count(job.counters.get(name).copied().unwrap_or(0));
+    let _ = writeln!(
+        text,
+        "  {} faults ({}/s, p50 {}, p99 {})   {} pages in, {} out   prefetch {}",
+        count("faults"),
+        Count(job.faults_per_s as u64),
+        Latency(job.fault_ns_p50),
+        Latency(job.fault_ns_p99),
+        count("pages_in"),
+        count("pages_out"),
+        percent(job.prefetch_accuracy),
+    );
+    let _ = writeln!(
+        text,
+        "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  COMMAND",
+        "PID", "STATE", "NEAR", "META", "FAR", "FAULTS/S", "IN/S", "OUT/S", "P50", "P99", "PREFETCH"
+    );
+    let bytes = |bytes: i64| Bytes(bytes.max(0) as u64).to_string();
+    for process in &job.processes {
+        let _ = writeln!(
+            text,
+            "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  {}",
+            process.pid,
+            process.state,
+            bytes(process.near_bytes),
+            bytes(process.meta_bytes),
+            bytes(process.far_bytes),
+            Count(process.faults_per_s as u64).to_string(),
+            Count(process.pages_in_per_s as u64).to_string(),
+            Count(process.pages_out_per_s as u64).to_string(),
+            Latency(process.fault_ns_p50).to_string(),
+            Latency(process.fault_ns_p99).to_string(),
+            percent(process.prefetch_accuracy),
+            process.command,
+        );
+    }
+}
+
+fn percent(part: Option<f64>) -> String {
+    part.map_or("-".into(), |part| format!("{:.0} %", part * 100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_cannot_write_to_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\nc"), "a?[2Jb?c");
+    }
+
+    #[test]
+    fn refresh_times_are_sane() {
+        assert_eq!(seconds("0.5"), Ok(0.5));
+        for wrong in ["0", "-1", "nan", "inf", "x", "4000"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Guards against a server that cannot be stopped, stops too early, or stays behind when its parent is gone.
+
+use farfield_pool::{Backend, Opener};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Serve {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    ready: serde_json::Value,
+    socket: PathBuf,
+}
+
+impl Serve {
+    fn start(name: &str, arguments: &[&str]) -> Serve {
+        let socket = std::env::temp_dir().join(format!("farfield-{name}-{}.sock", std::process::id()));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_farfield"))
+            .arg("serve")
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+        Serve { child, stdout, ready, socket }
+    }
+
+    fn region(&self) -> Arc<dyn Backend> {
+        Opener::new().url(self.ready["endpoints"][0].as_str().unwrap()).pages(1000).open().unwrap()
+    }
+
+    fn signal(&self, number: i32) {
+        // SAFETY: no memory is involved; the child was not waited for, so its number is still its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, number) }, 0);
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "the server does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+#[test]
+fn an_idle_server_ends_well_on_the_first_signal_and_cleans_up() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut server = Serve::start("idle", &["--drain-timeout", "1m"]);
+        assert_eq!(server.ready["ready"], true);
+        assert!(server.socket.exists());
+        server.signal(signal);
+        assert_eq!(server.end().code(), Some(0));
+        assert!(!server.socket.exists());
+        let mut rest = String::new();
+        assert_eq!(server.stdout.read_line(&mut rest).unwrap(), 0, "{rest:?}: one line is all that stdout gets");
+    }
+}
+
+#[test]
+fn a_server_in_use_waits_for_its_clients_and_a_second_signal_ends_it_at_once() {
+    let mut server = Serve::start("busy", &["--drain-timeout", "1m"]);
+    let region = server.region();
+    server.signal(libc::SIGTERM);
+    // It is draining when it takes nobody any more.
+    let url = server.ready["endpoints"][0].as_str().unwrap().to_owned();
+    let start = Instant::now();
+    while Opener::new().url(&url).pages(1000).open().is_ok() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert!(server.child.try_wait().unwrap().is_none(), "it waits for its client");
+    server.signal(libc::SIGTERM);
+    assert!(server.end().code() == Some(0));
+    drop(region);
+
+    let mut server = Serve::start("leaving", &["--drain-timeout", "1m"]);
+    let region = server.region();
+    server.signal(libc::SIGTERM);
+    assert!(server.child.try_wait().unwrap().is_none());
+    drop(region);
+    assert_eq!(server.end().code(), Some(0), "its last client has gone");
+}
+
+#[test]
+fn a_private_server_does_not_outlive_its_parent() {
+    // A shell starts the server in the background and is replaced by a process that we can kill.
+    let socket = std::env::temp_dir().join(format!("farfield-orphan-{}.sock", std::process::id()));
+    let script = format!(
+        "{} serve --private --parent-pid $$ --listen unix:{} & exec sleep 60",
+        env!("CARGO_BIN_EXE_farfield"),
+        socket.display()
+    );
+    let mut parent = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let pid = ready["pid"].as_i64().unwrap() as i32;
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let start = Instant::now();
+    while is_running(pid) {
+        assert!(start.elapsed() < PATIENCE, "the server outlives its parent");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!socket.exists());
+}
+
+/// Does this process exist, and has it not ended? (Nobody may ever wait for an orphan in a container.)
+fn is_running(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_explained() {
+    let refused = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_farfield")).arg("serve").args(arguments).output().unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--listen", "http://x"]).contains("tcp://HOST:PORT"));
+    assert!(refused(&["--capacity", "much"]).contains("512M"));
+    assert!(refused(&["--lease", "10"]).contains("500ms"));
+    assert!(refused(&["--token-file", "/nowhere/tokens"]).contains("/nowhere/tokens"));
+    let server = Serve::start("taken", &[]);
+    let taken = format!("unix:{}", server.socket.display());
+    assert!(refused(&["--listen", &taken]).contains("in use"));
+}
