@@ -2,9 +2,9 @@
 //!
 //! A region is a stack of *layers* (memfds as large as the region), a *page map* (one byte per page: 0 for absent, `k` for
 //! a page that lives in layer `k-1`) and a table of *checksums*. Only the last layer, the top, is written. A snapshot
-//! freezes it and puts a new one on, for parent and clone each. Reads and writes of the top go through `pread` and
-//! `pwrite`: no page fault, no page table, and lack of memory is an error instead of a signal. Frozen layers are
-//! read through a mapping, so that a region needs one descriptor however many snapshots it went through.
+//! freezes it and puts a new one on, for parent and clone each. Bytes go through `pread` and `pwrite`: no page fault, no
+//! page table, no address space, and lack of memory is an error instead of a signal. Only what is asked for by
+//! [`Mapped`] is mapped, a gigabyte at a time.
 //!
 //! Before a page is added to the top layer the client holds a *credit* for it, reserved in chunks at the server, so
 //! that capacity and quota hold although the server sees no write. See `docs/design/pool.md`.
@@ -12,6 +12,7 @@
 use crate::connection::{AskError, Connection, Session, ask_on};
 use crate::tcp::clone_region;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -36,40 +37,86 @@ const PULSE: Duration = Duration::from_millis(1);
 const CREDITS_WITHIN: Duration = Duration::from_secs(5);
 
 const LAYERS: usize = MapReply::LAYERS_MAX as usize;
+/// Pages of a layer that [`Mapped`] maps at a time: a gigabyte.
+const PIECE_PAGES: u64 = 1 << 18;
+/// Pages whose entries fill a page of the page map.
+const BLOCK_PAGES: u64 = PAGE_BYTES as u64;
+/// Discards of more pages look for the stretches of the page map that have memory, instead of at every entry.
+const SPARSE_PAGES: u64 = 1024;
 
-/// What backend and lanes share of a region: where its parts are mapped. The parts change only inside
-/// [`Backend::clone_region`], whose caller has no operation in flight.
+/// What backend and lanes share of a region: its memory files. They change only inside [`Backend::clone_region`], whose
+/// caller has no operation in flight.
 struct Region {
     session: Arc<Session>,
     id: RegionId,
     pages: u64,
     generation: AtomicU64,
     layers_total: AtomicU32,
-    /// Addresses of the layers, read-only. The first `layers_total` are set.
-    layers: Box<[AtomicUsize; LAYERS]>,
+    /// The first `layers_total` are set.
+    layers: Box<[Descriptor; LAYERS]>,
+    page_map_file: Descriptor,
+    sums_file: Descriptor,
+    /// Addresses of page map and checksums.
     page_map: AtomicUsize,
     sums: AtomicUsize,
-    /// Descriptor of the top layer and its place among the session's descriptors.
-    top: AtomicI32,
-    top_place: AtomicUsize,
+    /// Address of a table of the addresses of pieces, by layer and piece; zero: not mapped. It is anonymous memory, of
+    /// which only what is used costs anything.
+    pieces: AtomicUsize,
+    pieces_mapped: AtomicUsize,
     credits: AtomicI64,
-    unmapped: AtomicBool,
+    abandoned: AtomicBool,
 }
 
-/// Where a page lives.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Absent,
-    /// In a frozen layer, at this address.
-    Frozen(*const u8),
-    Top,
+/// A descriptor and its place among the session's; -1 for none.
+struct Descriptor {
+    fd: AtomicI32,
+    place: AtomicUsize,
+}
+
+impl Descriptor {
+    const fn none() -> Descriptor {
+        Descriptor { fd: AtomicI32::new(-1), place: AtomicUsize::new(0) }
+    }
+
+    /// Takes `fd` over.
+    fn set(&self, session: &Session, fd: i32) -> Result<(), PoolError> {
+        self.clear(session);
+        self.place.store(session.keep(fd).map_err(PoolError::Os)?, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn clear(&self, session: &Session) {
+        if self.fd.swap(-1, Ordering::Relaxed) >= 0 {
+            session.close(self.place.load(Ordering::Relaxed));
+        }
+    }
+
+    fn get(&self) -> BorrowedFd<'_> {
+        let fd = self.fd.load(Ordering::Relaxed);
+        assert!(fd >= 0, "a memory file is used after it was closed");
+        // SAFETY: open until the region is dropped, abandoned or cloned, none of which happens during an operation.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
+/// Closes the descriptors that nobody took over.
+struct Received<'a>(&'a mut [i32]);
+
+impl Received<'_> {
+    /// Takes the `index`-th out.
+    fn take(&mut self, index: usize) -> i32 {
+        core::mem::replace(&mut self.0[index], -1)
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        self.0.iter().filter(|fd| **fd >= 0).for_each(|fd| file::close(*fd));
+    }
 }
 
 impl Region {
-    fn layer_bytes(&self) -> usize {
-        self.pages as usize * PAGE_BYTES
-    }
-
     fn entry(&self, page: u64) -> &AtomicU8 {
         debug_assert!(page < self.pages);
         // SAFETY:
@@ -88,126 +135,167 @@ impl Region {
         }
     }
 
+    /// Number of the top layer, as the page map has it.
     fn top_number(&self) -> u8 {
         // At most 255, checked when it was received.
         self.layers_total.load(Ordering::Acquire) as u8
     }
 
-    fn place(&self, page: u64) -> Result<Place, PoolError> {
+    /// The layer in which `page` lives, counted from 1; 0: it is absent.
+    fn number(&self, page: u64) -> Result<u8, PoolError> {
         let number = self.entry(page).load(Ordering::Acquire);
-        let top = self.top_number();
-        if number == 0 {
-            return Ok(Place::Absent);
-        }
-        if number == top {
-            return Ok(Place::Top);
-        }
-        if number > top {
+        if number > self.top_number() {
             return Err(PoolError::Corrupt { page: PageId(page), server: self.session.server });
         }
-        let layer = self.layers[usize::from(number) - 1].load(Ordering::Relaxed);
-        Ok(Place::Frozen((layer + page as usize * PAGE_BYTES) as *const u8))
+        Ok(number)
     }
 
-    fn top_fd(&self) -> i32 {
-        self.top.load(Ordering::Relaxed)
+    fn top(&self) -> BorrowedFd<'_> {
+        self.layers[usize::from(self.top_number()) - 1].get()
     }
 
-    /// Asks the server for the memory files that are not mapped yet, and maps them.
+    /// Asks the server for the memory files that we do not have yet.
     fn map(&self) -> Result<(), PoolError> {
         loop {
             let have = self.layers_total.load(Ordering::Relaxed);
             let request = wire::Request::MapRegion { region: self.id, first_layer: have };
             let mut fds = [-1; 2 + MapReply::LAYERS_AT_ONCE as usize];
-            let asked = self.session.ask_for_descriptors(request, self.session.deadline(), &mut fds)?;
-            let (Reply::Map(reply), count) = asked else {
-                fds[..asked.1].iter().for_each(|fd| file::close(*fd));
-                return Err(self.nonsense());
-            };
+            let (reply, count) = self.session.ask_for_descriptors(request, self.session.deadline(), &mut fds)?;
+            let mut received = Received(&mut fds[..count]);
+            let Reply::Map(reply) = reply else { return Err(self.nonsense()) };
             if have > 0 && reply.generation != self.generation.load(Ordering::Relaxed) {
-                // The server merged layers: what is mapped belongs to the past.
-                fds[..count].iter().for_each(|fd| file::close(*fd));
-                self.unmap();
+                // The server merged layers: what we have belongs to the past.
+                drop(received);
+                self.close();
                 continue;
             }
-            let taken = self.take(have, &reply, &fds[..count]);
-            // Mappings keep their memory without a descriptor; the top's was kept by taking it out of the list.
-            let kept = self.top_fd();
-            fds[..count].iter().filter(|fd| **fd != kept || taken.is_err()).for_each(|fd| file::close(*fd));
-            taken?;
+            self.take(have, &reply, &mut received)?;
             if self.layers_total.load(Ordering::Relaxed) == reply.layers_total {
                 return Ok(());
             }
         }
     }
 
-    /// Maps what came with an answer.
-    fn take(&self, have: u32, reply: &MapReply, fds: &[i32]) -> Result<(), PoolError> {
+    /// Takes what came with an answer.
+    fn take(&self, have: u32, reply: &MapReply, received: &mut Received<'_>) -> Result<(), PoolError> {
         if reply.pages != self.pages
             || reply.first_layer != have
             // No new layer: nothing was written since the last clone, so the top stayed the top.
             || (reply.layers == 0 && have != reply.layers_total)
-            || fds.len() != 2 + reply.layers as usize
+            || received.0.len() != 2 + reply.layers as usize
         {
             return Err(self.nonsense());
         }
         if have == 0 {
-            let read_write = libc::PROT_READ | libc::PROT_WRITE;
-            let page_map = self.map_file(fds[0], self.pages as usize, read_write)?;
-            self.page_map.store(page_map, Ordering::Relaxed);
-            let sums = self.map_file(fds[1], self.pages as usize * 8, read_write)?;
-            self.sums.store(sums, Ordering::Relaxed);
+            for (index, file, address, entry_bytes) in
+                [(0, &self.page_map_file, &self.page_map, 1), (1, &self.sums_file, &self.sums, 8)]
+            {
+                let bytes = self.pages * entry_bytes;
+                self.check_file(received.0[index], bytes)?;
+                file.set(&self.session, received.take(index))?;
+                let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+                let fd = file.fd.load(Ordering::Relaxed);
+                // SAFETY: a new mapping at a free address touches nobody's memory.
+                let mapped =
+                    unsafe { memory::mmap(0, bytes as usize, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+                address.store(mapped.map_err(PoolError::Os)?, Ordering::Relaxed);
+            }
             self.generation.store(reply.generation, Ordering::Relaxed);
         }
-        for (fd, layer) in fds[2..].iter().zip(have..) {
-            let address = self.map_file(*fd, self.layer_bytes(), libc::PROT_READ)?;
-            self.layers[layer as usize].store(address, Ordering::Relaxed);
-            self.layers_total.store(layer + 1, Ordering::Release);
-        }
-        if reply.layers > 0 && have + reply.layers == reply.layers_total {
-            self.drop_top();
-            let top = fds[fds.len() - 1];
-            let place = self.session.keep(top).map_err(PoolError::Os)?;
-            self.top_place.store(place, Ordering::Relaxed);
-            self.top.store(top, Ordering::Relaxed);
+        for index in 0..reply.layers as usize {
+            let layer = have as usize + index;
+            self.check_file(received.0[2 + index], self.pages * PAGE_BYTES as u64)?;
+            self.layers[layer].set(&self.session, received.take(2 + index))?;
+            self.layers_total.store(layer as u32 + 1, Ordering::Release);
         }
         Ok(())
     }
 
-    fn map_file(&self, fd: i32, bytes: usize, protection: i32) -> Result<usize, PoolError> {
-        // SAFETY: the descriptor was just received and is open until after this call.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        // A file that could shrink would turn our loads into SIGBUS.
-        let size = memfd::usage(borrowed).map_err(PoolError::Os)?.size_bytes;
-        if !memfd::is_sealed(borrowed) || size < bytes as u64 {
+    /// A file that could shrink would turn our loads into SIGBUS.
+    fn check_file(&self, fd: i32, bytes: u64) -> Result<(), PoolError> {
+        // SAFETY: the descriptor was just received and is open until it is taken over or closed.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let size = memfd::usage(fd).map_err(PoolError::Os)?.size_bytes;
+        if !memfd::is_sealed(fd) || size < bytes {
             let reason = "its memory files are not sealed or too small";
             return Err(PoolError::Refused { server: self.session.server, reason });
         }
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at a free address touches nobody's memory.
-        unsafe { memory::mmap(0, bytes, protection, flags, fd, 0) }.map_err(PoolError::Os)
+        Ok(())
     }
 
-    fn drop_top(&self) {
-        if self.top.swap(-1, Ordering::Relaxed) >= 0 {
-            self.session.close(self.top_place.load(Ordering::Relaxed));
+    fn pieces_per_layer(&self) -> u64 {
+        self.pages.div_ceil(PIECE_PAGES)
+    }
+
+    /// Address of a page in the layer with this number, mapping its piece if need be.
+    fn address(&self, number: u8, page: u64) -> Result<*const u8, Errno> {
+        let (layer, piece) = (u64::from(number) - 1, page / PIECE_PAGES);
+        let index = (layer * self.pieces_per_layer() + piece) as usize;
+        // SAFETY: the table has a word for each piece of each layer, lives as long as the region, and is only used
+        // through atomics; anonymous memory is page-aligned and zero.
+        #[allow(clippy::cast_ptr_alignment)]
+        let word = unsafe { AtomicUsize::from_ptr((self.pieces.load(Ordering::Relaxed) as *mut usize).add(index)) };
+        let mut start = word.load(Ordering::Acquire);
+        if start == 0 {
+            let bytes = self.piece_bytes(piece);
+            let fd = self.layers[layer as usize].fd.load(Ordering::Relaxed);
+            let (flags, offset) = (libc::MAP_SHARED | libc::MAP_NORESERVE, PageId(piece * PIECE_PAGES).offset());
+            // SAFETY: a new mapping at a free address touches nobody's memory.
+            let mapped = unsafe { memory::mmap(0, bytes, libc::PROT_READ, flags, fd, offset as usize) }?;
+            start = match word.compare_exchange(0, mapped, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.pieces_mapped.fetch_add(1, Ordering::Relaxed);
+                    mapped
+                }
+                Err(faster) => {
+                    // SAFETY: mapped just now, and nobody else knows it.
+                    let _ = unsafe { memory::munmap(mapped, bytes) };
+                    faster
+                }
+            };
         }
+        Ok((start + (page % PIECE_PAGES) as usize * PAGE_BYTES) as *const u8)
     }
 
-    fn unmap(&self) {
+    fn piece_bytes(&self, piece: u64) -> usize {
+        (self.pages - piece * PIECE_PAGES).min(PIECE_PAGES) as usize * PAGE_BYTES
+    }
+
+    /// Bytes of the table of pieces.
+    fn table_bytes(&self) -> usize {
+        LAYERS * self.pieces_per_layer() as usize * size_of::<usize>()
+    }
+
+    /// Unmaps and closes everything that came from the server.
+    fn close(&self) {
         let unmap = |address: &AtomicUsize, bytes: usize| {
             let address = address.swap(0, Ordering::Relaxed);
             if address != 0 {
-                // SAFETY: mapped in `map_file` with this length; the caller has no operation in flight, and pointers
-                // handed out by `Mapped` end with the call that leads here.
+                // SAFETY: mapped with this length; the caller has no operation in flight, and pointers that were handed
+                // out by `Mapped` end with the call that leads here.
                 let _ = unsafe { memory::munmap(address, bytes) };
             }
         };
-        self.layers_total.store(0, Ordering::Relaxed);
-        self.layers.iter().for_each(|layer| unmap(layer, self.layer_bytes()));
+        let mut left = self.pieces_mapped.swap(0, Ordering::Relaxed);
+        let layers = self.layers_total.swap(0, Ordering::Relaxed) as usize;
+        let table = self.pieces.load(Ordering::Relaxed) as *mut usize;
+        for index in 0..layers * self.pieces_per_layer() as usize {
+            if left == 0 {
+                break;
+            }
+            // SAFETY: as in `address`.
+            #[allow(clippy::cast_ptr_alignment)]
+            let word = unsafe { AtomicUsize::from_ptr(table.add(index)) };
+            if word.load(Ordering::Relaxed) != 0 {
+                unmap(word, self.piece_bytes(index as u64 % self.pieces_per_layer()));
+                left -= 1;
+            }
+        }
         unmap(&self.page_map, self.pages as usize);
         unmap(&self.sums, self.pages as usize * 8);
-        self.drop_top();
+        self.layers[..layers].iter().for_each(|layer| layer.clear(&self.session));
+        self.page_map_file.clear(&self.session);
+        self.sums_file.clear(&self.session);
     }
 
     fn nonsense(&self) -> PoolError {
@@ -230,8 +318,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if !self.unmapped.load(Ordering::Relaxed) {
-            self.unmap();
+        self.close();
+        let table = *self.pieces.get_mut();
+        if table != 0 {
+            // SAFETY: mapped in `ShmBackend::new` with this length; nobody is left to use it.
+            let _ = unsafe { memory::munmap(table, self.table_bytes()) };
         }
     }
 }
@@ -249,14 +340,22 @@ impl ShmBackend {
             pages,
             generation: AtomicU64::new(0),
             layers_total: AtomicU32::new(0),
-            layers: Box::new([const { AtomicUsize::new(0) }; LAYERS]),
+            layers: Box::new([const { Descriptor::none() }; LAYERS]),
+            page_map_file: Descriptor::none(),
+            sums_file: Descriptor::none(),
             page_map: AtomicUsize::new(0),
             sums: AtomicUsize::new(0),
-            top: AtomicI32::new(-1),
-            top_place: AtomicUsize::new(0),
+            pieces: AtomicUsize::new(0),
+            pieces_mapped: AtomicUsize::new(0),
             credits: AtomicI64::new(0),
-            unmapped: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
         };
+        // The protocol counts pages so that all of this fits 64 bits; who asks for more gets no region.
+        if pages > u64::from(u32::MAX) + 1 {
+            return Err(PoolError::Refused { server: region.session.server, reason: "the region is too large to map" });
+        }
+        let table = memory::map_anonymous(region.table_bytes()).map_err(PoolError::Os)?;
+        region.pieces.store(table, Ordering::Relaxed);
         region.map()?;
         Ok(ShmBackend { region: Arc::new(region) })
     }
@@ -303,10 +402,10 @@ impl Backend for ShmBackend {
     }
 
     fn abandon(&self) {
-        self.region.session.abandon();
-        self.region.top.store(-1, Ordering::Relaxed); // Closed with all the others.
-        self.region.unmapped.store(true, Ordering::Relaxed);
-        self.region.unmap();
+        if !self.region.abandoned.swap(true, Ordering::Relaxed) {
+            self.region.close();
+            self.region.session.abandon();
+        }
     }
 }
 
@@ -314,19 +413,16 @@ impl Mapped for ShmBackend {
     fn page(&self, page: PageId) -> Option<*const u8> {
         let region = &self.region;
         assert!(page.0 < region.pages, "page {} outside a region of {} pages", page.0, region.pages);
-        match region.place(page.0) {
-            Ok(Place::Absent) => None,
-            Ok(Place::Frozen(address)) => Some(address),
-            Ok(Place::Top) => {
-                let layer = region.layers[usize::from(region.top_number()) - 1].load(Ordering::Relaxed);
-                Some((layer + page.0 as usize * PAGE_BYTES) as *const u8)
-            }
-            Err(_) => {
-                // A page map that makes no sense: nothing in it can be believed any more.
-                region.session.set_gone();
-                None
-            }
+        let address = match region.number(page.0) {
+            Ok(0) => return None,
+            Ok(number) => region.address(number, page.0).ok(),
+            Err(_) => None,
+        };
+        if address.is_none() {
+            // A page map that makes no sense, or no address space: nothing more can be had from this region.
+            region.session.set_gone();
         }
+        address
     }
 }
 
@@ -349,37 +445,25 @@ impl ShmLane {
         let mut index = 0;
         while index < count {
             let at = page.0 + index;
-            match region.place(at)? {
-                Place::Absent => {
-                    buffer.page_mut(index as usize).fill(0);
-                    buffer.sums_mut()[index as usize] = self.zero_sum;
-                    index += 1;
-                    continue;
-                }
-                Place::Frozen(address) => {
-                    let target = buffer.page_mut(index as usize).as_mut_ptr();
-                    // SAFETY: a whole page of a layer that is mapped for as long as the lane works with it, and of the
-                    // buffer. The server may write there at the same time, so no reference is made; what was torn
-                    // fails its checksum.
-                    unsafe { core::ptr::copy_nonoverlapping(address, target, PAGE_BYTES) };
-                    self.verify(at, buffer, index)?;
-                    index += 1;
-                }
-                Place::Top => {
-                    let mut run = 1;
-                    while index + run < count && matches!(region.place(at + run), Ok(Place::Top)) {
-                        run += 1;
-                    }
-                    let bytes = &mut buffer.bytes_mut()[index as usize * PAGE_BYTES..][..run as usize * PAGE_BYTES];
-                    // SAFETY: the descriptor is open as long as the region is not dropped or abandoned.
-                    let top = unsafe { BorrowedFd::borrow_raw(region.top_fd()) };
-                    memfd::read_at(top, bytes, at * PAGE_BYTES as u64).map_err(PoolError::Os)?;
-                    for offset in 0..run {
-                        self.verify(at + offset, buffer, index + offset)?;
-                    }
-                    index += run;
-                }
+            let number = region.number(at)?;
+            if number == 0 {
+                buffer.page_mut(index as usize).fill(0);
+                buffer.sums_mut()[index as usize] = self.zero_sum;
+                index += 1;
+                continue;
             }
+            // Pages of one layer side by side are one call.
+            let mut run = 1;
+            while index + run < count && region.entry(at + run).load(Ordering::Acquire) == number {
+                run += 1;
+            }
+            let bytes = &mut buffer.bytes_mut()[index as usize * PAGE_BYTES..][..run as usize * PAGE_BYTES];
+            let layer = region.layers[usize::from(number) - 1].get();
+            memfd::read_at(layer, bytes, at * PAGE_BYTES as u64).map_err(PoolError::Os)?;
+            for offset in 0..run {
+                self.verify(at + offset, buffer, index + offset)?;
+            }
+            index += run;
         }
         Ok(())
     }
@@ -401,9 +485,7 @@ impl ShmLane {
         let is_new = |page: &u64| self.region.entry(*page).load(Ordering::Relaxed) != top;
         let wanted = pages.clone().filter(is_new).count() as i64;
         self.ensure_credits(wanted)?;
-        // SAFETY: the descriptor is open as long as the region is not dropped or abandoned.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.region.top_fd()) };
-        if let Err(errno) = memfd::write_at(fd, buffer.bytes(), page.offset()) {
+        if let Err(errno) = memfd::write_at(self.region.top(), buffer.bytes(), page.offset()) {
             // A part may have been stored: pages that the map does not name yet are nobody's and are written over later.
             self.region.credits.fetch_add(wanted, Ordering::Relaxed);
             return Err(match errno.0 {
@@ -421,12 +503,46 @@ impl ShmLane {
 
     fn discard(&mut self, page: PageId, count: u64) -> Result<(), PoolError> {
         self.region.check(page, count)?;
-        let top = self.region.top_number();
         let end = page.0 + count;
+        let (mut freed, mut result) = (0, Ok(()));
         let mut at = page.0;
-        let mut freed = 0;
-        let mut result = Ok(());
         while at < end {
+            let mut stretch = at..end;
+            if count > SPARSE_PAGES {
+                // Most of what programs unmap was never stored; where the page map has no memory nothing was.
+                match memfd::next_data(self.region.page_map_file.get(), at).map_err(PoolError::Os)? {
+                    Some(data) if data.start < end => stretch = data.start.max(at)..data.end.min(end),
+                    _ => break,
+                }
+            }
+            at = stretch.end;
+            result = self.discard_stretch(stretch, &mut freed).and(result);
+        }
+        // Whole pages of the page map and of the checksums that hold nothing any more go too.
+        let blocks = page.0.next_multiple_of(BLOCK_PAGES)..end / BLOCK_PAGES * BLOCK_PAGES;
+        if blocks.start < blocks.end {
+            let pages = blocks.end - blocks.start;
+            let files = [(&self.region.page_map_file, 1), (&self.region.sums_file, 8)];
+            for (file, entry_bytes) in files {
+                let punched = memfd::punch(file.get(), blocks.start * entry_bytes, pages * entry_bytes);
+                result = punched.map_err(PoolError::Os).and(result);
+            }
+        }
+        let held = self.region.credits.fetch_add(freed, Ordering::Relaxed) + freed;
+        if held > CREDITS_KEPT_MAX && self.region.take_credits(held - CREDITS_CHUNK) {
+            let pages = (held - CREDITS_CHUNK).min(u32::MAX.into()) as u32;
+            self.region.credits.fetch_add(held - CREDITS_CHUNK - i64::from(pages), Ordering::Relaxed);
+            self.ask(wire::Request::Release { region: self.region.id, pages })?;
+        }
+        result
+    }
+
+    /// Discards pages; adds those whose memory was given back to `freed`.
+    fn discard_stretch(&self, pages: Range<u64>, freed: &mut i64) -> Result<(), PoolError> {
+        let top = self.region.top_number();
+        let mut result = Ok(());
+        let mut at = pages.start;
+        while at < pages.end {
             let number = self.region.entry(at).load(Ordering::Relaxed);
             if number != top {
                 if number != 0 {
@@ -436,23 +552,15 @@ impl ShmLane {
                 continue;
             }
             let start = at;
-            while at < end && self.region.entry(at).load(Ordering::Relaxed) == top {
+            while at < pages.end && self.region.entry(at).load(Ordering::Relaxed) == top {
                 self.region.entry(at).store(0, Ordering::Release);
                 at += 1;
             }
-            // SAFETY: the descriptor is open as long as the region is not dropped or abandoned.
-            let fd = unsafe { BorrowedFd::borrow_raw(self.region.top_fd()) };
-            match memfd::punch(fd, PageId(start).offset(), PageId(at - start).offset()) {
-                Ok(()) => freed += (at - start) as i64,
+            match memfd::punch(self.region.top(), PageId(start).offset(), PageId(at - start).offset()) {
+                Ok(()) => *freed += (at - start) as i64,
                 // The pages are gone for the program; their memory, and so their credits, is not.
                 Err(errno) => result = Err(PoolError::Os(errno)),
             }
-        }
-        let held = self.region.credits.fetch_add(freed, Ordering::Relaxed) + freed;
-        if held > CREDITS_KEPT_MAX && self.region.take_credits(held - CREDITS_CHUNK) {
-            let pages = (held - CREDITS_CHUNK).min(u32::MAX.into()) as u32;
-            self.region.credits.fetch_add(held - CREDITS_CHUNK - i64::from(pages), Ordering::Relaxed);
-            self.ask(wire::Request::Release { region: self.region.id, pages })?;
         }
         result
     }
