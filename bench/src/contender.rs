@@ -154,6 +154,7 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
         sample.figures.insert("cgroup_version".into(), f64::from(hierarchy.version));
         if let Some(peak) = peak {
             sample.figures.insert("near_peak_bytes".into(), peak as f64);
+            sample.figures.insert("near_peak_over_limit".into(), peak as f64 / job.near_bytes as f64);
         }
         if let Some(store) = store_peak {
             sample.figures.insert("store_peak_bytes".into(), store as f64);

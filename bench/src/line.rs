@@ -63,6 +63,9 @@ pub struct PointResult {
     pub ratios: Vec<RatioResult>,
 }
 
+/// A contender may exceed its limit by this factor for a moment.
+pub const NEAR_TOLERANCE: f64 = 1.05;
+
 /// One contender's samples.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContenderResult {
@@ -123,15 +126,28 @@ pub struct RatioResult {
     /// Below one: `of` is faster.
     #[serde(flatten)]
     pub ratio: Ratio,
+    /// How many times its limit `of` kept near at worst, if that is more than [`NEAR_TOLERANCE`]: then the comparison is not
+    /// between equals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over_budget: Option<f64>,
     /// The bar that this pair is held to here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bar: Option<Bar>,
 }
 
 impl RatioResult {
-    /// Does it hold its bar? `None` without a bar.
+    /// Does it hold its bar, within its budget? `None` without a bar.
     pub fn passes(&self) -> Option<bool> {
-        self.bar.as_ref().map(|bar| self.ratio.ratio <= bar.at_most)
+        self.bar.as_ref().map(|bar| self.ratio.ratio <= bar.at_most && self.over_budget.is_none())
+    }
+
+    /// What to say of the bar. `None` without a bar.
+    pub fn verdict(&self) -> Option<String> {
+        Some(match (self.passes()?, self.over_budget) {
+            (true, _) => "held".into(),
+            (false, None) => "missed".into(),
+            (false, Some(times)) => format!("over budget ({times:.2} times the limit)"),
+        })
     }
 }
 
@@ -145,6 +161,11 @@ impl ContenderResult {
         }
         let figures = by_name.into_iter().filter_map(|(key, values)| Some((key, summary(&values)?.median))).collect();
         ContenderResult { name: name.into(), status, summary: summary(&times), samples, figures }
+    }
+
+    fn over_budget(&self) -> Option<f64> {
+        let peaks = self.samples.iter().filter_map(|s| s.figures.get("near_peak_over_limit").copied());
+        Some(peaks.fold(0.0, f64::max)).filter(|worst| *worst > NEAR_TOLERANCE)
     }
 
     fn times(&self) -> Vec<f64> {
@@ -167,7 +188,13 @@ pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Ve
                 continue;
             }
             if let Some(ratio) = ratio(&of.times(), &to.times()) {
-                ratios.push(RatioResult { of: of.name.clone(), to: to.name.clone(), ratio, bar: bar.cloned() });
+                ratios.push(RatioResult {
+                    of: of.name.clone(),
+                    to: to.name.clone(),
+                    ratio,
+                    over_budget: of.over_budget(),
+                    bar: bar.cloned(),
+                });
             }
         }
     }
@@ -250,6 +277,22 @@ mod tests {
         let ratios = ratios(&contenders, &[bar], &Point::new());
         let pairs: Vec<_> = ratios.iter().map(|r| (r.of.as_str(), r.to.as_str(), r.passes())).collect();
         assert_eq!(pairs, [("farfield", "native", None), ("farfield", "swap-zram", Some(false))]);
+    }
+
+    #[test]
+    fn one_sample_over_budget_spoils_the_bar() {
+        let bar = Bar { of: "farfield".into(), to: "swap-zram".into(), at_most: 0.5, aim: None, at: Point::new() };
+        let mut ours = contender("farfield", &[1.0, 1.0]);
+        let check = |ours: &ContenderResult, passes: bool| {
+            let swap = contender("swap-zram", &[10.0, 10.0]);
+            let ratios = ratios(&[swap, ours.clone()], std::slice::from_ref(&bar), &Point::new());
+            assert_eq!(ratios[0].passes(), Some(passes), "{:?}", ratios[0].verdict());
+        };
+        check(&ours, true);
+        ours.samples[0].figures.insert("near_peak_over_limit".into(), 1.01);
+        check(&ours, true);
+        ours.samples[1].figures.insert("near_peak_over_limit".into(), 2.0);
+        check(&ours, false);
     }
 
     #[test]

@@ -22,6 +22,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("prefetch_accuracy", "prefetch accuracy", 1.0),
     ("prefetch_coverage", "prefetch coverage", 1.0),
     ("near_peak_bytes", "near peak MiB", 1048576.0),
+    ("resident_peak_bytes", "resident peak MiB", 1048576.0),
     ("cpu_user_s", "CPU user s", 1.0),
     ("cpu_system_s", "CPU system s", 1.0),
 ];
@@ -54,7 +55,7 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
     line.points.iter().all(|point| {
         experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters)).all(|bar| {
             let found = point.ratios.iter().find(|r| r.of == bar.of && r.to == bar.to);
-            found.is_some_and(|r| r.ratio.ratio <= bar.at_most)
+            found.is_some_and(|r| r.passes() == Some(true))
         })
     })
 }
@@ -68,9 +69,8 @@ pub fn summary(line: &Line) -> String {
             writeln!(out, "    {:<13} {}", contender.name, outcome(contender, &point.unit)).ok();
         }
         for ratio in &point.ratios {
-            let verdict = match (&ratio.bar, ratio.passes()) {
-                (Some(bar), Some(true)) => format!("  held (at most {})", bar.at_most),
-                (Some(bar), _) => format!("  MISSED (at most {})", bar.at_most),
+            let verdict = match (&ratio.bar, ratio.verdict()) {
+                (Some(bar), Some(verdict)) => format!("  {verdict}, at most {}", bar.at_most),
                 _ => String::new(),
             };
             let (r, low, high) = (ratio.ratio.ratio, ratio.ratio.low, ratio.ratio.high);
@@ -140,7 +140,8 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
         for point in &line.points {
             for ratio in &point.ratios {
                 let Some(bar) = &ratio.bar else { continue };
-                let verdict = if ratio.passes() == Some(true) { "held" } else { "**missed**" };
+                let verdict = ratio.verdict().unwrap_or_default();
+                let verdict = if ratio.passes() == Some(true) { verdict } else { format!("**{verdict}**") };
                 let aim = bar.aim.map_or("".into(), |aim| format!("{aim}"));
                 writeln!(
                     out,
