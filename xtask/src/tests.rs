@@ -14,11 +14,12 @@ struct Part {
 }
 
 /// In the order in which they say most, soonest.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     Part { name: "unit", alone: false },
     Part { name: "faults", alone: true },
     Part { name: "leftovers", alone: true },
     Part { name: "budget", alone: true },
+    Part { name: "examples", alone: false },
     Part { name: "probes", alone: false },
     Part { name: "programs", alone: false },
 ];
