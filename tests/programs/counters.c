@@ -3,7 +3,7 @@
 #include "probe.h"
 #include <emmintrin.h>
 
-enum { THREADS = 4, STEPS = 300000 };
+enum { THREADS = 4, STEPS = 25000 };
 static _Atomic uint32_t *atomics;
 static uint32_t *plain; // Word i belongs to thread i % THREADS: neighbours on each page belong to different threads.
 static size_t count = 64 * MIB / 4;

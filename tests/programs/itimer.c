@@ -18,7 +18,7 @@ static void on_tick(int signal) {
 
 static void *worker(void *number) {
     uint64_t state = (uint64_t)number;
-    for (int i = 0; i < 150000; i++) {
+    for (int i = 0; i < 15000; i++) {
         state = mix(state + i);
         area[bytes / 16 + state % (bytes / 16)] = state;
         size_t at = (state >> 30) % (bytes / 16);

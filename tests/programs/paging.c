@@ -3,7 +3,7 @@
 #include "probe.h"
 
 int main(void) {
-    size_t bytes = 64 * MIB;
+    size_t bytes = 40 * MIB;
     char *dense = anon(bytes);
     fill(dense, bytes, 1);
     say("dense, first look: %zu wrong", wrong(dense, bytes, 1));
@@ -42,17 +42,17 @@ int main(void) {
 
     // Copies whose source and target are both far, with every alignment.
     press();
-    for (size_t i = 0; i < 16; i++) memcpy(zero + i * 4 * MIB / 16 * 16, dense + i * 3 * MIB + i, 1 * MIB);
+    for (size_t i = 0; i < 16; i++) memcpy(zero + i * 2 * MIB, dense + i * 2 * MIB + i, 1 * MIB);
     press();
     uint64_t hash = 0;
-    for (size_t i = 0; i < 16; i++) hash = hash * 31 + sum(zero + i * 4 * MIB / 16 * 16, 1 * MIB);
+    for (size_t i = 0; i < 16; i++) hash = hash * 31 + sum(zero + i * 2 * MIB, 1 * MIB);
     say("copies: %016llx", (unsigned long long)hash);
     __asm__ volatile("rep movsb" : : "D"(zero + 123), "S"(dense + 7 * MIB + 77), "c"(20 * MIB) : "memory");
     say("rep movsb of 20 MiB: %016llx", (unsigned long long)sum(zero, 21 * MIB));
 
     // Random order, reads mixed with writes.
     uint64_t state = 42, total = 0;
-    for (int i = 0; i < 200000; i++) {
+    for (int i = 0; i < 30000; i++) {
         state = mix(state + i);
         uint64_t *word = (uint64_t *)(dense + (state % (bytes / 8)) * 8);
         total += *word;

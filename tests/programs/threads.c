@@ -20,7 +20,7 @@ struct shared {
 
 static struct shared *shared;
 static char *area;
-static size_t bytes = 48 * MIB;
+static size_t bytes = 36 * MIB;
 static _Thread_local char local[256 * 1024];
 
 static void *blocked(void *number) {
@@ -51,7 +51,7 @@ static void *blocked(void *number) {
 static void *locker(void *number) {
     size_t me = (size_t)number;
     char *mine = anon(4 * MIB);
-    for (int i = 0; i < 400; i++) {
+    for (int i = 0; i < 60; i++) {
         fill(mine + (i % 8) * MIB / 2, MIB / 2, i); // Pushes the locks out.
         NEED(pthread_mutex_lock(&shared->lock) == 0);
         shared->plain++;
@@ -66,7 +66,7 @@ static void *locker(void *number) {
 
 static void *turner(void *number) {
     size_t me = (size_t)number;
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 150; i++) {
         NEED(pthread_mutex_lock(&shared->lock) == 0);
         while (shared->turn % THREADS != me) NEED(pthread_cond_wait(&shared->wake, &shared->lock) == 0);
         shared->turn++;
@@ -84,7 +84,7 @@ static uint64_t deep(int depth, uint64_t seed) {
     return below;
 }
 
-static void *recursive(void *number) { return (void *)deep(4000, (uint64_t)number); }
+static void *recursive(void *number) { return (void *)deep(3000, (uint64_t)number); }
 
 static void *brief(void *number) {
     char *mine = malloc(100000);
@@ -129,7 +129,7 @@ int main(void) {
     say("deep stacks: %llu", (unsigned long long)sums);
 
     size_t good = 0;
-    for (size_t round = 0; round < 200; round++) {
+    for (size_t round = 0; round < 60; round++) {
         for (size_t i = 0; i < THREADS; i++) NEED(pthread_create(&threads[i], NULL, brief, (void *)(round + i)) == 0);
         for (size_t i = 0; i < THREADS; i++) { void *got; NEED(pthread_join(threads[i], &got) == 0); good += (size_t)got; }
     }
