@@ -34,7 +34,16 @@ enum Command {
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(farfield_bench::Cli),
 }
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  farfield bench list                     What can be measured
+  farfield bench run --quick all          Does everything work? Small sizes, one sample
+  farfield bench run paging/ --check      The paging experiments; ends with 4 if a bar is missed
+  farfield bench report                   Tables and plots of the newest results";
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -46,6 +55,10 @@ fn main() -> ExitCode {
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => match args.run() {
+            Ok(code) => ExitCode::from(code as u8),
+            Err(error) => finish(Err(error)),
+        },
     }
 }
 

@@ -8,8 +8,25 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// Path of the control block, for processes of the job.
 pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
-/// First bytes of a control block.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"FARFIEL1");
+/// First bytes of a control block: different for each layout, so that a runner and a library of different builds do not
+/// misread each other.
+pub const MAGIC: u64 = {
+    let sizes = [size_of::<Control>() as u64, size_of::<Slot>() as u64, core::mem::offset_of!(Control, past) as u64];
+    let mut hash = u64::from_le_bytes(*b"FARFIELD");
+    let mut at = 0;
+    while at < sizes.len() {
+        hash = (hash ^ sizes[at]).wrapping_mul(FNV_PRIME);
+        at += 1;
+    }
+    at = 0;
+    while at < COUNTER_NAMES.len() {
+        hash = (hash ^ COUNTER_NAMES.as_bytes()[at] as u64).wrapping_mul(FNV_PRIME);
+        at += 1;
+    }
+    hash
+};
+/// Multiplier of the Fowler-Noll-Vo hash.
+const FNV_PRIME: u64 = 0x100_0000_01b3;
 /// Most processes alive at once in one job.
 pub const SLOTS: usize = 1024;
 /// Most bytes of pool URLs, and of the token.
@@ -180,6 +197,7 @@ pub fn read_text<'a>(words: &[AtomicU64], length: &AtomicU32, into: &'a mut [u8]
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        const COUNTER_NAMES: &str = concat!($(stringify!($name), ","),*);
         /// Event counts of one process, or of all that have ended.
         #[repr(C)]
         pub struct Counters {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long the server may take to say that it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// How long it may take to end when asked to.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How long a server that has closed its output may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Room for the path of a Unix socket, with the final zero (`sun_path`).
 const SOCKET_PATH_MAX: usize = 108;
 /// Longest ready line.
@@ -27,7 +27,8 @@ pub(super) struct PrivateServer {
     /// Somebody else has waited for it: its number may belong to another process by now.
     reaped: bool,
     socket: PathBuf,
-    folder: PrivateFolder,
+    /// Removed with the socket in it, after the server was stopped.
+    _folder: PrivateFolder,
 }
 
 impl PrivateServer {
@@ -57,7 +58,7 @@ impl PrivateServer {
         }
         let failed = |error: io::Error| Refusal::Server { reason: format!("{}: {error}", program.display()) };
         let child = command.spawn().map_err(failed)?;
-        let mut server = PrivateServer { child, reaped: false, socket, folder };
+        let mut server = PrivateServer { child, reaped: false, socket, _folder: folder };
         server.wait_until_ready(signals)?;
         Ok(server)
     }
@@ -97,8 +98,10 @@ impl PrivateServer {
     }
 
     fn how_it_ended(&mut self) -> String {
-        // It has closed its output, so it is about to end, or we end it.
-        self.stop();
+        // It has closed its output, so it is about to end by itself; if not, `stop` ends it.
+        if let Ok(pidfd) = sys::pidfd(self.child.id()) {
+            sys::poll(&[pidfd.as_raw_fd()], ENDS_WITHIN, &mut Vec::new());
+        }
         match self.child.try_wait() {
             Ok(Some(status)) => format!("it ended with {status}"),
             _ => "it closed its output".into(),
@@ -123,24 +126,15 @@ impl PrivateServer {
         if self.reaped {
             return;
         }
-        let _ = sys::kill(self.child.id(), libc::SIGTERM);
-        let deadline = Instant::now() + STOP_WITHIN;
-        let pidfd = sys::pidfd(self.child.id()).ok();
-        if let Some(pidfd) = &pidfd {
-            let mut ready = Vec::new();
-            sys::poll(&[pidfd.as_raw_fd()], deadline - Instant::now(), &mut ready);
-        }
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        // At once: nobody uses it any more, and it keeps nothing that outlives it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 impl Drop for PrivateServer {
     fn drop(&mut self) {
         self.stop();
-        self.folder.remove();
     }
 }
 
@@ -174,15 +168,11 @@ impl PrivateFolder {
         let error = error.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENAMETOOLONG));
         Err(Refusal::Os { what: "no folder for the socket of the private memory server (set TMPDIR)", error })
     }
-
-    fn remove(&self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        self.remove();
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
