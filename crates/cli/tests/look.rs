@@ -1,0 +1,165 @@
+//! `farfield top`, `farfield doctor`, and the private server as others see them.
+//!
+//! Danger: numbers of the wrong job, memory that stays behind after a job, help that does not help.
+
+mod common;
+
+use common::{Folder, Running, farfield, run, text, until};
+use std::process::Stdio;
+
+/// A job that reads its input, so that it lives until the test ends it; the pid of the program.
+fn job(folder: &Folder, options: &[&str]) -> (Running, u32) {
+    let mut command = run(folder, options, &["sh", "-c", "echo $$; read line; exit 5"]);
+    let job = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::null()));
+    let program = job.line().parse().unwrap();
+    (job, program)
+}
+
+fn top(arguments: &[&str]) -> serde_json::Value {
+    let output = farfield().arg("top").args(["--once", "--json"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Children of a process, by `/proc`.
+fn children(pid: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+/// The private server of a job and the folder of its socket.
+fn server(job: &Running, program: u32) -> (u32, std::path::PathBuf) {
+    let server = children(job.child.id()).into_iter().find(|&pid| pid != program).unwrap();
+    let words = std::fs::read(format!("/proc/{server}/cmdline")).unwrap();
+    let words = String::from_utf8(words).unwrap();
+    let socket = words.split('\0').find_map(|word| word.strip_prefix("unix:")).unwrap();
+    (server, std::path::Path::new(socket).parent().unwrap().to_path_buf())
+}
+
+#[test]
+fn top_finds_the_job_by_its_program_and_by_its_runner() {
+    let folder = Folder::new("top");
+    let (mut job, program) = job(&folder, &["--near", "123M"]);
+    for pid in [program, job.child.id()] {
+        let view = top(&[&pid.to_string()]);
+        assert_eq!(view["jobs"][0]["runner_pid"], job.child.id(), "{view}");
+        assert_eq!(view["jobs"][0]["near_limit_bytes"], 123 << 20);
+        assert_eq!(view["jobs"][0]["alive"], true);
+        assert!(view["jobs"][0]["counters"]["faults"].is_u64());
+    }
+    // Other tests have jobs too.
+    let all = top(&[]);
+    assert!(all["jobs"].as_array().unwrap().iter().any(|one| one["runner_pid"] == job.child.id()), "{all}");
+    let people = farfield().args(["top", "--once", &program.to_string()]).output().unwrap();
+    assert!(text(&people).contains("123.0 MiB"), "{}", text(&people));
+    drop(job.child.stdin.take());
+    assert_eq!(job.wait().code(), Some(5));
+}
+
+#[test]
+fn top_says_what_is_wrong_with_a_target() {
+    let check = |target: &str, part: &str| {
+        let output = farfield().args(["top", "--once", target]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(part), "{}", text(&output));
+    };
+    check(&std::process::id().to_string(), "does not belong to a job");
+    check("4000000000", "there is no process");
+    check("ftp://x:1", "ftp");
+    check("unix:/no/such/socket", "/no/such/socket");
+}
+
+#[test]
+fn top_and_doctor_ask_a_server() {
+    let folder = Folder::new("server");
+    let url = format!("unix:{}", folder.path("socket").display());
+    let mut command = farfield();
+    command.args(["serve", "--listen", &url, "--capacity", "64M", "--log-format", "json"]).stderr(Stdio::null());
+    let server = Running::start(&mut command);
+    assert!(server.line().starts_with('{'), "ready");
+    let view = top(&[&url]);
+    assert_eq!(view["servers"][0]["url"], url.as_str());
+    assert_eq!(view["servers"][0]["capacity_bytes"], 64 << 20, "{view}");
+    let output = farfield().args(["doctor", "--json", "--far", &url]).output().unwrap();
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let last = found["checks"].as_array().unwrap().last().unwrap();
+    assert_eq!((last["check"].as_str(), last["level"].as_str()), (Some("memory server"), Some("ok")), "{last}");
+    // The region of the doctor is gone.
+    until("its memory is given back", || top(&[&url])["servers"][0]["used_bytes"] == 0);
+}
+
+#[test]
+fn doctor_ends_with_one_if_something_fails() {
+    let output = farfield().args(["doctor", "--json", "--near", "1M"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["ok"], false);
+    let near = found["checks"].as_array().unwrap().iter().find(|check| check["check"] == "near memory").unwrap();
+    assert_eq!(near["level"], "fail");
+    assert!(near["advice"].as_str().unwrap().contains("16.0 MiB"), "{near}");
+}
+
+#[test]
+fn a_private_server_is_private_and_leaves_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("private");
+    let (mut job, program) = job(&folder, &["--quiet"]);
+    let (server, socket_folder) = server(&job, program);
+    assert_eq!(std::fs::metadata(&socket_folder).unwrap().permissions().mode() & 0o777, 0o700);
+    // A session of its own: no key on the terminal reaches it.
+    // SAFETY: only asks.
+    assert_eq!(unsafe { libc::getsid(server as i32) }, server as i32);
+    drop(job.child.stdin.take());
+    assert_eq!(job.wait().code(), Some(5));
+    assert!(!is_alive(server), "stopped with the job");
+    assert!(!socket_folder.exists());
+}
+
+#[test]
+fn a_private_server_does_not_outlive_a_killed_runner() {
+    let folder = Folder::new("orphan");
+    let (mut job, program) = job(&folder, &["--quiet"]);
+    let (server, socket_folder) = server(&job, program);
+    // The program goes when its input ends, which the test holds open.
+    job.signal(libc::SIGKILL);
+    job.wait();
+    drop(job.child.stdin.take());
+    until("the server notices", || !is_alive(server));
+    let _ = std::fs::remove_dir_all(socket_folder);
+}
+
+#[test]
+fn a_program_whose_server_dies_keeps_its_exit_code_if_it_needs_it_no_more() {
+    let folder = Folder::new("lost");
+    let errors = folder.path("stderr");
+    let mut command = run(&folder, &["--near", "64M"], &["sh", "-c", "echo $$; read line; exit 5"]);
+    command.stdin(Stdio::piped()).stderr(std::fs::File::create(&errors).unwrap());
+    let mut job = Running::start(&mut command);
+    let program = job.line().parse().unwrap();
+    let (server, _) = server(&job, program);
+    // SAFETY: sends a signal to a grandchild that lives until its job ends.
+    assert_eq!(unsafe { libc::kill(server as i32, libc::SIGKILL) }, 0);
+    until("it is said", || std::fs::read_to_string(&errors).unwrap().contains("server is gone"));
+    drop(job.child.stdin.take());
+    assert_eq!(job.wait().code(), Some(5));
+}
+
+#[test]
+fn every_command_explains_itself_with_examples() {
+    for command in
+        [&["--help"][..], &["run", "--help"], &["serve", "--help"], &["top", "--help"], &["doctor", "--help"]]
+    {
+        let output = farfield().args(command).output().unwrap();
+        assert!(output.status.success(), "{command:?}");
+        let help = text(&output);
+        let examples = help.split("Examples:").nth(1).unwrap_or_else(|| panic!("{command:?} has no examples"));
+        assert!(examples.matches("farfield ").count() >= 3, "{command:?}");
+    }
+    let version = farfield().arg("--version").output().unwrap();
+    assert_eq!(text(&version), format!("farfield {}\n", env!("CARGO_PKG_VERSION")));
+}
