@@ -102,6 +102,7 @@ fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     let phase = output.phase(job.workload.phase)?;
     let mut figures = BTreeMap::new();
     figures.insert("faults_major".to_string(), phase.faults_major as f64);
+    figures.insert("cpu_ns_per_op".to_string(), phase.cpu_seconds * 1e9 / phase.ops.max(1) as f64);
     figures.insert("wall_s".to_string(), finished.wall.as_secs_f64());
     figures.insert("cpu_user_s".to_string(), finished.ended.cpu_user.as_secs_f64());
     figures.insert("cpu_system_s".to_string(), finished.ended.cpu_system.as_secs_f64());

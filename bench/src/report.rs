@@ -12,6 +12,7 @@ use std::path::Path;
 
 /// Figures worth a column, with their heading and what a unit of it divides by.
 const FIGURES: &[(&str, &str, f64)] = &[
+    ("cpu_ns_per_op", "CPU µs", 1e3),
     ("ns_per_fault", "µs/fault", 1e3),
     ("fault_ns_p50", "p50 µs", 1e3),
     ("fault_ns_p99", "p99 µs", 1e3),

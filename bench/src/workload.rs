@@ -61,6 +61,9 @@ pub struct Phase {
     pub ops: u64,
     /// How long it took.
     pub seconds: f64,
+    /// CPU time of all threads of the program in it.
+    #[serde(default)]
+    pub cpu_seconds: f64,
     /// Major faults that the kernel counted.
     pub faults_major: u64,
     /// Minor faults that the kernel counted.
