@@ -12,7 +12,30 @@ pub(crate) fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
         return Ok(std::env::var_os(ENV_TOKEN).map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default());
     };
     let text = std::fs::read(file).with_context(|| format!("--token-file {}", file.display()))?;
-    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    ensure!(!line.is_empty(), "--token-file {}: its first line is empty", file.display());
+    token_of(&text).with_context(|| format!("--token-file {}", file.display()))
+}
+
+fn token_of(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii();
+    ensure!(!line.is_empty(), "its first line is empty");
+    ensure!(
+        !line.iter().any(u8::is_ascii_whitespace),
+        "its first line has more than one word, like a server's list of tenants; a client's file holds the token alone"
+    );
     Ok(line.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a client that shows a server its list of all tokens, or a token with an invisible end.
+    use super::*;
+
+    #[test]
+    fn a_token_is_one_word() {
+        assert_eq!(token_of(b"8Xw0p3kq\n").unwrap(), b"8Xw0p3kq");
+        assert_eq!(token_of(b" 8Xw0p3kq\r\nsecond line\n").unwrap(), b"8Xw0p3kq");
+        assert!(token_of(b"\n").is_err());
+        assert!(token_of(b"").is_err());
+        assert!(token_of(b"alice 8Xw0p3kq 16G\n").unwrap_err().to_string().contains("tenants"));
+    }
 }
