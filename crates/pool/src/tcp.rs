@@ -34,6 +34,8 @@ const PEEK_BYTES: usize = 1024;
 const LARGE_PAGES: u32 = 4;
 /// How long a waiting lane polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long it polls before it offers the core to others between two looks.
+const YIELD_AFTER: Duration = Duration::from_micros(12);
 
 const _: () = assert!(INBOX_BYTES > HEAD_BYTES + read_prefix_bytes(wire::BATCH_PAGES_LIMIT, wire::BATCH_PAGES_LIMIT));
 
@@ -634,7 +636,10 @@ impl Lane for TcpLane {
                 return;
             }
             if now < spin_until {
-                core::hint::spin_loop();
+                // Longer than a round trip takes: perhaps the server waits for this very core.
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    farfield_os::process::yield_now();
+                }
                 continue;
             }
             let until = limit.min(self.conversation.next_deadline().0);
