@@ -20,7 +20,8 @@ fn main() {
     let server = Server::start(Config { listen, ..Config::default() }).expect("a server");
     let backend = Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("speed").open().expect("a region");
     let mut lane = backend.open_lane().expect("a lane");
-    for (name, write, first_time) in [("write, new", true, true), ("write, again", true, false), ("read", false, false)] {
+    for (name, write, first_time) in [("write, new", true, true), ("write, again", true, false), ("read", false, false)]
+    {
         for (run, depth) in [(1, 1), (1, 64), (16, 8), (64, 4)] {
             if first_time {
                 discard(lane.as_mut());

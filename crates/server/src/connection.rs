@@ -778,7 +778,10 @@ fn mark_stopping(frame: &mut [u8]) {
 fn no_region(reason: NoRegion) -> (ErrorCode, u64) {
     match reason {
         NoRegion::Ended => (ErrorCode::BadRequest, 0),
-        NoRegion::TooMany => (ErrorCode::TooMuch, 0),
+        NoRegion::TooMany => {
+            tracing::warn!("no descriptors left for more regions: raise the limit (ulimit -n)");
+            (ErrorCode::TooMuch, 0)
+        }
     }
 }
 
@@ -829,7 +832,8 @@ fn greet(
             .sessions
             .join(secret, tenant)
             .ok_or((RefuseCode::Session, "the session is over: its lease ran out or the server is another one"))?,
-        None if shared.draining.load(Ordering::Relaxed) => {
+        // Who comes for a snapshot goes on with work that is here already.
+        None if shared.draining.load(Ordering::Relaxed) && !shared.sessions.awaits_claim(tenant) => {
             return Err((RefuseCode::Stopping, "the server is about to stop"));
         }
         None => {

@@ -191,8 +191,8 @@ impl Server {
         if config.listen.is_empty() {
             return Err(StartError::NowhereToListen);
         }
-        // Regions take a descriptor per layer. If it cannot be raised, we live with what there is.
-        let _ = serving::raise_descriptor_limit();
+        // Regions take three descriptors and more. If the limit cannot be raised, we live with what there is.
+        let descriptors = serving::raise_descriptor_limit().unwrap_or(1024);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         let tenant = |name: &str, quota: Option<u64>| {
             Arc::new(Tenant { name: name.to_owned(), quota: Arc::new(Meter::new(quota.map(pages))) })
@@ -225,7 +225,7 @@ impl Server {
             started: Instant::now(),
             capacity: Arc::new(Meter::new(config.capacity_bytes.map(pages))),
             tenants,
-            sessions: Sessions::new(config.lease, config.ticket_life),
+            sessions: Sessions::new(config.lease, config.ticket_life, (descriptors / 8).max(16) as usize),
             counters: Counters::default(),
             spinners: Spinners::new(),
             connections: Mutex::default(),
@@ -290,7 +290,7 @@ impl Server {
 
     /// Is nothing left that a client keeps here?
     pub fn is_drained(&self) -> bool {
-        self.shared.sessions.all().iter().all(|session| session.all().is_empty())
+        self.shared.sessions.is_empty()
     }
 
     /// Drains: waits until all regions are gone or `grace` has passed, then stops. Says whether all were gone.

@@ -37,9 +37,6 @@ pub(crate) struct Session {
     regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
 }
 
-/// Most regions of one session.
-const REGIONS_MAX: usize = 4096;
-
 /// Why a session does not take another region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoRegion {
@@ -55,11 +52,7 @@ impl Session {
 
     fn insert(&self, id: RegionId, region: Region) -> Result<(), NoRegion> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let regions = regions.as_mut().ok_or(NoRegion::Ended)?;
-        if regions.len() >= REGIONS_MAX {
-            return Err(NoRegion::TooMany);
-        }
-        regions.insert(id, Arc::new(region));
+        regions.as_mut().ok_or(NoRegion::Ended)?.insert(id, Arc::new(region));
         Ok(())
     }
 
@@ -67,6 +60,11 @@ impl Session {
     pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<Region>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         regions.as_mut()?.remove(&id)
+    }
+
+    fn region_count(&self) -> usize {
+        let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        regions.as_ref().map_or(0, HashMap::len)
     }
 
     /// All regions, as they are now.
@@ -96,8 +94,8 @@ struct Ticket {
     expires: Instant,
 }
 
-/// Most snapshots that wait to be claimed.
-const TICKETS_MAX: usize = 4096;
+/// Most snapshots of one tenant that wait to be claimed.
+const TICKETS_MAX: usize = 1024;
 
 /// All sessions and tickets of a server.
 #[derive(Debug)]
@@ -108,10 +106,12 @@ pub(crate) struct Sessions {
     tickets: Mutex<HashMap<u128, Ticket>>,
     next_session: AtomicU64,
     next_region: AtomicU64,
+    /// Most regions of one tenant: each takes descriptors, of which there are only so many.
+    regions_max: usize,
 }
 
 impl Sessions {
-    pub(crate) fn new(lease: Duration, ticket_life: Duration) -> Sessions {
+    pub(crate) fn new(lease: Duration, ticket_life: Duration, regions_max: usize) -> Sessions {
         Sessions {
             lease,
             ticket_life,
@@ -119,6 +119,7 @@ impl Sessions {
             tickets: Mutex::default(),
             next_session: AtomicU64::new(1),
             next_region: AtomicU64::new(1),
+            regions_max,
         }
     }
 
@@ -193,6 +194,10 @@ impl Sessions {
 
     /// Gives a region to a session.
     pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, NoRegion> {
+        let of_tenant = |other: &&Arc<Session>| Arc::ptr_eq(&other.tenant, &session.tenant);
+        if self.all().iter().filter(of_tenant).map(|other| other.region_count()).sum::<usize>() >= self.regions_max {
+            return Err(NoRegion::TooMany);
+        }
         let id = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
         session.insert(id, region)?;
         Ok(id)
@@ -201,7 +206,7 @@ impl Sessions {
     /// Keeps a snapshot for whoever shows `secret`; `false` if too many wait already.
     pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) -> bool {
         let mut tickets = self.tickets();
-        if tickets.len() >= TICKETS_MAX {
+        if tickets.values().filter(|ticket| Arc::ptr_eq(&ticket.tenant, &tenant)).count() >= TICKETS_MAX {
             return false;
         }
         tickets.insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
@@ -216,6 +221,16 @@ impl Sessions {
             return None;
         }
         tickets.remove(&secret).map(|ticket| ticket.snapshot)
+    }
+
+    /// Does a snapshot of this tenant wait to be claimed?
+    pub(crate) fn awaits_claim(&self, tenant: &Arc<Tenant>) -> bool {
+        self.tickets().values().any(|ticket| Arc::ptr_eq(&ticket.tenant, tenant))
+    }
+
+    /// Is there neither a region nor a snapshot that may become one?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tickets().is_empty() && self.all().iter().all(|session| session.region_count() == 0)
     }
 
     /// Every session, as it is now.
@@ -257,7 +272,7 @@ mod tests {
     #[test]
     fn a_lease_ends_what_nobody_comes_back_for() {
         let lease = Duration::from_secs(10);
-        let sessions = Sessions::new(lease, lease);
+        let sessions = Sessions::new(lease, lease, 2);
         let (tenant, stranger) = (tenant(), tenant());
         let capacity = Arc::new(Meter::new(None));
         let secret = SessionSecret(7);
@@ -284,9 +299,26 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_cannot_take_all_descriptors() {
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 2);
+        let (tenant, other) = (tenant(), tenant());
+        let capacity = Arc::new(Meter::new(None));
+        let first = sessions.open(SessionSecret(1), tenant.clone(), "test");
+        let second = sessions.open(SessionSecret(2), tenant.clone(), "test");
+        let stranger = sessions.open(SessionSecret(3), other.clone(), "test");
+        let region = |tenant: &Tenant| Region::new(10, tenant.account(&capacity)).unwrap();
+        let kept = sessions.add_region(&first, region(&tenant)).unwrap();
+        sessions.add_region(&second, region(&tenant)).unwrap();
+        assert_eq!(sessions.add_region(&first, region(&tenant)), Err(NoRegion::TooMany));
+        sessions.add_region(&stranger, region(&other)).unwrap();
+        first.remove(kept);
+        sessions.add_region(&second, region(&tenant)).unwrap();
+    }
+
+    #[test]
     fn a_ticket_is_good_once_in_time_and_for_its_tenant() {
         let life = Duration::from_secs(30);
-        let sessions = Sessions::new(life, life);
+        let sessions = Sessions::new(life, life, 2);
         let (tenant, stranger) = (tenant(), tenant());
         let capacity = Arc::new(Meter::new(None));
         let region = Region::new(10, tenant.account(&capacity)).unwrap();
@@ -303,7 +335,7 @@ mod tests {
 
     #[test]
     fn without_a_lease_the_last_connection_takes_everything_with_it() {
-        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 2);
         let session = sessions.open(SessionSecret(7), tenant(), "test");
         assert!(sessions.join(SessionSecret(7), &session.tenant).is_some());
         assert!(!sessions.leave(&session, Instant::now()));

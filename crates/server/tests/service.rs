@@ -350,6 +350,24 @@ fn a_draining_server_keeps_its_clients_and_takes_no_new_ones() {
     assert!(std::net::TcpStream::connect(url.strip_prefix("tcp://").unwrap()).is_err());
 }
 
+#[test]
+fn a_draining_server_still_gives_out_the_snapshots_that_it_promised() {
+    let server = serve(config());
+    let mut parent = Client::new(tcp(&server));
+    let region = parent.create(100).unwrap();
+    parent.write(region, 0, &[7]).unwrap();
+    let ticket = parent.clone_region(region).unwrap();
+    parent.ask(Request::DropRegion { region }).unwrap();
+    server.drain();
+    assert!(!server.is_drained(), "a child is on its way");
+    let mut child = Client::new(tcp(&server));
+    let copy = child.claim(ticket).unwrap();
+    assert_eq!(child.read(copy, 0, 1), Ok(vec![Some(7)]));
+    assert_eq!(Client::open(tcp(&server), &hello("", None)).1, Err(RefuseCode::Stopping));
+    child.ask(Request::Bye).unwrap();
+    assert!(server.is_drained());
+}
+
 impl Client {
     fn receive_flags_of_ping(&mut self) -> u8 {
         self.request(Request::Ping);

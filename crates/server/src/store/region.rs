@@ -32,6 +32,18 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// Most layers of a region. One more snapshot first merges some. The map could tell 254 apart, but each costs a
 /// descriptor and as much address space as the region has.
 pub(crate) const LAYERS_MAX: usize = 64;
+/// Pages whose entries lie in one piece (of 4096 bytes) of the page map.
+const MAP_PIECE_PAGES: u64 = 4096;
+
+/// Sets the bit of the piece that holds the entry of `page`.
+fn mark(map_pieces: &[AtomicU64], page: u64) {
+    let piece = page / MAP_PIECE_PAGES;
+    let (word, bit) = (&map_pieces[piece as usize / 64], 1 << (piece % 64));
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
 /// Entry of the page map that names no layer, whatever happens.
 const NOWHERE: u8 = 255;
 /// Pages copied at a time when layers are merged.
@@ -80,6 +92,9 @@ pub(crate) struct Region {
     stack: RwLock<Stack>,
     map: Table<AtomicU8>,
     sums: Table<AtomicU64>,
+    /// One bit per piece of the page map that was ever written: loading from a hole of a mapping would fill it, so that a
+    /// client could make the server use memory by reading nothing.
+    map_pieces: Box<[AtomicU64]>,
     /// Did descriptors of this region leave the server? Then pages come and go without us.
     mapped_by_client: AtomicBool,
     /// Pages that were overwritten or discarded while they lived in a frozen layer, since the last sweep.
@@ -128,7 +143,15 @@ impl Region {
         sums: Table<AtomicU64>,
     ) -> Result<Region, StoreError> {
         layers.push(Some(Arc::new(Layer::new(pages, account.clone())?)));
+        let words = pages.div_ceil(MAP_PIECE_PAGES).div_ceil(64);
+        let map_pieces: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let mut rest = 0..pages;
+        while let Some(data) = map.next_data(rest.clone())? {
+            rest.start = data.end;
+            data.step_by(MAP_PIECE_PAGES as usize).for_each(|page| mark(&map_pieces, page));
+        }
         Ok(Region {
+            map_pieces,
             pages,
             account,
             stack: RwLock::new(Stack { layers, generation: 0 }),
@@ -153,6 +176,16 @@ impl Region {
         self.stack.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// The entry of the page map, without filling a hole of it: 0 where nothing was ever written.
+    fn entry(&self, page: PageId, order: Ordering) -> u8 {
+        let piece = page.0 / MAP_PIECE_PAGES;
+        let word = self.map_pieces[piece as usize / 64].load(Ordering::Relaxed);
+        if word >> (piece % 64) & 1 == 0 && !self.mapped_by_client.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.map.at(page).load(order)
+    }
+
     fn check_run(&self, first: PageId, count: u64) -> Result<Range<u64>, StoreError> {
         match first.0.checked_add(count) {
             Some(end) if end <= self.pages => Ok(first.0..end),
@@ -166,7 +199,7 @@ impl Region {
         let run = self.check_run(first, (bytes.len() / PAGE_BYTES) as u64)?;
         let stack = self.read_lock();
         let (top, top_number) = (stack.top(), stack.top_number());
-        let is_new = |page: u64| self.map.at(PageId(page)).load(Ordering::Relaxed) != top_number;
+        let is_new = |page: u64| self.entry(PageId(page), Ordering::Relaxed) != top_number;
         let new = run.clone().filter(|page| is_new(*page)).count() as u64;
         if new > 0 {
             top.charge(new)?;
@@ -199,6 +232,7 @@ impl Region {
             }
             for page in at..end {
                 self.sums.at(PageId(page)).store(sum((page - run.start) as u32), Ordering::Relaxed);
+                mark(&self.map_pieces, page);
                 // Release: who reads the number with Acquire finds bytes and checksum.
                 let before = self.map.at(PageId(page)).swap(top_number, Ordering::AcqRel);
                 added += u64::from(before != top_number);
@@ -226,8 +260,8 @@ impl Region {
         let mut forgotten = [0u64; 256];
         let mut touched: Option<Range<u64>> = None;
         let mut forget = |page: u64| {
-            let entry = self.map.at(PageId(page));
-            if entry.load(Ordering::Relaxed) != 0 {
+            if self.entry(PageId(page), Ordering::Relaxed) != 0 {
+                let entry = self.map.at(PageId(page));
                 forgotten[usize::from(entry.swap(0, Ordering::AcqRel))] += 1;
                 touched = Some(touched.as_ref().map_or(page, |touched| touched.start)..page + 1);
             }
@@ -490,6 +524,12 @@ impl Region {
         })
     }
 
+    /// Memory behind the page map and the checksums.
+    #[cfg(test)]
+    pub(super) fn table_bytes(&self) -> u64 {
+        [self.map.fd(), self.sums.fd()].iter().map(|fd| memfd::usage(*fd).unwrap().used_bytes).sum()
+    }
+
     #[cfg(test)]
     pub(super) fn layer_count(&self) -> usize {
         self.read_lock().layers.len()
@@ -501,7 +541,9 @@ impl Drop for Region {
         if *self.mapped_by_client.get_mut() {
             // The client may keep its mappings, but not the memory behind them.
             let stack = self.stack.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let _ = stack.top().punch(PageId(0), PageId(self.pages));
+            for layer in stack.layers.iter().flatten().filter(|layer| Arc::strong_count(layer) == 1) {
+                let _ = layer.punch(PageId(0), PageId(self.pages));
+            }
         }
     }
 }
@@ -533,7 +575,7 @@ impl Reader<'_> {
 
     /// The page, or `None` if it was never written or was discarded. It must lie inside the region.
     pub(crate) fn page(&self, page: PageId) -> Result<Option<Found>, StoreError> {
-        let number = self.region.map.at(page).load(Ordering::Acquire);
+        let number = self.region.entry(page, Ordering::Acquire);
         if number == 0 {
             return Ok(None);
         }

@@ -67,6 +67,20 @@ fn a_full_pool_stores_nothing() {
 }
 
 #[test]
+fn looking_at_what_is_not_there_costs_nothing() {
+    let region = Region::new(1 << 30, account(None, None)).unwrap();
+    for page in (0..1 << 30).step_by(1 << 20) {
+        assert_eq!(read(&region, page), None);
+        assert_eq!(region.discard(PageId(page), 100), Ok(0));
+    }
+    assert_eq!(region.table_bytes(), 0);
+    region.write(PageId(1 << 29), &pages_of(&[1]), |_| 0).unwrap();
+    assert_eq!(region.table_bytes(), 2 * 4096);
+    assert_eq!(region.discard(PageId(0), 1 << 30), Ok(1));
+    assert_eq!(region.table_bytes(), 0, "and what is discarded is given back");
+}
+
+#[test]
 fn runs_outside_of_the_region_are_refused() {
     let region = Region::new(64, account(None, None)).unwrap();
     for (first, count) in [(64, 1), (63, 2), (0, 65), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
@@ -176,7 +190,7 @@ fn nonsense_in_a_shared_page_map_is_corruption_and_not_a_crash() {
 #[test]
 fn random_operations_on_a_family_of_clones_match_a_model() {
     const PAGES: u64 = 200;
-    for seed in 1..=12 {
+    for seed in 1..=6 {
         let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ seed);
         let account = account(None, None);
         let mut family = vec![(Region::new(PAGES, account.clone()).unwrap(), BTreeMap::new())];
