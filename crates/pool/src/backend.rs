@@ -175,6 +175,8 @@ pub trait Mapped: Send + Sync {
     /// Address of the bytes of `page`, or `None` if the page was never written or was discarded (zeros).
     /// The address stays valid and its bytes unchanged until the owner of the region writes or discards the page.
     /// Another process can write there, so it is a raw pointer and never a reference.
+    /// [`Backend::clone_region`] ends the life of all such addresses. `None` is also the answer when the page cannot be had
+    /// any more; [`Backend::health`] is [`Health::Gone`] then.
     fn page(&self, page: PageId) -> Option<*const u8>;
 }
 

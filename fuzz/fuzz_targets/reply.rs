@@ -1,0 +1,22 @@
+//! Answers: what a lying server may say to any question.
+#![no_main]
+
+use farfield_core::wire::{HEAD_BYTES, Head, MapReply, Reply, WireReply, encode_map, encode_stat};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(Some(head)) = Head::decode(bytes) else { return };
+    let Ok(answer) = WireReply::decode(&head, &bytes[HEAD_BYTES..]) else { return };
+    let mut again = Vec::new();
+    match answer.reply {
+        Reply::Map(map) => {
+            assert!((1..=MapReply::LAYERS_MAX).contains(&map.layers_total));
+            assert!(map.first_layer + map.layers <= map.layers_total && map.layers <= MapReply::LAYERS_AT_ONCE);
+            encode_map(answer.tag, &map, &mut again);
+        }
+        Reply::Stat(stat) => encode_stat(answer.tag, &stat, &mut again),
+        _ => return,
+    }
+    let head = Head::decode(&again).unwrap().unwrap();
+    assert_eq!(WireReply::decode(&head, &again[HEAD_BYTES..]), Ok(answer));
+});
