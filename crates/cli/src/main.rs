@@ -10,6 +10,7 @@ mod token;
 mod top;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// More memory than the machine has: run programs with far memory, keep far memory, look at both.
@@ -79,8 +80,13 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("farfield: {error:#}");
+            say(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// A line on stderr. Not `eprintln!`, which panics when nobody can read it.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(format!("farfield: {text}\n").as_bytes());
 }

@@ -80,7 +80,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
 }
 
 fn refused(text: &str, code: i32) -> ExitCode {
-    eprintln!("farfield: {text}");
+    crate::say(text);
     ExitCode::from(code as u8)
 }
 

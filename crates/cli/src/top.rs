@@ -1,7 +1,7 @@
 //! `farfield top`: what jobs and memory servers do now.
 
 use clap::Args;
-use farfield_pager::control::{BUCKETS, SLOTS, quantile_ns};
+use farfield_pager::control::{SLOTS, quantile_ns};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -98,8 +98,7 @@ struct JobView {
 /// The last reading, for rates.
 struct Before {
     at: Instant,
-    fault_ns: [u64; BUCKETS],
-    counters: BTreeMap<&'static str, u64>,
+    totals: Totals,
     processes: BTreeMap<u32, Vec<(&'static str, u64)>>,
 }
 
@@ -201,7 +200,6 @@ impl JobView {
     fn read(&mut self) -> JobRow {
         let now = Instant::now();
         let totals = Totals::read(&self.control);
-        let counters: BTreeMap<_, _> = totals.counters.iter().copied().collect();
         let seconds = self.before.as_ref().map(|before| (now - before.at).as_secs_f64().max(1e-3));
         let (mut processes, mut seen) = (Vec::new(), BTreeMap::new());
         let taken = (self.control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
@@ -234,14 +232,14 @@ impl JobView {
             });
             seen.insert(pid, named);
         }
-        let mut recent = totals.fault_ns;
-        let mut faults_per_s = 0.0;
-        if let (Some(before), Some(seconds)) = (&self.before, seconds) {
-            for (count, earlier) in recent.iter_mut().zip(&before.fault_ns) {
-                *count = count.saturating_sub(*earlier);
+        let before = self.before.as_ref().map(|before| &before.totals);
+        let recent = totals.fault_ns_since(before);
+        let faults_per_s = match (before, seconds) {
+            (Some(before), Some(seconds)) => {
+                totals.count("faults").saturating_sub(before.count("faults")) as f64 / seconds
             }
-            faults_per_s = totals.count("faults").saturating_sub(before.counters["faults"]) as f64 / seconds;
-        }
+            _ => 0.0,
+        };
         let row = JobRow {
             runner_pid: self.runner,
             command: self.command.clone(),
@@ -255,10 +253,10 @@ impl JobView {
             fault_ns_p50: quantile_ns(&recent, 1, 2),
             fault_ns_p99: quantile_ns(&recent, 99, 100),
             prefetch_accuracy: part(totals.count("prefetch_hits"), totals.count("prefetched")),
-            counters: counters.clone(),
+            counters: totals.counters.iter().copied().collect(),
             processes,
         };
-        self.before = Some(Before { at: now, fault_ns: totals.fault_ns, counters, processes: seen });
+        self.before = Some(Before { at: now, totals, processes: seen });
         row
     }
 }

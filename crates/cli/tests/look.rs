@@ -150,6 +150,17 @@ fn a_program_whose_server_dies_keeps_its_exit_code_if_it_needs_it_no_more() {
 }
 
 #[test]
+fn output_that_nobody_reads_is_no_crash() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let doctor = farfield().arg("doctor").stdout(full()).output().unwrap();
+    assert!(doctor.status.code().is_some_and(|code| code <= 1), "{}", text(&doctor));
+    assert!(!text(&doctor).contains("panicked"), "{}", text(&doctor));
+    let mut refused = farfield();
+    refused.args(["run", "no-such-command-anywhere"]).env("FARFIELD_PRELOAD", "/bin/sh").stderr(full());
+    assert_eq!(refused.status().unwrap().code(), Some(127));
+}
+
+#[test]
 fn every_command_explains_itself_with_examples() {
     for command in
         [&["--help"][..], &["run", "--help"], &["serve", "--help"], &["top", "--help"], &["doctor", "--help"]]

@@ -9,6 +9,7 @@ mod network;
 use crate::size::Size;
 use clap::Args;
 use farfield_pager::runner::{self, machine};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -80,14 +81,15 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
     };
     let findings = findings(args.near, &args.far, &token);
     let failed = findings.iter().any(|finding| finding.level == Level::Fail);
-    if args.json {
-        let text = serde_json::json!({ "ok": !failed, "version": env!("CARGO_PKG_VERSION"), "checks": findings });
-        println!("{text:#}");
-    } else {
-        for finding in &findings {
-            println!("{}", line(finding));
-        }
-    }
+    let text = match args.json {
+        true => format!(
+            "{:#}",
+            serde_json::json!({ "ok": !failed, "version": env!("CARGO_PKG_VERSION"), "checks": findings })
+        ),
+        false => findings.iter().map(line).collect::<Vec<_>>().join("\n"),
+    };
+    // If nobody reads it (`| head`), the exit code still tells.
+    let _ = std::io::stdout().write_all((text + "\n").as_bytes());
     ExitCode::from(u8::from(failed))
 }
 

@@ -220,10 +220,17 @@ impl Job {
         // Without a terminal nobody would continue us when the program is continued.
         if self.forwarded_stop || (job_control && File::open("/dev/tty").is_ok()) {
             self.forwarded_stop = false;
+            // Whoever has continued it meanwhile, through us or with us, will not do so again.
+            self.take_signals();
+            if !sys::is_stopped(self.pid) {
+                return;
+            }
             self.progress.erase();
             let _ = sys::kill(std::process::id(), libc::SIGSTOP);
-            // Continued. The shell has continued the whole group; whoever continued only us meant the program.
-            let _ = sys::kill(self.pid, libc::SIGCONT);
+            // Continued. A shell has continued the whole group; whoever continued only us meant the program.
+            if sys::is_stopped(self.pid) {
+                let _ = sys::kill(self.pid, libc::SIGCONT);
+            }
         }
     }
 
@@ -309,13 +316,13 @@ struct Progress {
     quiet: bool,
     started: Instant,
     last: Instant,
-    last_faults: u64,
+    before: Option<Totals>,
 }
 
 impl Progress {
     fn new(quiet: bool, started: Instant) -> Progress {
         let enabled = !quiet && std::io::stderr().is_terminal();
-        Progress { enabled, shown: false, told_waiting: false, quiet, started, last: started, last_faults: 0 }
+        Progress { enabled, shown: false, told_waiting: false, quiet, started, last: started, before: None }
     }
 
     fn update(&mut self, control: &ControlBlock) {
@@ -328,11 +335,10 @@ impl Progress {
             return;
         }
         let totals = Totals::read(control);
-        let faults = totals.count("faults");
-        let per_s = faults.saturating_sub(self.last_faults) as f64 / self.last.elapsed().as_secs_f64();
-        let line = report::progress_line(&totals, self.started.elapsed(), per_s as u64, sys::columns(stderr.as_fd()));
+        let (seconds, columns) = (self.last.elapsed().as_secs_f64(), sys::columns(stderr.as_fd()));
+        let line = report::progress_line(&totals, self.before.as_ref(), seconds, self.started.elapsed(), columns);
         self.last = Instant::now();
-        self.last_faults = faults;
+        self.before = Some(totals);
         tell(&format!("\r\x1b[2K{line}"));
         self.shown = true;
     }

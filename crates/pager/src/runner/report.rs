@@ -1,7 +1,7 @@
 //! What a run leaves behind: the report for programs, the summary and the progress line for people.
 
 use super::{Refusal, Totals};
-use crate::control::Mode;
+use crate::control::{Mode, quantile_ns};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
@@ -117,24 +117,32 @@ pub fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// One line about now, no wider than `columns`. `faults_per_s` from the last two readings.
-pub(super) fn progress_line(totals: &Totals, elapsed: Duration, faults_per_s: u64, columns: usize) -> String {
+/// One line about now, no wider than `columns`; rate and latencies since `before`, which was `seconds` ago.
+pub(super) fn progress_line(
+    totals: &Totals,
+    before: Option<&Totals>,
+    seconds: f64,
+    elapsed: Duration,
+    columns: usize,
+) -> String {
+    let recent = totals.fault_ns_since(before);
+    let faults = totals.count("faults") - before.map_or(0, |before| before.count("faults")).min(totals.count("faults"));
     let line = format!(
-        "farfield {}:{:02}  near {}/{}  far {}  {} faults/s  p50 {}  p99 {}",
+        "farfield {}:{:02} near {:#}/{:#} far {:#} {} faults/s p50 {} p99 {}",
         elapsed.as_secs() / 60,
         elapsed.as_secs() % 60,
         Bytes(totals.near_bytes),
         Bytes(totals.near_limit_bytes),
         Bytes(totals.far_bytes),
-        Count(faults_per_s),
-        Latency(totals.fault_ns_quantile(1, 2)),
-        Latency(totals.fault_ns_quantile(99, 100)),
+        Count((faults as f64 / seconds.max(1e-3)) as u64),
+        Latency(quantile_ns(&recent, 1, 2)),
+        Latency(quantile_ns(&recent, 99, 100)),
     );
     // A line that wraps would not be erased whole.
     line.chars().take(columns.saturating_sub(1)).collect()
 }
 
-/// Bytes for people: 3.2 GiB.
+/// Bytes for people: 3.2 GiB; with `{:#}` 3.2G, where there is little room.
 pub struct Bytes(pub u64);
 
 impl core::fmt::Display for Bytes {
@@ -146,7 +154,12 @@ impl core::fmt::Display for Bytes {
             value /= 1024.0;
             unit += 1;
         }
-        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
+        match (unit, f.alternate()) {
+            (0, false) => write!(f, "{} B", self.0),
+            (0, true) => write!(f, "{}B", self.0),
+            (_, false) => write!(f, "{value:.1} {}", units[unit]),
+            (_, true) => write!(f, "{value:.1}{}", &units[unit][..1]),
+        }
     }
 }
 
@@ -280,6 +293,7 @@ mod tests {
         check((1 << 20) - 1, "1.0 MiB");
         check(3 << 29, "1.5 GiB");
         check(u64::MAX, "16.0 EiB");
+        assert_eq!(format!("{:#} {:#}", Bytes(3 << 29), Bytes(7)), "1.5G 7B");
         assert_eq!(Count(9999).to_string(), "9999");
         assert_eq!(Count(12_345).to_string(), "12.3k");
         assert_eq!(Latency(Some(3_500)).to_string(), "3.5 µs");
@@ -287,14 +301,17 @@ mod tests {
     }
 
     #[test]
-    fn a_progress_line_fits_the_terminal() {
-        let line = progress_line(&totals(), Duration::from_secs(75), 12_345, 200);
-        assert!(
-            line.starts_with("farfield 1:15  near 3.0 GiB/4.0 GiB  far 10.0 GiB  12.3k faults/s  p50 4."),
-            "{line}"
-        );
-        assert_eq!(progress_line(&totals(), Duration::from_secs(75), 12_345, 40).chars().count(), 39);
-        assert_eq!(progress_line(&totals(), Duration::from_secs(75), 0, 0), "");
+    fn a_progress_line_fits_the_terminal_and_speaks_of_the_last_second() {
+        let (before, mut now) = (totals(), totals());
+        now.counters[0].1 += 12_345;
+        now.fault_ns[bucket_of(100_000)] = 10;
+        let line = |columns| progress_line(&now, Some(&before), 1.0, Duration::from_secs(75), columns);
+        let whole = line(200);
+        assert!(whole.starts_with("farfield 1:15 near 3.0G/4.0G far 10.0G 12.3k faults/s p50 1"), "{whole}");
+        assert!(whole.contains("p50 10") && whole.chars().count() < 80, "{whole}");
+        assert_eq!(line(40).chars().count(), 39);
+        assert_eq!(line(0), "");
+        assert!(progress_line(&now, None, 1.0, Duration::ZERO, 200).contains("13.3k faults/s p50 4.0 µs"));
     }
 
     #[test]

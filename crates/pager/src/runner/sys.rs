@@ -215,6 +215,18 @@ pub(super) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
     }
 }
 
+/// State letter of a process in `/proc`; `None` if it is gone.
+pub(super) fn state(pid: u32) -> Option<u8> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before the state is in parentheses and may itself contain any.
+    status.rsplit(')').next()?.trim_start().bytes().next()
+}
+
+/// Has a signal stopped the process?
+pub(super) fn is_stopped(pid: u32) -> bool {
+    state(pid) == Some(b'T')
+}
+
 /// A descriptor that becomes readable when the process ends.
 pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers, gives a new descriptor.

@@ -102,12 +102,7 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Without a descriptor: gone, or a zombie, which has no memory any more.
 fn is_dead(pid: u32) -> bool {
-    if sys::kill(pid, 0).is_err_and(|error| is_gone(&error)) {
-        return true;
-    }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before the state is in parentheses and may itself contain any.
-    status.rsplit(')').next().is_some_and(|rest| matches!(rest.trim_start().bytes().next(), Some(b'Z' | b'X')))
+    matches!(sys::state(pid), None | Some(b'Z' | b'X'))
 }
 
 /// Notes the largest sizes seen.
@@ -189,6 +184,12 @@ impl Totals {
     /// The count of that name.
     pub fn count(&self, name: &str) -> u64 {
         self.counters.iter().find(|(this, _)| *this == name).map_or(0, |(_, value)| *value)
+    }
+
+    /// Fault service times since an earlier reading; all of them without one.
+    pub fn fault_ns_since(&self, before: Option<&Totals>) -> [u64; BUCKETS] {
+        let earlier = |index: usize| before.map_or(0, |before| before.fault_ns[index]);
+        std::array::from_fn(|index| self.fault_ns[index].saturating_sub(earlier(index)))
     }
 
     /// The fault service time that this part of the faults did not exceed, if there were any.
