@@ -170,6 +170,7 @@ fn run_point(
     Ok(PointResult {
         near_bytes: job.near_bytes,
         unit: workload.unit.into(),
+        floor_ns: experiment.floor.as_ref().and_then(|floor| floor.ns(&point, &line.limits, line.machine.cores)),
         ratios: ratios(&contenders, &experiment.bars, &point),
         contenders,
         parameters: point,

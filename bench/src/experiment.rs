@@ -58,6 +58,9 @@ pub struct Experiment {
     /// Probes whose figures belong beside the result.
     #[serde(default)]
     pub limits: Vec<String>,
+    /// What an operation costs at least, from the probes.
+    #[serde(default)]
+    pub floor: Option<Floor>,
     /// Samples of each contender.
     #[serde(default = "default_runs")]
     pub runs: u32,
@@ -90,6 +93,44 @@ pub struct Quick {
     /// Replaces lists of `[sweep]`.
     #[serde(default)]
     pub sweep: BTreeMap<String, Vec<Value>>,
+}
+
+/// What an operation costs at least.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Floor {
+    /// How many operations miss.
+    pub misses: Misses,
+    /// Probes whose sum a miss costs.
+    pub per_miss: Vec<String>,
+    /// Probes whose sum every operation costs.
+    #[serde(default)]
+    pub per_operation: Vec<String>,
+}
+
+/// Share of the operations that touch a page that is far.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Misses {
+    /// One minus the near share: pages are touched at random.
+    FarShare,
+    /// All as soon as not all fits: pages are touched in a circle by an evictor that knows recency only.
+    All,
+}
+
+impl Floor {
+    /// Nanoseconds per operation at `point` on `cores`; `None` if a probe did not run on this machine.
+    pub fn ns(&self, point: &Point, limits: &BTreeMap<String, f64>, cores: u32) -> Option<f64> {
+        let sum = |names: &[String]| names.iter().map(|name| limits.get(name).copied()).sum::<Option<f64>>();
+        let near = (number(point, "near_percent").ok()? as f64 / 100.0).min(1.0);
+        let misses = match self.misses {
+            Misses::FarShare => 1.0 - near,
+            Misses::All => f64::from(u8::from(near < 1.0)),
+        };
+        // Threads share the work as far as there are cores for them.
+        let parallel = number(point, "threads").unwrap_or(1).clamp(1, u64::from(cores.max(1)));
+        Some((misses * sum(&self.per_miss)? + sum(&self.per_operation)?) / parallel as f64)
+    }
 }
 
 /// A ratio that must not be exceeded.
@@ -164,6 +205,9 @@ impl Experiment {
         }
         for limit in &self.limits {
             ensure!(crate::limits::NAMES.contains(&limit.as_str()), "no probe is called {limit}");
+        }
+        for limit in self.floor.iter().flat_map(|floor| floor.per_miss.iter().chain(&floor.per_operation)) {
+            ensure!(self.limits.contains(limit), "`floor` names {limit}, which is not among `limits`");
         }
         for bar in &self.bars {
             for side in [&bar.of, &bar.to] {
@@ -371,6 +415,25 @@ mod tests {
         let points = experiment.points(false).unwrap();
         let covered = points.iter().filter(|p| experiment.bars[0].covers("native", "swap-zram", p)).count();
         assert_eq!(covered, 2);
+    }
+
+    #[test]
+    fn floor_follows_the_near_share() {
+        let floor = |misses| Floor {
+            misses,
+            per_miss: vec!["signal_fault".into(), "page_copy".into()],
+            per_operation: vec!["memory_read".into()],
+        };
+        let mut limits = BTreeMap::from([("signal_fault".to_string(), 3000.0), ("page_copy".to_string(), 200.0)]);
+        let at = |percent| Point::from([("near_percent".to_string(), Value::Number(percent))]);
+        assert_eq!(floor(Misses::All).ns(&at(25), &limits, 2), None, "a probe is missing");
+        limits.insert("memory_read".into(), 100.0);
+        assert_eq!(floor(Misses::FarShare).ns(&at(25), &limits, 2), Some(2500.0));
+        assert_eq!(floor(Misses::All).ns(&at(25), &limits, 2), Some(3300.0));
+        assert_eq!(floor(Misses::All).ns(&at(150), &limits, 2), Some(100.0));
+        let mut four = at(25);
+        four.insert("threads".into(), Value::Number(4));
+        assert_eq!(floor(Misses::All).ns(&four, &limits, 2), Some(1650.0));
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub struct PointResult {
     pub near_bytes: u64,
     /// What one operation is.
     pub unit: String,
+    /// What an operation costs at least, from the limits of this run, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_ns: Option<f64>,
     /// By contender.
     pub contenders: Vec<ContenderResult>,
     /// Pairs of contenders compared.

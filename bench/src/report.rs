@@ -65,7 +65,8 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
 pub fn summary(line: &Line) -> String {
     let mut out = format!("{}  ({} runs, commit {})\n", line.experiment, line.runs, short(&line.commit));
     for point in &line.points {
-        writeln!(out, "  {}", describe(&point.parameters, &line.axes)).ok();
+        let floor = point.floor_ns.map_or(String::new(), |ns| format!("  (floor {} per {})", time(ns), point.unit));
+        writeln!(out, "  {}{floor}", describe(&point.parameters, &line.axes)).ok();
         for contender in &point.contenders {
             writeln!(out, "    {:<13} {}", contender.name, outcome(contender, &point.unit)).ok();
         }
@@ -134,7 +135,7 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
         "# Benchmarks\n\n\
          Written by `farfield bench report` from `bench/results/*.jsonl`; do not edit. Every ratio compares samples taken in \
          turns in one run; below 1 Farfield is faster. *Low* and *high* are the extremes over pairs of neighbouring \
-         samples. How it is measured: [design/bench.md](design/bench.md).\n\n## Bars\n\n",
+         samples. The floor is what the probes of the same run allow at best. How it is measured: [design/bench.md](design/bench.md).\n\n## Bars\n\n",
     );
     out += "| experiment | at | ratio | measured | low to high | bar | aim | |\n|---|---|---|---|---|---|---|---|\n";
     for line in lines {
@@ -202,9 +203,9 @@ fn section(out: &mut String, line: &Line, experiment: Option<&Experiment>, plots
 fn table(out: &mut String, line: &Line) {
     let present = |name: &str| line.points.iter().flat_map(|p| &p.contenders).any(|c| c.figures.contains_key(name));
     let columns: Vec<_> = FIGURES.iter().filter(|(name, ..)| present(name)).collect();
-    *out += "| at | contender | time | spread | / swap-zram | / native |";
+    *out += "| at | contender | time | spread | / swap-zram | / native | / floor |";
     columns.iter().for_each(|(_, heading, _)| *out += &format!(" {heading} |"));
-    *out += "\n|---|---|---|---|---|---|";
+    *out += "\n|---|---|---|---|---|---|---|";
     columns.iter().for_each(|_| *out += "---|");
     out.push('\n');
     for point in &line.points {
@@ -221,7 +222,7 @@ fn table(out: &mut String, line: &Line) {
             };
             write!(
                 out,
-                "| {} | {} | {} per {} | {:.0} % | {} | {} |",
+                "| {} | {} | {} per {} | {:.0} % | {} | {} | {} |",
                 described(point, line),
                 contender.name,
                 time(summary.median),
@@ -229,6 +230,7 @@ fn table(out: &mut String, line: &Line) {
                 summary.spread * 100.0,
                 over("swap-zram"),
                 over("native"),
+                point.floor_ns.filter(|ns| *ns > 0.0).map_or("".into(), |ns| format!("{:.2}", summary.median / ns)),
             )
             .ok();
             for (name, _, divisor) in &columns {
@@ -330,7 +332,7 @@ mod tests {
         for expected in [
             "| [paging/random](#pagingrandom) | compressible=0 | farfield / swap-zram | 0.450 | 0.450 to 0.500 | ≤ 0.5 | 0.4 | held |",
             "| [paging/random](#pagingrandom) | compressible=1 | farfield / swap-zram | 0.600 | 0.600 to 0.600 | ≤ 0.5 | 0.4 | **missed** |",
-            "| compressible=0 | swap-zram | 8.00 µs per access |",
+            "| compressible=0 | swap-zram | 8.00 µs per access | 5 % |  | 160.000 | 3.05 |",
             "| compressible=0 | swap-file | unavailable: swap is already active on /dev/sda2; run swapoff",
             "| compressible=1 | farfield-tcp | FAILED: 7 reads brought wrong data |",
             "signal_fault 3.50 µs",
