@@ -58,7 +58,8 @@ fn wait(child: &mut Child) -> ExitStatus {
 
 /// A run that has a program swapping right now.
 fn swapping(folder: &Path) -> Child {
-    let child = bench(folder, &["--runs", "1000"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // So many accesses that it does not end by itself between our look and our signal.
+    let child = bench(folder, &["--set", "ops=20000000"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait_until("swapping", || {
         let group = cgroup(child.id())?;
         let inside = fs::read_to_string(group.join("cgroup.procs")).ok()?;
