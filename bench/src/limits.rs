@@ -13,14 +13,23 @@ pub(crate) const NAMES: &[&str] = &["signal_fault", "zero_fill", "memory_read", 
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A limit is the best of so many tries: what else runs on the machine can only make it worse.
+const TRIES: u32 = 3;
+
 /// Measures the limits called `names`; one that this machine does not have is left out.
 pub(crate) fn measure(names: &[String], scratch: &Path) -> Result<BTreeMap<String, f64>> {
     if names.is_empty() {
         return Ok(BTreeMap::new());
     }
     let program = Workload::named("probe")?.compile(scratch)?;
-    let finished = child::run(Command::new(program), scratch, PATIENCE).context("probe")?;
-    let output = Output::parse(finished.success().context("probe")?)?;
-    let wanted = output.phases.iter().filter(|phase| names.contains(&phase.name));
-    Ok(wanted.map(|phase| (phase.name.clone(), phase.ns_per_op())).collect())
+    let mut best: BTreeMap<String, f64> = BTreeMap::new();
+    for _ in 0..TRIES {
+        let finished = child::run(Command::new(&program), scratch, PATIENCE).context("probe")?;
+        let output = Output::parse(finished.success().context("probe")?)?;
+        for phase in output.phases.iter().filter(|phase| names.contains(&phase.name)) {
+            let known = best.entry(phase.name.clone()).or_insert(f64::INFINITY);
+            *known = known.min(phase.ns_per_op());
+        }
+    }
+    Ok(best)
 }

@@ -220,6 +220,8 @@ fn table(out: &mut String, line: &Line) {
                 let other = point.contenders.iter().find(|c| c.name == to).and_then(median);
                 other.filter(|_| contender.name != to).map_or("".into(), |o| format!("{:.3}", summary.median / o))
             };
+            // All near does not miss: the floor of missing says nothing of it.
+            let floor = point.floor_ns.filter(|ns| *ns > 0.0 && contender.name != "native");
             write!(
                 out,
                 "| {} | {} | {} per {} | {:.0} % | {} | {} | {} |",
@@ -230,7 +232,7 @@ fn table(out: &mut String, line: &Line) {
                 summary.spread * 100.0,
                 over("swap-zram"),
                 over("native"),
-                point.floor_ns.filter(|ns| *ns > 0.0).map_or("".into(), |ns| format!("{:.2}", summary.median / ns)),
+                floor.map_or("".into(), |ns| format!("{:.2}", summary.median / ns)),
             )
             .ok();
             for (name, _, divisor) in &columns {
