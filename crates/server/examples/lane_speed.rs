@@ -1,6 +1,6 @@
 //! How fast a lane to a server on this machine is: one page at a time, and in batches, both ways.
 //!
-//! `cargo run --release -p farfield-server --example lane_speed [tcp|unix]`
+//! `cargo run --release -p farfield-server --example lane_speed [tcp|unix] [SPIN_MICROSECONDS]`
 
 use farfield_core::PageId;
 use farfield_pool::{Buffer, Completion, Lane, Op, Opener, Priority, Request};
@@ -16,8 +16,10 @@ fn main() {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("unix:@farfield-lane-speed-{}", std::process::id()),
     };
+    let spin = std::env::args().nth(2).map_or(50, |text| text.parse().expect("microseconds"));
+    let spin = Duration::from_micros(spin);
     let listen = vec![listen.parse().expect("a URL")];
-    let server = Server::start(Config { listen, ..Config::default() }).expect("a server");
+    let server = Server::start(Config { listen, spin, ..Config::default() }).expect("a server");
     let backend = Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("speed").open().expect("a region");
     let mut lane = backend.open_lane().expect("a lane");
     for (name, write, first_time) in [("write, new", true, true), ("write, again", true, false), ("read", false, false)]

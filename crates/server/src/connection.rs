@@ -8,6 +8,7 @@
 use crate::counters::{Counters, Tally};
 use crate::server::Shared;
 use crate::sessions::{NoRegion, Session, Tenant};
+use crate::spin::Patience;
 use crate::store::{Found, Reader, Region, StoreError};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerConversation, Step};
@@ -114,6 +115,7 @@ pub(crate) struct Connection<'a> {
     parts: Vec<Part>,
     vectors: Vec<libc::iovec>,
     found: Vec<Option<Found>>,
+    patience: Patience,
     tally: Tally,
 }
 
@@ -144,6 +146,7 @@ impl<'a> Connection<'a> {
             parts: Vec::with_capacity(VECTORS_MAX),
             vectors: Vec::with_capacity(VECTORS_MAX),
             found: Vec::with_capacity(BATCH_PAGES_MAX as usize),
+            patience: Patience::default(),
             tally: Tally::default(),
         }
     }
@@ -529,7 +532,7 @@ impl<'a> Connection<'a> {
     /// Receives at least one byte. `need` is the length of the next message as far as is known.
     fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), End> {
         self.make_room(need);
-        let mut spinning = self.shared.spinners.enter(self.shared.config.spin);
+        let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());
         loop {
             let free = &mut self.inbox[self.unread.end..];
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
@@ -544,8 +547,8 @@ impl<'a> Connection<'a> {
                 Err(errno) if errno.is_transient() => {}
                 Err(errno) => return Err(lost(errno)),
             }
-            if let Some(spin) = &spinning {
-                if spin.go_on() {
+            if let Some(spin) = &mut spinning {
+                if spin.go_on(&mut self.patience, Instant::now()) {
                     std::hint::spin_loop();
                     continue;
                 }

@@ -10,6 +10,7 @@ mod counters;
 mod metrics;
 mod server;
 mod sessions;
+mod spin;
 mod store;
 mod tenants;
 

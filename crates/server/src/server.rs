@@ -5,6 +5,7 @@ use crate::connection::{Connection, Transport, random_u128};
 use crate::counters::Counters;
 use crate::metrics;
 use crate::sessions::{Sessions, Tenant};
+use crate::spin::Spinners;
 use crate::store::Meter;
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
@@ -15,7 +16,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,48 +44,6 @@ pub enum StartError {
     /// The kernel refused something else.
     #[error("the operating system refused: {0}")]
     Os(#[from] std::io::Error),
-}
-
-/// Connections that look for requests instead of sleeping; more than there are other processors do harm.
-#[derive(Debug)]
-pub(crate) struct Spinners {
-    now: AtomicUsize,
-    max: usize,
-}
-
-impl Spinners {
-    fn new() -> Spinners {
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        Spinners { now: AtomicUsize::new(0), max: processors - 1 }
-    }
-
-    /// A place among the spinners, if one is free.
-    pub(crate) fn enter(&self, spin: Duration) -> Option<Spin<'_>> {
-        if spin.is_zero() || self.now.fetch_add(1, Ordering::Relaxed) >= self.max {
-            if !spin.is_zero() {
-                self.now.fetch_sub(1, Ordering::Relaxed);
-            }
-            return None;
-        }
-        Some(Spin { spinners: self, until: Instant::now() + spin })
-    }
-}
-
-pub(crate) struct Spin<'a> {
-    spinners: &'a Spinners,
-    until: Instant,
-}
-
-impl Spin<'_> {
-    pub(crate) fn go_on(&self) -> bool {
-        Instant::now() < self.until
-    }
-}
-
-impl Drop for Spin<'_> {
-    fn drop(&mut self) {
-        self.spinners.now.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// What all threads of a server share.
@@ -227,7 +186,7 @@ impl Server {
             tenants,
             sessions: Sessions::new(config.lease, config.ticket_life, (descriptors / 8).max(16) as usize),
             counters: Counters::default(),
-            spinners: Spinners::new(),
+            spinners: Spinners::new(config.spin),
             connections: Mutex::default(),
             next_connection: AtomicU64::new(0),
             draining: AtomicBool::new(false),
