@@ -1,7 +1,8 @@
 //! `farfield top`: what jobs and memory servers do now.
 
+use crate::server_stat::StatClient;
 use clap::Args;
-use farfield_pager::control::{SLOTS, quantile_ns};
+use farfield_pager::control::{SLOTS, TEXT_BYTES, quantile_ns, read_text};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -92,6 +93,7 @@ struct JobView {
     runner: u32,
     command: String,
     control: ControlBlock,
+    servers: Vec<ServerView>,
     before: Option<Before>,
 }
 
@@ -104,7 +106,7 @@ struct Before {
 
 struct ServerView {
     url: String,
-    server: crate::server_stat::StatClient,
+    server: StatClient,
 }
 
 impl View {
@@ -113,10 +115,7 @@ impl View {
         for target in targets {
             match target.parse::<u32>() {
                 Ok(pid) => view.jobs.push(JobView::open(find_control(pid)?)),
-                Err(_) => view.servers.push(ServerView {
-                    url: target.clone(),
-                    server: crate::server_stat::StatClient::new(target, token.clone())?,
-                }),
+                Err(_) => view.servers.push(ServerView::open(target, token.clone())?),
             }
         }
         if targets.is_empty() {
@@ -138,8 +137,21 @@ impl View {
 }
 
 impl ServerView {
+    fn open(url: &str, token: Vec<u8>) -> anyhow::Result<ServerView> {
+        Ok(ServerView { url: url.into(), server: StatClient::new(url, token)? })
+    }
+
     fn read(&mut self) -> anyhow::Result<ServerRow> {
-        Ok(ServerRow { url: self.url.clone(), numbers: self.server.ask()? })
+        Ok(ServerRow { url: self.url.clone(), error: None, numbers: self.server.ask()? })
+    }
+
+    /// The same as a part of a job, which is worth seeing also when its server is gone.
+    fn read_or_say(&mut self) -> ServerRow {
+        self.read().unwrap_or_else(|error| ServerRow {
+            url: self.url.clone(),
+            error: Some(format!("{error:#}")),
+            numbers: BTreeMap::new(),
+        })
     }
 }
 
@@ -152,6 +164,8 @@ struct Snapshot {
 #[derive(serde::Serialize, Debug)]
 struct ServerRow {
     url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     #[serde(flatten)]
     numbers: BTreeMap<&'static str, u64>,
 }
@@ -174,6 +188,7 @@ struct JobRow {
     prefetch_accuracy: Option<f64>,
     counters: BTreeMap<&'static str, u64>,
     processes: Vec<ProcessRow>,
+    servers: Vec<ServerRow>,
 }
 
 #[derive(serde::Serialize, Debug)]
@@ -194,7 +209,12 @@ struct ProcessRow {
 
 impl JobView {
     fn open((runner, control): (u32, ControlBlock)) -> JobView {
-        JobView { runner, command: command_line(runner), control, before: None }
+        let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
+        let urls = read_text(&control.urls, &control.urls_len, &mut urls);
+        let token = read_text(&control.token, &control.token_len, &mut token);
+        let open = |url| ServerView::open(url, token.to_vec()).ok();
+        let servers = String::from_utf8_lossy(urls).lines().filter_map(open).collect();
+        JobView { runner, command: command_line(runner), control, servers, before: None }
     }
 
     fn read(&mut self) -> JobRow {
@@ -255,6 +275,7 @@ impl JobView {
             prefetch_accuracy: part(totals.count("prefetch_hits"), totals.count("prefetched")),
             counters: totals.counters.iter().copied().collect(),
             processes,
+            servers: self.servers.iter_mut().map(ServerView::read_or_say).collect(),
         };
         self.before = Some(Before { at: now, totals, processes: seen });
         row
@@ -325,6 +346,9 @@ fn render_job(job: &JobRow, text: &mut String) {
         count("pages_out"),
         percent(job.prefetch_accuracy),
     );
+    for server in &job.servers {
+        let _ = writeln!(text, "  server {}", server_line(server));
+    }
     let _ = writeln!(
         text,
         "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  COMMAND",
@@ -349,6 +373,23 @@ fn render_job(job: &JobRow, text: &mut String) {
             process.command,
         );
     }
+}
+
+/// A server of a job, on one line.
+fn server_line(server: &ServerRow) -> String {
+    if let Some(error) = &server.error {
+        return printable(error);
+    }
+    let number = |name: &str| server.numbers.get(name).copied().unwrap_or(0);
+    format!(
+        "{}  {} of {}, {} pages read, {} written, {} connections",
+        server.url,
+        Bytes(number("used_bytes")),
+        Bytes(number("capacity_bytes")),
+        Count(number("read_pages")),
+        Count(number("written_pages")),
+        Count(number("connections")),
+    )
 }
 
 fn percent(part: Option<f64>) -> String {

@@ -51,6 +51,8 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
         assert_eq!(view["jobs"][0]["near_limit_bytes"], 123 << 20);
         assert_eq!(view["jobs"][0]["alive"], true);
         assert!(view["jobs"][0]["counters"]["faults"].is_u64());
+        let server = &view["jobs"][0]["servers"][0];
+        assert!(server["capacity_bytes"].as_u64().unwrap() > 0, "{server}");
     }
     // Other tests have jobs too.
     let all = top(&[]);
@@ -131,6 +133,37 @@ fn a_private_server_does_not_outlive_a_killed_runner() {
     drop(job.child.stdin.take());
     until("the server notices", || !is_alive(server));
     let _ = std::fs::remove_dir_all(socket_folder);
+}
+
+/// What `/proc` knows of processes with this word in their command line.
+fn processes_with(word: &str) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let words =
+        |pid| String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).into_owned();
+    pids.filter(|&pid| words(pid).contains(word)).collect()
+}
+
+#[test]
+fn a_signal_at_any_moment_leaves_nothing() {
+    let folder = Folder::new("moment");
+    let place = folder.path("runtime");
+    std::fs::create_dir(&place).unwrap();
+    let library = folder.library();
+    for milliseconds in (0..80).step_by(4) {
+        let mut command = farfield();
+        command.args(["run", "--quiet", "--near", "64M", "--", "sh", "-c", "exit 5"]);
+        command.env("FARFIELD_PRELOAD", &library).env("XDG_RUNTIME_DIR", &place);
+        let mut job = Running::start(command.stderr(Stdio::null()));
+        // Not a hope but a sweep: each delay hits another moment between start and end.
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        job.signal(libc::SIGTERM);
+        let status = job.wait();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert!(status.code() == Some(5) || signal == Some(libc::SIGTERM), "after {milliseconds} ms: {status}");
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "after {milliseconds} ms");
+        assert_eq!(processes_with(place.to_str().unwrap()), Vec::<u32>::new(), "after {milliseconds} ms");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::Finding;
 use farfield_pager::runner::Bytes;
-use farfield_pager::runner::machine::{CgroupLimit, NEAR_BYTES_MIN};
+use farfield_pager::runner::machine::{self, CgroupLimit, NEAR_BYTES_MIN};
 
 /// Far memory splits mappings; a program with many of them needs more than the default.
 const MAP_COUNT_MIN: u64 = 65530;
@@ -13,7 +13,7 @@ pub(super) fn memory(near_bytes: u64, memory_bytes: u64, limit: Option<CgroupLim
     let name = "near memory";
     let place = match &limit {
         Some(limit) => format!("limit of {} (cgroup v{}, {})", Bytes(limit.bytes), limit.version, limit.file.display()),
-        None => format!("{} in this machine, no cgroup limit", Bytes(memory_bytes)),
+        None => format!("{} in this machine, no limit by {}", Bytes(memory_bytes), groups()),
     };
     let found = format!("{} near; {place}", Bytes(near_bytes));
     if near_bytes < NEAR_BYTES_MIN {
@@ -28,6 +28,10 @@ pub(super) fn memory(near_bytes: u64, memory_bytes: u64, limit: Option<CgroupLim
         return Finding::warn(name, found, advice);
     }
     Finding::ok(name, found)
+}
+
+fn groups() -> String {
+    machine::cgroup_version().map_or("control groups".into(), |version| format!("cgroup v{version}"))
 }
 
 pub(super) fn map_count() -> Finding {

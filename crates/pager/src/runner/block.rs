@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Name of the memfd, as `/proc/PID/fd` and `/proc/PID/maps` show it.
 pub const MEMFD_NAME: &CStr = c"farfield-control";
@@ -31,7 +31,9 @@ pub struct Settings {
 /// A mapped control block.
 pub struct ControlBlock {
     mapping: Mapping,
-    file: OwnedFd,
+    path: PathBuf,
+    /// Keeps `path` alive. Only the runner holds the block open: that is how it is told from those who look.
+    _file: Option<OwnedFd>,
 }
 
 /// Makes a control block for one job and fills in what its processes must know.
@@ -42,7 +44,9 @@ pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let file = memfd::create(MEMFD_NAME, size_of::<Control>() as u64)?;
-    let block = ControlBlock::map(file)?;
+    // Not /proc/self: other processes open it.
+    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+    let block = ControlBlock { mapping: map(file.as_fd())?, path, _file: Some(file) };
     block.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     block.mode.store(settings.mode as u32, Ordering::Relaxed);
     write_text(&block.urls, &block.urls_len, urls.as_bytes());
@@ -54,28 +58,27 @@ pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
 
 impl ControlBlock {
     /// Maps the control block behind `path` (`/proc/PID/fd/N`).
-    pub fn open(path: &std::path::Path) -> io::Result<ControlBlock> {
+    pub fn open(path: &Path) -> io::Result<ControlBlock> {
         let file = File::options().read(true).write(true).open(path)?;
         let bytes = file.metadata()?.len();
         if bytes != size_of::<Control>() as u64 || !memfd::is_sealed(file.as_fd()) {
             return Err(other_release());
         }
-        let block = ControlBlock::map(file.into())?;
+        let block = ControlBlock { mapping: map(file.as_fd())?, path: path.into(), _file: None };
         if block.magic.load(Ordering::Acquire) != MAGIC {
             return Err(other_release());
         }
         Ok(block)
     }
 
-    fn map(file: OwnedFd) -> io::Result<ControlBlock> {
-        let mapping = Mapping::new(file.as_fd(), size_of::<Control>() as u64, Access::ReadWrite)?;
-        Ok(ControlBlock { mapping, file })
-    }
-
     /// Where processes of the job find the block: the value of [`crate::control::ENV_CONTROL`].
-    pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    pub fn path(&self) -> &Path {
+        &self.path
     }
+}
+
+fn map(file: BorrowedFd<'_>) -> io::Result<Mapping> {
+    Ok(Mapping::new(file, size_of::<Control>() as u64, Access::ReadWrite)?)
 }
 
 /// The control block of the job that process `pid` belongs to, and the pid of its runner.
@@ -121,7 +124,7 @@ fn descriptor_path(pid: u32) -> io::Result<Option<PathBuf>> {
     Ok(descriptors.flatten().map(|entry| entry.path()).find(|path| is_control(path)))
 }
 
-fn is_control(path: &std::path::Path) -> bool {
+fn is_control(path: &Path) -> bool {
     let name = [b"/memfd:", MEMFD_NAME.to_bytes()].concat();
     std::fs::read_link(path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(&name))
 }
@@ -129,12 +132,6 @@ fn is_control(path: &std::path::Path) -> bool {
 fn other_release() -> io::Error {
     let text = "not a control block of this release: use the farfield command that started the job";
     io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
-impl AsFd for ControlBlock {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
 }
 
 impl Deref for ControlBlock {
@@ -161,7 +158,7 @@ mod tests {
     #[test]
     fn what_the_runner_writes_is_what_a_process_reads() {
         let made = create_control(&settings()).unwrap();
-        let opened = ControlBlock::open(&made.path()).unwrap();
+        let opened = ControlBlock::open(made.path()).unwrap();
         assert_eq!(opened.near_limit_bytes.load(Ordering::Relaxed), 1 << 30);
         assert_eq!(opened.mode.load(Ordering::Relaxed), 2);
         let mut buffer = [0; TEXT_BYTES];
@@ -170,6 +167,19 @@ mod tests {
         assert_eq!(read_text(&opened.token, &opened.token_len, &mut buffer), b"secret");
         opened.near_bytes.fetch_add(5, Ordering::Relaxed);
         assert_eq!(made.near_bytes.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn whoever_looks_is_not_taken_for_the_runner() {
+        use std::os::unix::fs::MetadataExt;
+        let made = create_control(&settings()).unwrap();
+        let _looking = ControlBlock::open(made.path()).unwrap();
+        let inode = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.ino()).ok();
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path());
+        // Other tests of this process have blocks of their own.
+        let ours = descriptors.filter(|path| is_control(path) && inode(path) == inode(made.path()));
+        assert_eq!(ours.count(), 1);
+        assert!(find_control(std::process::id()).is_ok_and(|(runner, _)| runner == std::process::id()));
     }
 
     #[test]

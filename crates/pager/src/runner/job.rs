@@ -118,7 +118,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
 /// What the program gets: ours with two variables changed.
 fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString> {
     let preloaded = preload::prepended(library, std::env::var_os("LD_PRELOAD").as_deref());
-    let ours = [("LD_PRELOAD", preloaded), (ENV_CONTROL, control.path().into_os_string())];
+    let ours = [("LD_PRELOAD", preloaded), (ENV_CONTROL, control.path().into())];
     let kept = std::env::vars_os().filter(|(name, _)| ours.iter().all(|(our_name, _)| name != our_name));
     let ours = ours.iter().map(|(name, value)| (OsString::from(name), value.clone()));
     let text = |(name, value): (OsString, OsString)| {

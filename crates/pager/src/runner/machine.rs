@@ -38,7 +38,20 @@ pub fn cgroup_limit() -> Option<CgroupLimit> {
     limit_of(&membership, Path::new("/sys/fs/cgroup"), total_bytes())
 }
 
-/// The same for a given `/proc/PID/cgroup`. Limits of the whole machine or more are none.
+/// Version of the control groups that count memory here, if there are any.
+pub fn cgroup_version() -> Option<u32> {
+    version_of(&std::fs::read_to_string("/proc/self/cgroup").ok()?)
+}
+
+fn version_of(membership: &str) -> Option<u32> {
+    let controllers = || membership.lines().filter_map(|line| line.split(':').nth(1));
+    if controllers().any(|list| list.split(',').any(|controller| controller == "memory")) {
+        return Some(1);
+    }
+    controllers().any(str::is_empty).then_some(2)
+}
+
+/// [`cgroup_limit`] for a given `/proc/PID/cgroup`. Limits of the whole machine or more are none.
 fn limit_of(membership: &str, root: &Path, machine_bytes: u64) -> Option<CgroupLimit> {
     let mut tightest: Option<CgroupLimit> = None;
     for line in membership.lines() {
@@ -126,6 +139,13 @@ mod tests {
         assert_eq!(parse_release("5.15"), (5, 15));
         assert_eq!(parse_release(""), (0, 0));
         assert!(parse_release("6.18") > KERNEL_MIN && parse_release("6.7.9") < KERNEL_MIN);
+    }
+
+    #[test]
+    fn the_version_is_that_of_the_memory_controller() {
+        assert_eq!(version_of("0::/user.slice\n"), Some(2));
+        assert_eq!(version_of("4:cpu,memory:/\n0::/\n"), Some(1));
+        assert_eq!(version_of("4:cpu:/\n"), None);
     }
 
     #[test]
