@@ -125,7 +125,7 @@ impl Drop for Connection<'_> {
         if let Some(session) = self.session.take()
             && self.shared.sessions.leave(&session, Instant::now())
         {
-            tracing::info!(session = session.number, "session ended with its last connection");
+            tracing::debug!(session = session.number, "session ended with its last connection");
         }
     }
 }
@@ -449,7 +449,7 @@ impl<'a> Connection<'a> {
                 find(region)?.release(u64::from(pages)).map_err(error_code)?;
             }
             Request::Bye => {
-                tracing::info!(session = session.number, "session ended by its client");
+                tracing::debug!(session = session.number, "session ended by its client");
                 self.shared.sessions.end(session);
             }
             Request::Ping => {}
@@ -843,7 +843,7 @@ fn greet(
             let secret = random_u128().map_err(|_| (RefuseCode::Malformed, "the server has no random numbers"))?;
             let session = shared.sessions.open(wire::SessionSecret(secret), tenant.clone(), hello.client_name);
             let (number, client, tenant) = (session.number, &session.client_name, &session.tenant.name);
-            tracing::info!(session = number, client, tenant, ?transport, "session opened");
+            tracing::debug!(session = number, client, tenant, ?transport, "session opened");
             session
         }
     };
