@@ -67,9 +67,30 @@ pub fn descriptor_limit() -> u64 {
 
 /// Is `fd` a regular file?
 pub fn is_regular(fd: i32) -> bool {
+    kind(fd) == Some(libc::S_IFREG)
+}
+
+/// Is `fd` a stream, of which a read or write may take a part: a pipe, a terminal, a stream socket?
+pub fn is_stream(fd: i32) -> bool {
+    match kind(fd) {
+        Some(libc::S_IFIFO | libc::S_IFCHR) => true,
+        Some(libc::S_IFSOCK) => {
+            let mut kind = 0i32;
+            let mut len = 4u32;
+            let (value, size) = (&raw mut kind as usize, &raw mut len as usize);
+            let args = [fd as usize, libc::SOL_SOCKET as usize, libc::SO_TYPE as usize, value, size, 0];
+            // SAFETY: both words are writable.
+            unsafe { syscall(libc::SYS_getsockopt, args) }.is_ok() && kind == libc::SOCK_STREAM
+        }
+        _ => false,
+    }
+}
+
+/// The file type of `fd` (`S_IF…`).
+fn kind(fd: i32) -> Option<libc::mode_t> {
     // SAFETY: stat is plain numbers; all-zero is valid.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `stat` is writable.
-    let result = unsafe { syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) };
-    result.is_ok() && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+    unsafe { syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) }.ok()?;
+    Some(stat.st_mode & libc::S_IFMT)
 }

@@ -125,7 +125,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     use Rule::*;
     let mut rules = vec![
         (libc::SYS_brk, TrapUnlessZero(0)),
-        (libc::SYS_rt_sigprocmask, TrapUnlessZero(1)),
+        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGBUS as u32)),
+        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGSYS as u32)),
         (libc::SYS_rt_sigaction, TrapUnlessZero(1)),
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
@@ -143,6 +144,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_io_setup, NotImplemented),
     ];
     for call in [
+        libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
         libc::SYS_fork,
         libc::SYS_execve,
@@ -409,7 +411,6 @@ mod tests {
         assert_eq!(verdict(libc::SYS_close, [3, FAR, FAR, 0, 0, 0]), Verdict::Allow, "it has one argument");
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS_END as usize, 0, 0, 0, 0, 0]), Verdict::Allow);
-        assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0, 0x7ffd_0000_0000, 8, 0, 0]), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0x7ffd_0000_0000, 0, 8, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 1, 0, 0, 0, 0]), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_readv, [3, 0x7ffd_0000_0000, 2, 0, 0, 0]), Verdict::Trap);

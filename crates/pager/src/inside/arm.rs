@@ -20,38 +20,28 @@ use farfield_os::uffd::{Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
 use farfield_pool::{CloneTicket, Opener};
 
-/// How fast a program can touch new memory, bytes per nanosecond: bounds how long the monitor may look away.
-const TOUCH_BYTES_PER_NS: i64 = 4;
-/// Longest and shortest time between two looks while dormant.
-const LOOK_MAX: Duration = Duration::from_millis(50);
-const LOOK_MIN: Duration = Duration::from_micros(300);
-/// Between two looks while armed.
+/// Between two looks of the monitor while dormant, and while armed.
+const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
+/// A dormant process that may touch more than this is watched, and arms when its job needs the room.
+const SMALL_BYTES: i64 = 1 << 20;
 
-/// Near bytes of the job at which its processes arm: far enough below the limit that the monitor, which may be late by
-/// some milliseconds, does not miss it.
-fn threshold(limit: i64) -> i64 {
-    limit - (limit / 8).max((limit / 2).min(64 << 20))
-}
-
-/// The program may now touch `touchable` bytes: is it time to watch it?
+/// The program may now touch `touchable` bytes. While dormant all of them count as near, so that the budget holds
+/// whatever it does; when they do not fit, faults become ours and what is really near counts.
 pub fn consider(runtime: &Runtime, touchable: i64) {
-    if runtime.monitor.load(Ordering::Relaxed) != 0 {
-        return;
-    }
-    let (_, limit) = runtime.near();
-    let others = runtime.near().0 - runtime.slot().near_bytes.load(Ordering::Relaxed);
-    if touchable > (limit / 4).min(threshold(limit) - others) {
+    runtime.set_near(touchable);
+    let (near, limit) = runtime.near();
+    if near > limit && touchable > SMALL_BYTES / 4 {
+        arm(runtime, None);
+    } else if touchable > SMALL_BYTES {
         start_monitor(runtime);
-    } else {
-        runtime.set_near(touchable);
     }
 }
 
-/// Would `more` near bytes bring the job to where its processes arm?
+/// Would `more` near bytes not fit the job's budget?
 pub fn is_close(runtime: &Runtime, more: i64) -> bool {
     let (near, limit) = runtime.near();
-    near + more > threshold(limit)
+    near + more > limit
 }
 
 /// Starts the monitor, once.
@@ -72,17 +62,12 @@ extern "C" fn monitor(_: usize) -> ! {
     loop {
         match runtime.phase() {
             Phase::Dormant => {
-                let bytes = resident_bytes();
-                runtime.set_near(bytes);
                 let (near, limit) = runtime.near();
-                let left = threshold(limit) - near;
-                // Small processes of a large job stay as they are.
-                if left <= 0 && bytes > (limit / 64).min(4 << 20) {
+                if near > limit - Runtime::reserve_bytes(limit) {
                     arm(runtime, None);
                     continue;
                 }
-                let pause = Duration::from_nanos((left.max(0) / TOUCH_BYTES_PER_NS) as u64);
-                process::futex_wait(&word, 0, pause.clamp(LOOK_MIN, LOOK_MAX));
+                process::futex_wait(&word, 0, LOOK);
             }
             Phase::Armed => {
                 runtime.settle_heap();
@@ -95,7 +80,7 @@ extern "C" fn monitor(_: usize) -> ! {
                 }
                 process::futex_wait(&runtime.alarm, 0, TICK);
             }
-            Phase::Arming | Phase::Off => process::futex_wait(&word, 0, LOOK_MIN),
+            Phase::Arming | Phase::Off => process::futex_wait(&word, 0, TICK),
         }
     }
 }
@@ -105,19 +90,6 @@ extern "C" fn monitor(_: usize) -> ! {
 fn evicts_ahead(runtime: &Runtime) -> bool {
     let (near, limit) = runtime.near();
     near > limit || runtime.dirty_share.load(Ordering::Relaxed) > 96
-}
-
-/// Anonymous memory of this process.
-fn resident_bytes() -> i64 {
-    let mut text = [0u8; 128];
-    let Ok(fd) = file::open(c"/proc/self/statm", libc::O_RDONLY) else { return 0 };
-    let len = file::read(fd, &mut text).unwrap_or(0);
-    file::close(fd);
-    let mut numbers = text[..len].split(|byte| *byte == b' ').map(|digits| {
-        digits.iter().take_while(|byte| byte.is_ascii_digit()).fold(0i64, |sum, byte| sum * 10 + i64::from(byte - b'0'))
-    });
-    let (resident, shared) = (numbers.nth(1).unwrap_or(0), numbers.next().unwrap_or(0));
-    (resident - shared).max(0) * PAGE_BYTES as i64
 }
 
 /// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.

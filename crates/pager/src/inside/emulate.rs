@@ -49,6 +49,12 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_close_range => close_range(args),
         _ => return Outcome::Forward,
     };
+    if matches!(
+        number as i64,
+        libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_brk
+    ) {
+        consider(runtime);
+    }
     counters.syscalls_emulated.fetch_add(1, Ordering::Relaxed);
     outcome
 }
@@ -89,7 +95,7 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             return error(libc::EEXIST);
         }
         discard(runtime, range, space.pages() > 0);
-        return place(runtime, &mut space, range, prot);
+        return place(&mut space, range, prot);
     }
     if !ours {
         // A hint into the window for something else: elsewhere is as good.
@@ -100,20 +106,17 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let pages = (rounded / PAGE_BYTES) as u64;
     let hinted = pages_of(address, len).filter(|range| space.is_free(*range));
     let Some(range) = hinted.or_else(|| space.find(pages)) else { return error(libc::ENOMEM) };
-    place(runtime, &mut space, range, prot)
+    place(&mut space, range, prot)
 }
 
 /// Makes a free range accessible.
-fn place(runtime: &Runtime, space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
+fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
     let (address, len) = address_of(range);
     // SAFETY: nobody uses the range: it was free, or the program replaces it.
     if let Err(errno) = unsafe { memory::mprotect(address, len, prot) } {
         return error(errno.0);
     }
     space.map(range, prot);
-    if prot != libc::PROT_NONE {
-        touchable(runtime, len as i64);
-    }
     Outcome::Done(address as isize)
 }
 
@@ -126,11 +129,11 @@ fn map_other(runtime: &Runtime, args: [usize; 6], range: Range) -> Outcome {
     done(unsafe { gate::syscall(libc::SYS_mmap, args) })
 }
 
-/// The program may touch `bytes` more.
-pub fn touchable(runtime: &Runtime, bytes: i64) {
-    let total = runtime.touchable_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+/// What the program may touch has changed: it may be time to arm. Not while the caller still holds the space.
+pub fn consider(runtime: &Runtime) {
     if runtime.phase() == Phase::Dormant {
-        arm::consider(runtime, total);
+        let pages = runtime.space.lock().accessible_pages();
+        arm::consider(runtime, pages as i64 * PAGE_BYTES as i64);
     }
 }
 
@@ -150,7 +153,6 @@ pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range)
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
             // SAFETY: the program gave the range up. Mapping anew also frees its page tables.
             let _ = unsafe { memory::mmap(address, len, libc::PROT_NONE, flags, -1, 0) };
-            runtime.touchable_bytes.fetch_sub(len as i64, Ordering::Relaxed);
         } else {
             // SAFETY: the program gave the range up.
             let _ = unsafe { memory::mprotect(address, len, libc::PROT_NONE) };
@@ -240,9 +242,6 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let result = unsafe { memory::mprotect(address, len, args[2] as i32) };
     if result.is_ok() {
         space.protect(range, args[2] as i32);
-        if args[2] as i32 != libc::PROT_NONE {
-            touchable(runtime, len as i64);
-        }
     }
     done(result.map(|()| 0))
 }
@@ -299,7 +298,7 @@ fn move_break(runtime: &Runtime, wanted: usize) -> Outcome {
     if new_page > old_page {
         let range = Range { start: window::page_of(old_page).0, end: window::page_of(new_page).0 };
         let prot = libc::PROT_READ | libc::PROT_WRITE;
-        match place(runtime, &mut space, range, prot) {
+        match place(&mut space, range, prot) {
             Outcome::Done(value) if value > 0 => {}
             _ => return Outcome::Done(*end as isize),
         }
@@ -317,7 +316,9 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     if size != 8 {
         return error(libc::EINVAL);
     }
-    let before = *context.mask();
+    let Some(record) = thread::current() else { return error(libc::EAGAIN) };
+    // Our two signals are open in truth; the program sees them as it set them.
+    let before = *context.mask() & !OURS | record.hidden_mask.load(Ordering::Relaxed);
     let asked = if set == 0 { None } else { guard::peek::<SignalSet>(set) };
     if set != 0 && asked.is_none() {
         return error(libc::EFAULT);
@@ -334,6 +335,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
         return error(libc::EFAULT);
     }
     *context.mask() = after & !OURS;
+    record.hidden_mask.store(after & OURS, Ordering::Relaxed);
     Outcome::Done(0)
 }
 

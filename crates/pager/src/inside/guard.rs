@@ -161,23 +161,32 @@ pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
 
 /// Most bytes that one call may hold.
 fn hold_bytes_max(runtime: &Runtime) -> usize {
-    ((runtime.near().1 / 16) as usize).clamp(256 << 10, 4 << 20)
+    ((runtime.near().1 / 16) as usize).clamp(256 << 10, 64 << 20)
+}
+
+/// Most bytes that a call may hold which can wait for ever (for a peer, a terminal): many threads may be in one.
+fn waiting_bytes_max(runtime: &Runtime) -> usize {
+    ((runtime.near().1 / 256) as usize).clamp(64 << 10, 16 << 20)
 }
 
 /// Reads and writes larger than what one call may hold. Of files: piece by piece, so that the program gets what it
-/// asked for. Of anything else: the call is shortened, which the program must expect there. `Some` if all is done.
+/// asked for. Of streams: the call is shortened, which a program must expect there. `Some` if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
     if settled_phase(runtime) != Phase::Armed {
         return None;
     }
     let args = context.arguments();
     let max = hold_bytes_max(runtime);
+    let waiting = waiting_bytes_max(runtime);
+    let stream = || file::is_stream(args[0] as i32);
     match number as i64 {
-        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 if args[2] > max => {
-            if !file::is_regular(args[0] as i32) {
-                context.set_argument(2, max);
-                return None;
-            }
+        libc::SYS_read | libc::SYS_write | libc::SYS_recvfrom | libc::SYS_sendto if args[2] > waiting && stream() => {
+            context.set_argument(2, waiting);
+            None
+        }
+        libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64
+            if args[2] > max && file::is_regular(args[0] as i32) =>
+        {
             Some(piecewise(runtime, number, args, max))
         }
         libc::SYS_readv
@@ -185,9 +194,61 @@ fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: 
         | libc::SYS_preadv
         | libc::SYS_pwritev
         | libc::SYS_preadv2
-        | libc::SYS_pwritev2 => shorten_vector(runtime, context, args, max, scratch),
+        | libc::SYS_pwritev2
+            if !fits(args[1], args[2], waiting) =>
+        {
+            let most = if stream() { waiting } else { max };
+            if fits(args[1], args[2], most) {
+                return None;
+            }
+            let flagged = matches!(number as i64, libc::SYS_preadv2 | libc::SYS_pwritev2);
+            if !flagged && file::is_regular(args[0] as i32) {
+                return Some(piecewise_vector(runtime, number, args, max));
+            }
+            shorten_vector(context, args, most, scratch);
+            None
+        }
         _ => None,
     }
+}
+
+/// Can one call hold the whole vector?
+fn fits(address: usize, count: usize, max: usize) -> bool {
+    let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
+    if count > IOVECS || !peek_slice(address, &mut parts[..count]) {
+        return false;
+    }
+    parts[..count].iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len)) <= max
+}
+
+/// A vectored transfer of a file that one call cannot hold, part by part.
+fn piecewise_vector(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> isize {
+    if args[2] > 1024 {
+        return -(libc::EINVAL as isize);
+    }
+    let (single, positioned) = match number as i64 {
+        libc::SYS_readv => (libc::SYS_read, false),
+        libc::SYS_writev => (libc::SYS_write, false),
+        libc::SYS_preadv => (libc::SYS_pread64, true),
+        _ => (libc::SYS_pwrite64, true),
+    };
+    let mut total = 0usize;
+    for index in 0..args[2] {
+        let Some(part) = peek::<libc::iovec>(args[1] + index * size_of::<libc::iovec>()) else {
+            return if total > 0 { total as isize } else { -(libc::EFAULT as isize) };
+        };
+        let offset = if positioned { args[3] + total } else { 0 };
+        let step = [args[0], part.iov_base as usize, part.iov_len, offset, 0, 0];
+        let result = piecewise(runtime, single as usize, step, max);
+        if result < 0 {
+            return if total > 0 { total as isize } else { result };
+        }
+        total += result as usize;
+        if (result as usize) < part.iov_len {
+            break;
+        }
+    }
+    total as isize
 }
 
 fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> isize {
@@ -218,20 +279,12 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     total as isize
 }
 
-/// A vectored transfer with more parts or bytes than one call may hold is shortened to its first parts: files too
-/// may answer with fewer bytes than asked for.
-fn shorten_vector(
-    _runtime: &Runtime,
-    context: &Context,
-    args: [usize; 6],
-    max: usize,
-    scratch: usize,
-) -> Option<isize> {
-    let count = args[2].min(1024);
+/// A vectored transfer with more parts or bytes than one call may hold is shortened to its first parts.
+fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usize) {
     let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
-    let look = count.min(IOVECS);
-    if look == 0 || !peek_slice(args[1], &mut parts[..look]) {
-        return None;
+    let look = args[2].min(IOVECS);
+    if args[2] > 1024 || look == 0 || !peek_slice(args[1], &mut parts[..look]) {
+        return;
     }
     let mut bytes = 0usize;
     let mut used = 0;
@@ -247,7 +300,6 @@ fn shorten_vector(
     unsafe { core::ptr::copy_nonoverlapping(parts.as_ptr(), scratch as *mut libc::iovec, used) };
     context.set_argument(1, scratch);
     context.set_argument(2, used);
-    None
 }
 
 const _: () = assert!(IOVECS * size_of::<libc::iovec>() <= SCRATCH);
@@ -263,6 +315,11 @@ impl Collector<'_> {
     /// Adds a buffer, if any of it is in the window and mapped.
     fn add(&mut self, address: usize, len: usize) {
         if len == 0 || !window::contains(address) {
+            return;
+        }
+        // Never more than half the budget: the kernel stops where the rest is missing, and so does the call.
+        let len = len.min(((self.runtime.near().1 / 2) as usize).saturating_sub(self.bytes));
+        if len == 0 {
             return;
         }
         let end = address.saturating_add(len).min(window::BASE + window::LEN);

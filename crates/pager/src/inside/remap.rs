@@ -1,7 +1,7 @@
 //! `mremap` in the window.
 
 use super::call::{Outcome, error};
-use super::emulate::{discard, release, touchable};
+use super::emulate::{discard, release};
 use super::fault::{enter, leave, settled_phase};
 use super::runtime::{Phase, Runtime};
 use super::store::{self, enqueue};
@@ -48,7 +48,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     } else {
         let growth = Range { start: from.end, end: start + new_pages };
         if growth.end <= window::PAGES && space.is_free(growth) {
-            return match open(runtime, &mut space, growth, prot) {
+            return match open(&mut space, growth, prot) {
                 Ok(()) => Outcome::Done(old as isize),
                 Err(errno) => error(errno.0),
             };
@@ -61,7 +61,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             None => return error(libc::ENOMEM),
         }
     };
-    if let Err(errno) = open(runtime, &mut space, target, prot) {
+    if let Err(errno) = open(&mut space, target, prot) {
         return error(errno.0);
     }
     let kept = Range { start, end: start + old_pages.min(new_pages) };
@@ -70,12 +70,11 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     Outcome::Done(window::address_of(PageId(target.start)) as isize)
 }
 
-fn open(runtime: &Runtime, space: &mut Space, range: Range, prot: i32) -> farfield_os::Result<()> {
+fn open(space: &mut Space, range: Range, prot: i32) -> farfield_os::Result<()> {
     let address = window::address_of(PageId(range.start));
     // SAFETY: the range is free.
     unsafe { memory::mprotect(address, range.pages() as usize * PAGE_BYTES, prot) }?;
     space.map(range, prot);
-    touchable(runtime, range.pages() as i64 * PAGE_BYTES as i64);
     Ok(())
 }
 

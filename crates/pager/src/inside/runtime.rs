@@ -73,8 +73,6 @@ pub struct Runtime {
     pub queue: Lock<Queue>,
     /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
-    /// Upper bound of the bytes that the program may touch while dormant.
-    pub touchable_bytes: AtomicI64,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
     /// Word that the monitor sleeps on.
@@ -115,7 +113,6 @@ impl Runtime {
             space: Lock::new(Space::new(small, large)),
             queue: Lock::new(Queue::empty()),
             evictions: AtomicU32::new(0),
-            touchable_bytes: AtomicI64::new(0),
             monitor: AtomicU32::new(0),
             alarm: AtomicU32::new(0),
             frozen_by: AtomicU32::new(0),

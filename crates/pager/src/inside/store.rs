@@ -15,10 +15,10 @@ use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, 
 use std::sync::Arc;
 
 /// Lanes of one process.
-const LANES: usize = 4;
+const LANES: usize = 3;
 /// One-page buffers of a lane, and longer ones.
-const SINGLES: usize = 80;
-const RUNS: usize = 10;
+const SINGLES: usize = 66;
+const RUNS: usize = 6;
 /// Pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// How long the pool may take for one operation.

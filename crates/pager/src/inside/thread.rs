@@ -7,7 +7,7 @@
 use super::lock::Lock;
 use super::runtime::{RUNTIME, Runtime};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farfield_core::PageId;
 use farfield_core::policy::prefetch::Prefetcher;
 use farfield_os::{memory, process};
@@ -32,6 +32,9 @@ pub const FRAMES: usize = 6;
 pub const RUNS: usize = 40;
 /// Least size of our alternate stacks. The kernel's frame alone can take 11 KiB (AVX-512 and AMX state).
 const STACK_BYTES: usize = 96 << 10;
+
+/// What our handlers touch of a stack.
+const STACK_TOUCHED: i64 = 16 << 10;
 
 /// A run of held pages.
 #[derive(Clone, Copy)]
@@ -73,6 +76,8 @@ pub struct Record {
     pub stack_len: AtomicUsize,
     /// The alternate stack that the program believes to have.
     pub program_stack: UnsafeCell<libc::stack_t>,
+    /// Which of our signals the program believes blocked.
+    pub hidden_mask: AtomicU64,
     /// Copies of arguments that its last `execve` worked with; base and length.
     pub scratch: [AtomicUsize; 2],
     /// What it will want next.
@@ -123,6 +128,7 @@ impl Threads {
                     frame.active.store(0, Ordering::Release);
                 }
                 record.reap();
+                record.hidden_mask.store(0, Ordering::Relaxed);
                 return Some(record);
             }
         }
@@ -202,7 +208,7 @@ impl Record {
             return Ok((base, len));
         }
         let new = memory::map_anonymous(want)?;
-        RUNTIME.add_meta(want as i64);
+        RUNTIME.add_meta(STACK_TOUCHED);
         self.stack.store(new, Ordering::Relaxed);
         self.stack_len.store(want, Ordering::Relaxed);
         Ok((new, want))
