@@ -89,7 +89,7 @@ impl Default for Config {
             lease: Duration::from_secs(10),
             ticket_life: Duration::from_secs(30),
             metrics: None,
-            connections_max: 1024,
+            connections_max: 4096,
             spin: Duration::from_micros(50),
             greeting_within: Duration::from_secs(10),
             stall_max: Duration::from_secs(30),

@@ -86,6 +86,26 @@ fn a_wrong_token_is_refused_on_every_road() {
 }
 
 #[test]
+fn without_tokens_a_socket_serves_its_own_user_only() {
+    let server = serve(config());
+    let url = unix(&server).to_owned();
+    // The raw call changes this one thread only, where libc's would change the process.
+    let stranger = std::thread::spawn(move || {
+        const NOBODY: libc::c_long = 65534;
+        // SAFETY: no pointers.
+        if unsafe { libc::syscall(libc::SYS_setresuid, -1 as libc::c_long, NOBODY, -1 as libc::c_long) } != 0 {
+            eprintln!("only root can be somebody else: nothing tested");
+            return None;
+        }
+        Some(Client::open(&url, &hello("", None)).1)
+    });
+    if let Some(greeting) = stranger.join().unwrap() {
+        assert_eq!(greeting, Err(RefuseCode::Token));
+    }
+    Client::new(unix(&server));
+}
+
+#[test]
 fn nothing_of_one_client_is_found_by_another() {
     let server = serve(two_tenants());
     let (mut alice, alices) = Client::open(tcp(&server), &hello("a-token", None));

@@ -50,6 +50,8 @@ const NOWHERE: u8 = 255;
 const MERGE_PAGES: u64 = 64;
 /// Holes punched before the lock is given back, so that requests wait a fraction of a millisecond at most.
 const SWEEP_HOLES: usize = 128;
+/// And pages looked at.
+const SWEEP_LOOKS: u64 = 16 * 1024;
 
 /// The layers of a region; the last is the top.
 #[derive(Debug)]
@@ -436,7 +438,7 @@ impl Region {
 
     /// Punches up to [`SWEEP_HOLES`] holes from page `from` on. Where to go on, if there is more.
     fn punch_unreached(&self, layer: &Layer, number: u8, from: u64) -> Result<Option<u64>, StoreError> {
-        let mut holes = 0;
+        let (mut holes, mut looks) = (0, 0);
         let mut offset = PageId(from).offset();
         while let Some(data) = memfd::next_data(layer.fd(), offset)? {
             offset = data.end;
@@ -444,17 +446,18 @@ impl Region {
             let lives_here = |page: u64| self.map.at(PageId(page)).load(Ordering::Relaxed) == number;
             let mut at = pages.start;
             while at < pages.end {
-                if lives_here(at) {
-                    at += 1;
-                    continue;
-                }
-                let end = (at + 1..pages.end).find(|page| lives_here(*page)).unwrap_or(pages.end);
-                layer.punch(PageId(at), PageId(end))?;
-                holes += 1;
-                at = end;
-                if holes == SWEEP_HOLES {
+                if holes == SWEEP_HOLES || looks >= SWEEP_LOOKS {
                     return Ok(Some(at));
                 }
+                let lives = lives_here(at);
+                let limit = pages.end.min(at + SWEEP_LOOKS);
+                let end = (at + 1..limit).find(|page| lives_here(*page) != lives).unwrap_or(limit);
+                if !lives {
+                    layer.punch(PageId(at), PageId(end))?;
+                    holes += 1;
+                }
+                looks += end - at;
+                at = end;
             }
         }
         layer.mark_swept_alone();

@@ -110,6 +110,27 @@ fn overwritten_pages_of_a_dead_clone_are_given_back() {
 }
 
 #[test]
+fn a_sweep_that_takes_many_steps_finds_every_superseded_page() {
+    const PAGES: u64 = 20_000;
+    let account = account(None, None);
+    let region = Region::new(PAGES, account.clone()).unwrap();
+    for first in (0..PAGES).step_by(100) {
+        region.write(PageId(first), &pages_of(&[1; 100]), |_| 0).unwrap();
+    }
+    drop(region.snapshot().unwrap());
+    for page in (PAGES - 3000..PAGES).step_by(2) {
+        region.write(PageId(page), &pages_of(&[2]), |_| 0).unwrap();
+    }
+    assert_eq!(account.server.used_pages(), PAGES + 1500);
+    assert_eq!(region.sweep(), Ok(1500));
+    assert_eq!(account.server.used_pages(), PAGES);
+    for page in [0, PAGES - 3001, PAGES - 3000, PAGES - 2999, PAGES - 2, PAGES - 1] {
+        let value = if page >= PAGES - 3000 && page % 2 == 0 { 2 } else { 1 };
+        assert_eq!(read(&region, page), Some((page_of(value), 0)), "{page}");
+    }
+}
+
+#[test]
 fn a_snapshot_of_an_unchanged_region_adds_no_layer() {
     let region = Region::new(1024, account(None, None)).unwrap();
     region.write(PageId(0), &pages_of(&[1]), |_| 0).unwrap();
