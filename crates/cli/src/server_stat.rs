@@ -26,6 +26,14 @@ pub(crate) struct StatClient {
     connected: Option<Connected>,
 }
 
+/// How a server fares.
+pub(crate) struct Answer {
+    /// Which life of it this is.
+    pub(crate) incarnation: u64,
+    /// Counters by name.
+    pub(crate) numbers: BTreeMap<&'static str, u64>,
+}
+
 struct Connected {
     stream: Box<dyn Stream>,
     incarnation: u64,
@@ -40,8 +48,8 @@ impl StatClient {
         Ok(StatClient { url: urls.remove(0), token, connected: None })
     }
 
-    /// Its counters by name. Connects again if the connection was lost since the last time.
-    pub(crate) fn ask(&mut self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+    /// Its counters. Connects again if the connection was lost since the last time.
+    pub(crate) fn ask(&mut self) -> anyhow::Result<Answer> {
         let again = self.connected.is_some();
         match self.ask_once() {
             Err(_) if again => {
@@ -53,12 +61,13 @@ impl StatClient {
         .with_context(|| format!("memory server {}", self.url))
     }
 
-    fn ask_once(&mut self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+    fn ask_once(&mut self) -> anyhow::Result<Answer> {
         let connected = match &mut self.connected {
             Some(connected) => connected,
             None => self.connected.insert(Connected::open(&self.url, &self.token)?),
         };
-        Ok(named(connected.incarnation, &connected.stat()?))
+        let stat = connected.stat()?;
+        Ok(Answer { incarnation: connected.incarnation, numbers: named(&stat) })
     }
 }
 
@@ -126,10 +135,9 @@ fn receive(stream: &mut dyn Stream) -> anyhow::Result<(Head, Vec<u8>)> {
     Ok((head, body))
 }
 
-fn named(incarnation: u64, stat: &Stat) -> BTreeMap<&'static str, u64> {
+fn named(stat: &Stat) -> BTreeMap<&'static str, u64> {
     let bytes = |pages: u64| pages.saturating_mul(farfield_core::geometry::PAGE_BYTES as u64);
     BTreeMap::from([
-        ("incarnation", incarnation),
         ("uptime_ms", stat.uptime_ms),
         ("capacity_bytes", bytes(stat.capacity_pages)),
         ("used_bytes", bytes(stat.used_pages)),

@@ -1,6 +1,6 @@
 //! `farfield top`: what jobs and memory servers do now.
 
-use crate::server_stat::StatClient;
+use crate::server_stat::{Answer, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, TEXT_BYTES, quantile_ns, read_text};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
@@ -107,6 +107,7 @@ struct Before {
 struct ServerView {
     url: String,
     server: StatClient,
+    before: Option<(Instant, Answer)>,
 }
 
 impl View {
@@ -138,11 +139,31 @@ impl View {
 
 impl ServerView {
     fn open(url: &str, token: Vec<u8>) -> anyhow::Result<ServerView> {
-        Ok(ServerView { url: url.into(), server: StatClient::new(url, token)? })
+        Ok(ServerView { url: url.into(), server: StatClient::new(url, token)?, before: None })
     }
 
     fn read(&mut self) -> anyhow::Result<ServerRow> {
-        Ok(ServerRow { url: self.url.clone(), error: None, numbers: self.server.ask()? })
+        let answer = self.server.ask()?;
+        let now = Instant::now();
+        // Of another incarnation, the counts have started again.
+        let before = self.before.take().filter(|(_, before)| before.incarnation == answer.incarnation);
+        let rate = |name: &str| match &before {
+            None => 0.0,
+            Some((at, before)) => {
+                answer.numbers[name].saturating_sub(before.numbers[name]) as f64 / (now - *at).as_secs_f64().max(1e-3)
+            }
+        };
+        let row = ServerRow {
+            url: self.url.clone(),
+            error: None,
+            // In hexadecimal: as a number it would lose digits in most JSON readers.
+            incarnation: format!("{:016x}", answer.incarnation),
+            read_pages_per_s: rate("read_pages"),
+            written_pages_per_s: rate("written_pages"),
+            numbers: answer.numbers.clone(),
+        };
+        self.before = Some((now, answer));
+        Ok(row)
     }
 
     /// The same as a part of a job, which is worth seeing also when its server is gone.
@@ -150,6 +171,9 @@ impl ServerView {
         self.read().unwrap_or_else(|error| ServerRow {
             url: self.url.clone(),
             error: Some(format!("{error:#}")),
+            incarnation: String::new(),
+            read_pages_per_s: 0.0,
+            written_pages_per_s: 0.0,
             numbers: BTreeMap::new(),
         })
     }
@@ -166,6 +190,9 @@ struct ServerRow {
     url: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    incarnation: String,
+    read_pages_per_s: f64,
+    written_pages_per_s: f64,
     #[serde(flatten)]
     numbers: BTreeMap<&'static str, u64>,
 }
@@ -310,13 +337,16 @@ fn render(snapshot: &Snapshot) -> String {
         render_job(job, &mut text);
     }
     for server in &snapshot.servers {
-        let _ = writeln!(text, "server {}", server.url);
+        let _ = writeln!(text, "server {}  incarnation {}", server.url, server.incarnation);
+        let (reads, writes) = (Count(server.read_pages_per_s as u64), Count(server.written_pages_per_s as u64));
+        let _ = writeln!(text, "  {reads} pages read/s, {writes} pages written/s");
         for (name, value) in &server.numbers {
-            let shown = match name.ends_with("_bytes") {
-                true => Bytes(*value).to_string(),
-                false => Count(*value).to_string(),
+            let shown = match name.rsplit_once('_') {
+                Some((_, "bytes")) => Bytes(*value).to_string(),
+                Some((_, "ms")) => Latency(Some(value.saturating_mul(1_000_000))).to_string(),
+                _ => Count(*value).to_string(),
             };
-            let _ = writeln!(text, "  {name:<20} {shown:>12}");
+            let _ = writeln!(text, "  {name:<16} {shown:>12}");
         }
     }
     text
@@ -382,12 +412,12 @@ fn server_line(server: &ServerRow) -> String {
     }
     let number = |name: &str| server.numbers.get(name).copied().unwrap_or(0);
     format!(
-        "{}  {} of {}, {} pages read, {} written, {} connections",
+        "{}  {} of {}, {} pages read/s, {} written/s, {} connections",
         server.url,
         Bytes(number("used_bytes")),
         Bytes(number("capacity_bytes")),
-        Count(number("read_pages")),
-        Count(number("written_pages")),
+        Count(server.read_pages_per_s as u64),
+        Count(server.written_pages_per_s as u64),
         Count(number("connections")),
     )
 }

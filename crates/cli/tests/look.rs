@@ -96,6 +96,37 @@ fn top_and_doctor_ask_a_server() {
 }
 
 #[test]
+fn a_wrong_token_is_found_before_the_start() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("token");
+    let url = format!("unix:{}", folder.path("socket").display());
+    let (tenants, token) = (folder.path("tenants"), folder.path("token"));
+    std::fs::write(&tenants, "alice 8Xw0p3kq9 16G\n").unwrap();
+    std::fs::set_permissions(&tenants, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(&token, "8Xw0p3kq9\n").unwrap();
+    let mut command = farfield();
+    command.args(["serve", "--listen", &url, "--token-file", tenants.to_str().unwrap()]).stderr(Stdio::null());
+    let server = Running::start(&mut command);
+    assert!(server.line().starts_with('{'), "ready");
+    let marker = folder.path("started");
+    let with = |token: &std::path::Path| {
+        let options = ["--quiet", "--far", &url, "--token-file", token.to_str().unwrap()];
+        run(&folder, &options, &["touch", marker.to_str().unwrap()]).output().unwrap()
+    };
+    let wrong = folder.path("wrong");
+    std::fs::write(&wrong, "guess\n").unwrap();
+    for file in [&wrong, &tenants] {
+        let output = with(file);
+        assert_eq!(output.status.code(), Some(97), "{}", text(&output));
+        assert!(text(&output).contains("--token-file"), "{}", text(&output));
+        assert!(!marker.exists(), "the program was started");
+    }
+    let output = with(&token);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert!(marker.exists());
+}
+
+#[test]
 fn doctor_ends_with_one_if_something_fails() {
     let output = farfield().args(["doctor", "--json", "--near", "1M"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

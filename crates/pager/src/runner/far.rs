@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use core::time::Duration;
-use farfield_pool::{OpenError, Opener, resolve_urls};
+use farfield_pool::{OpenError, Opener, PoolError, resolve_urls};
 
 /// How long a server may take to answer before the program is started.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -31,9 +31,11 @@ pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
 }
 
 fn advice(error: &OpenError) -> String {
-    match error {
-        OpenError::Refused { .. } => format!("{error}; give its token with --token-file or FARFIELD_TOKEN"),
-        OpenError::Pool { .. } => format!("{error}; is `farfield serve` running there, and may this machine connect?"),
+    match (error, error.pool_error()) {
+        (OpenError::Refused { .. }, _) | (_, Some(PoolError::Refused { .. })) => {
+            format!("{error} (a token is given with --token-file or FARFIELD_TOKEN)")
+        }
+        (_, Some(_)) => format!("{error}; is `farfield serve` running there, and may this machine connect?"),
         _ => error.to_string(),
     }
 }
