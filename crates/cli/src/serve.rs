@@ -30,10 +30,10 @@ pub(crate) struct ServeArgs {
     /// Answer Prometheus at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
-    /// How long memory waits for a client that lost its connection: 10s, 500ms, 0 for not at all
+    /// How long memory waits for a client that lost its connection: 10s, 500ms, 0 for not at all [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     lease: Option<Duration>,
-    /// How long to wait on SIGTERM until all memory is given back. A second signal ends at once
+    /// How long to wait on SIGTERM until all memory is given back. A second signal ends at once [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     drain_timeout: Option<Duration>,
     /// Most connections at a time

@@ -23,7 +23,9 @@ const WITHIN: Duration = Duration::from_secs(2);
 
 /// Answers until the server stops.
 pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
-    const LOOK_AGAIN: Duration = Duration::from_millis(50);
+    /// Who stops the server wakes this thread; so rarely it looks by itself.
+    const LOOK_AGAIN: Duration = Duration::from_secs(1);
+    const AFTER_FAILURE: Duration = Duration::from_millis(50);
     if let Err(error) = listener.set_nonblocking(true) {
         tracing::error!(%error, "no metrics");
         return;
@@ -40,9 +42,10 @@ pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 let _ = net::poll(listener.as_raw_fd(), libc::POLLIN, LOOK_AGAIN);
             }
+            Err(_) if shared.stopping() => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a scrape");
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(AFTER_FAILURE);
             }
         }
     }

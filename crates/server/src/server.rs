@@ -13,7 +13,7 @@ use farfield_core::wire::{RefuseCode, Stat};
 use farfield_os::{net, serving};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,6 +133,15 @@ enum Listener {
     Unix(UnixListener),
 }
 
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
 /// A running memory server. Stops when dropped.
 #[derive(Debug)]
 pub struct Server {
@@ -140,6 +149,8 @@ pub struct Server {
     endpoints: Vec<String>,
     metrics: Option<SocketAddr>,
     threads: Vec<JoinHandle<()>>,
+    /// The listening sockets; shutting them down wakes whoever waits for connections.
+    listening: Vec<OwnedFd>,
     /// Sockets in the file system that go when the server goes.
     paths: Vec<PathBuf>,
 }
@@ -196,7 +207,14 @@ impl Server {
             config,
         });
         let metrics_address = metrics.as_ref().and_then(|listener| listener.local_addr().ok());
-        let mut server = Server { shared, endpoints, metrics: metrics_address, threads: Vec::new(), paths };
+        let mut listening = Vec::new();
+        for listener in &listeners {
+            listening.push(listener.as_fd().try_clone_to_owned()?);
+        }
+        if let Some(listener) = &metrics {
+            listening.push(listener.as_fd().try_clone_to_owned()?);
+        }
+        let mut server = Server { shared, endpoints, metrics: metrics_address, threads: Vec::new(), listening, paths };
         for listener in listeners {
             server.spawn("farfield-listen", move |shared| accept_all(shared, &listener))?;
         }
@@ -268,6 +286,7 @@ impl Server {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.shared.notify();
+        self.listening.drain(..).for_each(|fd| serving::shut_down(fd.as_fd()));
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -342,11 +361,10 @@ fn listen_unix(path: &Path) -> std::io::Result<UnixListener> {
 
 /// Accepts until the server stops.
 fn accept_all(shared: Arc<Shared>, listener: &Listener) {
-    const LOOK_AGAIN: Duration = Duration::from_millis(50);
-    let number = match listener {
-        Listener::Tcp(listener) => listener.as_raw_fd(),
-        Listener::Unix(listener) => listener.as_raw_fd(),
-    };
+    /// Who stops the server wakes this thread; so rarely it looks by itself.
+    const LOOK_AGAIN: Duration = Duration::from_secs(1);
+    const AFTER_FAILURE: Duration = Duration::from_millis(50);
+    let number = listener.as_fd().as_raw_fd();
     while !shared.stopping() {
         let accepted = match listener {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| (OwnedFd::from(stream), Transport::Tcp)),
@@ -358,10 +376,11 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
                 let _ = net::poll(number, libc::POLLIN, LOOK_AGAIN);
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) if shared.stopping() => {}
             Err(error) => {
                 // Out of descriptors or memory: the others go on, and this one waits for better times.
                 tracing::warn!(%error, "cannot accept a connection");
-                shared.wait_for_change(LOOK_AGAIN);
+                shared.wait_for_change(AFTER_FAILURE);
             }
         }
     }

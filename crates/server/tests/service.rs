@@ -407,6 +407,19 @@ fn shutdown_does_not_wait_longer_than_it_was_given() {
 }
 
 #[test]
+fn an_idle_server_stops_at_once() {
+    let mut best = Duration::MAX;
+    // Every `farfield run` without --far pays for this. The best of ten, because the machine may be busy.
+    for _ in 0..10 {
+        let server = serve(Config { metrics: Some("127.0.0.1:0".parse().unwrap()), ..config() });
+        let start = Instant::now();
+        assert!(server.shutdown(PATIENCE));
+        best = best.min(start.elapsed());
+    }
+    assert!(best < Duration::from_millis(40), "{best:?}");
+}
+
+#[test]
 fn a_place_that_is_taken_is_said_to_be_and_a_dead_socket_is_taken_over() {
     let server = serve(config());
     let taken = |url: &str| {
