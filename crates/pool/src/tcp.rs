@@ -561,11 +561,12 @@ impl TcpLane {
         }
     }
 
-    fn work(&mut self) {
-        if self.dead.is_some() {
-            return;
-        }
+    /// Sends, receives and lets time pass; says what time it is.
+    fn work(&mut self) -> u64 {
         let now = Moment(now_ns());
+        if self.dead.is_some() {
+            return now.0;
+        }
         self.send(now);
         self.receive();
         if now >= self.conversation.next_deadline() {
@@ -574,6 +575,7 @@ impl TcpLane {
         if self.conversation.wants_to_send() {
             self.send(now); // Answers made room.
         }
+        now.0
     }
 }
 
@@ -612,7 +614,12 @@ impl Lane for TcpLane {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
-        self.work();
+        if self.ended.is_empty() {
+            self.work();
+        } else if self.dead.is_none() && (!self.train.is_sent() || self.conversation.wants_to_send()) {
+            // There is something to give already: asking the kernel for more would keep the caller waiting.
+            self.send(Moment(now_ns()));
+        }
         let moved = self.ended.len().min(done.capacity() - done.len());
         done.extend(self.ended.drain(..moved));
         moved
@@ -627,11 +634,10 @@ impl Lane for TcpLane {
         let limit = start.saturating_add(timeout.as_nanos() as u64);
         let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
-            self.work();
+            let now = self.work();
             if !self.ended.is_empty() || self.in_flight() == 0 {
                 return;
             }
-            let now = now_ns();
             if now >= limit {
                 return;
             }
