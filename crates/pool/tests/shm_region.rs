@@ -1,0 +1,178 @@
+//! Guards against memory files that could kill or fool their reader: the server here is a script that sends them.
+
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::*;
+use farfield_core::{Incarnation, PageId, RegionId, checksum};
+use farfield_os::{memfd, serving};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, OpenError, Opener, PoolError, Priority, Request};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const PAGES: u64 = 100;
+const LONG: Duration = Duration::from_secs(20);
+
+/// A file whose size anybody may change.
+fn unsealed(bytes: u64) -> OwnedFd {
+    // SAFETY: a NUL-terminated name.
+    let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0);
+    // SAFETY: just made, known to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    std::fs::File::from(fd.try_clone().unwrap()).set_len(bytes).unwrap();
+    fd
+}
+
+fn sealed(bytes: u64) -> OwnedFd {
+    memfd::create(c"sealed", bytes).unwrap()
+}
+
+/// Page map, checksums and layers as they should be.
+fn files(layers: usize) -> Vec<OwnedFd> {
+    let mut files = vec![sealed(4096), sealed(4096)];
+    files.extend((0..layers).map(|_| sealed(PAGES * PAGE_BYTES as u64)));
+    files
+}
+
+fn frame(peer: &mut UnixStream) -> Option<(Head, Vec<u8>)> {
+    let mut head = [0; HEAD_BYTES];
+    peer.read_exact(&mut head).ok()?;
+    let head = Head::decode(&head).unwrap().unwrap();
+    let mut body = vec![0; head.body as usize];
+    peer.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+fn say(peer: &mut UnixStream, encode: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = Vec::new();
+    encode(&mut bytes);
+    peer.write_all(&bytes).unwrap();
+}
+
+fn welcome(peer: &mut UnixStream) {
+    let (head, body) = frame(peer).expect("a greeting");
+    let hello = Hello::decode(&head, &body).unwrap();
+    assert!(hello.features & features::MAP != 0, "over a Unix socket the client can map");
+    let welcome = Welcome {
+        version: 1,
+        lease_ms: 1000,
+        features: features::MAP,
+        incarnation: Incarnation(42),
+        session: SessionSecret(7),
+        batch_pages_max: 64,
+        in_flight_max: 128,
+    };
+    say(peer, |out| welcome.encode(out));
+}
+
+type Opened = (Arc<dyn Backend>, Box<dyn Lane>);
+
+/// What the first lane of a region with these files finds, or why there is none.
+fn open(files: Vec<OwnedFd>, reply: MapReply) -> Result<Opened, OpenError> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("farfield-shm-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        let mut control = listener.accept().unwrap().0;
+        welcome(&mut control);
+        let (head, _) = frame(&mut control).expect("a region is asked for");
+        say(&mut control, |out| encode_created(head.tag, RegionId(5), out));
+        let (head, _) = frame(&mut control).expect("its files are asked for");
+        assert_eq!((head.kind, head.count), (Kind::MapRegion as u8, 0));
+        let mut bytes = Vec::new();
+        encode_map(head.tag, &reply, &mut bytes);
+        let sent = serving::send_descriptors(control.as_fd(), &bytes, &files).unwrap();
+        control.write_all(&bytes[sent..]).unwrap();
+        let Ok((mut lane, _)) = listener.accept() else { return };
+        welcome(&mut lane);
+        // Room is never refused here.
+        while let Some((head, _)) = frame(&mut lane) {
+            say(&mut lane, |out| encode_ok(head.tag, Kind::of_request(head.kind).unwrap(), out));
+        }
+    });
+    let opened = Opener::new().url(format!("shm:{}", path.display())).pages(PAGES).deadline(LONG).open();
+    let lane = opened.map(|backend| {
+        let lane = backend.open_lane().unwrap();
+        (backend, lane)
+    });
+    std::fs::remove_file(&path).unwrap();
+    lane
+}
+
+fn reply(layers: u32) -> MapReply {
+    MapReply { pages: PAGES, generation: 1, layers_total: layers, first_layer: 0, layers }
+}
+
+fn read(lane: &mut dyn Lane, page: u64) -> Completion {
+    let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+    lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+    let mut done = Vec::with_capacity(1);
+    while lane.poll(&mut done) == 0 {
+        lane.wait(Duration::from_millis(50));
+    }
+    done.remove(0)
+}
+
+fn refusal(files: Vec<OwnedFd>, reply: MapReply) -> PoolError {
+    let error = open(files, reply).err().expect("must not be mapped");
+    error.pool_error().unwrap_or_else(|| panic!("{error}"))
+}
+
+#[test]
+fn files_that_could_shrink_or_are_too_small_are_refused() {
+    for place in 0..3 {
+        for wrong in [unsealed(1 << 20), sealed(64)] {
+            let mut files = files(1);
+            files[place] = wrong;
+            let error = refusal(files, reply(1));
+            let expected = "its memory files are not sealed or too small";
+            assert_eq!(error, PoolError::Refused { server: 0, reason: expected }, "file {place}");
+        }
+    }
+}
+
+#[test]
+fn more_or_fewer_files_than_promised_are_refused() {
+    for (count, promised) in [(1, 2), (3, 2)] {
+        assert!(matches!(refusal(files(count), reply(promised)), PoolError::Refused { .. }));
+    }
+    for wrong in [
+        MapReply { pages: PAGES + 1, ..reply(1) },
+        MapReply { first_layer: 1, layers_total: 2, ..reply(1) },
+        MapReply { layers: 0, layers_total: 1, ..reply(1) },
+    ] {
+        assert!(matches!(refusal(files(wrong.layers as usize), wrong), PoolError::Refused { .. }), "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_the_files_say_is_checked_before_it_is_believed() {
+    let files = files(2);
+    let page = [5; PAGE_BYTES];
+    let [page_map, sums] = [&files[0], &files[1]].map(|fd| fd.try_clone().unwrap());
+    let put = |fd: &OwnedFd, bytes: &[u8], at: u64| memfd::write_at(fd.as_fd(), bytes, at).unwrap();
+    // Page 1 is right, in the frozen layer; 2 names a layer that is not there; 3 does not match its checksum.
+    put(&files[2], &page, PAGE_BYTES as u64);
+    put(&files[3], &page, 3 * PAGE_BYTES as u64);
+    put(&page_map, &[0, 1, 3, 2, 255], 0);
+    put(&sums, &checksum(&page).to_le_bytes(), 8);
+    let (backend, mut lane) = open(files, reply(2)).unwrap();
+    assert_eq!(read(&mut *lane, 0).buffer.unwrap().page(0), [0; PAGE_BYTES]);
+    let right = read(&mut *lane, 1);
+    assert_eq!(right.result, Ok(()));
+    assert_eq!(right.buffer.unwrap().page(0), page);
+    for page in [2, 3, 4] {
+        let wrong = read(&mut *lane, page);
+        assert_eq!(wrong.result, Err(PoolError::Corrupt { page: PageId(page), server: 0 }));
+        assert!(wrong.buffer.is_some());
+    }
+    // Direct loads cannot say what is wrong; they end the region.
+    let mapped = backend.mapped().unwrap();
+    assert!(mapped.page(PageId(1)).is_some());
+    assert!(mapped.page(PageId(4)).is_none());
+    assert_eq!(backend.health(), farfield_pool::Health::Gone);
+}
