@@ -9,11 +9,15 @@ use crate::experiment::{Experiment, Point, arguments, near_bytes, number, worklo
 use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::Unavailable;
+use crate::undo::Ledger;
 use crate::{limits, sys};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// How to run an experiment.
@@ -34,7 +38,41 @@ pub struct Settings {
     pub scratch: PathBuf,
     /// Folder of lock and ledger.
     pub ledger: PathBuf,
+    /// The command that cleans up if this process is killed, see [`keep`].
+    pub keeper: Option<Vec<OsString>>,
 }
+
+/// A process that waits for our end, however that comes about.
+struct Keeper(Child);
+
+impl Keeper {
+    fn start(command: &[OsString]) -> Result<Keeper> {
+        let (program, arguments) = command.split_first().context("no command for the keeper")?;
+        // In a group of its own, so that Ctrl-C does not reach it. It holds the reading end of a pipe; our end closes when
+        // we end.
+        let child = Command::new(program).args(arguments).stdin(Stdio::piped()).process_group(0).spawn();
+        Ok(Keeper(child.with_context(|| format!("cannot start {}", program.to_string_lossy()))?))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().ok();
+    }
+}
+
+/// Waits until the other end of `alive` is closed, then undoes what is left in the ledger: the body of the keeper.
+pub fn keep(mut alive: impl std::io::Read, ledger: &Path) -> Result<()> {
+    std::io::copy(&mut alive, &mut std::io::sink()).context("cannot wait for the driver")?;
+    if ledger.exists() {
+        Ledger::open(ledger, KEEPER_PATIENCE)?;
+    }
+    Ok(())
+}
+
+/// If another run takes the lock first, that one cleans up.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A folder that is removed with all that is in it.
 struct Scratch(PathBuf);
@@ -56,6 +94,7 @@ impl Drop for Scratch {
 /// Runs one experiment and gives its line.
 pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
     sys::catch_stop_signals().context("cannot catch signals")?;
+    let _keeper = settings.keeper.as_deref().map(Keeper::start).transpose()?;
     let scratch = Scratch::new(&settings.scratch)?;
     let (commit, dirty) = commit(&settings.root);
     let mut line = Line {
@@ -238,6 +277,7 @@ mod tests {
             root: parent.clone(),
             scratch: parent.clone(),
             ledger: parent.clone(),
+            keeper: None,
         };
         let line = run(&Experiment::parse(text).unwrap(), &settings).unwrap();
         let contenders = &line.points[0].contenders;

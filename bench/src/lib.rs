@@ -23,12 +23,17 @@ pub mod workload;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use experiment::Experiment;
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A contender went wrong: crashed, brought wrong data, or hung.
 pub const EXIT_FAILED: i32 = 1;
 /// With `--check`: a bar was missed, or could not be checked.
 pub const EXIT_BAR_MISSED: i32 = 4;
+
+/// Lock and ledger for what is set up on the machine. Gone after a restart, as is what was set up.
+const LEDGER: &str = "/run/farfield-bench";
 
 /// Measure Farfield against Linux swap and against memory that is all near.
 #[derive(Debug, Parser)]
@@ -46,6 +51,9 @@ enum Command {
     Run(Run),
     /// Write tables and plots of the newest results.
     Report(Report),
+    /// Wait for the end of stdin, then undo what a killed run has left behind.
+    #[command(hide = true)]
+    Keeper,
 }
 
 #[derive(Debug, Args)]
@@ -118,6 +126,10 @@ impl Cli {
         match self.command {
             Command::List => list(),
             Command::Run(run) => run.execute(),
+            Command::Keeper => {
+                driver::keep(std::io::stdin(), Path::new(LEDGER))?;
+                Ok(0)
+            }
             Command::Report(report) => {
                 let root = tree();
                 let results = report.results.unwrap_or(root.join("bench/results"));
@@ -132,10 +144,15 @@ impl Cli {
 
 fn list() -> Result<i32> {
     for experiment in experiment::built_in()? {
-        println!("{:<20} {}", experiment.name, experiment.about);
-        println!("{:<20} {} points, {}", "", experiment.points(false)?.len(), experiment.contenders.join(", "));
+        let (points, contenders) = (experiment.points(false)?.len(), experiment.contenders.join(", "));
+        say(&format!("{:<20} {}\n{:<20} {points} points, {contenders}\n", experiment.name, experiment.about, ""));
     }
     Ok(0)
+}
+
+/// Prints, and does not mind if nobody reads: the results are in a file.
+fn say(text: &str) {
+    std::io::stdout().write_all(text.as_bytes()).ok();
 }
 
 /// The tree of the project that we are in, else the current folder.
@@ -192,7 +209,8 @@ impl Run {
             farfield: contender::find_farfield(self.farfield)?,
             scratch: self.scratch.unwrap_or_else(|| scratch_of(&root)),
             root,
-            ledger: PathBuf::from("/run/farfield-bench"),
+            ledger: PathBuf::from(LEDGER),
+            keeper: Some(keeper_command()?),
         };
         let mut code = 0;
         for experiment in &experiments {
@@ -204,7 +222,7 @@ impl Run {
                 other => other?,
             };
             line::append(&results, &line)?;
-            print!("{}", report::summary(&line));
+            say(&report::summary(&line));
             if report::any_failed(&line) {
                 code = EXIT_FAILED;
             } else if self.check && code == 0 && !report::all_bars_held(experiment, &line) {
@@ -213,6 +231,14 @@ impl Run {
         }
         Ok(code)
     }
+}
+
+/// This program again, as keeper.
+fn keeper_command() -> Result<Vec<OsString>> {
+    let this = std::env::current_exe().context("cannot find this program")?;
+    let words: &[&str] =
+        if this.file_stem().is_some_and(|name| name == "farfield") { &["bench", "keeper"] } else { &["keeper"] };
+    Ok(std::iter::once(this.into_os_string()).chain(words.iter().map(OsString::from)).collect())
 }
 
 fn scratch_of(root: &Path) -> PathBuf {

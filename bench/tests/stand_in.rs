@@ -151,3 +151,10 @@ fn missing_report_is_said() {
     let silent = HONEST.replace("> \"$report\"", "> /dev/null");
     check("silent", &silent, 1, "no report");
 }
+
+#[test]
+fn reader_that_goes_away_is_no_trouble() {
+    let script = format!("{} list | true", env!("CARGO_BIN_EXE_farfield-bench"));
+    let output = Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
+    assert!(output.stderr.is_empty(), "{output:?}");
+}

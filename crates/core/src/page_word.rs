@@ -1,7 +1,7 @@
 //! The page word: where one page of transparent far memory is, as one atomic 64-bit word.
 //!
 //! ```text
-//!  63          32 31        16 15      8 7      3 2   0
+//!  63          32 31        16 15      9 8      3 2   0
 //! +--------------+------------+---------+--------+-----+
 //! | left at      | holds      | (free)  | flags  |state|
 //! +--------------+------------+---------+--------+-----+
@@ -50,6 +50,7 @@ const STORED: u64 = 1 << 4;
 const QUEUED: u64 = 1 << 5;
 const REFERENCED: u64 = 1 << 6;
 const PREFETCHED: u64 = 1 << 7;
+const SHARED: u64 = 1 << 8;
 const HOLD_ONE: u64 = 1 << 16;
 const HOLD_MASK: u64 = 0xFFFF << 16;
 const LEFT_SHIFT: u32 = 32;
@@ -100,6 +101,11 @@ impl PageWord {
     pub fn is_prefetched(self) -> bool {
         self.0 & PREFETCHED != 0
     }
+    /// Its memory may be one that the kernel replaces at the next write: the zero page, or a page shared with another
+    /// process since a fork.
+    pub fn is_shared(self) -> bool {
+        self.0 & SHARED != 0
+    }
     /// System calls that may touch it now.
     pub fn holds(self) -> u16 {
         ((self.0 & HOLD_MASK) >> 16) as u16
@@ -124,6 +130,7 @@ impl PageWord {
     pub fn arrived(self, dirty: bool, prefetched: bool, referenced: bool) -> PageWord {
         assert!(self.state() == State::Fetching);
         self.with(State::Near)
+            .set(SHARED, false)
             .set(DIRTY, dirty)
             .set(PREFETCHED, prefetched)
             .set(REFERENCED, referenced)
@@ -189,7 +196,7 @@ impl PageWord {
     /// The page was found near although nobody brought it (the kernel did, before faults were ours).
     pub fn found(self) -> Option<PageWord> {
         match self.state() {
-            State::Absent => Some(self.with(State::Near).set(DIRTY, true).set(QUEUED, true)),
+            State::Absent => Some(self.with(State::Near).set(DIRTY, true).set(QUEUED, true).set(SHARED, true)),
             _ => None,
         }
     }
@@ -200,9 +207,10 @@ impl PageWord {
         self.set(QUEUED, false)
     }
 
-    /// Now known to differ from its far copy.
-    pub fn dirtied(self) -> PageWord {
-        self.set(DIRTY, true)
+    /// The process forked: the page's memory is shared until somebody writes it. In the child the kernel has also
+    /// forgotten whether it was clean (`forgotten`).
+    pub fn forked(self, forgotten: bool) -> PageWord {
+        self.set(SHARED, true).set(DIRTY, self.is_dirty() || forgotten)
     }
 
     /// One system call more may touch it. Only a near page can be held; `None` otherwise, or if the count is full.
@@ -270,7 +278,7 @@ mod tests {
                 State::Leaving => {
                     next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
                 }
-                State::Near => next.push(word.dirtied()),
+                State::Near => next.extend([word.forked(false), word.forked(true)]),
                 State::Absent | State::Far => next.push(word.unqueued()),
             }
             for candidate in next {

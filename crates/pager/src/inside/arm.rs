@@ -29,11 +29,12 @@ const SMALL_BYTES: i64 = 1 << 20;
 /// The program may now touch `touchable` bytes. While dormant all of them count as near, so that the budget holds
 /// whatever it does; when they do not fit, faults become ours and what is really near counts.
 pub fn consider(runtime: &Runtime, touchable: i64) {
+    let more = touchable - runtime.slot().near_bytes.load(Ordering::Relaxed);
+    if is_close(runtime, more) && touchable > SMALL_BYTES / 4 {
+        return arm(runtime, None);
+    }
     runtime.set_near(touchable);
-    let (near, limit) = runtime.near();
-    if near > limit && touchable > SMALL_BYTES / 4 {
-        arm(runtime, None);
-    } else if touchable > SMALL_BYTES {
+    if touchable > SMALL_BYTES {
         start_monitor(runtime);
     }
 }

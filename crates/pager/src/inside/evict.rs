@@ -2,6 +2,7 @@
 //!
 //! A batch leaves in one shoot-down and loses no write, without stopping any thread:
 //!
+//! 0. Victims that share memory with another process (after fork) or with the zero page get memory of their own.
 //! 1. Victims become Leaving, so that nobody else touches their words.
 //! 2. Pages whose far copy may still be right are asked for the kernel's written bit.
 //! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
@@ -43,6 +44,7 @@ pub struct Evictor {
 struct Victim {
     page: PageId,
     dirty: bool,
+    shared: bool,
 }
 
 const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
@@ -61,7 +63,7 @@ impl Evictor {
     pub fn new(pipe: PagePipe) -> farfield_os::Result<Evictor> {
         Ok(Evictor {
             pipe,
-            victims: [Victim { page: PageId(0), dirty: false }; BATCH],
+            victims: [Victim { page: PageId(0), dirty: false, shared: false }; BATCH],
             count: 0,
             staging: memory::map_anonymous(BATCH * PAGE_BYTES)?,
             vectored: true,
@@ -87,6 +89,7 @@ impl Evictor {
         if self.count == 0 {
             return 0;
         }
+        self.unshare();
         let faults_before = process::minor_faults();
         self.find_dirty(runtime, armed);
         let (taken, surplus) = self.take_away(runtime, armed);
@@ -129,11 +132,22 @@ impl Evictor {
             if again == Requeue::Yes {
                 queue.push(page, |_| false);
             } else if word.state() == farfield_core::page_word::State::Leaving {
-                self.victims[self.count] = Victim { page, dirty: word.is_dirty() };
+                self.victims[self.count] =
+                    Victim { page, dirty: word.is_dirty() || word.is_shared(), shared: word.is_shared() };
                 self.count += 1;
             }
         }
         self.victims[..self.count].sort_unstable_by_key(|victim| victim.page);
+    }
+
+    /// Gives victims whose memory the kernel would replace at a write memory of their own: the pipe's reference must be
+    /// to what a late write hits. Where writing is not allowed nobody writes, and failure is fine.
+    fn unshare(&self) {
+        for victim in self.victims[..self.count].iter().filter(|victim| victim.shared) {
+            let address = window::address_of(victim.page);
+            // SAFETY: changes no content.
+            let _ = unsafe { memory::madvise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+        }
     }
 
     /// Asks the kernel which of the clean-looking victims were written, run by run.

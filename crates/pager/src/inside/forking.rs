@@ -70,17 +70,18 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let heap = heap::lock();
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
-    drop((heap, queue, end, space, evictor));
+    drop((heap, end, space));
+    if result.is_ok() {
+        mark_shared(runtime, &queue, result == Ok(0));
+    }
+    drop((queue, evictor));
     if result == Ok(0) {
         let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
         let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
-        let inherited = runtime.armed();
-        // SAFETY: no other thread runs in the child.
-        unsafe { inherited.store.abandon() };
-        inherited.close_inherited();
+        // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
+        unsafe { runtime.drop_inherited() };
         become_child(runtime, near);
         runtime.charge_far(far / 4096);
-        mark_dirty(runtime);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
         arm::arm(runtime, Some(&ticket));
@@ -103,11 +104,10 @@ fn become_child(runtime: &Runtime, near: i64) {
     runtime.adopt(near);
 }
 
-/// The kernel forgets in the child which near pages were clean.
-fn mark_dirty(runtime: &Runtime) {
-    let queue = runtime.queue.lock();
+/// Near pages are shared between parent and child now.
+fn mark_shared(runtime: &Runtime, queue: &super::queue::Queue, in_child: bool) {
     for index in 0..queue.len() {
         let Some(page) = queue.peek(index) else { break };
-        runtime.table().update(page, |word| (word.state() == State::Near).then(|| word.dirtied()));
+        runtime.table().update(page, |word| (word.state() == State::Near).then(|| word.forked(in_child)));
     }
 }

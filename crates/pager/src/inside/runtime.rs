@@ -46,18 +46,6 @@ pub struct Armed {
     pub evictor: Lock<Evictor>,
 }
 
-impl Armed {
-    /// In the child of a fork: descriptors that speak of the parent.
-    pub fn close_inherited(&self) {
-        for fd in [self.uffd.fd(), self.pagemap.fd(), self.pidfd, self.null] {
-            farfield_os::file::close(fd);
-        }
-        if let Some(evictor) = self.evictor.try_lock() {
-            evictor.close_inherited();
-        }
-    }
-}
-
 /// See [`RUNTIME`].
 pub struct Runtime {
     phase: AtomicU32,
@@ -191,7 +179,22 @@ impl Runtime {
         unsafe { &*armed }
     }
 
-    /// Sets it; the one before is leaked on purpose, for others may still look at it.
+    /// In the child of a fork: closes and frees what belongs to the parent.
+    ///
+    /// # Safety
+    /// No other thread may run, and no reference from [`Runtime::armed`] may be used afterwards.
+    pub unsafe fn drop_inherited(&self) {
+        let armed = self.armed.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: made by `set_armed`, and nobody else looks at it, by the caller.
+        let armed = unsafe { Box::from_raw(armed) };
+        armed.store.backend().abandon();
+        for fd in [armed.pagemap.fd(), armed.pidfd, armed.null] {
+            farfield_os::file::close(fd);
+        }
+        armed.evictor.lock().close_inherited();
+    }
+
+    /// Sets it.
     pub fn set_armed(&self, armed: Armed) {
         self.armed.store(Box::into_raw(Box::new(armed)), Ordering::Release);
     }

@@ -60,10 +60,11 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
 }
 
 fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
+    // First of all: after an exec the filter is in force already, and knows our calls by the gate.
+    map_gate().map_err(at("the gate page could not be mapped"))?;
+    let control = map_control(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
-    let control = map_control(path)?;
-    map_gate().map_err(at("the gate page could not be mapped"))?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: NOREPLACE touches nobody's memory.
     unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }

@@ -7,7 +7,8 @@ use super::lock::{Guard, Lock, pause};
 use super::runtime::{RUNTIME, Runtime, fail};
 use crate::control::exit;
 use crate::window;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::{PageId, geometry::PAGE_BYTES, page_word::PageWord};
 use farfield_os::{Errno, process, uffd::Track};
@@ -43,26 +44,20 @@ pub struct Channel {
 /// See the module.
 pub struct Store {
     backend: Arc<dyn Backend>,
-    channels: Vec<Lock<Channel>>,
+    /// The first ones are open; the rest is opened when all are busy.
+    channels: [Lock<Option<Channel>>; LANES],
+    open: AtomicUsize,
     /// Operations under way, for a look without the locks.
     reading: AtomicU64,
 }
 
 impl Store {
-    /// Opens the lanes.
+    /// Opens the first lane.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Store, PoolError> {
-        let mut channels = Vec::new();
-        for _ in 0..LANES {
-            let channel = Channel {
-                lane: backend.open_lane()?,
-                done: Vec::with_capacity(256),
-                singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
-                runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES)).collect(),
-                writing: 0,
-            };
-            channels.push(Lock::new(channel));
-        }
-        Ok(Store { backend, channels, reading: AtomicU64::new(0) })
+        let first = Channel::open(&backend)?;
+        let mut channels = [const { Lock::new(None) }; LANES];
+        channels[0] = Lock::new(Some(first));
+        Ok(Store { backend, channels, open: AtomicUsize::new(1), reading: AtomicU64::new(0) })
     }
 
     /// The backend.
@@ -70,17 +65,36 @@ impl Store {
         &self.backend
     }
 
-    fn channel(&self) -> Guard<'_, Channel> {
+    fn channel(&self) -> Borrowed<'_> {
         let start = process::tid() as usize;
         let mut spins = 0;
         loop {
-            for offset in 0..LANES {
-                if let Some(guard) = self.channels[(start + offset) % LANES].try_lock() {
-                    return guard;
+            let open = self.open.load(Ordering::Acquire);
+            for offset in 0..open {
+                if let Some(guard) = self.channels[(start + offset) % open].try_lock() {
+                    return Borrowed(guard);
                 }
+            }
+            if open < LANES && spins > 20 {
+                self.open_another(open);
             }
             pause(&mut spins);
         }
+    }
+
+    fn open_another(&self, open: usize) {
+        let Some(mut slot) = self.channels[open].try_lock() else { return };
+        if slot.is_none() {
+            match Channel::open(&self.backend) {
+                Ok(channel) => *slot = Some(channel),
+                Err(error) => lost(error),
+            }
+            self.open.store(open + 1, Ordering::Release);
+        }
+    }
+
+    fn open_channels(&self) -> &[Lock<Option<Channel>>] {
+        &self.channels[..self.open.load(Ordering::Acquire)]
     }
 
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way.
@@ -121,17 +135,17 @@ impl Store {
         if self.reading.load(Ordering::Relaxed) == 0 {
             return;
         }
-        for channel in &self.channels {
-            if let Some(mut channel) = channel.try_lock() {
-                channel.progress(self);
+        for channel in self.open_channels() {
+            if let Some(channel) = channel.try_lock() {
+                Borrowed(channel).progress(self);
             }
         }
     }
 
     /// Waits until nothing is under way.
     pub fn drain(&self) {
-        for channel in &self.channels {
-            let mut channel = channel.lock();
+        for channel in self.open_channels() {
+            let mut channel = Borrowed(channel.lock());
             while channel.lane.in_flight() > 0 {
                 channel.progress(self);
                 channel.lane.wait(Duration::from_micros(200));
@@ -156,19 +170,11 @@ impl Store {
         );
         channel.finish_writes(self);
     }
-
-    /// In the child of a fork: the parent's connections are not ours.
-    ///
-    /// # Safety
-    /// No other thread may run.
-    pub unsafe fn abandon(&self) {
-        self.backend.abandon();
-    }
 }
 
 /// A lane, borrowed to write pages.
 pub struct Writer<'a> {
-    channel: Guard<'a, Channel>,
+    channel: Borrowed<'a>,
     store: &'a Store,
 }
 
@@ -199,7 +205,33 @@ impl Writer<'_> {
     }
 }
 
+/// A channel that is open, and ours for now.
+struct Borrowed<'a>(Guard<'a, Option<Channel>>);
+
+impl Deref for Borrowed<'_> {
+    type Target = Channel;
+    fn deref(&self) -> &Channel {
+        self.0.as_ref().expect("below `open`")
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut Channel {
+        self.0.as_mut().expect("below `open`")
+    }
+}
+
 impl Channel {
+    fn open(backend: &Arc<dyn Backend>) -> Result<Channel, PoolError> {
+        Ok(Channel {
+            lane: backend.open_lane()?,
+            done: Vec::with_capacity(256),
+            singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
+            runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES)).collect(),
+            writing: 0,
+        })
+    }
+
     fn single(&mut self, store: &Store) -> Buffer {
         loop {
             if let Some(buffer) = self.singles.pop() {

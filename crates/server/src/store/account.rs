@@ -30,7 +30,9 @@ impl Meter {
     }
 
     fn sub(&self, pages: u64) {
-        let before = self.used_pages.fetch_sub(pages, Ordering::Relaxed);
+        // Never below zero: a meter that is a little off is better than one that says full forever.
+        let less = |used: u64| Some(used.saturating_sub(pages));
+        let before = self.used_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0);
         debug_assert!(before >= pages, "refunded {pages} of {before} pages");
     }
 }

@@ -83,6 +83,12 @@ impl Layer {
         Ok(())
     }
 
+    /// Counts pages that are there already.
+    pub(super) fn charge_regardless(&self, pages: u64) {
+        self.account.charge_regardless(pages);
+        self.charged_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
     /// Gives back the room of up to `pages` pages; never more than was charged.
     pub(super) fn refund(&self, pages: u64) -> u64 {
         let mut given = 0;

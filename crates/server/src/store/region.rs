@@ -23,6 +23,7 @@ use super::table::Table;
 use super::{Full, StoreError};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::BATCH_PAGES_LIMIT;
 use farfield_os::memfd;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -52,6 +53,28 @@ const MERGE_PAGES: u64 = 64;
 const SWEEP_HOLES: usize = 128;
 /// And pages looked at.
 const SWEEP_LOOKS: u64 = 16 * 1024;
+
+/// Some pages of a run.
+struct PageSet([u64; PageSet::PAGES / 64]);
+
+impl Default for PageSet {
+    fn default() -> PageSet {
+        PageSet([0; _])
+    }
+}
+
+impl PageSet {
+    /// Most pages of a run.
+    const PAGES: usize = BATCH_PAGES_LIMIT as usize;
+
+    fn add(&mut self, index: u64) {
+        self.0[index as usize / 64] |= 1 << (index % 64);
+    }
+
+    fn has(&self, index: u64) -> bool {
+        self.0[index as usize / 64] >> (index % 64) & 1 != 0
+    }
+}
 
 /// The layers of a region; the last is the top.
 #[derive(Debug)]
@@ -198,6 +221,7 @@ impl Region {
     /// Stores the pages in `bytes`, one after the other, from `first` on. Charges what is new before anything is stored.
     pub(crate) fn write(&self, first: PageId, bytes: &[u8], sum: impl Fn(u32) -> u64) -> Result<(), StoreError> {
         debug_assert!(bytes.len().is_multiple_of(PAGE_BYTES));
+        assert!(bytes.len() / PAGE_BYTES <= PageSet::PAGES, "the protocol has no longer runs");
         let run = self.check_run(first, (bytes.len() / PAGE_BYTES) as u64)?;
         let stack = self.read_lock();
         let (top, top_number) = (stack.top(), stack.top_number());
@@ -206,48 +230,66 @@ impl Region {
         if new > 0 {
             top.charge(new)?;
         }
-        let (mut added, mut at) = (0, run.start);
-        let stored = loop {
-            if at == run.end {
-                break Ok(());
+        // First everything that can fail. The map does not name the new pages yet, so a failure changes nothing.
+        let mut stored_already = PageSet::default();
+        if let Err(error) = self.store_new(top, &run, bytes, is_new, &mut stored_already) {
+            for page in run.clone().filter(|page| stored_already.has(page - run.start)) {
+                // If that fails too, the page is nobody's until it is written or the layer goes.
+                let _ = top.punch(PageId(page), PageId(page + 1));
             }
-            // The longest stretch of pages that are all new, or all there already.
-            let stretch_is_new = is_new(at);
-            let end = (at + 1..run.end).find(|page| is_new(*page) != stretch_is_new).unwrap_or(run.end);
-            let source = &bytes[(at - run.start) as usize * PAGE_BYTES..(end - run.start) as usize * PAGE_BYTES];
-            if stretch_is_new {
-                // Not through the mapping: 1.3 against 2.4 µs per page, and no SIGBUS when the machine is full.
-                if let Err(errno) = memfd::write_at(top.fd(), source, PageId(at).offset()) {
-                    break Err(StoreError::from(errno));
-                }
-            } else {
-                let copied = (at..end).zip(source.chunks_exact(PAGE_BYTES)).try_for_each(|(page, source)| {
-                    let target = top.page(PageId(page))?;
-                    // SAFETY: the layer has a whole page there; a page of a layer and a received message do not overlap.
-                    // Raw copy, no reference: the owner may be writing there through its own mapping.
-                    unsafe { core::ptr::copy_nonoverlapping(source.as_ptr(), target, PAGE_BYTES) };
-                    Ok(())
-                });
-                if let Err(error) = copied {
-                    break Err(error);
-                }
-            }
-            for page in at..end {
-                self.sums.at(PageId(page)).store(sum((page - run.start) as u32), Ordering::Relaxed);
-                mark(&self.map_pieces, page);
-                // Release: who reads the number with Acquire finds bytes and checksum.
-                let before = self.map.at(PageId(page)).swap(top_number, Ordering::AcqRel);
-                added += u64::from(before != top_number);
-                if before != top_number && before != 0 {
-                    self.stale_pages.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            at = end;
-        };
-        if added < new {
-            top.refund(new - added);
+            top.refund(new);
+            return Err(error);
         }
-        stored
+        let mut added = 0;
+        for (page, source) in run.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
+            if !stored_already.has(page - run.start) {
+                let target = top.page(PageId(page))?;
+                // SAFETY: the layer has a whole page there; a page of a layer and a received message do not overlap.
+                // Raw copy, no reference: the owner may be writing there through its own mapping.
+                unsafe { core::ptr::copy_nonoverlapping(source.as_ptr(), target, PAGE_BYTES) };
+            }
+            self.sums.at(PageId(page)).store(sum((page - run.start) as u32), Ordering::Relaxed);
+            mark(&self.map_pieces, page);
+            // Release: who reads the number with Acquire finds bytes and checksum.
+            let before = self.map.at(PageId(page)).swap(top_number, Ordering::AcqRel);
+            added += u64::from(before != top_number);
+            if before != top_number && before != 0 {
+                self.stale_pages.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        match added.cmp(&new) {
+            std::cmp::Ordering::Less => drop(top.refund(new - added)),
+            std::cmp::Ordering::Equal => {}
+            // The owner discarded meanwhile what it was writing, without waiting for either.
+            std::cmp::Ordering::Greater => top.charge_regardless(added - new),
+        }
+        Ok(())
+    }
+
+    /// Stores the new pages of a run, and makes sure that the others can be reached.
+    fn store_new(
+        &self,
+        top: &Layer,
+        run: &Range<u64>,
+        bytes: &[u8],
+        is_new: impl Fn(u64) -> bool,
+        stored: &mut PageSet,
+    ) -> Result<(), StoreError> {
+        let mut at = run.start;
+        while at < run.end {
+            if !is_new(at) {
+                top.page(PageId(at))?;
+                at += 1;
+                continue;
+            }
+            let end = (at + 1..run.end).find(|page| !is_new(*page)).unwrap_or(run.end);
+            (at..end).for_each(|page| stored.add(page - run.start));
+            let source = &bytes[(at - run.start) as usize * PAGE_BYTES..(end - run.start) as usize * PAGE_BYTES];
+            // Not through the mapping: 1.3 against 2.4 µs per page, and no SIGBUS when the machine is full.
+            memfd::write_at(top.fd(), source, PageId(at).offset())?;
+            at = end;
+        }
+        Ok(())
     }
 
     /// Holds the layers as they are while pages are looked at.
