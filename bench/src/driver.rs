@@ -94,7 +94,7 @@ impl Drop for Scratch {
 /// Runs one experiment and gives its line.
 pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
     sys::catch_stop_signals().context("cannot catch signals")?;
-    let _keeper = settings.keeper.as_deref().map(Keeper::start).transpose()?;
+    let _keeper = settings.keeper.as_deref().filter(|_| sys::is_root()).map(Keeper::start).transpose()?;
     let scratch = Scratch::new(&settings.scratch)?;
     let (commit, dirty) = commit(&settings.root);
     let mut line = Line {
