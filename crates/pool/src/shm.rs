@@ -486,7 +486,10 @@ impl ShmLane {
         let wanted = pages.clone().filter(is_new).count() as i64;
         self.ensure_credits(wanted)?;
         if let Err(errno) = memfd::write_at(self.region.top(), buffer.bytes(), page.offset()) {
-            // A part may have been stored: pages that the map does not name yet are nobody's and are written over later.
+            // A part may have been stored: what the page map does not name takes memory that nobody pays for.
+            for page in pages.filter(is_new) {
+                let _ = memfd::punch(self.region.top(), PageId(page).offset(), PAGE_BYTES as u64);
+            }
             self.region.credits.fetch_add(wanted, Ordering::Relaxed);
             return Err(match errno.0 {
                 libc::ENOSPC | libc::ENOMEM => PoolError::PoolFull { server: self.region.session.server },
