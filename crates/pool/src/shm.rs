@@ -482,7 +482,8 @@ impl ShmLane {
         self.region.check(page, count)?;
         let top = self.region.top_number();
         let pages = page.0..page.0 + count;
-        let is_new = |page: &u64| self.region.entry(*page).load(Ordering::Relaxed) != top;
+        let region = self.region.clone();
+        let is_new = |page: &u64| region.entry(*page).load(Ordering::Relaxed) != top;
         let wanted = pages.clone().filter(is_new).count() as i64;
         self.ensure_credits(wanted)?;
         if let Err(errno) = memfd::write_at(self.region.top(), buffer.bytes(), page.offset()) {
