@@ -5,7 +5,7 @@
 use farfield_tests::{FarRun, Scratch, compile, marked_processes, tier, wait_until};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What one can see of this machine that a job of ours could have left.
 #[derive(PartialEq, Eq, Debug)]
@@ -44,10 +44,16 @@ fn leaves_nothing(name: &str, action: impl FnOnce(&Scratch, &Path, &str) -> Vec<
         let gone = || marked_processes(mark).is_empty();
         wait_until("all processes of the job and its private server are gone", Duration::from_secs(15), gone);
     }
-    wait_until("the machine looks as before", Duration::from_secs(10), || {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
         let after = Around::look(&temporary);
-        after.names.difference(&before.names).next().is_none()
-    });
+        let left: Vec<_> = after.names.difference(&before.names).collect();
+        if left.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "still there after 10 s: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn job(scratch: &Scratch, temporary: &Path, words: &[&str]) -> FarRun {
