@@ -18,8 +18,14 @@ struct Serve {
 
 impl Serve {
     fn start(name: &str, arguments: &[&str]) -> Serve {
+        Serve::start_with_token(name, arguments, None)
+    }
+
+    fn start_with_token(name: &str, arguments: &[&str], token: Option<&str>) -> Serve {
         let socket = std::env::temp_dir().join(format!("farfield-{name}-{}.sock", std::process::id()));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_farfield"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farfield"));
+        command.env_remove("FARFIELD_TOKEN").envs(token.map(|token| ("FARFIELD_TOKEN", token)));
+        let mut child = command
             .arg("serve")
             .arg("--listen")
             .arg(format!("unix:{}", socket.display()))
@@ -125,6 +131,18 @@ fn a_private_server_does_not_outlive_its_parent() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_private_server_asks_for_the_token_of_its_job() {
+    let server = Serve::start_with_token("token", &["--private"], Some("of-the-job"));
+    let open = |token: &str| {
+        let url = server.ready["endpoints"][0].as_str().unwrap();
+        Opener::new().url(url).token(token).pages(1000).open().map(drop)
+    };
+    assert!(open("").is_err());
+    assert!(open("of-another-job").is_err());
+    assert_eq!(open("of-the-job"), Ok(()));
 }
 
 /// Does this process exist, and has it not ended? (Nobody may ever wait for an orphan in a container.)
