@@ -185,6 +185,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     loop {
         if orphaned() {
             tracing::warn!("the parent is gone, and so is the reason to be here");
+            remove_private_folders(&args);
             return Ok(());
         }
         match serving::wait_for_signal(stop | parent_died, Duration::from_millis(500))? {
@@ -208,6 +209,16 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     server.shutdown(Duration::ZERO);
     Ok(())
+}
+
+/// What a runner that was killed could not remove: the folder that it made for the socket. Only if it is empty then.
+fn remove_private_folders(args: &ServeArgs) {
+    for url in &args.listen {
+        if let (true, ListenUrl::Unix(path)) = (args.private, url) {
+            let _ = std::fs::remove_file(path);
+            let _ = path.parent().map(std::fs::remove_dir);
+        }
+    }
 }
 
 /// Can other machines reach it?

@@ -124,6 +124,12 @@ fn a_wrong_token_is_found_before_the_start() {
     let output = with(&token);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     assert!(marker.exists());
+    // A private server asks for the job's token, wherever that comes from.
+    let options = ["--quiet", "--token-file", token.to_str().unwrap()];
+    for variable in ["", "another"] {
+        let output = run(&folder, &options, &["true"]).env("FARFIELD_TOKEN", variable).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    }
 }
 
 #[test]
@@ -163,7 +169,7 @@ fn a_private_server_does_not_outlive_a_killed_runner() {
     job.wait();
     drop(job.child.stdin.take());
     until("the server notices", || !is_alive(server));
-    let _ = std::fs::remove_dir_all(socket_folder);
+    assert!(!socket_folder.exists());
 }
 
 /// What `/proc` knows of processes with this word in their command line.

@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let os = |what| move |error| Refusal::Os { what, error };
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let server = match urls.is_empty() {
-        true => Some(PrivateServer::start(&options.farfield, options.quiet, &signals)?),
+        true => Some(PrivateServer::start(&options.farfield, &options.token, options.quiet, &signals)?),
         false => None,
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);

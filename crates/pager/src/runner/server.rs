@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use super::sys::{self, Signals};
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -33,7 +33,7 @@ pub(super) struct PrivateServer {
 
 impl PrivateServer {
     /// Starts `program serve --private` and waits until it says that it is ready.
-    pub(super) fn start(program: &Path, quiet: bool, signals: &Signals) -> Result<Self, Refusal> {
+    pub(super) fn start(program: &Path, token: &[u8], quiet: bool, signals: &Signals) -> Result<Self, Refusal> {
         let folder = PrivateFolder::new()?;
         let socket = folder.0.join("server.sock");
         let mut listen = std::ffi::OsString::from("unix:");
@@ -42,6 +42,11 @@ impl PrivateServer {
         command.args(["serve", "--private", "--listen"]).arg(listen);
         command.args(["--parent-pid", &std::process::id().to_string()]);
         command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped());
+        // Ours, which may come from a file, and not what the environment says.
+        match token.is_empty() {
+            true => command.env_remove("FARFIELD_TOKEN"),
+            false => command.env("FARFIELD_TOKEN", OsStr::from_bytes(token)),
+        };
         if quiet {
             command.stderr(Stdio::null());
         }
