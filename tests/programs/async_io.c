@@ -1,6 +1,5 @@
-// Input and output that the kernel does later: native asynchronous I/O, io_uring where the kernel allows it, and libc's threads. Buffers
-// are far when the call is made. With the argument "ring" only io_uring is used: it may also be refused, in one way or another that
-// programs know from other kernels.
+// Input and output that the kernel does later, into buffers that are far when the call is made: libc's threads; with the argument "native"
+// the kernel's asynchronous I/O, with "ring" io_uring. The last two may also be refused, in a way that programs know from other kernels.
 #include "probe.h"
 #include <aio.h>
 #include <linux/aio_abi.h>
@@ -110,7 +109,10 @@ int main(int argc, char **argv) {
         ring(fd);
         return 0;
     }
+    if (argc > 1 && strcmp(argv[1], "native") == 0) {
+        native(fd);
+        return 0;
+    }
     by_threads(fd);
-    native(fd);
     return 0;
 }

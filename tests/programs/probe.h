@@ -119,10 +119,12 @@ static inline void press(void) {
 
 // Runs `action` and says which signal it raised, with the code and the offset of si_addr from `base`.
 static __thread sigjmp_buf caught_at;
-static __thread volatile sig_atomic_t caught_code;
+static __thread volatile sig_atomic_t caught_code, expected;
 static __thread void *volatile caught_address;
 static inline void catch_fault(int signal, siginfo_t *info, void *context) {
     (void)context;
+    if (!expected) DIE("a fault nobody expected: SIG%s", sigabbrev_np(signal));
+    expected = 0;
     caught_code = info->si_code;
     caught_address = info->si_addr;
     siglongjmp(caught_at, signal);
@@ -136,7 +138,9 @@ static inline void catch_faults(void) {
     do {                                                                                                          \
         int signal_ = sigsetjmp(caught_at, 1);                                                                    \
         if (signal_ == 0) {                                                                                       \
+            expected = 1;                                                                                         \
             __VA_ARGS__;                                                                                          \
+            expected = 0;                                                                                         \
             say_line("%s: no fault", what);                                                                            \
         } else {                                                                                                  \
             say_line("%s: SIG%s code %d at +%ld", what, sigabbrev_np(signal_), (int)caught_code,                       \

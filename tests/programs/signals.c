@@ -112,11 +112,12 @@ int main(void) {
     int members = 0;
     for (int signal = 1; signal < 32; signal++) members += sigismember(&seen, signal);
     say("%d signals blocked", members);
-    kill(getpid(), SIGBUS);
-    kill(getpid(), SIGSYS);
+    // Not SIGBUS or SIGSYS: no mask holds these two back while far memory needs them.
+    kill(getpid(), SIGHUP);
+    kill(getpid(), SIGUSR2);
     sigset_t pending;
     NEED(sigpending(&pending) == 0);
-    say("pending: SIGSYS %d", sigismember(&pending, SIGSYS));
+    say("pending: SIGUSR2 %d", sigismember(&pending, SIGUSR2));
     struct timespec none = {0, 0};
     for (int taken; (taken = sigtimedwait(&pending, NULL, &none)) > 0;) say("sigtimedwait takes SIG%s", sigabbrev_np(taken));
     say("then: %s", err(-1));

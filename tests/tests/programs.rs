@@ -154,7 +154,7 @@ mod jobs {
     pub(crate) fn gcc() -> Option<Job> {
         let job = Job::new("gcc", [program("gcc")?]).within(minutes(10));
         let mut code = String::new();
-        let functions = tier(800, 4000);
+        let functions = tier(500, 4000);
         for n in 0..functions {
             let (a, b, c) = (n * 7 + 1, n % 13 + 2, n % 31);
             let _ = writeln!(
