@@ -56,13 +56,44 @@ pub fn move_above(fd: i32, floor: i32) -> Result<i32> {
     Ok(moved as i32)
 }
 
-/// Soft limit of open descriptors.
-pub fn descriptor_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable.
-    let result =
-        unsafe { syscall(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0]) };
-    if result.is_ok() { limit.rlim_cur } else { 1024 }
+/// The limit of open descriptors, raised for a moment.
+pub struct RaisedLimit {
+    before: libc::rlimit,
+    available: u64,
+}
+
+/// Raises the soft limit of open descriptors to `wanted`, as far as the hard limit allows.
+pub fn raise_descriptor_limit(wanted: u64) -> RaisedLimit {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `before` is writable.
+    let known =
+        unsafe { syscall(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut before as usize, 0, 0]) };
+    if known.is_err() || before.rlim_cur >= wanted {
+        return RaisedLimit { before, available: before.rlim_cur };
+    }
+    let raised = libc::rlimit { rlim_cur: wanted.min(before.rlim_max), rlim_max: before.rlim_max };
+    set_descriptor_limit(&raised);
+    RaisedLimit { before, available: raised.rlim_cur }
+}
+
+fn set_descriptor_limit(limit: &libc::rlimit) {
+    let new = core::ptr::from_ref(limit) as usize;
+    // SAFETY: `limit` is readable.
+    let _ = unsafe { syscall(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as usize, new, 0, 0, 0]) };
+}
+
+impl RaisedLimit {
+    /// Descriptors below this number can be had now.
+    pub fn available(&self) -> u64 {
+        self.available
+    }
+
+    /// Puts the limit back. Descriptors above it stay open.
+    pub fn restore(self) {
+        if self.available != self.before.rlim_cur {
+            set_descriptor_limit(&self.before);
+        }
+    }
 }
 
 /// Is `fd` a regular file?

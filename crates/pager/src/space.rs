@@ -15,6 +15,10 @@ const LARGE_ALIGN: u64 = 512;
 /// As in `mmap`: may not be touched.
 const PROT_NONE: i32 = 0;
 
+/// Marks, in place of a protection, memory that is not far-capable: a file, or shared memory, that the program put
+/// into the window.
+pub const FOREIGN: i32 = i32::MIN;
+
 /// Pages `start .. end`, as numbers in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
@@ -110,21 +114,26 @@ impl Space {
         (page < end).then_some((Range { start, end }, prot))
     }
 
-    /// The parts of `range` that are mapped, in order.
-    pub fn mapped_in(&self, range: Range) -> Vec<Range> {
+    /// The parts of `range` that are mapped, in order, with their protection.
+    pub fn parts_in(&self, range: Range) -> Vec<(Range, i32)> {
         let first = self.mapped.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         self.mapped
             .range(first..range.end)
-            .map(|(&start, &(end, _))| Range { start: start.max(range.start), end: end.min(range.end) })
-            .filter(|part| part.start < part.end)
+            .map(|(&start, &(end, prot))| (Range { start: start.max(range.start), end: end.min(range.end) }, prot))
+            .filter(|(part, _)| part.start < part.end)
             .collect()
+    }
+
+    /// The parts of `range` that are far-capable memory, in order.
+    pub fn mapped_in(&self, range: Range) -> Vec<Range> {
+        self.parts_in(range).into_iter().filter(|(_, prot)| *prot != FOREIGN).map(|(part, _)| part).collect()
     }
 
     /// Marks the range as mapped with `prot`, whatever was there.
     pub fn map(&mut self, range: Range, prot: i32) {
         self.unmap(range);
         self.pages += range.pages();
-        self.accessible += if prot == PROT_NONE { 0 } else { range.pages() };
+        self.accessible += if prot == PROT_NONE || prot == FOREIGN { 0 } else { range.pages() };
         let (mut start, mut end) = (range.start, range.end);
         if let Some((&before, &(before_end, before_prot))) = self.mapped.range(..start).next_back() {
             if before_end == start && before_prot == prot {
@@ -149,7 +158,7 @@ impl Space {
 
     /// Marks the range as not mapped.
     pub fn unmap(&mut self, range: Range) {
-        for part in self.mapped_in(range) {
+        for (part, _) in self.parts_in(range) {
             let (stretch, prot) = self.stretch(part.start).expect("the part is mapped");
             self.mapped.remove(&stretch.start);
             if stretch.start < part.start {
@@ -159,7 +168,7 @@ impl Space {
                 self.mapped.insert(part.end, (stretch.end, prot));
             }
             self.pages -= part.pages();
-            self.accessible -= if prot == PROT_NONE { 0 } else { part.pages() };
+            self.accessible -= if prot == PROT_NONE || prot == FOREIGN { 0 } else { part.pages() };
         }
     }
 }

@@ -28,11 +28,11 @@ pub const GATE_OWN: usize = GATE;
 /// Calls that we make for the program, after having brought their buffers near.
 pub const GATE_FORWARD: usize = GATE + 16;
 
-/// Descriptors that we keep in a program: numbers from here to [`DESCRIPTORS_END`]. Below 1024 because that is the
-/// usual soft limit.
-pub const DESCRIPTORS: i32 = 960;
+/// Descriptors that we keep in a program: numbers from here to [`DESCRIPTORS_END`]. Above 1024, the usual soft limit,
+/// so that most programs cannot even name them.
+pub const DESCRIPTORS: i32 = 1500;
 /// First descriptor number that is not ours.
-pub const DESCRIPTORS_END: i32 = 1024;
+pub const DESCRIPTORS_END: i32 = 1628;
 
 /// Is the address in the window?
 pub const fn contains(address: usize) -> bool {

@@ -98,7 +98,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     if !runtime.advance(Phase::Dormant, Phase::Arming) {
         return;
     }
-    let armed = open(runtime, ticket);
+    let armed = with_descriptors(|| open(runtime, ticket));
     let limit_pages = runtime.near().1 as usize / PAGE_BYTES;
     {
         let mut queue = runtime.queue.lock();
@@ -187,11 +187,24 @@ fn take_stock(runtime: &Runtime, armed: &Armed) {
     runtime.set_near(pages * PAGE_BYTES as i64);
 }
 
+/// Runs `action` with room for our descriptors above the program's limit.
+pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
+    let limit = file::raise_descriptor_limit(window::DESCRIPTORS_END as u64);
+    let floor = if limit.available() >= window::DESCRIPTORS_END as u64 {
+        window::DESCRIPTORS
+    } else {
+        (limit.available() as i32 - (window::DESCRIPTORS_END - window::DESCRIPTORS)).max(3)
+    };
+    farfield_os::net::set_descriptor_floor(floor);
+    let result = action();
+    limit.restore();
+    result
+}
+
 fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
     let internal = |what: &'static str| {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
-    farfield_os::net::set_descriptor_floor(window::DESCRIPTORS);
     let control = runtime.control();
     let urls = text(&control.urls, control.urls_len.load(Ordering::Acquire));
     let token = text(&control.token, control.token_len.load(Ordering::Acquire));

@@ -7,7 +7,7 @@ use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::{OURS, action_index};
 use super::table::CHUNK;
 use super::{arm, exec, forking, guard, store, thread};
-use crate::space::Range;
+use crate::space::{FOREIGN, Range};
 use crate::{filter, window};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -94,7 +94,7 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 && !space.is_free(range) {
             return error(libc::EEXIST);
         }
-        discard(runtime, range, space.pages() > 0);
+        release(runtime, &mut space, range);
         return place(&mut space, range, prot);
     }
     if !ours {
@@ -123,10 +123,13 @@ fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
 /// Something that is not far-capable (a file, shared memory) goes to a fixed place in the window: ours ends there.
 fn map_other(runtime: &Runtime, args: [usize; 6], range: Range) -> Outcome {
     let mut space = runtime.space.lock();
-    discard(runtime, range, true);
-    space.unmap(range);
+    release(runtime, &mut space, range);
     // SAFETY: the program's own call; what was there has been discarded.
-    done(unsafe { gate::syscall(libc::SYS_mmap, args) })
+    let result = unsafe { gate::syscall(libc::SYS_mmap, args) };
+    if result.is_ok() {
+        space.map(range, FOREIGN);
+    }
+    done(result)
 }
 
 /// What the program may touch has changed: it may be time to arm. Not while the caller still holds the space.
@@ -146,13 +149,18 @@ fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
 
 /// Takes a range out of use: nothing of it stays near or far.
 pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range) {
-    for part in space.mapped_in(range) {
-        discard(runtime, part, true);
+    for (part, prot) in space.parts_in(range) {
         let (address, len) = address_of(part);
-        if runtime.phase() == Phase::Dormant {
+        if prot != FOREIGN {
+            discard(runtime, part, true);
+        }
+        if prot == FOREIGN || runtime.phase() == Phase::Dormant {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
             // SAFETY: the program gave the range up. Mapping anew also frees its page tables.
             let _ = unsafe { memory::mmap(address, len, libc::PROT_NONE, flags, -1, 0) };
+            if runtime.phase() == Phase::Armed {
+                let _ = runtime.armed().uffd.register(address, len);
+            }
         } else {
             // SAFETY: the program gave the range up.
             let _ = unsafe { memory::mprotect(address, len, libc::PROT_NONE) };
@@ -254,8 +262,14 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         libc::MADV_DONTNEED | libc::MADV_FREE => {
             let space = runtime.space.lock();
             let whole = space.is_mapped(range);
-            for part in space.mapped_in(range) {
-                discard(runtime, part, true);
+            for (part, prot) in space.parts_in(range) {
+                if prot == FOREIGN {
+                    let (address, len) = address_of(part);
+                    // SAFETY: the program's own call, on its own mapping.
+                    let _ = unsafe { memory::madvise(address, len, args[2] as i32) };
+                } else {
+                    discard(runtime, part, true);
+                }
             }
             if whole { Outcome::Done(0) } else { error(libc::ENOMEM) }
         }

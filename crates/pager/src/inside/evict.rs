@@ -28,6 +28,8 @@ use farfield_os::{memory, pipe::PagePipe, process};
 pub const BATCH: usize = 64;
 /// What direct reclaim may overshoot while another thread is evicting (Fastswap's α).
 const SLACK_BYTES: i64 = 4 << 20;
+/// A process with less than this near may overshoot three times as much.
+const STARVING_BYTES: i64 = 2 << 20;
 /// How long a thread waits for room before it gives up.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
@@ -379,7 +381,9 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         if evicted > 0 {
             continue;
         }
-        if near + need <= limit + SLACK_BYTES {
+        // A process that has next to nothing near cannot help; the others evict meanwhile.
+        let starving = runtime.slot().near_bytes.load(Ordering::Relaxed) < STARVING_BYTES;
+        if near + need <= limit + SLACK_BYTES * if starving { 3 } else { 1 } {
             break;
         }
         let now = process::now_ns();

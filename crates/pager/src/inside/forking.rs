@@ -60,7 +60,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let armed = runtime.armed();
     let evictor = armed.evictor.lock();
     armed.store.drain();
-    let ticket: CloneTicket = match armed.store.backend().clone_region() {
+    let ticket: CloneTicket = match arm::with_descriptors(|| armed.store.backend().clone_region()) {
         Ok(ticket) => ticket,
         Err(error) => store::lost(error),
     };

@@ -18,7 +18,7 @@ use super::fault::{bring, bring_and_hold, settled_phase};
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
 use super::thread::{self, FramePages, RUNS, Run};
-use crate::space::Range;
+use crate::space::{FOREIGN, Range};
 use crate::window;
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -30,6 +30,8 @@ const RED_ZONE: usize = 128;
 const SCRATCH: usize = 1024;
 /// What a call whose pointers we do not know in detail may touch behind each of them.
 const UNKNOWN_BYTES: usize = 4096;
+/// End of user addresses.
+const USER_END: usize = 0x7fff_ffff_f000;
 /// Iovecs that fit the scratch.
 const IOVECS: usize = 32;
 
@@ -66,6 +68,7 @@ pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
     let prepared = resume_in_stub(number, context, |scratch| {
         let masked = |pointer: usize| peek::<SignalSet>(pointer).map(|mask| mask & !OURS);
         match number as i64 {
+            libc::SYS_pselect6 if args[5] == 0 => {}
             libc::SYS_pselect6 => {
                 let [pointer, size] = peek::<[usize; 2]>(args[5])?;
                 let mask = if pointer == 0 { None } else { Some(masked(pointer)?) };
@@ -176,6 +179,10 @@ fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: 
         return None;
     }
     let args = context.arguments();
+    if args[1].checked_add(args[2]).is_none_or(|end| end > USER_END) {
+        // Nonsense: the kernel's answer is the right one.
+        return None;
+    }
     let max = hold_bytes_max(runtime);
     let waiting = waiting_bytes_max(runtime);
     let stream = || file::is_stream(args[0] as i32);
@@ -330,7 +337,7 @@ impl Collector<'_> {
             let mut mapped_end = range.start;
             while mapped_end < range.end {
                 match space.stretch(mapped_end) {
-                    Some((stretch, prot)) if prot != libc::PROT_NONE => mapped_end = stretch.end,
+                    Some((stretch, prot)) if prot != libc::PROT_NONE && prot != FOREIGN => mapped_end = stretch.end,
                     _ => break,
                 }
             }
@@ -491,7 +498,7 @@ pub fn clone_thread(context: &Context) -> Outcome {
                 bring_and_hold(runtime, PageId(start), (end - start) as u32);
             }
         };
-        keep(stack, 64 << 10, 0);
+        keep(stack - 1, 64 << 10, 0);
         if flags & libc::CLONE_SETTLS as usize != 0 {
             keep(tls, 64 << 10, 4096);
         }

@@ -6,7 +6,7 @@ use super::fault::{enter, leave, settled_phase};
 use super::runtime::{Phase, Runtime};
 use super::store::{self, enqueue};
 use super::table::CHUNK;
-use crate::space::{Range, Space};
+use crate::space::{FOREIGN, Range, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, page_word::State};
@@ -31,6 +31,16 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return error(libc::EFAULT);
     }
     let (_, prot) = space.stretch(start).expect("mapped");
+    if prot == FOREIGN {
+        // Not ours: the kernel moves it, anywhere but in the window.
+        // SAFETY: the program's own call on its own mapping.
+        let result = unsafe { gate::syscall(libc::SYS_mremap, args) };
+        if result.is_ok_and(|address| address != old) {
+            space.map(from, FOREIGN);
+            release(runtime, &mut space, from);
+        }
+        return super::call::done(result);
+    }
     let target = if flags & libc::MREMAP_FIXED != 0 {
         if !window::contains(new) || !new.is_multiple_of(PAGE_BYTES) {
             return error(libc::EINVAL);
@@ -56,8 +66,9 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         if flags & libc::MREMAP_MAYMOVE == 0 {
             return error(libc::ENOMEM);
         }
-        match space.find(new_pages) {
-            Some(target) => target,
+        // With as much room behind it again: who grows once grows often.
+        match space.find(new_pages.saturating_mul(2)).or_else(|| space.find(new_pages)) {
+            Some(found) => Range { start: found.start, end: found.start + new_pages },
             None => return error(libc::ENOMEM),
         }
     };

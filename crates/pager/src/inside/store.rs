@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Lanes of one process.
 const LANES: usize = 3;
 /// One-page buffers of a lane, and longer ones.
-const SINGLES: usize = 66;
+const SINGLES: usize = 32;
 const RUNS: usize = 6;
 /// Pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
@@ -85,7 +85,7 @@ impl Store {
     fn open_another(&self, open: usize) {
         let Some(mut slot) = self.channels[open].try_lock() else { return };
         if slot.is_none() {
-            match Channel::open(&self.backend) {
+            match super::arm::with_descriptors(|| Channel::open(&self.backend)) {
                 Ok(channel) => *slot = Some(channel),
                 Err(error) => lost(error),
             }
