@@ -339,24 +339,33 @@ fn helper_daemon() {
     let _ = std::io::stdin().read_line(&mut line);
 }
 
-#[test]
-fn children_that_outlive_the_program_keep_their_far_memory() {
-    let folder = Folder::new("daemon");
-    let fifo = folder.path("fifo");
-    let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
+/// A named pipe: whoever reads it lives until the end from [`writer_of`] is dropped.
+fn fifo(folder: &Folder) -> std::path::PathBuf {
+    let path = folder.path("fifo");
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
     // SAFETY: a zero-terminated path.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    let errors = folder.path("stderr");
-    let script = format!("{} < {} > /dev/null & exit 6", helper("helper_daemon"), fifo.display());
-    let mut command = run(&folder, NONE, &["sh", "-c", &script]);
-    let mut job = Running::start(command.stderr(std::fs::File::create(&errors).unwrap()));
+    path
+}
+
+fn writer_of(fifo: &std::path::Path) -> std::fs::File {
     let mut writer = None;
     until("the child opens its side", || {
         // Without blocking, opening fails until then.
-        let mut options = std::fs::File::options();
-        writer = options.write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).ok();
+        writer = std::fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(fifo).ok();
         writer.is_some()
     });
+    writer.unwrap()
+}
+
+#[test]
+fn children_that_outlive_the_program_keep_their_far_memory() {
+    let folder = Folder::new("daemon");
+    let (fifo, errors) = (fifo(&folder), folder.path("stderr"));
+    let script = format!("{} < {} > /dev/null & exit 6", helper("helper_daemon"), fifo.display());
+    let mut command = run(&folder, NONE, &["sh", "-c", &script]);
+    let mut job = Running::start(command.stderr(std::fs::File::create(&errors).unwrap()));
+    let writer = writer_of(&fifo);
     until("it says that it waits", || std::fs::read_to_string(&errors).unwrap().contains("waiting"));
     assert_eq!(job.child.try_wait().unwrap(), None);
     drop(writer);
@@ -366,10 +375,12 @@ fn children_that_outlive_the_program_keep_their_far_memory() {
 #[test]
 fn a_second_interrupt_ends_the_wait_for_children() {
     let folder = Folder::new("impatient");
-    let errors = folder.path("stderr");
-    let script = format!("(trap '' INT; exec {} < /dev/zero > /dev/null) & exit 6", helper("helper_daemon"));
+    let (fifo, errors) = (fifo(&folder), folder.path("stderr"));
+    let script = format!("(trap '' INT; exec {} < {} > /dev/null) & exit 6", helper("helper_daemon"), fifo.display());
     let mut command = run(&folder, NONE, &["sh", "-c", &script]);
     let mut job = Running::start(command.stderr(std::fs::File::create(&errors).unwrap()));
+    // The child ends when the test does.
+    let _writer = writer_of(&fifo);
     until("it says that it waits", || std::fs::read_to_string(&errors).unwrap().contains("waiting"));
     job.signal(libc::SIGINT);
     // Two signals of one kind become one if the first has not been taken.
