@@ -65,7 +65,7 @@ mod jobs {
     use super::*;
 
     pub(crate) fn gnu_sort() -> Option<Job> {
-        let size = tier(70_000_000, 160_000_000);
+        let size = tier(44_000_000, 160_000_000);
         let sort = program("sort")?;
         let job = Job::new("sort", [sort]).env("LC_ALL", "C").within(minutes(5));
         let lines = random_lines(size / 2, 3) + &random_words(size / 2, 4);
@@ -77,7 +77,7 @@ mod jobs {
     pub(crate) fn gzip() -> Option<Job> {
         let job = Job::new("gzip", [program("gzip")?]).footprint(Footprint::Any).within(minutes(5));
         let input = text(&job, tier(10_000_000, 100_000_000));
-        Some(job.arg("-9cn").arg(input))
+        Some(job.arg("-6cn").arg(input))
     }
 
     pub(crate) fn gunzip() -> Option<Job> {
