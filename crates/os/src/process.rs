@@ -45,6 +45,14 @@ pub fn sleep(duration: Duration) {
     let _ = unsafe { syscall(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
 }
 
+/// Sleeps until `fd` is readable or `timeout` has passed.
+pub fn wait_readable(fd: i32, timeout: Duration) {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let time = timespec(timeout);
+    // SAFETY: both structures are readable, `poll` writable; no mask is given.
+    let _ = unsafe { syscall(libc::SYS_ppoll, [&raw mut poll as usize, 1, &raw const time as usize, 0, 0, 0]) };
+}
+
 /// Sleeps while `word` holds `expected`, until woken or `timeout` has passed.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let time = timespec(timeout);

@@ -8,7 +8,7 @@ use super::evict::{self, Evictor};
 use super::guard::hold_all;
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
-use crate::control::{TEXT_BYTES, exit};
+use crate::control::{Mode, TEXT_BYTES, exit};
 use crate::window;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -16,13 +16,16 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
-use farfield_os::uffd::{Scope, Uffd, feature};
+use farfield_os::uffd::{Fault, Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
 use farfield_pool::{CloneTicket, Opener};
 
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
+/// Handler threads of thread mode, and empty looks of one before it sleeps.
+const HANDLERS: usize = 2;
+const SPINS: u32 = 2000;
 /// A dormant process that may touch more than this is watched, and arms when its job needs the room.
 const SMALL_BYTES: i64 = 1 << 20;
 
@@ -111,7 +114,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     runtime.set_armed(armed);
     let armed = runtime.armed();
     // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
-    if ticket.is_none() {
+    if ticket.is_none() && armed.mode == Mode::Signal {
         for record in runtime.threads.all() {
             for frame in &record.frames {
                 populate_frame(runtime, frame);
@@ -121,14 +124,22 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     if let Err(errno) = armed.uffd.register(window::BASE, window::LEN) {
         fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
     }
-    runtime.slot().state.store(1, Ordering::Relaxed);
-    runtime.control().mode_used.store(1, Ordering::Relaxed);
+    runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
+    runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);
     if ticket.is_none() {
         take_stock(runtime, armed);
     }
     let advanced = runtime.advance(Phase::Arming, Phase::Armed);
     assert!(advanced);
     start_monitor(runtime);
+    if armed.mode == Mode::Thread {
+        for _ in 0..HANDLERS {
+            // SAFETY: `serve_faults` never returns and keeps to the laws of this module.
+            if let Err(errno) = unsafe { process::spawn_bare(serve_faults, 0) } {
+                fail(exit::INTERNAL, format_args!("a handler thread could not be started: {errno}"));
+            }
+        }
+    }
 }
 
 /// What a call under way may touch, before we held pages.
@@ -227,11 +238,7 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         Ok(store) => store,
         Err(error) => super::store::lost(error),
     };
-    let features = feature::SIGBUS | feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
-    let mut uffd = match Uffd::open(Scope::UserMode, features) {
-        Ok(uffd) => uffd,
-        Err(errno) => fail(exit::INTERNAL, format_args!("userfaultfd refused ({errno}); see `farfield doctor`")),
-    };
+    let (mut uffd, mode) = open_uffd(control.mode.load(Ordering::Relaxed));
     let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {
         Ok(fd) => fd,
         // The program has a lower limit of descriptors: ours stay where they are.
@@ -258,7 +265,54 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         Ok(evictor) => evictor,
         Err(errno) => internal("no memory for eviction buffers")(errno),
     };
-    Armed { uffd, pagemap, pidfd, null, store, evictor: super::lock::Lock::new(evictor) }
+    Armed { uffd, mode, pagemap, pidfd, null, store, evictor: super::lock::Lock::new(evictor) }
+}
+
+/// Faults of the mode asked for; of signal mode if it can be had, unless another was asked for.
+fn open_uffd(asked: u32) -> (Uffd, Mode) {
+    let common = feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
+    if asked != Mode::Thread as u32 {
+        match Uffd::open(Scope::UserMode, common | feature::SIGBUS) {
+            Ok(uffd) => return (uffd, Mode::Signal),
+            Err(errno) if asked == Mode::Signal as u32 => {
+                fail(exit::INTERNAL, format_args!("signal mode is not possible here ({errno}); see `farfield doctor`"))
+            }
+            Err(_) => {}
+        }
+    }
+    match Uffd::open(Scope::UserAndKernel, common) {
+        Ok(uffd) => (uffd, Mode::Thread),
+        Err(errno) => fail(
+            exit::INTERNAL,
+            format_args!(
+                "userfaultfd refused to serve faults inside system calls ({errno}): thread mode needs root, \
+                 CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1; see `farfield doctor`"
+            ),
+        ),
+    }
+}
+
+/// Serves the faults of thread mode. Never returns.
+extern "C" fn serve_faults(_: usize) -> ! {
+    signals::set_mask(!super::signal::OURS);
+    let runtime = &RUNTIME;
+    let mut faults = [Fault { address: 0, write: false }; 16];
+    let mut idle = 0u32;
+    loop {
+        let served = match runtime.phase() {
+            Phase::Armed => runtime.armed().uffd.read_faults(&mut faults).unwrap_or(0),
+            _ => 0,
+        };
+        for fault in &faults[..served] {
+            super::fault::on_fault(fault.address, fault.write);
+            // Whoever brought the page, this thread may have missed the wake-up.
+            let _ = runtime.armed().uffd.wake(fault.address, PAGE_BYTES);
+        }
+        idle = if served > 0 { 0 } else { idle + 1 };
+        if idle > SPINS && runtime.phase() == Phase::Armed {
+            process::wait_readable(runtime.armed().uffd.fd(), TICK);
+        }
+    }
 }
 
 /// A text of the control block.

@@ -296,6 +296,15 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             }
             Outcome::Done(0)
         }
+        advice @ (libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK) => {
+            let mut wiped = runtime.wiped.lock();
+            wiped.retain(|old| old.end <= range.start || range.end <= old.start);
+            if advice == libc::MADV_WIPEONFORK {
+                wiped.push(range);
+            }
+            // SAFETY: the program's own call; near pages are wiped by the kernel.
+            done(unsafe { gate::syscall(libc::SYS_madvise, args) })
+        }
         // SAFETY: the program's own call; advice that changes no content that we keep.
         _ => done(unsafe { gate::syscall(libc::SYS_madvise, args) }),
     }

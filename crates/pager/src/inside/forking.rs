@@ -6,7 +6,7 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
-use super::{arm, evict, fault, heap, start, store, thread};
+use super::{arm, emulate, evict, fault, heap, start, store, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::page_word::State;
@@ -87,6 +87,13 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         arm::arm(runtime, Some(&ticket));
     }
     runtime.frozen_by.store(0, Ordering::SeqCst);
+    if result == Ok(0) {
+        // The kernel has wiped what was near; what was far comes from the snapshot.
+        let wiped = runtime.wiped.lock().clone();
+        for range in wiped {
+            emulate::discard(runtime, range, true);
+        }
+    }
     done(result)
 }
 

@@ -122,7 +122,8 @@ fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) 
         context.set_result(result);
         return true;
     }
-    let armed = settled_phase(runtime) == Phase::Armed;
+    settled_phase(runtime);
+    let armed = runtime.guards();
     let guarded = {
         let mut pages = frame.pages.lock();
         let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
@@ -175,7 +176,8 @@ fn waiting_bytes_max(runtime: &Runtime) -> usize {
 /// Reads and writes larger than what one call may hold. Of files: piece by piece, so that the program gets what it
 /// asked for. Of streams: the call is shortened, which a program must expect there. `Some` if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
-    if settled_phase(runtime) != Phase::Armed {
+    settled_phase(runtime);
+    if !runtime.guards() {
         return None;
     }
     let args = context.arguments();

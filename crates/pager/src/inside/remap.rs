@@ -21,7 +21,9 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     if !window::contains(old) || !old.is_multiple_of(PAGE_BYTES) || new_pages == 0 || old_pages == 0 {
         return error(libc::EINVAL);
     }
-    if flags & libc::MREMAP_DONTUNMAP != 0 {
+    // MREMAP_DONTUNMAP is not supported; a fixed place needs leave to move.
+    let fixed_in_place = flags & libc::MREMAP_FIXED != 0 && flags & libc::MREMAP_MAYMOVE == 0;
+    if flags & libc::MREMAP_DONTUNMAP != 0 || fixed_in_place {
         return error(libc::EINVAL);
     }
     let start = window::page_of(old).0;

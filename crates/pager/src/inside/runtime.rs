@@ -6,7 +6,7 @@ use super::queue::Queue;
 use super::store::Store;
 use super::table::Table;
 use super::thread::Threads;
-use crate::control::{Control, Counters, Slot};
+use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -34,6 +34,8 @@ pub enum Phase {
 pub struct Armed {
     /// Faults.
     pub uffd: Uffd,
+    /// How they are served.
+    pub mode: Mode,
     /// Written bits.
     pub pagemap: Pagemap,
     /// This process, for `process_madvise`.
@@ -77,6 +79,8 @@ pub struct Runtime {
     pub dirty_share: AtomicU32,
     /// What our heap has been charged with.
     heap_charged: AtomicI64,
+    /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
+    pub wiped: Lock<Vec<Range>>,
     /// Handlers that the program set for SIGBUS and SIGSYS.
     pub program_actions: Lock<[farfield_os::signals::Action; 2]>,
     /// Nanoseconds at the start, for messages.
@@ -109,6 +113,7 @@ impl Runtime {
             pid: AtomicU32::new(0),
             dirty_share: AtomicU32::new(0),
             heap_charged: AtomicI64::new(0),
+            wiped: Lock::new(Vec::new()),
             program_actions: Lock::new(
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 2],
             ),
@@ -192,6 +197,11 @@ impl Runtime {
             farfield_os::file::close(fd);
         }
         armed.evictor.lock().close_inherited();
+    }
+
+    /// Must system calls find their buffers near? Not in thread mode, where faults inside them are served too.
+    pub fn guards(&self) -> bool {
+        self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
     }
 
     /// Sets it.
