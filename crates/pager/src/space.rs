@@ -135,16 +135,13 @@ impl Space {
         self.pages += range.pages();
         self.accessible += if prot == PROT_NONE || prot == FOREIGN { 0 } else { range.pages() };
         let (mut start, mut end) = (range.start, range.end);
-        if let Some((&before, &(before_end, before_prot))) = self.mapped.range(..start).next_back() {
-            if before_end == start && before_prot == prot {
-                start = before;
-            }
+        let before = self.mapped.range(..start).next_back();
+        if let Some((&before, _)) = before.filter(|(_, neighbour)| **neighbour == (start, prot)) {
+            start = before;
         }
-        if let Some(&(after_end, after_prot)) = self.mapped.get(&end) {
-            if after_prot == prot {
-                self.mapped.remove(&end);
-                end = after_end;
-            }
+        if let Some(&(after, _)) = self.mapped.get(&end).filter(|(_, neighbour)| *neighbour == prot) {
+            self.mapped.remove(&end);
+            end = after;
         }
         self.mapped.insert(start, (end, prot));
     }

@@ -19,7 +19,7 @@ pub const HIGH: u32 = (BASE >> 32) as u32;
 pub const HIGH_MASK: u32 = !((LEN >> 32) as u32 - 1);
 
 const _: () = assert!(PAGES == 1 << 32);
-const _: () = assert!(BASE % LEN == 0);
+const _: () = assert!(BASE.is_multiple_of(LEN));
 
 /// The gate: a page with our own `syscall` instructions, at the same place in every process of a job.
 pub const GATE: usize = BASE - 0x10_0000;

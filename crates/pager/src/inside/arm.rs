@@ -105,10 +105,10 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     let limit_pages = runtime.near().1 as usize / PAGE_BYTES;
     {
         let mut queue = runtime.queue.lock();
-        if ticket.is_none() {
-            if let Err(errno) = queue.reserve(limit_pages * 2 + 8192) {
-                fail(exit::INTERNAL, format_args!("no memory for the eviction queue: {errno}"));
-            }
+        if ticket.is_none()
+            && let Err(errno) = queue.reserve(limit_pages * 2 + 8192)
+        {
+            fail(exit::INTERNAL, format_args!("no memory for the eviction queue: {errno}"));
         }
     }
     runtime.set_armed(armed);

@@ -16,68 +16,91 @@ impl Context {
         Context { context: context.cast() }
     }
 
-    fn register(&self, index: i32) -> &mut i64 {
-        // SAFETY: by `new`; the handler is the only user of its context.
-        unsafe { &mut (&mut (*self.context).uc_mcontext.gregs)[index as usize] }
+    fn register(&self, index: i32) -> *mut i64 {
+        // SAFETY: by `new` the context is valid; the index is one of libc's.
+        unsafe { (&raw mut (*self.context).uc_mcontext.gregs).cast::<i64>().add(index as usize) }
+    }
+
+    fn get(&self, index: i32) -> usize {
+        // SAFETY: a register of our context.
+        unsafe { self.register(index).read() as usize }
+    }
+
+    fn set(&self, index: i32, value: usize) {
+        // SAFETY: a register of our context; the handler is its only user.
+        unsafe { self.register(index).write(value as i64) }
     }
 
     /// Stack pointer.
     pub fn sp(&self) -> usize {
-        *self.register(libc::REG_RSP) as usize
+        self.get(libc::REG_RSP)
     }
 
     /// Sets the stack pointer.
     pub fn set_sp(&self, sp: usize) {
-        *self.register(libc::REG_RSP) = sp as i64;
+        self.set(libc::REG_RSP, sp);
     }
 
     /// Instruction pointer.
     pub fn ip(&self) -> usize {
-        *self.register(libc::REG_RIP) as usize
+        self.get(libc::REG_RIP)
     }
 
     /// Sets the instruction pointer.
     pub fn set_ip(&self, ip: usize) {
-        *self.register(libc::REG_RIP) = ip as i64;
+        self.set(libc::REG_RIP, ip);
     }
 
     /// Page-fault error code: was the access a write?
     pub fn is_write_fault(&self) -> bool {
-        *self.register(libc::REG_ERR) & 2 != 0
+        self.get(libc::REG_ERR) & 2 != 0
     }
 
     /// What the call returns to the program.
     pub fn set_result(&self, value: isize) {
-        *self.register(libc::REG_RAX) = value as i64;
+        self.set(libc::REG_RAX, value as usize);
     }
 
     /// The number of the call, for the kernel to read again.
     pub fn set_number(&self, number: usize) {
-        *self.register(libc::REG_RAX) = number as i64;
+        self.set(libc::REG_RAX, number);
     }
 
     /// The six arguments.
     pub fn arguments(&self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
-            .map(|index| *self.register(index) as usize)
+            .map(|index| self.get(index))
     }
 
     /// Changes one argument.
     pub fn set_argument(&self, index: usize, value: usize) {
         let registers = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
-        *self.register(registers[index]) = value as i64;
+        self.set(registers[index], value);
     }
 
     /// The mask that is restored when the handler returns.
-    pub fn mask(&self) -> &mut SignalSet {
+    pub fn mask(&self) -> SignalSet {
         // SAFETY: by `new`. The kernel's set is the first 8 bytes of libc's.
-        unsafe { &mut *(&raw mut (*self.context).uc_sigmask).cast::<SignalSet>() }
+        unsafe { (&raw const (*self.context).uc_sigmask).cast::<SignalSet>().read() }
+    }
+
+    /// Sets it.
+    pub fn set_mask(&self, mask: SignalSet) {
+        // SAFETY: as in `mask`; the handler is its only user.
+        unsafe { (&raw mut (*self.context).uc_sigmask).cast::<SignalSet>().write(mask) }
     }
 
     /// The alternate stack that is restored when the handler returns.
-    pub fn alternate_stack(&self) -> &mut libc::stack_t {
+    pub fn alternate_stack(&self) -> libc::stack_t {
         // SAFETY: by `new`.
-        unsafe { &mut (*self.context).uc_stack }
+        unsafe { (*self.context).uc_stack }
+    }
+
+    /// Sets it to `len` bytes at `base`.
+    pub fn set_alternate_stack(&self, base: usize, len: usize) {
+        let stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+        // SAFETY: by `new`; the handler is its only user.
+        unsafe { (*self.context).uc_stack = stack }
     }
 }
 

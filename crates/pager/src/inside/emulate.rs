@@ -341,7 +341,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     }
     let Some(record) = thread::current() else { return error(libc::EAGAIN) };
     // Our two signals are open in truth; the program sees them as it set them.
-    let before = *context.mask() & !OURS | record.hidden_mask.load(Ordering::Relaxed);
+    let before = context.mask() & !OURS | record.hidden_mask.load(Ordering::Relaxed);
     let asked = if set == 0 { None } else { guard::peek::<SignalSet>(set) };
     if set != 0 && asked.is_none() {
         return error(libc::EFAULT);
@@ -357,7 +357,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     if old != 0 && !guard::poke(old, before) {
         return error(libc::EFAULT);
     }
-    *context.mask() = after & !OURS;
+    context.set_mask(after & !OURS);
     record.hidden_mask.store(after & OURS, Ordering::Relaxed);
     Outcome::Done(0)
 }
@@ -427,7 +427,7 @@ fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
             return error(libc::ENOMEM);
         };
         *program = stack;
-        *context.alternate_stack() = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+        context.set_alternate_stack(base, len);
     }
     if old != 0 && !guard::poke(old, before) {
         return error(libc::EFAULT);

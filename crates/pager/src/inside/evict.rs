@@ -320,9 +320,9 @@ impl Evictor {
                 end += 1;
             }
             let mut buffer = writer.buffer(end - at);
+            buffer.sums_mut().copy_from_slice(&sums[at..end]);
             for index in at..end {
                 buffer.page_mut(index - at).copy_from_slice(self.staged(index));
-                buffer.sums_mut()[index - at] = sums[index];
             }
             writer.write(start, buffer);
             at = end;

@@ -52,7 +52,7 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
     changed[at + 1] = copies.argv;
     changed[at + 2] = copies.envp;
     // The new program inherits the mask: the program's, not this handler's.
-    let blocked = signals::set_mask(*context.mask() & !signal::OURS);
+    let blocked = signals::set_mask(context.mask() & !signal::OURS);
     // SAFETY: the program's own call with near copies of its arguments.
     let result = unsafe { forward(number, changed) };
     signals::set_mask(blocked);

@@ -6,7 +6,7 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
-use super::{arm, emulate, evict, fault, heap, start, store, thread};
+use super::{arm, emulate, evict, fault, heap, store, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::page_word::State;
@@ -99,7 +99,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 
 /// The child takes a place of its own in the job.
 fn become_child(runtime: &Runtime, near: i64) {
-    let Some(slot) = start::take_slot(runtime.control()) else {
+    let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
     runtime.set_slot(slot);

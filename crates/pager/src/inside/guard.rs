@@ -127,8 +127,7 @@ fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) 
     let guarded = {
         let mut pages = frame.pages.lock();
         let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
-        let full = collector.call(number, &context.arguments());
-        let _ = full;
+        collector.call(number, &context.arguments());
         if armed {
             hold_all(runtime, &mut pages);
         }

@@ -144,10 +144,9 @@ fn move_pages(runtime: &Runtime, from: Range, target: Range) {
                         );
                     }
                     table.update(old, |word| Some(word.arrived(true, false, false)));
-                    if let Some((before, _)) = table.update(new, |word| Some(word.arrived(true, false, false))) {
-                        if !before.is_queued() {
-                            enqueue(runtime, new);
-                        }
+                    let moved = table.update(new, |word| Some(word.arrived(true, false, false)));
+                    if moved.is_some_and(|(before, _)| !before.is_queued()) {
+                        enqueue(runtime, new);
                     }
                     runtime.charge(1);
                     leave(runtime);

@@ -9,7 +9,7 @@ use super::thread::Threads;
 use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
-use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::{pagemap::Pagemap, process, uffd::Uffd};
 
@@ -52,7 +52,7 @@ pub struct Armed {
 pub struct Runtime {
     phase: AtomicU32,
     control: AtomicPtr<Control>,
-    slot: AtomicUsize,
+    slot: AtomicPtr<Slot>,
     table: AtomicPtr<Table>,
     armed: AtomicPtr<Armed>,
     /// Threads of the program.
@@ -98,7 +98,7 @@ impl Runtime {
         Runtime {
             phase: AtomicU32::new(0),
             control: AtomicPtr::new(core::ptr::null_mut()),
-            slot: AtomicUsize::new(0),
+            slot: AtomicPtr::new(core::ptr::null_mut()),
             table: AtomicPtr::new(core::ptr::null_mut()),
             armed: AtomicPtr::new(core::ptr::null_mut()),
             threads: Threads::new(),
@@ -140,17 +140,17 @@ impl Runtime {
     }
 
     /// Sets what is known at the start.
-    pub fn set_up(&self, control: &'static Control, slot: usize, table: Table) {
+    pub fn set_up(&self, control: &'static Control, slot: &'static Slot, table: Table) {
         self.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
-        self.slot.store(slot, Ordering::Release);
+        self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
         self.table.store(Box::into_raw(Box::new(table)), Ordering::Release);
         self.pid.store(process::pid() as u32, Ordering::Release);
         self.started_ns.store(process::now_ns(), Ordering::Relaxed);
     }
 
     /// Takes another slot, in the child of a fork.
-    pub fn set_slot(&self, slot: usize) {
-        self.slot.store(slot, Ordering::Release);
+    pub fn set_slot(&self, slot: &'static Slot) {
+        self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
         self.pid.store(process::pid() as u32, Ordering::Release);
     }
 
@@ -162,7 +162,8 @@ impl Runtime {
 
     /// This process's slot in it.
     pub fn slot(&self) -> &'static Slot {
-        &self.control().slots[self.slot.load(Ordering::Acquire)]
+        // SAFETY: set before the phase leaves Off; slots are never unmapped.
+        unsafe { &*self.slot.load(Ordering::Acquire) }
     }
 
     /// Event counts.

@@ -51,7 +51,7 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
 extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
     let (code, data, number, context_) =
-        unsafe { ((*info).si_code, (*info).si_errno, *info.cast::<u8>().add(24).cast::<i32>(), Context::new(context)) };
+        unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
     if code != SYS_SECCOMP || data != TRAP_DATA || fault::settled_phase(&RUNTIME) == Phase::Off {
         return pass_on(signal, info, context);
     }
@@ -66,13 +66,13 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
 /// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
 fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
-    if record.stack.load(core::sync::atomic::Ordering::Relaxed) == 0 {
-        if let Ok((base, len)) = record.alternate_stack(0) {
-            let stack = context.alternate_stack();
-            // SAFETY: only this thread uses the field.
-            unsafe { *record.program_stack.get() = *stack };
-            *stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
-        }
+    if record.stack.load(core::sync::atomic::Ordering::Relaxed) != 0 {
+        return;
+    }
+    if let Ok((base, len)) = record.alternate_stack(0) {
+        // SAFETY: only this thread uses the field.
+        unsafe { *record.program_stack.get() = context.alternate_stack() };
+        context.set_alternate_stack(base, len);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::runtime::{Phase, RUNTIME, fail};
 use super::{exec, signal, table, thread};
-use crate::control::{Control, ENV_CONTROL, MAGIC, SLOTS, exit};
+use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -73,18 +73,17 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // SAFETY: advice on our own reservation.
     let _ = unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) };
     let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
-    let slot = take_slot(control).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
+    let slot =
+        control.take_slot(process::pid() as u32).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
     RUNTIME.set_up(control, slot, table);
     RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
     move_break();
     let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
     assert!(advanced);
     signal::install().map_err(at("the signal handlers could not be installed"))?;
-    if let Some(record) = thread::current() {
-        if let Ok((base, len)) = record.alternate_stack(0) {
-            // SAFETY: the stack is mapped for the thread's life.
-            let _ = unsafe { signals::set_alternate_stack(base, len) };
-        }
+    if let Some(Ok((base, len))) = thread::current().map(|record| record.alternate_stack(0)) {
+        // SAFETY: the stack is mapped for the thread's life.
+        let _ = unsafe { signals::set_alternate_stack(base, len) };
     }
     let mask = signals::set_mask(!0);
     signals::set_mask(mask & !signal::OURS);
@@ -111,27 +110,6 @@ fn map_control(path: &CStr) -> Result<&'static Control, Step> {
         return Err(("the job's control block is of another release", Errno(libc::EPROTO)));
     }
     Ok(control)
-}
-
-/// A slot for this process: the one it has (after exec), or a free one.
-pub fn take_slot(control: &Control) -> Option<usize> {
-    let pid = process::pid() as u32;
-    let own = control.slots.iter().position(|slot| slot.pid.load(Ordering::Acquire) == pid);
-    if let Some(index) = own {
-        // The old image's memory is gone; its counts stay.
-        let slot = &control.slots[index];
-        for bytes in [&slot.near_bytes, &slot.meta_bytes] {
-            control.near_bytes.fetch_sub(bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        }
-        control.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        slot.state.store(0, Ordering::Relaxed);
-        return Some(index);
-    }
-    let index = (0..SLOTS).find(|&index| {
-        control.slots[index].pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    })?;
-    control.processes.fetch_add(1, Ordering::Relaxed);
-    Some(index)
 }
 
 fn map_gate() -> farfield_os::Result<()> {

@@ -365,13 +365,13 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
         }
     }
     let installed = count - gone;
-    for index in 0..count {
+    for (index, &was_present) in present[..count].iter().enumerate() {
         let page = PageId(first.0 + index as u64);
         if index >= installed {
             runtime.table().update(page, |word| Some(word.gave_up()));
             continue;
         }
-        let dirty = track == Track::Dirty || present[index];
+        let dirty = track == Track::Dirty || was_present;
         arrived(runtime, page, dirty, ahead);
     }
     if gone > 0 {
