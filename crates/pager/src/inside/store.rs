@@ -10,9 +10,9 @@ use crate::window;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
-use farfield_core::{PageId, geometry::PAGE_BYTES, page_word::PageWord};
+use farfield_core::{PageId, checksum, geometry::PAGE_BYTES, page_word::PageWord};
 use farfield_os::{Errno, process, uffd::Track};
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 use std::sync::Arc;
 
 /// Lanes of one process.
@@ -99,6 +99,37 @@ impl Store {
 
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
+        if let Some(mapped) = self.backend.mapped() {
+            self.load(mapped, page, if write { TAG_WRITE } else { 0 });
+            for &(start, count) in ahead {
+                for index in 0..count as u64 {
+                    self.load(mapped, PageId(start.0 + index), TAG_AHEAD);
+                }
+            }
+            return;
+        }
+        self.request(page, write, ahead);
+    }
+
+    /// One page from far memory that the CPU can load from: copied once, checked, and the copy put in its place.
+    fn load(&self, mapped: &dyn Mapped, page: PageId, tag: u64) {
+        let mut copy = PageCopy([0; PAGE_BYTES]);
+        match mapped.page(page) {
+            // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
+            // the page, which it does not while the page is Fetching.
+            Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy.0.as_mut_ptr(), PAGE_BYTES) },
+            None if self.backend.health() == Health::Gone => fail(
+                exit::SERVER_LOST,
+                format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
+            ),
+            None => {}
+        }
+        check(&RUNTIME, page, checksum(&copy.0));
+        place(&RUNTIME, page.0 | tag, copy.0.as_ptr() as usize, 1);
+    }
+
+    /// The same through a lane.
+    fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
         let runtime = &RUNTIME;
         let mut channel = self.channel();
         let buffer = channel.single(self);
@@ -302,32 +333,42 @@ impl Channel {
     }
 }
 
+#[repr(C, align(64))]
+struct PageCopy([u8; PAGE_BYTES]);
+
 /// Pages have arrived: checks them and puts them in their place.
 fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
-    let first = PageId(tag & TAG_PAGE);
-    let table = runtime.table();
-    for index in 0..buffer.pages() {
-        let page = PageId(first.0 + index as u64);
-        if buffer.sums()[index] != table.sum(page) {
-            fail(
-                exit::CORRUPT,
-                format_args!(
-                    "page {} came back from far memory with other bytes than were stored (checksum {:#x}, expected {:#x}); \
-                     the program was stopped before it could see them",
-                    page.0,
-                    buffer.sums()[index],
-                    table.sum(page)
-                ),
-            );
-        }
+    let first = tag & TAG_PAGE;
+    for (index, sum) in buffer.sums().iter().enumerate() {
+        check(runtime, PageId(first + index as u64), *sum);
     }
+    place(runtime, tag, buffer.bytes().as_ptr() as usize, buffer.pages());
+}
+
+/// Is `sum` the checksum with which the page left? If not the program must not see it.
+fn check(runtime: &Runtime, page: PageId, sum: u64) {
+    let expected = runtime.table().sum(page);
+    if sum != expected {
+        fail(
+            exit::CORRUPT,
+            format_args!(
+                "page {} came back from far memory with other bytes than were stored (checksum {sum:#x}, expected \
+                 {expected:#x}); the program was stopped before it could see them",
+                page.0
+            ),
+        );
+    }
+}
+
+/// Puts checked pages in their place and counts them.
+fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
     let ahead = tag & TAG_AHEAD != 0;
     let track = if tag & TAG_WRITE != 0 { Track::Dirty } else { Track::Clean };
-    install(runtime, first, buffer.bytes().as_ptr() as usize, buffer.pages(), track, ahead);
+    install(runtime, PageId(tag & TAG_PAGE), source, pages, track, ahead);
     let counters = runtime.counters();
-    counters.pages_in.fetch_add(buffer.pages() as u64, Ordering::Relaxed);
+    counters.pages_in.fetch_add(pages as u64, Ordering::Relaxed);
     if ahead {
-        counters.prefetched.fetch_add(buffer.pages() as u64, Ordering::Relaxed);
+        counters.prefetched.fetch_add(pages as u64, Ordering::Relaxed);
     }
 }
 
