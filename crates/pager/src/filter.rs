@@ -96,7 +96,6 @@ const POINTERS: &[(libc::c_long, u8)] = &[
     (libc::SYS_getegid, 0),
     (libc::SYS_sched_yield, 0),
     (libc::SYS_exit, 0),
-    (libc::SYS_exit_group, 0),
     (libc::SYS_tgkill, 0),
     (libc::SYS_kill, 0),
     (libc::SYS_vfork, 0),
@@ -144,6 +143,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_io_setup, NotImplemented),
     ];
     for call in [
+        libc::SYS_exit_group,
         libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
         libc::SYS_fork,

@@ -124,6 +124,21 @@ impl Space {
             .collect()
     }
 
+    /// The stretches of the whole window, of `pages` pages, between foreign mappings.
+    pub fn between_foreign(&self, pages: u64) -> Vec<Range> {
+        let mut free = Vec::new();
+        let mut at = 0;
+        for (&start, &(end, prot)) in &self.mapped {
+            if prot == FOREIGN {
+                free.push(Range { start: at, end: start });
+                at = end;
+            }
+        }
+        free.push(Range { start: at, end: pages });
+        free.retain(|range| range.start < range.end);
+        free
+    }
+
     /// The parts of `range` that are far-capable memory, in order.
     pub fn mapped_in(&self, range: Range) -> Vec<Range> {
         self.parts_in(range).into_iter().filter(|(_, prot)| *prot != FOREIGN).map(|(part, _)| part).collect()
@@ -242,6 +257,19 @@ mod tests {
         let second = space.find(1024).unwrap();
         space.map(second, 3);
         assert!(second.start >= first.end + 1024);
+    }
+
+    #[test]
+    fn foreign_mappings_are_left_out() {
+        let mut space = Space::new(SMALL, LARGE);
+        space.map(Range { start: 0, end: 2 }, FOREIGN);
+        space.map(Range { start: 10, end: 20 }, 3);
+        space.map(Range { start: 20, end: 30 }, FOREIGN);
+        let whole = Range { start: 0, end: 100 };
+        assert_eq!(space.between_foreign(100), [Range { start: 2, end: 20 }, Range { start: 30, end: 100 }]);
+        assert_eq!(space.mapped_in(whole), [Range { start: 10, end: 20 }]);
+        space.unmap(whole);
+        assert_eq!(space.between_foreign(100), [whole]);
     }
 
     #[test]

@@ -165,6 +165,10 @@ pub trait Backend: Send + Sync {
     /// How it feels.
     fn health(&self) -> Health;
 
+    /// Says goodbye, so that the servers free the region now and not when the lease runs out. No harm if nobody hears
+    /// it. The backend must not be used afterwards.
+    fn release(&self) {}
+
     /// After `fork`, in the child: drops the inherited connections without a word to the servers, which go on
     /// serving the parent. The backend and its lanes must not be used afterwards.
     fn abandon(&self);

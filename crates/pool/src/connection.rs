@@ -249,6 +249,11 @@ impl Session {
     }
 
     /// Closes every connection without a word.
+    /// The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
+    pub(crate) fn farewell(&self) {
+        let _ = self.ask(Request::Bye, self.identity.deadline.min(Duration::from_millis(200)));
+    }
+
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.set_gone();
@@ -263,8 +268,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.is_abandoned() && !self.is_gone() {
-            // The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
-            let _ = self.ask(Request::Bye, self.identity.deadline.min(Duration::from_millis(200)));
+            self.farewell();
         }
         self.descriptors.close_all();
     }

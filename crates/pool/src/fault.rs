@@ -135,6 +135,10 @@ impl Backend for FaultBackend {
         if self.fate.is_dead() { Health::Gone } else { self.inner.health() }
     }
 
+    fn release(&self) {
+        self.inner.release();
+    }
+
     fn abandon(&self) {
         self.inner.abandon();
     }

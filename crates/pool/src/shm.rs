@@ -401,6 +401,10 @@ impl Backend for ShmBackend {
         if self.region.session.is_gone() { Health::Gone } else { Health::Good }
     }
 
+    fn release(&self) {
+        self.region.session.farewell();
+    }
+
     fn abandon(&self) {
         if !self.region.abandoned.swap(true, Ordering::Relaxed) {
             self.region.close();

@@ -132,6 +132,10 @@ impl Backend for StripeBackend {
         }
     }
 
+    fn release(&self) {
+        self.members.iter().for_each(|member| member.release());
+    }
+
     fn abandon(&self) {
         self.members.iter().for_each(|member| member.abandon());
     }

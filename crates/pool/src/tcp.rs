@@ -73,6 +73,10 @@ impl Backend for TcpBackend {
         if self.session.is_gone() { Health::Gone } else { Health::Good }
     }
 
+    fn release(&self) {
+        self.session.farewell();
+    }
+
     fn abandon(&self) {
         self.session.abandon();
     }

@@ -121,8 +121,12 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
             }
         }
     }
-    if let Err(errno) = armed.uffd.register(window::BASE, window::LEN) {
-        fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
+    // Files that the program mapped into the window are the kernel's.
+    for range in runtime.space.lock().between_foreign(window::PAGES) {
+        let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
+        if let Err(errno) = armed.uffd.register(address, len) {
+            fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
+        }
     }
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);

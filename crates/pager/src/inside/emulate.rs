@@ -14,7 +14,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, page_word::State};
 use farfield_os::seccomp::{Instruction, Program};
 use farfield_os::signals::{self, Action, SignalSet};
-use farfield_os::{gate, memory};
+use farfield_os::{gate, memory, process};
 
 /// Decides what becomes of a call that the filter sent us.
 pub fn on_call(number: usize, context: &Context) -> Outcome {
@@ -45,6 +45,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_clone => forking::fork(context, args),
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
+        libc::SYS_exit_group => end(runtime, args[0]),
         libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),
         _ => return Outcome::Forward,
@@ -57,6 +58,14 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
     }
     counters.syscalls_emulated.fetch_add(1, Ordering::Relaxed);
     outcome
+}
+
+/// The program ends: its far memory is freed now, not when the lease runs out.
+fn end(runtime: &Runtime, code: usize) -> ! {
+    if !runtime.is_borrowed() && settled_phase(runtime) == Phase::Armed {
+        runtime.armed().store.backend().release();
+    }
+    process::exit_group(code as i32)
 }
 
 /// The range of whole pages that the kernel would take `address, len` for; `None` if it is not in the window.
