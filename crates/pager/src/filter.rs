@@ -126,12 +126,15 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_brk, TrapUnlessZero(0)),
         (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGBUS as u32)),
         (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGSYS as u32)),
+        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGSEGV as u32)),
         (libc::SYS_rt_sigaction, TrapUnlessZero(1)),
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
         (libc::SYS_dup3, TrapIfOurDescriptor(1)),
-        // Threads share memory and may go on; glibc falls back from clone3, whose flags a filter cannot see.
+        // Threads share memory and may go on, if they have thread-local storage of their own or their parent waits; glibc
+        // falls back from clone3, whose flags a filter cannot see.
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_VM as u32)),
+        (libc::SYS_clone, TrapUnlessBits(0, (libc::CLONE_SETTLS | libc::CLONE_VFORK) as u32)),
         (libc::SYS_clone3, NotImplemented),
         (libc::SYS_prctl, TrapIfEqual(0, libc::PR_SET_SECCOMP as u32)),
         (libc::SYS_ppoll, TrapUnlessZero(3)),
@@ -405,7 +408,9 @@ mod tests {
     fn rules_of_single_calls() {
         assert_eq!(verdict(libc::SYS_brk, [0; 6]), Verdict::Allow, "asked before our library is initialised");
         assert_eq!(verdict(libc::SYS_brk, [0x5555_0000_0000, 0, 0, 0, 0, 0]), Verdict::Trap);
-        assert_eq!(verdict(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]), Verdict::Allow);
+        let thread = (libc::CLONE_VM | libc::CLONE_SETTLS) as usize;
+        assert_eq!(verdict(libc::SYS_clone, [thread, 0, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone3, [0x7f00_0000_0000, 88, 0, 0, 0, 0]), Verdict::Missing);
         assert_eq!(verdict(libc::SYS_close, [3, FAR, FAR, 0, 0, 0]), Verdict::Allow, "it has one argument");

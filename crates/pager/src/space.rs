@@ -98,14 +98,7 @@ impl Space {
 
     /// Is every page of the range mapped?
     pub fn is_mapped(&self, range: Range) -> bool {
-        let mut at = range.start;
-        while at < range.end {
-            match self.mapped.range(..=at).next_back() {
-                Some((_, &(end, _))) if end > at => at = end,
-                _ => return false,
-            }
-        }
-        true
+        self.mapped_from(range) == range
     }
 
     /// The mapped stretch of one protection that holds the page, and its protection.
@@ -122,6 +115,18 @@ impl Space {
             .map(|(&start, &(end, prot))| (Range { start: start.max(range.start), end: end.min(range.end) }, prot))
             .filter(|(part, _)| part.start < part.end)
             .collect()
+    }
+
+    /// The part of `range` from its start to the first hole.
+    pub fn mapped_from(&self, range: Range) -> Range {
+        let mut end = range.start;
+        while end < range.end {
+            match self.stretch(end) {
+                Some((stretch, _)) => end = stretch.end.min(range.end),
+                None => break,
+            }
+        }
+        Range { start: range.start, end }
     }
 
     /// The stretches of the whole window, of `pages` pages, between foreign mappings.

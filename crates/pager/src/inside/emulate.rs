@@ -28,6 +28,9 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_mprotect => protect(runtime, args),
         libc::SYS_madvise => advise(runtime, args),
         libc::SYS_brk => move_break(runtime, args[0]),
+        libc::SYS_mincore if pages_of(args[0], args[1]).is_some_and(|range| !runtime.space.lock().is_mapped(range)) => {
+            error(libc::ENOMEM)
+        }
         libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_mlockall => error(libc::ENOMEM),
         libc::SYS_munlock => Outcome::Done(0),
         libc::SYS_rt_sigprocmask => return change_mask(context, args),
@@ -251,22 +254,26 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return done(unsafe { gate::syscall(libc::SYS_mprotect, args) });
     };
     let mut space = runtime.space.lock();
-    if !space.is_mapped(range) {
-        return error(libc::ENOMEM);
+    // As the kernel does it: up to the first hole, and then an error.
+    let whole = space.mapped_from(range);
+    if whole.start < whole.end {
+        let (address, len) = address_of(whole);
+        // SAFETY: the program's own call.
+        if let Err(errno) = unsafe { memory::mprotect(address, len, args[2] as i32) } {
+            return error(errno.0);
+        }
+        space.protect(whole, args[2] as i32);
     }
-    let (address, len) = address_of(range);
-    // SAFETY: the program's own call.
-    let result = unsafe { memory::mprotect(address, len, args[2] as i32) };
-    if result.is_ok() {
-        space.protect(range, args[2] as i32);
-    }
-    done(result.map(|()| 0))
+    if whole == range { Outcome::Done(0) } else { error(libc::ENOMEM) }
 }
 
 fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let Some(range) = pages_of(args[0], args[1]) else {
         return if args[1] == 0 { Outcome::Done(0) } else { error(libc::EINVAL) };
     };
+    if !matches!(args[2] as i32, libc::MADV_DONTNEED | libc::MADV_FREE) && !runtime.space.lock().is_mapped(range) {
+        return error(libc::ENOMEM);
+    }
     match args[2] as i32 {
         libc::MADV_DONTNEED | libc::MADV_FREE => {
             let space = runtime.space.lock();
@@ -379,8 +386,11 @@ fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
     }
     let before = if new == 0 {
         match action_index(signal as i32) {
-            Some(index) => RUNTIME.program_actions.lock()[index],
-            None => match signals::action(signal as i32) {
+            Some(index) if signal as i32 != libc::SIGSEGV => RUNTIME.program_actions.lock()[index],
+            _ => match signals::action(signal as i32) {
+                Ok(action) if action.handler == super::signal::on_segv as *const () as usize => {
+                    RUNTIME.program_actions.lock()[2]
+                }
                 Ok(action) => action,
                 Err(errno) => return error(errno.0),
             },
@@ -403,7 +413,8 @@ fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
 fn replace_action(signal: i32, mut action: Action) -> farfield_os::Result<Option<Action>> {
     match action_index(signal) {
         // A child that shares our memory until it executes something: its own setting ends there.
-        Some(_) if RUNTIME.is_borrowed() => Ok(None),
+        Some(_) if RUNTIME.is_borrowed() && signal != libc::SIGSEGV => Ok(None),
+        Some(index) if signal == libc::SIGSEGV => replace_segv(index, action),
         Some(index) => Ok(Some(core::mem::replace(&mut RUNTIME.program_actions.lock()[index], action))),
         None => {
             action.mask &= !OURS;
@@ -411,6 +422,25 @@ fn replace_action(signal: i32, mut action: Action) -> farfield_os::Result<Option
             unsafe { signals::set_action(signal, &action) }.map(Some)
         }
     }
+}
+
+/// SIGSEGV stays the program's, with a handler of ours in front of its own.
+fn replace_segv(index: usize, mut action: Action) -> farfield_os::Result<Option<Action>> {
+    action.mask &= !OURS;
+    let mut ours = action;
+    if !matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
+        ours.handler = super::signal::on_segv as *const () as usize;
+        ours.flags |= libc::SA_SIGINFO as u64;
+    }
+    // SAFETY: the program's own action, or our handler which calls the program's.
+    let mut before = unsafe { signals::set_action(libc::SIGSEGV, &ours) }?;
+    if before.handler == super::signal::on_segv as *const () as usize {
+        before = RUNTIME.program_actions.lock()[index];
+    }
+    if !RUNTIME.is_borrowed() {
+        RUNTIME.program_actions.lock()[index] = action;
+    }
+    Ok(Some(before))
 }
 
 /// `sigaltstack`: the kernel's is ours, of at least the size asked for; the program sees what it set.

@@ -491,6 +491,9 @@ pub fn clone_thread(context: &Context) -> Outcome {
     let runtime = &RUNTIME;
     let args = context.arguments();
     let (flags, stack, parent_tid, child_tid, tls) = (args[0], args[1], args[2], args[3], args[4]);
+    if flags & (libc::CLONE_SETTLS | libc::CLONE_VFORK) as usize == 0 {
+        thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
+    }
     if settled_phase(runtime) == Phase::Armed {
         let keep = |address: usize, below: usize, above: usize| {
             if window::contains(address) {

@@ -21,13 +21,18 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     if !window::contains(old) || !old.is_multiple_of(PAGE_BYTES) || new_pages == 0 || old_pages == 0 {
         return error(libc::EINVAL);
     }
-    // MREMAP_DONTUNMAP is not supported; a fixed place needs leave to move.
-    let fixed_in_place = flags & libc::MREMAP_FIXED != 0 && flags & libc::MREMAP_MAYMOVE == 0;
-    if flags & libc::MREMAP_DONTUNMAP != 0 || fixed_in_place {
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    // A fixed place, and leaving the old one mapped, need leave to move.
+    let unmovable = flags & libc::MREMAP_MAYMOVE == 0;
+    if unmovable && (flags & libc::MREMAP_FIXED != 0 || stays) || stays && old_pages != new_pages {
         return error(libc::EINVAL);
     }
     let start = window::page_of(old).0;
     let from = Range { start, end: start + old_pages };
+    let overlap = flags & libc::MREMAP_FIXED != 0 && new < old + old_len && old < new.saturating_add(new_len);
+    if overlap {
+        return error(libc::EINVAL);
+    }
     let mut space = runtime.space.lock();
     if !space.is_mapped(from) {
         return error(libc::EFAULT);
@@ -49,17 +54,14 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         }
         let first = window::page_of(new).0;
         let target = Range { start: first, end: first + new_pages };
-        if target.start < from.end && from.start < target.end {
-            return error(libc::EINVAL);
-        }
         release(runtime, &mut space, target);
         target
-    } else if new_pages <= old_pages {
+    } else if new_pages <= old_pages && !stays {
         release(runtime, &mut space, Range { start: start + new_pages, end: from.end });
         return Outcome::Done(old as isize);
     } else {
         let growth = Range { start: from.end, end: start + new_pages };
-        if growth.end <= window::PAGES && space.is_free(growth) {
+        if !stays && growth.end <= window::PAGES && space.is_free(growth) {
             return match open(&mut space, growth, prot) {
                 Ok(()) => Outcome::Done(old as isize),
                 Err(errno) => error(errno.0),
@@ -79,7 +81,9 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     let kept = Range { start, end: start + old_pages.min(new_pages) };
     move_pages(runtime, kept, target);
-    release(runtime, &mut space, from);
+    if !stays {
+        release(runtime, &mut space, from);
+    }
     Outcome::Done(window::address_of(PageId(target.start)) as isize)
 }
 

@@ -81,8 +81,8 @@ pub struct Runtime {
     heap_charged: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
     pub wiped: Lock<Vec<Range>>,
-    /// Handlers that the program set for SIGBUS and SIGSYS.
-    pub program_actions: Lock<[farfield_os::signals::Action; 2]>,
+    /// Handlers that the program set for SIGBUS, SIGSYS and SIGSEGV.
+    pub program_actions: Lock<[farfield_os::signals::Action; 3]>,
     /// Nanoseconds at the start, for messages.
     pub started_ns: AtomicU64,
 }
@@ -115,7 +115,7 @@ impl Runtime {
             heap_charged: AtomicI64::new(0),
             wiped: Lock::new(Vec::new()),
             program_actions: Lock::new(
-                [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 2],
+                [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 3],
             ),
             started_ns: AtomicU64::new(0),
         }

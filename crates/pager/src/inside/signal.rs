@@ -13,6 +13,9 @@ pub const OURS: SignalSet = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 /// `si_code` of a seccomp trap.
 const SYS_SECCOMP: i32 = 1;
 
+const SEGV_MAPERR: i32 = 1;
+const SEGV_ACCERR: i32 = 2;
+
 /// A SIGBUS for a missing page, as opposed to a broken file mapping or bad memory, has this code.
 const BUS_ADRERR: i32 = 2;
 
@@ -23,7 +26,7 @@ pub fn install() -> farfield_os::Result<()> {
     unsafe {
         let bus = signals::set_action(libc::SIGBUS, &Action::handler(on_bus, !OURS))?;
         let sys = signals::set_action(libc::SIGSYS, &Action::handler(on_sys, !OURS))?;
-        *RUNTIME.program_actions.lock() = [bus, sys];
+        RUNTIME.program_actions.lock()[..2].copy_from_slice(&[bus, sys]);
     }
     Ok(())
 }
@@ -33,6 +36,7 @@ pub fn action_index(signal: i32) -> Option<usize> {
     match signal {
         libc::SIGBUS => Some(0),
         libc::SIGSYS => Some(1),
+        libc::SIGSEGV => Some(2),
         _ => None,
     }
 }
@@ -61,6 +65,24 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         Outcome::Forward => guard::forward(number as usize, &context_),
         Outcome::Resume => {}
     }
+}
+
+/// The program's handler for SIGSEGV, behind ours: the window is reserved as a whole, so the kernel calls a hole in it
+/// "access not allowed" where without us it would say "not mapped", which is what the program is told.
+pub extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's arguments of this handler.
+    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    if code == SEGV_ACCERR && window::contains(address) {
+        // Our locks are held with signals blocked only.
+        let blocked = signals::set_mask(!OURS);
+        let mapped = RUNTIME.space.lock().stretch(window::page_of(address).0).is_some();
+        signals::set_mask(blocked);
+        if !mapped {
+            // SAFETY: ours to change until the handler returns.
+            unsafe { (*info).si_code = SEGV_MAPERR };
+        }
+    }
+    pass_on(signal, info, context);
 }
 
 /// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.

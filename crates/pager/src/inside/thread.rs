@@ -184,8 +184,17 @@ fn thread_word() -> *mut *const Record {
     address as *mut *const Record
 }
 
+/// Set once a thread was started that shares its parent's thread-local storage: then the word does not tell threads
+/// apart.
+pub static SHARED_STORAGE: AtomicU32 = AtomicU32::new(0);
+
 /// The record of this thread, made on first use. `None` when there are too many threads.
 pub fn current() -> Option<&'static Record> {
+    if SHARED_STORAGE.load(Ordering::Relaxed) != 0 {
+        let tid = process::tid();
+        let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
+        return known.or_else(|| RUNTIME.threads.acquire(tid));
+    }
     let word = thread_word();
     // SAFETY: thread-local; points into the table or is null.
     let known = unsafe { word.read() };
