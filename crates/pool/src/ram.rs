@@ -1,6 +1,7 @@
 //! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance.
 
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
@@ -22,6 +23,9 @@ struct Region {
     pages: u64,
     stored: Mutex<Pages>,
 }
+
+/// Never given twice, so that a used ticket stays used.
+static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
 
 /// Snapshots that nobody has claimed yet. The key is the ticket's secret.
 static CLONES: Mutex<BTreeMap<u128, (u64, Pages)>> = Mutex::new(BTreeMap::new());
@@ -49,7 +53,7 @@ impl Backend for RamBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let mut clones = CLONES.lock().unwrap_or_else(PoisonError::into_inner);
         // Not a secret: whoever is in this process sees the pages anyway.
-        let secret = clones.last_key_value().map_or(1, |(last, _)| last + 1);
+        let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         clones.insert(secret, (self.region.pages, self.region.lock().clone()));
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         secrets[0] = secret;

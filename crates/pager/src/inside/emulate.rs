@@ -66,6 +66,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
 /// The program ends: its far memory is freed now, not when the lease runs out.
 fn end(runtime: &Runtime, code: usize) -> ! {
     if !runtime.is_borrowed() && settled_phase(runtime) == Phase::Armed {
+        runtime.ending.store(256 | code as u32 & 0xFF, Ordering::Release);
         runtime.armed().store.backend().release();
     }
     process::exit_group(code as i32)

@@ -9,7 +9,7 @@ use super::thread::Threads;
 use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
-use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::{pagemap::Pagemap, process, uffd::Uffd};
 
@@ -83,8 +83,8 @@ pub struct Runtime {
     pub wiped: Lock<Vec<Range>>,
     /// Handlers that the program set for SIGBUS, SIGSYS and SIGSEGV.
     pub program_actions: Lock<[farfield_os::signals::Action; 3]>,
-    /// Nanoseconds at the start, for messages.
-    pub started_ns: AtomicU64,
+    /// 256 + exit code, once the program is ending and has said goodbye to the pool.
+    pub ending: AtomicU32,
 }
 
 /// The break starts at the window's first page and has 1 TiB; then small mappings (3 TiB), then large ones.
@@ -117,7 +117,7 @@ impl Runtime {
             program_actions: Lock::new(
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 3],
             ),
-            started_ns: AtomicU64::new(0),
+            ending: AtomicU32::new(0),
         }
     }
 
@@ -145,7 +145,6 @@ impl Runtime {
         self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
         self.table.store(Box::into_raw(Box::new(table)), Ordering::Release);
         self.pid.store(process::pid() as u32, Ordering::Release);
-        self.started_ns.store(process::now_ns(), Ordering::Relaxed);
     }
 
     /// Takes another slot, in the child of a fork.
@@ -284,6 +283,11 @@ impl Runtime {
 /// Ends the program because of us: says why, tells the runner, never returns.
 pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
     use core::fmt::Write;
+    let ending = RUNTIME.ending.load(Ordering::Acquire);
+    if ending != 0 {
+        // Another thread is ending the program and has given its far memory up: nothing is wrong.
+        process::exit_group(ending as i32 & 0xFF)
+    }
     let mut text = Text { bytes: [0; 480], len: 0 };
     let _ = text.write_fmt(reason);
     let runtime = &RUNTIME;
