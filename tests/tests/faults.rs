@@ -83,6 +83,19 @@ fn programs_that_cannot_be_found_or_run_are_as_in_a_shell() {
     check("/", 126);
 }
 
+/// A static program started by a program of the job: refused too, never run outside of the budget in silence; the
+/// parent learns it as it learns that a file may not be executed.
+#[test]
+fn static_children_are_refused_with_the_reason() {
+    let scratch = Scratch::new("static-child");
+    let Some(path) = compile_with("brk", scratch.path(), "static-brk", &["-static"]) else { return };
+    let script = format!("{0}; echo $?; env -i {0}; echo $?; exec {0}", path.display());
+    let ended = FarRun::new(&scratch, ["--near", "16M"], ["/bin/sh", "-c", script.as_str()]).run();
+    assert_eq!(ended.text(), "126\n126\n");
+    assert_eq!(ended.code, 126, "{}", ended.errors);
+    assert_eq!(ended.errors.matches("statically linked").count(), 3, "{}", ended.errors);
+}
+
 #[test]
 fn static_programs_are_refused_with_advice() {
     let scratch = Scratch::new("static");

@@ -125,17 +125,6 @@ fn every_way_to_end_comes_out_unchanged() {
     assert!(failures.is_empty(), "ways that came out otherwise: {failures:?}");
 }
 
-/// A static program started by a program of the job: nothing can be loaded into it, so it runs near, but it must run.
-#[test]
-fn static_children_run() {
-    let Some(shell) = program("sh") else { return };
-    let job = Job::new("static-children", [shell.as_os_str()]);
-    let bin = job.scratch().folder("bin");
-    let Some(child) = compile_with("brk", &bin, "static-brk", &["-static"]) else { return };
-    let script = format!("echo before; {0}; echo $?; env -i {0}; echo $?; exec {0}", child.display());
-    job.arg("-c").arg(script).footprint(Footprint::Any).check_with_near(NEAR);
-}
-
 /// The program that is started is itself a script, or found by PATH.
 #[test]
 fn scripts_are_programs() {
