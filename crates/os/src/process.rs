@@ -17,10 +17,11 @@ pub fn tid() -> i32 {
     unsafe { crate::gate::syscall_raw(libc::SYS_gettid as usize, [0; 6]) as i32 }
 }
 
-/// Does a thread of this process with this id still exist?
-pub fn thread_exists(pid: i32, tid: i32) -> bool {
+/// Does a thread with this id exist, in this process or in one that shares its memory? (Or in a stranger: ids are used
+/// again.)
+pub fn thread_exists(tid: i32) -> bool {
     // SAFETY: signal 0 only asks.
-    let result = unsafe { syscall(libc::SYS_tgkill, [pid as usize, tid as usize, 0, 0, 0, 0]) };
+    let result = unsafe { syscall(libc::SYS_tkill, [tid as usize, 0, 0, 0, 0, 0]) };
     result != Err(Errno(libc::ESRCH))
 }
 

@@ -88,12 +88,14 @@ pub extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut
 /// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
 fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
-    if record.stack.load(core::sync::atomic::Ordering::Relaxed) != 0 {
+    let in_force = context.alternate_stack();
+    // (A record that an earlier thread has left has a stack already, which is not in force for this one.)
+    if in_force.ss_sp as usize == record.stack.load(core::sync::atomic::Ordering::Relaxed) && in_force.ss_size > 0 {
         return;
     }
     if let Ok((base, len)) = record.alternate_stack(0) {
         // SAFETY: only this thread uses the field.
-        unsafe { *record.program_stack.get() = context.alternate_stack() };
+        unsafe { *record.program_stack.get() = in_force };
         context.set_alternate_stack(base, len);
     }
 }

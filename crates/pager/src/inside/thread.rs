@@ -119,10 +119,9 @@ impl Threads {
     }
 
     fn acquire(&self, tid: i32) -> Option<&Record> {
-        let pid = process::pid();
         for record in self.all() {
             let old = record.tid.load(Ordering::Acquire);
-            let free = old == 0 || !process::thread_exists(pid, old);
+            let free = old == 0 || !process::thread_exists(old);
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 for frame in &record.frames {
                     frame.active.store(0, Ordering::Release);
