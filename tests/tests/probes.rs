@@ -2,7 +2,7 @@
 //!
 //! Danger: a call that works on near memory and fails, lies or loses data on far memory.
 
-use farfield_tests::{Footprint, Job, MIB, compile_with, program, skip, tier};
+use farfield_tests::{Footprint, Job, MIB, program, skip, tier};
 use std::time::Duration;
 
 const NEAR: u64 = 16 * MIB;

@@ -389,9 +389,7 @@ fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
         match action_index(signal as i32) {
             Some(index) if signal as i32 != libc::SIGSEGV => RUNTIME.program_actions.lock()[index],
             _ => match signals::action(signal as i32) {
-                Ok(action) if action.handler == super::signal::on_segv as *const () as usize => {
-                    RUNTIME.program_actions.lock()[2]
-                }
+                Ok(action) if action.handler == super::signal::segv_handler() => RUNTIME.program_actions.lock()[2],
                 Ok(action) => action,
                 Err(errno) => return error(errno.0),
             },
@@ -430,12 +428,12 @@ fn replace_segv(index: usize, mut action: Action) -> farfield_os::Result<Option<
     action.mask &= !OURS;
     let mut ours = action;
     if !matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
-        ours.handler = super::signal::on_segv as *const () as usize;
+        ours.handler = super::signal::segv_handler();
         ours.flags |= libc::SA_SIGINFO as u64;
     }
     // SAFETY: the program's own action, or our handler which calls the program's.
     let mut before = unsafe { signals::set_action(libc::SIGSEGV, &ours) }?;
-    if before.handler == super::signal::on_segv as *const () as usize {
+    if before.handler == super::signal::segv_handler() {
         before = RUNTIME.program_actions.lock()[index];
     }
     if !RUNTIME.is_borrowed() {
@@ -444,7 +442,8 @@ fn replace_segv(index: usize, mut action: Action) -> farfield_os::Result<Option<
     Ok(Some(before))
 }
 
-/// `sigaltstack`: the kernel's is ours, of at least the size asked for; the program sees what it set.
+/// `sigaltstack`: the kernel's stays ours (it cannot be changed by a handler that runs on it, and the program's may be
+/// far); the program sees what it set, and its handlers run on ours.
 fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
     let [new, old, ..] = args;
     let Some(record) = thread::current() else { return error(libc::ENOMEM) };
@@ -456,18 +455,13 @@ fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
     let before = *program;
     if new != 0 {
         let Some(stack) = guard::peek::<libc::stack_t>(new) else { return error(libc::EFAULT) };
-        let disable = stack.ss_flags & libc::SS_DISABLE != 0;
-        if !disable && stack.ss_size < libc::MINSIGSTKSZ {
+        if stack.ss_flags & libc::SS_DISABLE == 0 && stack.ss_size < libc::MINSIGSTKSZ {
             return error(libc::ENOMEM);
         }
         if record.on_alternate_stack(context.sp()) {
             return error(libc::EPERM);
         }
-        let Ok((base, len)) = record.alternate_stack(if disable { 0 } else { stack.ss_size }) else {
-            return error(libc::ENOMEM);
-        };
         *program = stack;
-        context.set_alternate_stack(base, len);
     }
     if old != 0 && !guard::poke(old, before) {
         return error(libc::EFAULT);

@@ -69,7 +69,7 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
 
 /// The program's handler for SIGSEGV, behind ours: the window is reserved as a whole, so the kernel calls a hole in it
 /// "access not allowed" where without us it would say "not mapped", which is what the program is told.
-pub extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     if code == SEGV_ACCERR && window::contains(address) {
@@ -85,6 +85,11 @@ pub extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut
     pass_on(signal, info, context);
 }
 
+/// Address of the handler that stands in front of a program's own for SIGSEGV.
+pub fn segv_handler() -> usize {
+    on_segv as *const () as usize
+}
+
 /// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
 fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
@@ -93,7 +98,7 @@ fn prepare_stack(context: &Context) {
     if in_force.ss_sp as usize == record.stack.load(core::sync::atomic::Ordering::Relaxed) && in_force.ss_size > 0 {
         return;
     }
-    if let Ok((base, len)) = record.alternate_stack(0) {
+    if let Ok((base, len)) = record.alternate_stack() {
         // SAFETY: only this thread uses the field.
         unsafe { *record.program_stack.get() = in_force };
         context.set_alternate_stack(base, len);

@@ -81,7 +81,7 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
     assert!(advanced);
     signal::install().map_err(at("the signal handlers could not be installed"))?;
-    if let Some(Ok((base, len))) = thread::current().map(|record| record.alternate_stack(0)) {
+    if let Some(Ok((base, len))) = thread::current().map(|record| record.alternate_stack()) {
         // SAFETY: the stack is mapped for the thread's life.
         let _ = unsafe { signals::set_alternate_stack(base, len) };
     }

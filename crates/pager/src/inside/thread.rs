@@ -30,8 +30,9 @@ pub const RECORDS: usize = 8192;
 pub const FRAMES: usize = 6;
 /// Runs of pages that one system call can hold.
 pub const RUNS: usize = 40;
-/// Least size of our alternate stacks. The kernel's frame alone can take 11 KiB (AVX-512 and AMX state).
-const STACK_BYTES: usize = 96 << 10;
+/// Size of our alternate stacks, on which the program's handlers run too. The kernel's frame alone can take 11 KiB (AVX-512
+/// and AMX state).
+const STACK_BYTES: usize = 256 << 10;
 
 /// What our handlers touch of a stack.
 const STACK_TOUCHED: i64 = 16 << 10;
@@ -70,10 +71,8 @@ pub struct FramePages {
 pub struct Record {
     /// The thread; 0 = free.
     pub tid: AtomicI32,
-    /// Base and length of its alternate stack, made by us; 0 = none yet.
+    /// Base of its alternate stack, made by us; 0 = none yet.
     pub stack: AtomicUsize,
-    /// Length of the stack.
-    pub stack_len: AtomicUsize,
     /// The alternate stack that the program believes to have.
     pub program_stack: UnsafeCell<libc::stack_t>,
     /// Which of our signals the program believes blocked.
@@ -208,18 +207,16 @@ pub fn current() -> Option<&'static Record> {
 }
 
 impl Record {
-    /// Gives the thread an alternate stack of at least `least` bytes; base and length.
-    pub fn alternate_stack(&self, least: usize) -> farfield_os::Result<(usize, usize)> {
-        let (base, len) = (self.stack.load(Ordering::Relaxed), self.stack_len.load(Ordering::Relaxed));
-        let want = STACK_BYTES.max(least.next_multiple_of(4096) + STACK_BYTES / 2);
-        if base != 0 && len >= want {
-            return Ok((base, len));
+    /// The thread's alternate stack, made on first use: base and length.
+    pub fn alternate_stack(&self) -> farfield_os::Result<(usize, usize)> {
+        let base = self.stack.load(Ordering::Relaxed);
+        if base != 0 {
+            return Ok((base, STACK_BYTES));
         }
-        let new = memory::map_anonymous(want)?;
+        let new = memory::map_anonymous(STACK_BYTES)?;
         RUNTIME.add_meta(STACK_TOUCHED);
         self.stack.store(new, Ordering::Relaxed);
-        self.stack_len.store(want, Ordering::Relaxed);
-        Ok((new, want))
+        Ok((new, STACK_BYTES))
     }
 
     /// Remembers the memory of an `execve` and frees that of the one before: after a vfork child has gone on to
@@ -236,7 +233,7 @@ impl Record {
     /// Is the address on our alternate stack of this thread?
     pub fn on_alternate_stack(&self, address: usize) -> bool {
         let base = self.stack.load(Ordering::Relaxed);
-        base != 0 && address >= base && address < base + self.stack_len.load(Ordering::Relaxed)
+        base != 0 && address >= base && address < base + STACK_BYTES
     }
 
     /// Lets the pages of finished calls go.
