@@ -25,6 +25,12 @@ pub fn thread_exists(tid: i32) -> bool {
     result != Err(Errno(libc::ESRCH))
 }
 
+/// Sends a signal to this thread.
+pub fn send_to_self(signal: i32) {
+    // SAFETY: numbers only.
+    let _ = unsafe { syscall(libc::SYS_tgkill, [pid() as usize, tid() as usize, signal as usize, 0, 0, 0]) };
+}
+
 /// Ends the whole process at once, without running anything else of the program.
 pub fn exit_group(code: i32) -> ! {
     loop {
@@ -92,13 +98,13 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Minor faults of this process so far, over all threads.
-pub fn minor_faults() -> u64 {
+/// Page faults that the kernel served for this process so far, minor and major, over all threads.
+pub fn faults() -> u64 {
     // SAFETY: rusage is plain numbers; all-zero is valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // SAFETY: `usage` is writable.
     let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
-    usage.ru_minflt as u64
+    usage.ru_minflt as u64 + usage.ru_majflt as u64
 }
 
 fn timespec(duration: Duration) -> libc::timespec {

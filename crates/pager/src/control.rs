@@ -66,6 +66,8 @@ pub struct Control {
     pub magic: AtomicU64,
     /// Near budget of the process tree, bytes. May change while the job runs.
     pub near_limit_bytes: AtomicU64,
+    /// The part of `near_bytes` that is our own tables and buffers, which cannot leave.
+    pub meta_bytes: AtomicI64,
     /// Near bytes in use now: sum over slots of near and metadata bytes.
     pub near_bytes: AtomicI64,
     /// Largest value of `near_bytes` seen.
@@ -146,7 +148,9 @@ impl Control {
     }
 
     fn forget_bytes(&self, slot: &Slot) {
-        let near = slot.near_bytes.swap(0, Ordering::Relaxed) + slot.meta_bytes.swap(0, Ordering::Relaxed);
+        let meta = slot.meta_bytes.swap(0, Ordering::Relaxed);
+        let near = slot.near_bytes.swap(0, Ordering::Relaxed) + meta;
+        self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
         self.near_bytes.fetch_sub(near, Ordering::Relaxed);
         self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         slot.state.store(0, Ordering::Relaxed);

@@ -144,6 +144,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         // Buffers that the kernel uses after the call has returned cannot be held; programs fall back.
         (libc::SYS_io_uring_setup, NotImplemented),
         (libc::SYS_io_setup, NotImplemented),
+        // Its ranges stand in memory that a filter cannot see.
+        (libc::SYS_process_madvise, NotImplemented),
     ];
     for call in [
         libc::SYS_exit_group,

@@ -98,6 +98,8 @@ fn evicts_ahead(runtime: &Runtime) -> bool {
 
 /// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.
 pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
+    // With the space held: nobody who holds it ever waits for the end of Arming.
+    let space = runtime.space.lock();
     if !runtime.advance(Phase::Dormant, Phase::Arming) {
         return;
     }
@@ -122,7 +124,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
         }
     }
     // Files that the program mapped into the window are the kernel's.
-    for range in runtime.space.lock().between_foreign(window::PAGES) {
+    for range in space.between_foreign(window::PAGES) {
         let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
         if let Err(errno) = armed.uffd.register(address, len) {
             fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
@@ -131,7 +133,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);
     if ticket.is_none() {
-        take_stock(runtime, armed);
+        take_stock(runtime, armed, &space.mapped_in(crate::space::Range { start: 0, end: window::PAGES }));
     }
     let advanced = runtime.advance(Phase::Arming, Phase::Armed);
     assert!(advanced);
@@ -156,10 +158,14 @@ fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
         let run = pages.runs[index];
         let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
         // SAFETY: populating changes no content.
-        unsafe {
-            if memory::madvise(address, len, libc::MADV_POPULATE_WRITE).is_err() {
-                let _ = memory::madvise(address, len, libc::MADV_POPULATE_READ);
-            }
+        let populated = unsafe {
+            memory::madvise(address, len, libc::MADV_POPULATE_WRITE)
+                .or_else(|_| memory::madvise(address, len, libc::MADV_POPULATE_READ))
+        };
+        if populated.is_err() {
+            // Not accessible: the call will be told so.
+            pages.runs[index].count = 0;
+            continue;
         }
         for number in run.start.0..run.start.0 + u64::from(run.count) {
             found(runtime, PageId(number));
@@ -178,10 +184,9 @@ fn found(runtime: &Runtime, page: PageId) -> bool {
 }
 
 /// All pages that are near when faults become ours.
-fn take_stock(runtime: &Runtime, armed: &Armed) {
+fn take_stock(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::Range]) {
     let mut runs = [PageRun::default(); 256];
     let mut pages = 0i64;
-    let mapped = runtime.space.lock().mapped_in(crate::space::Range { start: 0, end: window::PAGES });
     for range in mapped {
         let mut start = window::address_of(PageId(range.start));
         let end = window::address_of(PageId(range.end));

@@ -16,6 +16,11 @@ use farfield_os::seccomp::{Instruction, Program};
 use farfield_os::signals::{self, Action, SignalSet};
 use farfield_os::{gate, memory, process};
 
+/// Advice that libc does not name yet.
+const MADV_DONTNEED_LOCKED: i32 = 24;
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+
 /// Decides what becomes of a call that the filter sent us.
 pub fn on_call(number: usize, context: &Context) -> Outcome {
     let runtime = &RUNTIME;
@@ -26,6 +31,9 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_munmap => unmap(runtime, args[0], args[1]),
         libc::SYS_mremap => super::remap::remap(runtime, args),
         libc::SYS_mprotect => protect(runtime, args),
+        libc::SYS_pkey_mprotect if args[3] as i32 == -1 => protect(runtime, args),
+        // Protection keys belong to the kernel's mappings, and ours are one reservation.
+        libc::SYS_pkey_mprotect => error(libc::EINVAL),
         libc::SYS_madvise => advise(runtime, args),
         libc::SYS_brk => move_break(runtime, args[0]),
         libc::SYS_mincore if pages_of(args[0], args[1]).is_some_and(|range| !runtime.space.lock().is_mapped(range)) => {
@@ -272,11 +280,13 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let Some(range) = pages_of(args[0], args[1]) else {
         return if args[1] == 0 { Outcome::Done(0) } else { error(libc::EINVAL) };
     };
-    if !matches!(args[2] as i32, libc::MADV_DONTNEED | libc::MADV_FREE) && !runtime.space.lock().is_mapped(range) {
+    if !matches!(args[2] as i32, libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED)
+        && !runtime.space.lock().is_mapped(range)
+    {
         return error(libc::ENOMEM);
     }
     match args[2] as i32 {
-        libc::MADV_DONTNEED | libc::MADV_FREE => {
+        libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
             let space = runtime.space.lock();
             let whole = space.is_mapped(range);
             for (part, prot) in space.parts_in(range) {
@@ -298,7 +308,10 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         | libc::MADV_COLD
         | libc::MADV_PAGEOUT
         | libc::MADV_NOHUGEPAGE
-        | libc::MADV_COLLAPSE => Outcome::Done(0),
+        | libc::MADV_COLLAPSE
+        // A merged page would be replaced at the next write, behind the back of whoever evicts it.
+        | libc::MADV_MERGEABLE
+        | libc::MADV_UNMERGEABLE => Outcome::Done(0),
         libc::MADV_HUGEPAGE => {
             if settled_phase(runtime) == Phase::Dormant {
                 // SAFETY: the program's own hint.
@@ -322,6 +335,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             // SAFETY: the program's own call; near pages are wiped by the kernel.
             done(unsafe { gate::syscall(libc::SYS_madvise, args) })
         }
+        MADV_GUARD_INSTALL | MADV_GUARD_REMOVE => error(libc::EINVAL),
         // SAFETY: the program's own call; advice that changes no content that we keep.
         _ => done(unsafe { gate::syscall(libc::SYS_madvise, args) }),
     }

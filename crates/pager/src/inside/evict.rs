@@ -13,7 +13,7 @@
 //!    they are read and compared by checksum.
 //! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
 
-use super::runtime::{Armed, Phase, Runtime, fail};
+use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::RUN_PAGES;
 use crate::control::exit;
 use crate::window;
@@ -26,10 +26,14 @@ use farfield_os::{memory, pipe::PagePipe, process};
 
 /// Victims of one batch.
 pub const BATCH: usize = 64;
-/// What direct reclaim may overshoot while another thread is evicting (Fastswap's α).
-const SLACK_BYTES: i64 = 4 << 20;
-/// A process with less than this near may overshoot three times as much.
+/// What direct reclaim may overshoot while another thread is evicting (Fastswap's α): 1.6 % of the limit.
+fn slack_bytes(limit: i64) -> i64 {
+    (limit / 64).clamp(1 << 20, 8 << 20)
+}
+
+/// A process with less than this near may overshoot by this much more.
 const STARVING_BYTES: i64 = 2 << 20;
+const STARVING_SLACK_BYTES: i64 = 10 << 20;
 /// How long a thread waits for room before it gives up.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
@@ -67,7 +71,10 @@ impl Evictor {
             pipe,
             victims: [Victim { page: PageId(0), dirty: false, shared: false }; BATCH],
             count: 0,
-            staging: memory::map_anonymous(BATCH * PAGE_BYTES)?,
+            staging: {
+                RUNTIME.add_meta((BATCH * PAGE_BYTES) as i64);
+                memory::map_anonymous(BATCH * PAGE_BYTES)?
+            },
             vectored: true,
         })
     }
@@ -92,10 +99,11 @@ impl Evictor {
             return 0;
         }
         self.unshare();
-        let faults_before = process::minor_faults();
+        let faults_before = process::faults();
         self.find_dirty(runtime, armed);
         let (taken, surplus) = self.take_away(runtime, armed);
-        let undisturbed = process::minor_faults() == faults_before;
+        // A child that borrows this memory (vfork) counts its own faults: no proof then.
+        let undisturbed = process::faults() == faults_before && !runtime.is_borrowed();
         self.settle(runtime, armed, taken, undisturbed);
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
@@ -375,7 +383,7 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         let armed = runtime.armed();
         let evicted = match armed.evictor.try_lock() {
             Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct),
-            None if near + need <= limit + SLACK_BYTES => break,
+            None if near + need <= limit + slack_bytes(limit) => break,
             None => 0,
         };
         if evicted > 0 {
@@ -383,7 +391,7 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         }
         // A process that has next to nothing near cannot help; the others evict meanwhile.
         let starving = runtime.slot().near_bytes.load(Ordering::Relaxed) < STARVING_BYTES;
-        if near + need <= limit + SLACK_BYTES * if starving { 3 } else { 1 } {
+        if near + need <= limit + slack_bytes(limit) + if starving { STARVING_SLACK_BYTES } else { 0 } {
             break;
         }
         let now = process::now_ns();

@@ -24,8 +24,9 @@ static LAST_TOUCH: AtomicU64 = AtomicU64::new(0);
 static ZEROS: AtomicU64 = AtomicU64::new(0);
 static SPURIOUS: AtomicU64 = AtomicU64::new(0);
 
-/// A thread of the program touched a page that the kernel does not have.
-pub fn on_fault(address: usize, write: bool) {
+/// A thread of the program touched a page that the kernel does not have. `false` if it is not ours to provide: a file
+/// that the program mapped into the window and that has become shorter.
+pub fn on_fault(address: usize, write: bool) -> bool {
     let runtime = &RUNTIME;
     let started = process::now_ns();
     let page = window::page_of(address);
@@ -39,6 +40,8 @@ pub fn on_fault(address: usize, write: bool) {
     } else if SPURIOUS.fetch_add(1, Ordering::Relaxed) > u64::from(RETRIES_MAX) {
         fail(exit::INTERNAL, format_args!("page {} is near but cannot be accessed", page.0));
     }
+    runtime.table().word(page).state() != State::Absent
+        || !matches!(runtime.space.lock().stretch(page.0), Some((_, crate::space::FOREIGN)))
 }
 
 /// Enters a section during which no fork may take its snapshot.

@@ -24,12 +24,18 @@ pub fn fork(_context: &Context, args: [usize; 6]) -> Outcome {
 }
 
 fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
-    let space = runtime.space.lock();
     let end = runtime.break_end.lock();
+    let space = runtime.space.lock();
+    // Nobody arms while the space is held; but somebody may have, before.
+    if runtime.phase() != Phase::Dormant {
+        drop((space, end));
+        return fork_armed(runtime, args);
+    }
+    let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let heap = heap::lock();
     // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
-    drop((heap, end, space));
+    drop((heap, actions, space, end));
     if result == Ok(0) {
         let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
         let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
@@ -48,6 +54,9 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     if surplus > 0 {
         evict::shrink_to(runtime, own - surplus / 2);
     }
+    // Before freezing: who holds the space may wait for the world to thaw.
+    let end = runtime.break_end.lock();
+    let space = runtime.space.lock();
     let mut spins = 0;
     let me = process::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -64,17 +73,16 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         Ok(ticket) => ticket,
         Err(error) => store::lost(error),
     };
-    let space = runtime.space.lock();
-    let end = runtime.break_end.lock();
+    let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let queue = runtime.queue.lock();
     let heap = heap::lock();
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
-    drop((heap, end, space));
+    drop((heap, actions));
     if result.is_ok() {
         mark_shared(runtime, &queue, result == Ok(0));
     }
-    drop((queue, evictor));
+    drop((queue, evictor, space, end));
     if result == Ok(0) {
         let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
         let far = runtime.slot().far_bytes.load(Ordering::Relaxed);

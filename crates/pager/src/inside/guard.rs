@@ -122,17 +122,21 @@ fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) 
         context.set_result(result);
         return true;
     }
+    // Collected without the frame's lock, which the one who arms takes.
+    let mut collected = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut collector = Collector { runtime, pages: &mut collected, bytes: 0 };
+    collector.call(number, &context.arguments());
+    let guarded = collected.len > 0;
+    *frame.pages.lock() = collected;
+    // From here on whoever arms holds these pages; if somebody is just doing so, or has done it before he could see
+    // them, they are held here.
     settled_phase(runtime);
-    let armed = runtime.guards();
-    let guarded = {
+    if runtime.guards() {
         let mut pages = frame.pages.lock();
-        let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
-        collector.call(number, &context.arguments());
-        if armed {
+        if !pages.held {
             hold_all(runtime, &mut pages);
         }
-        pages.len > 0
-    };
+    }
     if guarded {
         runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
     }

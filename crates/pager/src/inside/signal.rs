@@ -46,8 +46,9 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
         prepare_stack(&context_);
-        fault::on_fault(address, context_.is_write_fault());
-        return;
+        if fault::on_fault(address, context_.is_write_fault()) {
+            return;
+        }
     }
     pass_on(signal, info, context);
 }
@@ -111,13 +112,19 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         Some(index) => RUNTIME.program_actions.lock()[index],
         None => return,
     };
+    // SAFETY: the kernel's argument of a handler.
+    let sent = unsafe { (*info).si_code } <= 0;
     match action.handler {
-        libc::SIG_IGN => {}
-        libc::SIG_DFL => {
-            // The instruction is tried again and the default action ends the process, as without us.
+        libc::SIG_IGN if sent => {}
+        // What an instruction raised cannot be ignored: the kernel ends the process.
+        libc::SIG_IGN | libc::SIG_DFL => {
             let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
             // SAFETY: the default action.
             let _ = unsafe { signals::set_action(signal, &default) };
+            // An instruction is tried again, and the default action ends the process; what was sent is sent again.
+            if sent {
+                farfield_os::process::send_to_self(signal);
+            }
         }
         handler => {
             // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the

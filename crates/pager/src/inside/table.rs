@@ -1,5 +1,6 @@
 //! One page word and one checksum per page of the window, in sparse memory.
 
+use super::runtime::RUNTIME;
 use crate::window;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farfield_core::{PageId, page_word::PageWord};
@@ -56,8 +57,9 @@ impl Table {
             match cell.compare_exchange_weak(old, new.0, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     let touched = self.touched(page.0);
-                    if touched.load(Ordering::Relaxed) == 0 {
-                        touched.store(1, Ordering::Release);
+                    if touched.load(Ordering::Relaxed) == 0 && touched.swap(1, Ordering::AcqRel) == 0 {
+                        // The tables themselves are part of the budget: 16 bytes a page.
+                        RUNTIME.add_meta(CHUNK as i64 * 16);
                     }
                     return Some((PageWord(old), new));
                 }
