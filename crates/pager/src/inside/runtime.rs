@@ -269,12 +269,12 @@ impl Runtime {
         }
     }
 
-    /// Near bytes of the job, and the limit. Our own tables count as near, but they cannot leave: what they take beyond a
-    /// quarter of the limit (memory touched very sparsely) is not taken from the program's pages; the report shows it.
+    /// Near bytes of the job, and the limit. Our own tables count as near, but they cannot leave: what they take beyond
+    /// half of the limit (memory touched very sparsely) is not taken from the program's pages; the report shows it.
     pub fn near(&self) -> (i64, i64) {
         let control = self.control();
         let limit = control.near_limit_bytes.load(Ordering::Relaxed) as i64;
-        let excess = (control.meta_bytes.load(Ordering::Relaxed) - limit / 4).max(0);
+        let excess = (control.meta_bytes.load(Ordering::Relaxed) - limit / 2).max(0);
         (control.near_bytes.load(Ordering::Relaxed), limit + excess)
     }
 
