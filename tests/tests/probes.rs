@@ -12,9 +12,7 @@ fn same_in_mode(name: &str, arguments: &[&str], mode: &str) {
     let Some(job) = Job::probe(name, arguments) else { return };
     let mut job =
         job.within(Duration::from_secs(60)).option("--mode").option(mode).tables_may_exceed(name == "reservations");
-    // Ten processes at once, each with tables and buffers of its own, need more than the smallest budget.
-    let near = if name == "fork_far" { 2 * NEAR } else { NEAR };
-    let far = job.check_with_near(near);
+    let far = job.check_with_near(NEAR);
     println!("{name}: {:.1} s, {}", far.ended.wall.as_secs_f64(), far.report.0);
 }
 

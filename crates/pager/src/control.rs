@@ -147,7 +147,8 @@ impl Control {
         slot.pid.store(0, Ordering::Release);
     }
 
-    fn forget_bytes(&self, slot: &Slot) {
+    /// The memory of a process is gone, or about to be: its bytes leave the totals.
+    pub fn forget_bytes(&self, slot: &Slot) {
         let meta = slot.meta_bytes.swap(0, Ordering::Relaxed);
         let near = slot.near_bytes.swap(0, Ordering::Relaxed) + meta;
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);

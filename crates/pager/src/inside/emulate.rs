@@ -77,6 +77,10 @@ fn end(runtime: &Runtime, code: usize) -> ! {
         runtime.ending.store(256 | code as u32 & 0xFF, Ordering::Release);
         runtime.armed().store.backend().release();
     }
+    if !runtime.is_borrowed() {
+        // Not when the runner notices: short-lived children would seem to pile up.
+        runtime.control().forget_bytes(runtime.slot());
+    }
     process::exit_group(code as i32)
 }
 
