@@ -34,8 +34,9 @@ fn slack_bytes(limit: i64) -> i64 {
 /// A process with less than this near may overshoot by this much more.
 const STARVING_BYTES: i64 = 2 << 20;
 const STARVING_SLACK_BYTES: i64 = 6 << 20;
-/// How long a thread waits for room before it gives up.
-const PATIENCE_NS: u64 = 30_000_000_000;
+/// How long a thread waits for room before it gives up: longer than the pool may take for an operation, so that a silent
+/// server is named as the cause.
+const PATIENCE_NS: u64 = 45_000_000_000;
 
 /// Buffers of the one who evicts.
 pub struct Evictor {
@@ -397,11 +398,10 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         let now = process::now_ns();
         let deadline = *deadline.get_or_insert(now + PATIENCE_NS);
         if now > deadline {
-            diagnose(runtime);
             fail(
                 exit::INTERNAL,
                 format_args!(
-                    "no room could be made below the near limit of {limit} bytes within 30 s ({near} in use); give the job more with --near"
+                    "no room could be made below the near limit of {limit} bytes within 45 s ({near} in use); give the job more with --near"
                 ),
             );
         }
@@ -437,30 +437,4 @@ pub fn shrink_to(runtime: &Runtime, bytes: i64) {
         let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct);
         fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
     }
-}
-
-/// What is in the queue, for the message of a job that cannot make room.
-fn diagnose(runtime: &Runtime) {
-    let queue = runtime.queue.lock();
-    let (mut near, mut held, mut other) = (0, 0, 0);
-    for index in 0..queue.len() {
-        let Some(page) = queue.peek(index) else { break };
-        let word = runtime.table().word(page);
-        match word.state() {
-            farfield_core::page_word::State::Near if word.holds() > 0 => held += 1,
-            farfield_core::page_word::State::Near => near += 1,
-            _ => other += 1,
-        }
-    }
-    let mut text = [0u8; 200];
-    let mut rest = &mut text[..];
-    use std::io::Write;
-    let slot = runtime.slot();
-    let _ = writeln!(
-        rest,
-        "queue: {near} near, {held} held, {other} other; process near {} meta {}",
-        slot.near_bytes.load(Ordering::Relaxed),
-        slot.meta_bytes.load(Ordering::Relaxed)
-    );
-    let _ = farfield_os::file::write_all(2, &text);
 }

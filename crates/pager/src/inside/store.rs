@@ -23,7 +23,7 @@ const RUNS: usize = 6;
 /// Pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// How long the pool may take for one operation.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(20);
 
 const TAG_PAGE: u64 = (1 << 48) - 1;
 const TAG_READ: u64 = 1 << 60;
