@@ -61,8 +61,8 @@ int main(int argc, char **argv) {
     reap("vfork and execve", child);
     press();
     int result = posix_spawn(&child, arguments[0], NULL, NULL, arguments, both);
-    say("posix_spawn: %d", result);
     reap("spawned", child);
+    say("posix_spawn: %d", result); // After the child has ended: both print.
     press();
     child = vfork();
     if (child == 0) { ((volatile char *)area)[5 * MIB] ^= 1; _exit(9); } // vfork's child writes to the parent's memory.
