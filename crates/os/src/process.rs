@@ -1,8 +1,7 @@
-//! Processes, threads, time, and waiting on a word.
+//! Processes, threads and time.
 
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
-use core::sync::atomic::AtomicU32;
 use core::time::Duration;
 
 /// This process.
@@ -58,36 +57,6 @@ pub fn wait_readable(fd: i32, timeout: Duration) {
     let time = timespec(timeout);
     // SAFETY: both structures are readable, `poll` writable; no mask is given.
     let _ = unsafe { syscall(libc::SYS_ppoll, [&raw mut poll as usize, 1, &raw const time as usize, 0, 0, 0]) };
-}
-
-/// Sleeps while `word` holds `expected`, until woken or `timeout` has passed.
-pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let time = timespec(timeout);
-    // SAFETY: `word` and `time` are readable.
-    let _ = unsafe {
-        syscall(
-            libc::SYS_futex,
-            [
-                word.as_ptr() as usize,
-                (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize,
-                expected as usize,
-                &raw const time as usize,
-                0,
-                0,
-            ],
-        )
-    };
-}
-
-/// Wakes up to `count` sleepers on `word`.
-pub fn futex_wake(word: &AtomicU32, count: i32) {
-    // SAFETY: `word` is readable.
-    let _ = unsafe {
-        syscall(
-            libc::SYS_futex,
-            [word.as_ptr() as usize, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize, count as usize, 0, 0, 0],
-        )
-    };
 }
 
 /// Monotonic time in nanoseconds.

@@ -139,13 +139,6 @@ impl Uffd {
         unsafe { self.ioctl(iowr(0x00, size_of::<RegisterArg>()), &raw mut arg as usize) }.map(drop)
     }
 
-    /// Gives missing pages in the range back to the kernel.
-    pub fn unregister(&self, addr: usize, len: usize) -> Result<()> {
-        let mut arg = RangeArg { start: addr as u64, len: len as u64 };
-        // SAFETY: the argument matches the request.
-        unsafe { self.ioctl(ior(0x01, size_of::<RangeArg>()), &raw mut arg as usize) }.map(drop)
-    }
-
     /// Installs `len` bytes from `src` at the missing pages of `dst`. Returns how many bytes were installed before
     /// the error, with the error: `EEXIST` if a page was there already.
     ///

@@ -186,6 +186,15 @@ pub fn program() -> Vec<Instruction> {
     let op = |code, constant| Instruction { code, jump_true: 0, jump_false: 0, constant };
     let jump = |code, constant, jump_true, jump_false| Instruction { code, jump_true, jump_false, constant };
 
+    let trap_pointer = |argument| {
+        [
+            op(LD_W_ABS, argument_high(argument)),
+            op(ALU_AND_K, window::HIGH_MASK),
+            jump(JEQ_K, window::HIGH, 0, 1),
+            op(RET_K, RET_TRAP),
+        ]
+    };
+
     // Another architecture's calls are not ours (32-bit programs are refused at the start).
     code.push(op(LD_W_ABS, ARCH));
     code.push(jump(JEQ_K, AUDIT_ARCH_X86_64, 1, 0));
@@ -234,10 +243,7 @@ pub fn program() -> Vec<Instruction> {
             Rule::Pointers(mask) => {
                 let mut body = Vec::new();
                 for argument in (0..6).filter(|argument| mask & (1 << argument) != 0) {
-                    body.push(op(LD_W_ABS, argument_high(argument)));
-                    body.push(op(ALU_AND_K, window::HIGH_MASK));
-                    body.push(jump(JEQ_K, window::HIGH, 0, 1));
-                    body.push(op(RET_K, RET_TRAP));
+                    body.extend(trap_pointer(argument));
                 }
                 body.push(op(RET_K, RET_ALLOW));
                 body
@@ -276,10 +282,7 @@ pub fn program() -> Vec<Instruction> {
 
     // Any argument that points into the window.
     for argument in 0..6 {
-        code.push(op(LD_W_ABS, argument_high(argument)));
-        code.push(op(ALU_AND_K, window::HIGH_MASK));
-        code.push(jump(JEQ_K, window::HIGH, 0, 1));
-        code.push(op(RET_K, RET_TRAP));
+        code.extend(trap_pointer(argument));
     }
     code.push(op(RET_K, RET_ALLOW));
     code

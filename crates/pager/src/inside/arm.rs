@@ -10,7 +10,7 @@ use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
 use crate::control::{Mode, TEXT_BYTES, exit};
 use crate::window;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -62,7 +62,6 @@ pub fn start_monitor(runtime: &Runtime) {
 extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
-    let word = AtomicU32::new(0);
     loop {
         match runtime.phase() {
             Phase::Dormant => {
@@ -71,7 +70,7 @@ extern "C" fn monitor(_: usize) -> ! {
                     arm(runtime, None);
                     continue;
                 }
-                process::futex_wait(&word, 0, LOOK);
+                process::sleep(LOOK);
             }
             Phase::Armed => {
                 runtime.settle_heap();
@@ -82,9 +81,9 @@ extern "C" fn monitor(_: usize) -> ! {
                 for record in runtime.threads.all() {
                     record.reap();
                 }
-                process::futex_wait(&runtime.alarm, 0, TICK);
+                process::sleep(TICK);
             }
-            Phase::Arming | Phase::Off => process::futex_wait(&word, 0, TICK),
+            Phase::Arming | Phase::Off => process::sleep(TICK),
         }
     }
 }

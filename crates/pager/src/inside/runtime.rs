@@ -65,8 +65,6 @@ pub struct Runtime {
     pub evictions: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
-    /// Word that the monitor sleeps on.
-    pub alarm: AtomicU32,
     /// Thread that froze the world for a fork; 0 = nobody.
     pub frozen_by: AtomicU32,
     /// Threads inside a fault or an emulated call.
@@ -106,7 +104,6 @@ impl Runtime {
             queue: Lock::new(Queue::empty()),
             evictions: AtomicU32::new(0),
             monitor: AtomicU32::new(0),
-            alarm: AtomicU32::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),
             break_end: Lock::new(window::BASE),

@@ -5,7 +5,7 @@
 
 use super::lock::{Guard, Lock, pause};
 use super::runtime::{RUNTIME, Runtime, fail};
-use crate::control::exit;
+use crate::control::{Mode, exit};
 use crate::window;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -217,11 +217,6 @@ impl Writer<'_> {
         buffer
     }
 
-    /// Gives a buffer back unused.
-    pub fn give_back(&mut self, buffer: Buffer) {
-        self.channel.recycle(buffer);
-    }
-
     /// Starts writing a sealed buffer at `page`.
     pub fn write(&mut self, page: PageId, buffer: Buffer) {
         self.channel.writing += 1;
@@ -376,7 +371,7 @@ fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
 /// near.
 pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
     let armed = runtime.armed();
-    let wake = runtime.slot().state.load(Ordering::Relaxed) == 2;
+    let wake = armed.mode == Mode::Thread;
     let address = window::address_of(first);
     let mut at = 0;
     let mut gone = 0;
@@ -425,14 +420,10 @@ fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     // Came back sooner than the queue turns over once: it deserves a second round.
     let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
-    let (old, _) = runtime
-        .table()
-        .update(page, |word| {
-            let soon = word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
-            Some(word.arrived(dirty, ahead, soon && !ahead))
-        })
-        .expect("always");
-    if old.is_stored() && u64::from(now.wrapping_sub(old.left_at())) < queued / 2 {
+    let is_soon = |word: PageWord| word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
+    let (old, _) =
+        runtime.table().update(page, |word| Some(word.arrived(dirty, ahead, is_soon(word) && !ahead))).expect("always");
+    if is_soon(old) {
         runtime.counters().refaults.fetch_add(1, Ordering::Relaxed);
     }
     if !old.is_queued() {
