@@ -33,7 +33,7 @@ fn slack_bytes(limit: i64) -> i64 {
 
 /// A process with less than this near may overshoot by this much more.
 const STARVING_BYTES: i64 = 2 << 20;
-const STARVING_SLACK_BYTES: i64 = 5 << 20;
+const STARVING_SLACK_BYTES: i64 = 6 << 20;
 /// How long a thread waits for room before it gives up: longer than the pool may take for an operation, so that a silent
 /// server is named as the cause.
 const PATIENCE_NS: u64 = 45_000_000_000;
