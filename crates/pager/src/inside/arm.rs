@@ -23,6 +23,9 @@ use farfield_pool::{CloneTicket, Opener};
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
+/// A program that uses less processor time than this between two looks, so many times in a row, waits for something.
+const IDLE_NS: u64 = 20_000;
+const IDLE_LOOKS: u32 = 8;
 /// Handler threads of thread mode, and empty looks of one before it sleeps.
 const HANDLERS: usize = 2;
 const SPINS: u32 = 2000;
@@ -62,6 +65,7 @@ pub fn start_monitor(runtime: &Runtime) {
 extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
+    let mut idle = Idle::default();
     loop {
         match runtime.phase() {
             Phase::Dormant => {
@@ -75,7 +79,7 @@ extern "C" fn monitor(_: usize) -> ! {
             Phase::Armed => {
                 runtime.settle_heap();
                 runtime.armed().store.progress();
-                if evicts_ahead(runtime) {
+                if idle.look() || evicts_ahead(runtime) {
                     evict::reclaim_ahead(runtime);
                 }
                 for record in runtime.threads.all() {
@@ -85,6 +89,24 @@ extern "C" fn monitor(_: usize) -> ! {
             }
             Phase::Arming | Phase::Off => process::sleep(TICK),
         }
+    }
+}
+
+/// Whether the program does anything: pages of a process that waits are the best ones to leave when its job needs room.
+#[derive(Default)]
+struct Idle {
+    used_ns: u64,
+    looks: u32,
+}
+
+impl Idle {
+    /// Looks again: has the program used no processor for [`IDLE_LOOKS`] looks?
+    fn look(&mut self) -> bool {
+        let used_ns = process::cpu_ns().saturating_sub(process::thread_cpu_ns());
+        let waits = used_ns.saturating_sub(self.used_ns) < IDLE_NS;
+        self.looks = if waits { self.looks + 1 } else { 0 };
+        self.used_ns = used_ns;
+        self.looks >= IDLE_LOOKS
     }
 }
 

@@ -18,6 +18,7 @@ use super::store::RUN_PAGES;
 use crate::control::exit;
 use crate::window;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::Requeue;
 use farfield_core::{PageId, checksum};
@@ -37,6 +38,10 @@ const STARVING_SLACK_BYTES: i64 = 6 << 20;
 /// How long a thread waits for room before it gives up: longer than the pool may take for an operation, so that a silent
 /// server is named as the cause.
 const PATIENCE_NS: u64 = 45_000_000_000;
+
+/// A process that forks keeps this share of the limit near, and waits this long for others to make room for the rest.
+const COPY_SHARE: i64 = 32;
+const COPY_PATIENCE_NS: u64 = 100_000_000;
 
 /// Buffers of the one who evicts.
 pub struct Evictor {
@@ -378,7 +383,7 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
     let mut deadline = None;
     loop {
         let (near, limit) = runtime.near();
-        if near + need <= limit || runtime.frozen_by.load(Ordering::Relaxed) != 0 {
+        if near + need <= limit {
             break;
         }
         let armed = runtime.armed();
@@ -389,6 +394,10 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         };
         if evicted > 0 {
             continue;
+        }
+        // Who forks waits for the faults under way.
+        if runtime.frozen_by.load(Ordering::Relaxed) != 0 {
+            break;
         }
         // A process that has next to nothing near cannot help; the others evict meanwhile.
         let starving = runtime.slot().near_bytes.load(Ordering::Relaxed) < STARVING_BYTES;
@@ -429,11 +438,29 @@ pub fn reclaim_ahead(runtime: &Runtime) {
     }
 }
 
-/// Evicts until this process has at most `bytes` near, or nothing more can leave.
-pub fn shrink_to(runtime: &Runtime, bytes: i64) {
+/// Before a fork: this process would be there twice. Evicts, and waits a moment for other processes to do so, until
+/// both fit the budget.
+pub fn make_room_for_copy(runtime: &Runtime) {
+    let deadline = process::now_ns() + COPY_PATIENCE_NS;
+    while !shrink_for_copy(runtime) && process::now_ns() < deadline {
+        process::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Evicts until a second process like this one fits the budget, as far as this process can help: a small share is kept
+/// for the two to run with. Does it fit?
+pub fn shrink_for_copy(runtime: &Runtime) -> bool {
     let armed = runtime.armed();
     let mut fruitless = 0;
-    while runtime.slot().near_bytes.load(Ordering::Relaxed) > bytes && fruitless < 64 {
+    loop {
+        let (near, limit) = runtime.near();
+        if near + runtime.copy_bytes() <= limit {
+            return true;
+        }
+        let own = runtime.slot().near_bytes.load(Ordering::Relaxed);
+        if own <= limit / COPY_SHARE || fruitless == 64 {
+            return false;
+        }
         let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct);
         fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
     }

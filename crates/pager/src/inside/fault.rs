@@ -145,8 +145,9 @@ fn read_in(runtime: &Runtime, page: PageId, write: bool) {
 /// Takes the pages to bring ahead that are far and idle, as runs. Number of runs, and of pages.
 fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> (usize, usize) {
     let (mut count, mut pages) = (0, 0);
-    // Never more than an eighth of the budget at once.
-    let most = ((runtime.near().1 / 8) as usize / PAGE_BYTES).min(ahead.count as usize);
+    // Never more at once than an eighth of the budget, nor than half of what this process has of it.
+    let near = runtime.slot().near_bytes.load(Ordering::Relaxed).max(0);
+    let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
     for step in 1..=most as i64 {
         let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };
         if !own(runtime, PageId(next), Fault::Read) {

@@ -33,13 +33,17 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let heap = heap::lock();
+    let reserved = runtime.copy_bytes();
+    runtime.reserve(reserved);
     // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
+    if result.is_err() {
+        runtime.reserve(-reserved);
+    }
     if result == Ok(0) {
-        let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
         let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
-        become_child(runtime, near);
+        become_child(runtime, reserved);
         if watched {
             arm::start_monitor(runtime);
         }
@@ -48,12 +52,7 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 }
 
 fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
-    let own = runtime.slot().near_bytes.load(Ordering::Relaxed);
-    let (near, limit) = runtime.near();
-    let surplus = near + own - limit;
-    if surplus > 0 {
-        evict::shrink_to(runtime, own - surplus / 2);
-    }
+    evict::make_room_for_copy(runtime);
     // Before freezing: who holds the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
@@ -66,7 +65,11 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         runtime.armed().store.progress();
         super::lock::pause(&mut spins);
     }
+    // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();
+    evict::shrink_for_copy(runtime);
+    let reserved = runtime.copy_bytes();
+    runtime.reserve(reserved);
     let evictor = armed.evictor.lock();
     armed.store.drain();
     let ticket: CloneTicket = match arm::with_descriptors(|| armed.store.backend().clone_region()) {
@@ -79,16 +82,16 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions));
-    if result.is_ok() {
-        mark_shared(runtime, &queue, result == Ok(0));
+    match result {
+        Ok(child) => mark_shared(runtime, &queue, child == 0),
+        Err(_) => runtime.reserve(-reserved),
     }
     drop((queue, evictor, space, end));
     if result == Ok(0) {
-        let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
         let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
         unsafe { runtime.drop_inherited() };
-        become_child(runtime, near);
+        become_child(runtime, reserved);
         runtime.charge_far(far / 4096);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
@@ -105,8 +108,9 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     done(result)
 }
 
-/// The child takes a place of its own in the job.
-fn become_child(runtime: &Runtime, near: i64) {
+/// The child takes a place of its own in the job, for which the parent has `reserved` bytes.
+fn become_child(runtime: &Runtime, reserved: i64) {
+    let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
     let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
@@ -116,7 +120,7 @@ fn become_child(runtime: &Runtime, near: i64) {
     if let Some(record) = thread::current() {
         runtime.threads.forked(record);
     }
-    runtime.adopt(near);
+    runtime.adopt(near, reserved);
 }
 
 /// Near pages are shared between parent and child now.

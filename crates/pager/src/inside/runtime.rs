@@ -242,10 +242,26 @@ impl Runtime {
         self.settle_heap();
     }
 
-    /// In the child of a fork: `near` bytes came with it.
-    pub fn adopt(&self, near: i64) {
-        self.heap_charged.store(0, Ordering::Relaxed);
-        self.set_near(near);
+    /// What a child of a fork would have near: pages, and our own memory.
+    pub fn copy_bytes(&self) -> i64 {
+        let slot = self.slot();
+        slot.near_bytes.load(Ordering::Relaxed) + slot.meta_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Charges the job with a child that is about to be forked, or takes that back (negative).
+    pub fn reserve(&self, bytes: i64) {
+        self.add_near(bytes);
+    }
+
+    /// In the child of a fork: the parent's `near` bytes of pages came with it. `reserved` bytes have been charged for it.
+    pub fn adopt(&self, near: i64, reserved: i64) {
+        let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
+        self.heap_charged.store(heap, Ordering::Relaxed);
+        let slot = self.slot();
+        slot.near_bytes.store(near, Ordering::Relaxed);
+        slot.meta_bytes.store(heap, Ordering::Relaxed);
+        self.control().meta_bytes.fetch_add(heap, Ordering::Relaxed);
+        self.reserve(near + heap - reserved);
     }
 
     /// Charges what our heap has grown by.

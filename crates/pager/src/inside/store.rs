@@ -31,14 +31,30 @@ const TAG_AHEAD: u64 = 1 << 61;
 const TAG_WRITE: u64 = 1 << 62;
 const TAG_DISCARD: u64 = 1 << 63;
 
-/// A lane with its buffers.
+/// A lane with its buffers, made when they are first needed: a short-lived process needs few.
 pub struct Channel {
     lane: Box<dyn Lane>,
     done: Vec<Completion>,
-    singles: Vec<Buffer>,
-    runs: Vec<Buffer>,
+    singles: Spare,
+    runs: Spare,
     /// Writes submitted and not completed.
     writing: usize,
+}
+
+/// Buffers of one size that nobody uses now.
+struct Spare {
+    free: Vec<Buffer>,
+    unmade: usize,
+}
+
+impl Spare {
+    fn take(&mut self, pages: usize) -> Option<Buffer> {
+        if self.free.is_empty() && self.unmade > 0 {
+            self.unmade -= 1;
+            return Some(Buffer::new(pages));
+        }
+        self.free.pop()
+    }
 }
 
 /// See the module.
@@ -252,15 +268,15 @@ impl Channel {
         Ok(Channel {
             lane: backend.open_lane()?,
             done: Vec::with_capacity(256),
-            singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
-            runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES)).collect(),
+            singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
+            runs: Spare { free: Vec::with_capacity(RUNS), unmade: RUNS },
             writing: 0,
         })
     }
 
     fn single(&mut self, store: &Store) -> Buffer {
         loop {
-            if let Some(buffer) = self.singles.pop() {
+            if let Some(buffer) = self.singles.take(1) {
                 return buffer;
             }
             self.progress(store);
@@ -269,7 +285,7 @@ impl Channel {
 
     fn run(&mut self, store: &Store) -> Buffer {
         loop {
-            if let Some(buffer) = self.runs.pop() {
+            if let Some(buffer) = self.runs.take(RUN_PAGES) {
                 return buffer;
             }
             self.progress(store);
@@ -277,7 +293,8 @@ impl Channel {
     }
 
     fn recycle(&mut self, buffer: Buffer) {
-        if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
+        let spare = if buffer.capacity() == 1 { &mut self.singles } else { &mut self.runs };
+        spare.free.push(buffer);
     }
 
     fn submit(&mut self, store: &Store, request: Request) {
