@@ -26,7 +26,7 @@ for name in a b; do
     tries=0
     until [ -S "$folder/$name.sock" ]; do
         tries=$((tries + 1))
-        [ $tries -lt 200 ] || { cat "$folder/$name.log"; exit 1; }
+        [ $tries -lt 1200 ] || { cat "$folder/$name.log"; exit 1; }
         sleep 0.05
     done
 done

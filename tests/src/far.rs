@@ -70,33 +70,31 @@ impl Server {
     pub fn start<O: AsRef<OsStr>>(scratch: &Scratch, name: &str, options: impl IntoIterator<Item = O>) -> Server {
         let socket = scratch.path().join(format!("{name}.sock"));
         let url = format!("unix:{}", socket.display());
-        Server::start_at(scratch, name, url, || std::os::unix::net::UnixStream::connect(&socket).is_ok(), options)
+        Server::start_at(scratch, name, url, options)
     }
 
-    /// Starts one on a TCP port that was free a moment ago.
+    /// Starts one on a free TCP port.
     pub fn start_tcp<O: AsRef<OsStr>>(scratch: &Scratch, name: &str, options: impl IntoIterator<Item = O>) -> Server {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = free.local_addr().expect("it is bound");
-        drop(free);
-        let accepts = || std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok();
-        Server::start_at(scratch, name, format!("tcp://{address}"), accepts, options)
+        Server::start_at(scratch, name, "tcp://127.0.0.1:0".to_owned(), options)
     }
 
     fn start_at<O: AsRef<OsStr>>(
         scratch: &Scratch,
         name: &str,
-        url: String,
-        accepts: impl Fn() -> bool,
+        listen: String,
         options: impl IntoIterator<Item = O>,
     ) -> Server {
-        let mut words: Vec<OsString> = vec![farfield().into(), "serve".into(), "--listen".into(), url.clone().into()];
+        let mut words: Vec<OsString> = vec![farfield().into(), "serve".into(), "--listen".into(), listen.into()];
         words.extend(options.into_iter().map(|word| word.as_ref().to_owned()));
         let folder = scratch.folder(name);
-        let running = Command::new(&folder, words).within(Duration::from_secs(600)).start();
-        wait_until("the server accepts", Duration::from_secs(10), || {
+        let running = Command::new(&folder, words).within(Duration::from_secs(1800)).start();
+        // One line says that it accepts, and where.
+        wait_until("the server accepts", || {
             assert!(!running.is_over(), "the server has ended: {}", running.errors());
-            accepts()
+            running.output().ends_with('\n')
         });
+        let ready: serde_json::Value = serde_json::from_str(&running.output()).expect("one line of JSON");
+        let url = ready["endpoints"][0].as_str().expect("a place where it listens").to_owned();
         Server { running, url }
     }
 

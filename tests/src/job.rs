@@ -1,7 +1,7 @@
 //! A job natively and with far memory, compared.
 
 use crate::process::{Command, Ended, marked_processes};
-use crate::{MIB, NEAR_BYTES_MIN, Scratch, farfield, wait_until};
+use crate::{MIB, NEAR_BYTES_MIN, PATIENCE, Scratch, farfield, wait_until};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Job {
             words: words.into_iter().map(|word| word.as_ref().to_owned()).collect(),
             environment: Vec::new(),
             input: None,
-            deadline: Duration::from_secs(120),
+            deadline: PATIENCE * 2,
             footprint: Footprint::Heap,
             farfield_options: Vec::new(),
             tables_may_exceed: false,
@@ -211,12 +211,8 @@ impl Job {
         let shared_before = names_in(Path::new("/dev/shm"));
         let ended = self.command(&folder, words, "tmp-far").run();
         let nothing_left = || marked_processes(&ended.mark).is_empty();
-        wait_until(
-            "all processes of the job, and the private server, have ended",
-            Duration::from_secs(10),
-            nothing_left,
-        );
-        wait_until("nothing of ours is left in /dev/shm", Duration::from_secs(10), || {
+        wait_until("all processes of the job, and the private server, have ended", nothing_left);
+        wait_until("nothing of ours is left in /dev/shm", || {
             !names_in(Path::new("/dev/shm")).difference(&shared_before).any(|name| name.contains("farfield"))
         });
         if !report.is_file() {

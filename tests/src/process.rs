@@ -3,6 +3,7 @@
 //! Each command gets a mark in its environment and a session of its own. Whoever has the mark or the session belongs to it: servers
 //! that made themselves daemons have the first, programs that cleaned their environment the second.
 
+use crate::PATIENCE;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -42,6 +43,8 @@ pub struct Ended {
     pub errors: String,
     /// From start to end.
     pub wall: Duration,
+    /// Of the processors, by the command and its descendants that were waited for.
+    pub cpu: Duration,
     /// Largest resident set of the command or of a descendant it waited for.
     pub peak_rss_bytes: u64,
     /// Its mark, for [`marked_processes`].
@@ -56,7 +59,7 @@ impl Command {
             folder: folder.to_owned(),
             environment: Vec::new(),
             input: None,
-            deadline: Duration::from_secs(120),
+            deadline: PATIENCE * 2,
         }
     }
 
@@ -194,6 +197,10 @@ impl Running {
             output: self.output.clone(),
             errors: self.errors(),
             wall: self.started.elapsed(),
+            cpu: [usage.ru_utime, usage.ru_stime]
+                .map(|time| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000))
+                .iter()
+                .sum(),
             peak_rss_bytes: usage.ru_maxrss as u64 * 1024,
             mark: self.mark.clone(),
         }

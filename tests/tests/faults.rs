@@ -2,7 +2,9 @@
 //!
 //! Danger: a job that hangs, dies without a word, or goes on with wrong memory when its server does.
 
-use farfield_tests::{Command, FarRun, MIB, Scratch, Server, compile, compile_with, farfield, program, wait_until};
+use farfield_tests::{
+    Command, FarRun, MIB, PATIENCE, Scratch, Server, compile, compile_with, farfield, program, wait_until,
+};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -24,8 +26,7 @@ fn hog(scratch: &Scratch) -> Option<String> {
 /// Runs `true` with these options: it is not started, the exit code is 97, and the message has all of `parts` in it.
 fn is_refused(options: &[&str], parts: &[&str]) {
     let scratch = Scratch::new("refused");
-    let ended =
-        FarRun::new(&scratch, options, ["sh", "-c", "echo it was started"]).within(Duration::from_secs(60)).run();
+    let ended = FarRun::new(&scratch, options, ["sh", "-c", "echo it was started"]).run();
     assert_eq!(ended.code, REFUSED, "{options:?}: {}", ended.errors);
     assert_eq!(ended.text(), "", "{options:?}: the program was started");
     for part in parts {
@@ -153,7 +154,7 @@ fn a_wrong_token_is_refused_and_said() {
     let try_with = |options: &[&str]| {
         let mut all = vec!["--near", "16M", "--far", server.url()];
         all.extend(options);
-        FarRun::new(&scratch, all, [&hog, "64", "1"]).within(Duration::from_secs(60)).run()
+        FarRun::new(&scratch, all, [&hog, "64", "1"]).run()
     };
     let ended = try_with(&["--token-file", &text(&right)]);
     assert_eq!(ended.code, 0, "{}", ended.errors);
@@ -174,11 +175,11 @@ fn a_full_pool_ends_the_job_with_94() {
     let Some(hog) = hog(&scratch) else { return };
     let server = Server::start(&scratch, "server", ["--capacity", "32M"]);
     let far = FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "160", "2"]);
-    let ended = far.within(Duration::from_secs(60)).run();
+    let ended = far.run();
     assert_eq!(ended.code, POOL_FULL, "{}\n{}", ended.text(), ended.errors);
     assert!(ended.errors.contains("full") || ended.errors.contains("capacity"), "{}", ended.errors);
     // The server lives, and has room again as soon as it has seen the end of that job.
-    wait_until("the server has room again", Duration::from_secs(60), || {
+    wait_until("the server has room again", || {
         FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "24", "2"]).run().code == 0
     });
 }
@@ -187,21 +188,19 @@ fn server_lost_in_the_middle(server: Server, mode: &str) {
     let scratch = Scratch::new("lost");
     let Some(hog) = hog(&scratch) else { return };
     let options = ["--near", "16M", "--mode", mode, "--far", server.url()];
-    let running = FarRun::new(&scratch, options, [&hog, "96", "0", "2", "2"]).within(Duration::from_secs(90)).start();
+    let running = FarRun::new(&scratch, options, [&hog, "96", "0", "2", "2"]).within(PATIENCE * 3).start();
     // Until it really pages: its server holds memory then.
-    wait_until("the server holds pages", Duration::from_secs(30), || {
+    wait_until("the server holds pages", || {
         assert!(!running.is_over(), "ended early: {}", running.errors());
         held_bytes(server.running().pid()) > 40 * MIB
     });
     server.kill();
-    wait_until("the job has ended", Duration::from_secs(30), || running.is_over());
+    wait_until("the job has ended", || running.is_over());
     let ended = running.wait();
     assert_eq!(ended.code, SERVER_LOST, "{}", ended.errors);
     assert!(ended.errors.contains("server"), "{}", ended.errors);
     let mark = ended.mark.clone();
-    wait_until("its processes are gone", Duration::from_secs(10), || {
-        farfield_tests::marked_processes(&mark).is_empty()
-    });
+    wait_until("its processes are gone", || farfield_tests::marked_processes(&mark).is_empty());
 }
 
 /// What a server holds: in its own memory, or in files of memory that clients on this machine write to themselves.
@@ -236,10 +235,10 @@ fn a_server_that_falls_silent_ends_the_job_in_time() {
     let Some(hog) = hog(&scratch) else { return };
     let server = Server::start_tcp(&scratch, "server", [] as [&str; 0]);
     let options = ["--near", "16M", "--far", server.url()];
-    let running = FarRun::new(&scratch, options, [&hog, "96", "0"]).within(Duration::from_secs(120)).start();
-    wait_until("the server holds pages", Duration::from_secs(30), || held_bytes(server.running().pid()) > 40 * MIB);
+    let running = FarRun::new(&scratch, options, [&hog, "96", "0"]).within(PATIENCE * 3).start();
+    wait_until("the server holds pages", || held_bytes(server.running().pid()) > 40 * MIB);
     server.running().signal(libc::SIGSTOP);
-    wait_until("the job has ended", Duration::from_secs(90), || running.is_over());
+    wait_until("the job has ended", || running.is_over());
     assert_eq!(running.wait().code, SERVER_LOST);
 }
 
@@ -271,9 +270,7 @@ fn does_not_hang_with(name: &str, answer: impl Fn(std::net::TcpStream, &AtomicBo
     let scratch = Scratch::new(name);
     let Some(hog) = hog(&scratch) else { return };
     let (url, _stop) = impostor(answer);
-    let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &url], [&hog, "64", "1"])
-        .within(Duration::from_secs(90))
-        .run();
+    let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &url], [&hog, "64", "1"]).within(PATIENCE * 3).run();
     assert!([REFUSED, SERVER_LOST, CORRUPT].contains(&ended.code), "exit code {}: {}", ended.code, ended.errors);
     assert!(ended.errors.lines().any(|line| line.starts_with("farfield")), "no message: {}", ended.errors);
 }
@@ -358,7 +355,7 @@ fn signals_are_passed_on() {
     }
     let script = "trap 'echo trapped; exit 21' TERM; echo ready; while :; do sleep 0.05; done";
     let running = FarRun::new(&scratch, ["--near", "64M"], ["sh", "-c", script]).start();
-    wait_until("it is ready", Duration::from_secs(20), || running.output().contains("ready"));
+    wait_until("it is ready", || running.output().contains("ready"));
     running.signal(libc::SIGTERM);
     let ended = running.wait();
     assert_eq!((ended.code, ended.text().contains("trapped")), (21, true), "{}", ended.errors);

@@ -5,7 +5,6 @@
 use farfield_tests::{FarRun, Scratch, compile, marked_processes, tier, wait_until};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// What one can see of this machine that a job of ours could have left.
 #[derive(PartialEq, Eq, Debug)]
@@ -42,18 +41,14 @@ fn leaves_nothing(name: &str, action: impl FnOnce(&Scratch, &Path, &str) -> Vec<
     let marks = action(&scratch, &temporary, hog.to_str().expect("an ASCII path"));
     for mark in &marks {
         let gone = || marked_processes(mark).is_empty();
-        wait_until("all processes of the job and its private server are gone", Duration::from_secs(15), gone);
+        wait_until("all processes of the job and its private server are gone", gone);
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let after = Around::look(&temporary);
-        let left: Vec<_> = after.names.difference(&before.names).collect();
-        if left.is_empty() {
-            break;
-        }
-        assert!(Instant::now() < deadline, "still there after 10 s: {left:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut left = Vec::new();
+    let nothing = || {
+        left = Around::look(&temporary).names.difference(&before.names).cloned().collect();
+        left.is_empty()
+    };
+    wait_until("nothing is left", nothing);
 }
 
 fn job(scratch: &Scratch, temporary: &Path, words: &[&str]) -> FarRun {
@@ -90,10 +85,10 @@ fn jobs_side_by_side_leave_nothing() {
 fn ended_by(signal: i32) {
     leaves_nothing(&format!("signal-{signal}"), |scratch, temporary, hog| {
         let running = job(scratch, temporary, &[hog, "64", "0", "3"]).start();
-        wait_until("it has started", Duration::from_secs(20), || running.output().contains("started"));
-        wait_until("it has children", Duration::from_secs(20), || marked_processes(running.mark()).len() >= 4);
+        wait_until("it has started", || running.output().contains("started"));
+        wait_until("it has children", || marked_processes(running.mark()).len() >= 4);
         running.signal(signal);
-        wait_until("it has ended", Duration::from_secs(20), || running.is_over());
+        wait_until("it has ended", || running.is_over());
         let ended = running.wait();
         assert_eq!(ended.code, 128 + signal, "{}", ended.errors);
         // The program's children are the program's own business; here they run for ever, so we end them.

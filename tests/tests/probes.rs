@@ -3,15 +3,13 @@
 //! Danger: a call that works on near memory and fails, lies or loses data on far memory.
 
 use farfield_tests::{Footprint, Job, MIB, program, skip, tier};
-use std::time::Duration;
 
 const NEAR: u64 = 16 * MIB;
 
 /// The transcript is the same, in signal mode and with handler threads.
 fn same_in_mode(name: &str, arguments: &[&str], mode: &str) {
     let Some(job) = Job::probe(name, arguments) else { return };
-    let mut job =
-        job.within(Duration::from_secs(60)).option("--mode").option(mode).tables_may_exceed(name == "reservations");
+    let mut job = job.option("--mode").option(mode).tables_may_exceed(name == "reservations");
     let far = job.check_with_near(NEAR);
     println!("{name}: {:.1} s, {}", far.ended.wall.as_secs_f64(), far.report.0);
 }
@@ -116,8 +114,8 @@ fn every_way_to_end_comes_out_unchanged() {
     let mut failures = Vec::new();
     for way in ways {
         let check = || {
-            let Some(job) = Job::probe("exits", &[way]) else { return };
-            job.within(Duration::from_secs(30)).check_with_near(NEAR);
+            let Some(mut job) = Job::probe("exits", &[way]) else { return };
+            job.check_with_near(NEAR);
         };
         if std::panic::catch_unwind(check).is_err() {
             failures.push(way);

@@ -327,8 +327,9 @@ mod tests {
         let after = Duration::from_millis(1);
         assert_eq!(read(&mut *late, 1, after), [Err(PoolError::TimedOut { server: 0, after })]);
         let (_backend, mut lossy) = lane("drop=0.5,seed=3");
-        let lost = read(&mut *lossy, 100, after).iter().filter(|result| result.is_err()).count();
-        assert!((20..80).contains(&lost), "{lost} of 100");
+        // Long enough for an answer that is not dropped, however busy the machine.
+        let lost = read(&mut *lossy, 40, Duration::from_millis(100)).iter().filter(|result| result.is_err()).count();
+        assert!((8..32).contains(&lost), "{lost} of 40");
         let (_backend, mut noisy) = lane("corrupt=1");
         assert_eq!(read(&mut *noisy, 1, LONG), [Err(PoolError::Corrupt { page: PageId(3), server: 0 })]);
     }

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     fn error(url: &str) -> String {
-        match Opener::new().url(url).pages(1).deadline(Duration::from_millis(200)).open() {
+        match Opener::new().url(url).pages(1).deadline(Duration::from_secs(2)).open() {
             Ok(_) => panic!("{url} opened"),
             Err(error) => error.to_string(),
         }
@@ -356,8 +356,9 @@ mod tests {
     #[test]
     fn a_server_that_is_not_there_is_an_error_of_the_system() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("tcp://{}", listener.local_addr().unwrap());
-        drop(listener);
+        // The port of a client: nobody listens there, and nobody else gets it meanwhile.
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let url = format!("tcp://{}", client.local_addr().unwrap());
         assert!(error(&url).contains("connection refused"));
     }
 

@@ -12,6 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(20);
+/// A deadline that is missed in a test, and long enough for a request to leave in time when the machine is busy.
+const ENOUGH: Duration = Duration::from_millis(500);
 const PAGES: u64 = 1024;
 
 /// One connection of the scripted server.
@@ -189,7 +191,7 @@ fn a_late_answer_lands_nowhere() {
         peer.answer_read(&head, 0xbb, &[0]);
     });
     let (_backend, mut lane) = connect(&opener);
-    let after = Duration::from_millis(20);
+    let after = ENOUGH;
     lane.submit(Request { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
     assert_eq!(done.result, Err(PoolError::TimedOut { server: 0, after }));
@@ -220,7 +222,7 @@ fn half_an_answer_does_not_keep_the_buffer() {
         peer.answer_read(&head, 0xbb, &[0]);
     });
     let (_backend, mut lane) = connect(&opener);
-    let after = Duration::from_millis(50);
+    let after = ENOUGH;
     lane.submit(Request { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
     assert_eq!(done.result, Err(PoolError::TimedOut { server: 0, after }));
@@ -240,7 +242,7 @@ fn a_write_that_is_stuck_ends_in_time_and_takes_the_connection_with_it() {
         let _ = wait.recv(); // Reads nothing.
     });
     let (backend, mut lane) = connect(&opener);
-    let after = Duration::from_millis(100);
+    let after = ENOUGH;
     let count = 120;
     for tag in 0..count {
         // More than sockets hold.

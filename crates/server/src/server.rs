@@ -290,17 +290,26 @@ impl Server {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        // Wakes whoever receives or sends; each removes itself. No listener is left that could add one.
-        self.shared.connections().values().for_each(|fd| serving::shut_down(fd.as_fd()));
-        let until = Instant::now() + Duration::from_secs(5);
-        while !self.shared.connections().is_empty() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Wakes whoever receives, after the answers that it owes; then whoever sends and is not listened to. Each removes
+        // itself, and no listener is left that could add one.
+        self.end_connections(serving::finish_receiving, Duration::from_millis(250));
+        self.end_connections(serving::shut_down, Duration::from_secs(5));
         self.shared.sessions.clear();
         for path in self.paths.drain(..) {
             let _ = std::fs::remove_file(path);
         }
         tracing::info!("stopped");
+    }
+}
+
+impl Server {
+    /// Does `how` to every connection and waits until none is left, or `limit` has passed.
+    fn end_connections(&self, how: fn(BorrowedFd<'_>), limit: Duration) {
+        self.shared.connections().values().for_each(|fd| how(fd.as_fd()));
+        let until = Instant::now() + limit;
+        while !self.shared.connections().is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

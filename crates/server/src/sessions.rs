@@ -8,7 +8,8 @@
 //!                      │ ended ◀─────────────────────────────────┼─ ended
 //!                      └────────────── Hello with its secret ────┘
 //! ```
-//! What a session holds is freed when it ends, and no request finds it afterwards.
+//! What a session holds is freed when it ends, and no request finds it afterwards. The session itself is counted until then:
+//! who sees no session any more sees no memory of one either.
 
 use crate::store::{Account, Meter, Region, Snapshot};
 use farfield_core::RegionId;
@@ -85,6 +86,8 @@ struct Entry {
     connections: usize,
     /// When the last connection was lost.
     lost_at: Option<Instant>,
+    /// Its regions are being freed. Nobody joins it any more.
+    ending: bool,
 }
 
 #[derive(Debug)]
@@ -140,7 +143,7 @@ impl Sessions {
             client_name: client_name.to_owned(),
             regions: RwLock::new(Some(HashMap::new())),
         });
-        let entry = Entry { session: session.clone(), connections: 1, lost_at: None };
+        let entry = Entry { session: session.clone(), connections: 1, lost_at: None, ending: false };
         self.entries().insert(secret, entry);
         session
     }
@@ -148,7 +151,8 @@ impl Sessions {
     /// One more connection of a session that is held or on lease. A tenant joins its own sessions only.
     pub(crate) fn join(&self, secret: SessionSecret, tenant: &Arc<Tenant>) -> Option<Arc<Session>> {
         let mut entries = self.entries();
-        let entry = entries.get_mut(&secret).filter(|entry| Arc::ptr_eq(&entry.session.tenant, tenant))?;
+        let may_join = |entry: &&mut Entry| !entry.ending && Arc::ptr_eq(&entry.session.tenant, tenant);
+        let entry = entries.get_mut(&secret).filter(may_join)?;
         entry.connections += 1;
         entry.lost_at = None;
         Some(entry.session.clone())
@@ -160,36 +164,40 @@ impl Sessions {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&session.secret) else { return false };
         entry.connections -= 1;
-        if entry.connections > 0 {
+        if entry.connections > 0 || entry.ending {
             return false;
         }
         entry.lost_at = Some(now);
-        if !self.lease.is_zero() {
-            return false;
-        }
-        entries.remove(&session.secret);
         drop(entries);
-        drop(session.end());
-        true
+        let left = |entry: &Entry| entry.session.secret == session.secret && entry.connections == 0;
+        self.lease.is_zero() && self.end_if(left).len() == 1
     }
 
     /// Ends a session at once, whatever connections it has.
     pub(crate) fn end(&self, session: &Session) {
-        self.entries().remove(&session.secret);
+        self.end_if(|entry| entry.session.secret == session.secret);
+    }
+
+    /// Ends the sessions that are picked: those that this call ended.
+    fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<Arc<Session>> {
+        let mut ending = Vec::new();
+        for entry in self.entries().values_mut().filter(|entry| !entry.ending && picked(entry)) {
+            entry.ending = true;
+            ending.push(entry.session.clone());
+        }
         // Freeing gigabytes takes a while: not under the lock.
-        drop(session.end());
+        ending.iter().for_each(|session| drop(session.end()));
+        let mut entries = self.entries();
+        ending.iter().for_each(|session| drop(entries.remove(&session.secret)));
+        ending
     }
 
     /// Ends the sessions whose lease is over, and forgets tickets that nobody claimed. The sessions that ended.
     pub(crate) fn expire(&self, now: Instant) -> Vec<Arc<Session>> {
         let over = |lost_at: Instant| now.saturating_duration_since(lost_at) >= self.lease;
-        let gone: Vec<_> = self.entries().extract_if(|_, entry| entry.lost_at.is_some_and(over)).collect();
-        for (_, entry) in &gone {
-            drop(entry.session.end());
-        }
         let unclaimed: Vec<_> = self.tickets().extract_if(|_, ticket| ticket.expires <= now).collect();
         drop(unclaimed);
-        gone.into_iter().map(|(_, entry)| entry.session).collect()
+        self.end_if(|entry| entry.lost_at.is_some_and(over))
     }
 
     /// Gives a region to a session.
@@ -244,10 +252,7 @@ impl Sessions {
 
     /// Ends everything.
     pub(crate) fn clear(&self) {
-        let all: Vec<_> = self.entries().drain().collect();
-        for (_, entry) in &all {
-            drop(entry.session.end());
-        }
+        self.end_if(|_| true);
         let tickets: Vec<_> = self.tickets().drain().collect();
         drop(tickets);
     }
@@ -296,6 +301,28 @@ mod tests {
         assert!(sessions.join(secret, &tenant).is_none());
         let late = Region::new(10, tenant.account(&capacity)).unwrap();
         assert_eq!(sessions.add_region(&session, late), Err(NoRegion::Ended));
+    }
+
+    #[test]
+    fn a_session_is_counted_until_its_memory_is_free_and_joined_by_nobody_meanwhile() {
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 9);
+        let (tenant, capacity) = (tenant(), Arc::new(Meter::new(None)));
+        let session = sessions.open(SessionSecret(7), tenant.clone(), "test");
+        for _ in 0..8 {
+            let region = Region::new(256, tenant.account(&capacity)).unwrap();
+            region.write(PageId(0), &[1; 256 * 4096], |_| 0).unwrap();
+            sessions.add_region(&session, region).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| sessions.end(&session));
+            while sessions.count() > 0 {
+                // Joined before the end began, or not at all; whoever joins finds what was there, or nothing.
+                if capacity.used_pages() < 8 * 256 {
+                    assert!(sessions.join(SessionSecret(7), &tenant).is_none());
+                }
+            }
+            assert_eq!(capacity.used_pages(), 0, "no session, but its memory");
+        });
     }
 
     #[test]

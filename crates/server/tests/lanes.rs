@@ -224,7 +224,8 @@ fn a_region_of_sixteen_tebibytes_costs_what_is_in_it() {
         let start = Instant::now();
         let discard = Op::Discard { page: PageId(0), count: (1 << 32) - 1 };
         assert_eq!(one(&mut *lane, &mut Vec::with_capacity(1), discard).0, Ok(()));
-        assert!(start.elapsed() < Duration::from_secs(2), "emptying took {:?}", start.elapsed());
+        // Page by page it would take minutes, and tens of gigabytes of tables.
+        assert!(start.elapsed() < Duration::from_secs(10), "emptying took {:?}", start.elapsed());
         assert_eq!(read(&mut *lane, last, 1).page(0)[0], 0);
         assert_eq!(read(&mut *clone.open_lane().unwrap(), last, 64).page(63)[0], 9);
     }

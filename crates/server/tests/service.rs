@@ -174,20 +174,25 @@ fn superseded_pages_are_given_back_after_the_clone_is_gone() {
 
 #[test]
 fn regions_outlive_a_lost_connection_by_the_lease_and_no_longer() {
-    let server = serve(Config { lease: Duration::from_millis(400), ..config() });
-    let (mut client, greeting) = Client::open(tcp(&server), &hello("", None));
-    let session = greeting.unwrap().session;
-    let region = client.create(100).unwrap();
-    client.write(region, 0, &[7]).unwrap();
-    drop(client);
+    let store = |server: &farfield_server::Server| {
+        let (mut client, greeting) = Client::open(tcp(server), &hello("", None));
+        let region = client.create(100).unwrap();
+        client.write(region, 0, &[7]).unwrap();
+        (greeting.unwrap().session, region)
+    };
+    let server = serve(Config { lease: PATIENCE, ..config() });
+    let (session, region) = store(&server);
     let (mut back, greeting) = Client::open(tcp(&server), &hello("", Some(session)));
     greeting.unwrap();
     assert_eq!(back.read(region, 0, 1), Ok(vec![Some(7)]));
-    drop(back);
-    let lost = Instant::now();
-    eventually("the lease is over", || server.stat().used_pages == 0);
-    assert!(lost.elapsed() >= Duration::from_millis(300), "the lease was kept");
-    assert_eq!(server.stat().sessions, 0);
+
+    let lease = Duration::from_millis(300);
+    let server = serve(Config { lease, ..config() });
+    let before = Instant::now();
+    let (session, _) = store(&server);
+    eventually("the lease is over", || server.stat().sessions == 0);
+    assert!(before.elapsed() >= lease, "the lease was kept");
+    assert_eq!(server.stat().used_pages, 0);
     assert_eq!(Client::open(tcp(&server), &hello("", Some(session))).1, Err(RefuseCode::Session));
 }
 
@@ -402,21 +407,22 @@ fn shutdown_does_not_wait_longer_than_it_was_given() {
     client.create(100).unwrap();
     let start = Instant::now();
     assert!(!server.shutdown(Duration::from_millis(100)));
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < PATIENCE);
     client.expect_close();
 }
 
 #[test]
 fn an_idle_server_stops_at_once() {
     let mut best = Duration::MAX;
-    // Every `farfield run` without --far pays for this. The best of ten, because the machine may be busy.
+    // Every `farfield run` without --far pays for this. Its threads look by themselves once a second; so much longer takes a
+    // server that does not wake them. The best of ten, because the machine may be busy.
     for _ in 0..10 {
         let server = serve(Config { metrics: Some("127.0.0.1:0".parse().unwrap()), ..config() });
         let start = Instant::now();
         assert!(server.shutdown(PATIENCE));
         best = best.min(start.elapsed());
     }
-    assert!(best < Duration::from_millis(40), "{best:?}");
+    assert!(best < Duration::from_millis(500), "{best:?}");
 }
 
 #[test]

@@ -48,8 +48,9 @@ mod tests {
     #[test]
     fn a_server_that_is_not_there_is_found_before_the_start() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("tcp://{}", listener.local_addr().unwrap());
-        drop(listener);
+        // The port of a client: nobody listens there, and nobody else gets it meanwhile.
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let url = format!("tcp://{}", client.local_addr().unwrap());
         let refusal = check(std::slice::from_ref(&url), b"").unwrap_err().to_string();
         assert!(refusal.contains(&url) && refusal.contains("farfield serve"), "{refusal}");
         assert!(check(&["unix:/no/such/socket".into()], b"").is_err());

@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 /// No wait of a test is longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Listens at a free port of this machine and at a socket of its own.
+/// Listens at a free port of this machine and at a socket of its own. Sweeps seldom: a region that is being swept goes a
+/// moment later, and tests count.
 pub fn config() -> Config {
     use std::sync::atomic::{AtomicUsize, Ordering};
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let socket = format!("unix:@farfield-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), socket.parse().unwrap()];
-    Config { listen, ..Config::default() }
+    Config { listen, sweep_every: Duration::from_secs(3600), ..Config::default() }
 }
 
 pub fn serve(config: Config) -> Server {
