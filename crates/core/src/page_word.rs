@@ -1,9 +1,10 @@
 //! The page word: where one page of transparent far memory is, as one atomic 64-bit word.
 //!
 //! ```text
-//!  63          32 31        16 15      9 8      3 2   0
+//!  63          32 31        16 15      8 7      3 2   0
 //! +--------------+------------+---------+--------+-----+
-//! | left at      | holds      | (free)  | flags  |state|
+//! | left at or   | holds      | (free)  | flags  |state|
+//! | epoch        |            |         |        |     |
 //! +--------------+------------+---------+--------+-----+
 //! ```
 //!
@@ -49,11 +50,10 @@ const DIRTY: u64 = 1 << 3;
 const STORED: u64 = 1 << 4;
 const QUEUED: u64 = 1 << 5;
 const REFERENCED: u64 = 1 << 6;
-const PREFETCHED: u64 = 1 << 7;
-const SHARED: u64 = 1 << 8;
+const SHARED: u64 = 1 << 7;
 const HOLD_ONE: u64 = 1 << 16;
 const HOLD_MASK: u64 = 0xFFFF << 16;
-const LEFT_SHIFT: u32 = 32;
+const HIGH_SHIFT: u32 = 32;
 
 impl PageWord {
     /// Where the page is.
@@ -77,6 +77,9 @@ impl PageWord {
         };
         PageWord(self.0 & !STATE | bits)
     }
+    fn set_high(self, value: u32) -> PageWord {
+        PageWord(self.0 & 0xFFFF_FFFF | u64::from(value) << HIGH_SHIFT)
+    }
     fn set(self, bit: u64, on: bool) -> PageWord {
         if on { PageWord(self.0 | bit) } else { PageWord(self.0 & !bit) }
     }
@@ -97,10 +100,6 @@ impl PageWord {
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
-    /// Came near ahead of need and was not asked for since.
-    pub fn is_prefetched(self) -> bool {
-        self.0 & PREFETCHED != 0
-    }
     /// Its memory may be one that the kernel replaces at the next write: the zero page, or a page shared with another
     /// process since a fork.
     pub fn is_shared(self) -> bool {
@@ -110,9 +109,13 @@ impl PageWord {
     pub fn holds(self) -> u16 {
         ((self.0 & HOLD_MASK) >> 16) as u16
     }
-    /// Eviction count at the moment it last left, modulo 2³².
+    /// Eviction count at the moment it last left, modulo 2³². Not while it is near.
     pub fn left_at(self) -> u32 {
-        (self.0 >> LEFT_SHIFT) as u32
+        (self.0 >> HIGH_SHIFT) as u32
+    }
+    /// The epoch in which it arrived, given to [`PageWord::arrived`]; 0 for unknown. Only while it is near.
+    pub fn epoch(self) -> u32 {
+        (self.0 >> HIGH_SHIFT) as u32
     }
 
     /// A thread needs the page.
@@ -125,16 +128,16 @@ impl PageWord {
         }
     }
 
-    /// The owner of a Fetching page installed it. `dirty` unless it equals its far copy. It must be put into the
-    /// eviction queue if it was not in it (`is_queued` of the old word).
-    pub fn arrived(self, dirty: bool, prefetched: bool, referenced: bool) -> PageWord {
+    /// The owner of a Fetching page installed it. `dirty` unless it equals its far copy. `epoch` was current before the
+    /// page could be written, 0 for unknown. It must be put into the eviction queue if it was not in it (`is_queued` of the old word).
+    pub fn arrived(self, dirty: bool, referenced: bool, epoch: u32) -> PageWord {
         assert!(self.state() == State::Fetching);
         self.with(State::Near)
             .set(SHARED, false)
             .set(DIRTY, dirty)
-            .set(PREFETCHED, prefetched)
             .set(REFERENCED, referenced)
             .set(QUEUED, true)
+            .set_high(epoch)
     }
 
     /// The owner of a page that a fault made Fetching gives up: back to where it was.
@@ -150,7 +153,8 @@ impl PageWord {
             return Err((self.set(QUEUED, false), Requeue::No));
         }
         if self.holds() > 0 {
-            return Err((self, Requeue::Yes));
+            // It may stay for as long as a program waits, longer than epochs are unique.
+            return Err((self.set_high(0), Requeue::Yes));
         }
         if self.is_referenced() {
             return Err((self.set(REFERENCED, false), Requeue::Yes));
@@ -168,14 +172,13 @@ impl PageWord {
     /// A Leaving page is gone and its far copy is right. `now` is the eviction count.
     pub fn left(self, now: u32) -> PageWord {
         assert!(self.state() == State::Leaving);
-        let word = self.with(State::Far).set(DIRTY, false).set(STORED, true).set(PREFETCHED, false);
-        PageWord(word.0 & 0xFFFF_FFFF | u64::from(now) << LEFT_SHIFT)
+        self.with(State::Far).set(DIRTY, false).set(STORED, true).set_high(now)
     }
 
     /// A Leaving page was all zeros and is gone; no far copy is needed.
     pub fn vanished(self) -> PageWord {
         assert!(self.state() == State::Leaving);
-        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(PREFETCHED, false)
+        self.with(State::Absent).set(DIRTY, false).set(STORED, false)
     }
 
     /// The program gave the page up or replaced it: the caller owns it (Fetching) while it discards near and far
@@ -190,7 +193,7 @@ impl PageWord {
     /// A seized page is nowhere now.
     pub fn discarded(self) -> PageWord {
         assert!(self.state() == State::Fetching);
-        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(PREFETCHED, false).set(REFERENCED, false)
+        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(REFERENCED, false)
     }
 
     /// The page was found near although nobody brought it (the kernel did, before faults were ours).
@@ -215,19 +218,13 @@ impl PageWord {
 
     /// One system call more may touch it. Only a near page can be held; `None` otherwise, or if the count is full.
     pub fn hold(self) -> Option<PageWord> {
-        (self.state() == State::Near && self.0 & HOLD_MASK != HOLD_MASK)
-            .then(|| PageWord(self.0 + HOLD_ONE).set(PREFETCHED, false))
+        (self.state() == State::Near && self.0 & HOLD_MASK != HOLD_MASK).then(|| PageWord(self.0 + HOLD_ONE))
     }
 
     /// One system call less.
     pub fn release(self) -> PageWord {
         assert!(self.holds() > 0);
         PageWord(self.0 - HOLD_ONE)
-    }
-
-    /// The page was used after it had come ahead of need.
-    pub fn used(self) -> PageWord {
-        self.set(PREFETCHED, false)
     }
 }
 
@@ -268,7 +265,7 @@ mod tests {
             match word.state() {
                 State::Fetching => {
                     for bits in 0..8u8 {
-                        next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, bits & 4 != 0));
+                        next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
                     }
                     next.push(word.discarded());
                     if !word.is_dirty() {

@@ -3,15 +3,15 @@
 //!
 //! On a busy machine it is the wrong thing: the scheduler gives a thread that sleeps the processor as soon as there is
 //! something for it, and takes it for milliseconds from one that never does. So a thread that finds that it was
-//! stopped while it looked does not look again for sixty-four times as long as it was stopped: looking then costs one part
-//! in sixty-five of the time, about, whatever else the machine does.
+//! stopped for a time slice while it looked does not look again for sixty-four times as long: looking then costs one part
+//! in sixty-five of the time, about, whatever else the machine does. Shorter stops are threads that wake up and soon sleep again;
+//! they have the right of way and there is nothing to learn from them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Two looks lie a microsecond apart, or ten if there was an interrupt; with so much between them, somebody else had the
-/// processor.
-const STOPPED: Duration = Duration::from_micros(100);
+/// With so much between two looks, a microsecond apart otherwise, somebody had a time slice of the processor.
+const STOPPED: Duration = Duration::from_millis(1);
 /// A thread that was stopped does not look for so many times as long as it was stopped.
 const PAUSE_FACTOR: u32 = 64;
 /// And at most so long.
@@ -87,7 +87,8 @@ mod tests {
         let spinners = Spinners { spin: 50 * MICRO, now: AtomicUsize::new(0), max: 1 };
         let mut patience = Patience::default();
         let mut now = Instant::now();
-        for (stopped, pause) in [(150 * MICRO, 9600 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)] {
+        for (stopped, pause) in [(1500 * MICRO, 96_000 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)]
+        {
             let mut spin = spinners.enter(&patience, now).expect("no pause");
             assert!(spin.go_on(&mut patience, now + MICRO));
             now += MICRO + stopped;

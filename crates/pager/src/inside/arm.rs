@@ -291,11 +291,7 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         Ok(pipe) => PagePipe::from_fds(pipe.fds().map(keep)),
         Err(errno) => internal("no pipe")(errno),
     };
-    let evictor = match Evictor::new(pipe) {
-        Ok(evictor) => evictor,
-        Err(errno) => internal("no memory for eviction buffers")(errno),
-    };
-    Armed { uffd, mode, pagemap, pidfd, null, store, evictor: super::lock::Lock::new(evictor) }
+    Armed { uffd, mode, pagemap, pidfd, null, store, evictor: super::lock::Lock::new(Evictor::new(pipe)) }
 }
 
 /// Faults of the mode asked for; of signal mode if it can be had, unless another was asked for.

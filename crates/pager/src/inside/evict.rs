@@ -13,8 +13,9 @@
 //!    they are read and compared by checksum.
 //! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
 
-use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
-use super::store::RUN_PAGES;
+use super::runtime::{Armed, Phase, Runtime, fail};
+use super::store::{RUN_PAGES, Writer};
+use super::table::Table;
 use crate::control::exit;
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -24,6 +25,7 @@ use farfield_core::page_word::Requeue;
 use farfield_core::{PageId, checksum};
 use farfield_os::pagemap::{PageRun, category};
 use farfield_os::{memory, pipe::PagePipe, process};
+use farfield_pool::Buffer;
 
 /// Victims of one batch.
 pub const BATCH: usize = 64;
@@ -48,8 +50,9 @@ pub struct Evictor {
     pipe: PagePipe,
     victims: [Victim; BATCH],
     count: usize,
-    staging: usize,
     vectored: bool,
+    /// Faults of this process when the epoch began.
+    faults: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -57,6 +60,7 @@ struct Victim {
     page: PageId,
     dirty: bool,
     shared: bool,
+    epoch: u32,
 }
 
 const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
@@ -72,17 +76,14 @@ pub enum Urgency {
 
 impl Evictor {
     /// With a pipe of its own.
-    pub fn new(pipe: PagePipe) -> farfield_os::Result<Evictor> {
-        Ok(Evictor {
+    pub fn new(pipe: PagePipe) -> Evictor {
+        Evictor {
             pipe,
-            victims: [Victim { page: PageId(0), dirty: false, shared: false }; BATCH],
+            victims: [Victim { page: PageId(0), dirty: false, shared: false, epoch: 0 }; BATCH],
             count: 0,
-            staging: {
-                RUNTIME.add_meta((BATCH * PAGE_BYTES) as i64);
-                memory::map_anonymous(BATCH * PAGE_BYTES)?
-            },
             vectored: true,
-        })
+            faults: process::faults(),
+        }
     }
 
     /// In the child of a fork: the pipe is the parent's.
@@ -90,11 +91,6 @@ impl Evictor {
         for fd in self.pipe.fds() {
             farfield_os::file::close(fd);
         }
-    }
-
-    fn staged(&self, index: usize) -> &[u8] {
-        // SAFETY: inside the staging mapping, which only the holder of the evictor uses.
-        unsafe { core::slice::from_raw_parts((self.staging + index * PAGE_BYTES) as *const u8, PAGE_BYTES) }
     }
 
     /// Evicts up to one batch; how many pages left.
@@ -106,7 +102,8 @@ impl Evictor {
         }
         self.unshare();
         let faults_before = process::faults();
-        self.find_dirty(runtime, armed);
+        let epoch = self.look_at_epoch(runtime, faults_before);
+        self.find_dirty(runtime, armed, epoch);
         let (taken, surplus) = self.take_away(runtime, armed);
         // A child that borrows this memory (vfork) counts its own faults: no proof then.
         let undisturbed = process::faults() == faults_before && !runtime.is_borrowed();
@@ -148,8 +145,9 @@ impl Evictor {
             if again == Requeue::Yes {
                 queue.push(page, |_| false);
             } else if word.state() == farfield_core::page_word::State::Leaving {
+                let shared = word.is_shared();
                 self.victims[self.count] =
-                    Victim { page, dirty: word.is_dirty() || word.is_shared(), shared: word.is_shared() };
+                    Victim { page, dirty: word.is_dirty() || shared, shared, epoch: word.epoch() };
                 self.count += 1;
             }
         }
@@ -166,17 +164,33 @@ impl Evictor {
         }
     }
 
-    /// Asks the kernel which of the clean-looking victims were written, run by run.
-    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed) {
+    /// Begins another epoch if the process has faulted since this one began.
+    fn look_at_epoch(&mut self, runtime: &Runtime, faults: u64) -> u32 {
+        let epoch = runtime.epoch.load(Ordering::SeqCst);
+        if faults == self.faults {
+            return epoch;
+        }
+        self.faults = faults;
+        let next = epoch.wrapping_add(1).max(1);
+        runtime.epoch.store(next, Ordering::SeqCst);
+        next
+    }
+
+    /// Asks the kernel which of the clean-looking victims were written, run by run. Those that arrived in this epoch
+    /// were not.
+    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed, epoch: u32) {
         let mut at = 0;
+        let in_doubt = |victim: &Victim| !victim.dirty && victim.epoch != epoch;
         while at < self.count {
-            if self.victims[at].dirty {
+            if !in_doubt(&self.victims[at]) {
                 at += 1;
                 continue;
             }
             let first = self.victims[at].page.0;
             let mut end = at + 1;
-            while end < self.count && !self.victims[end].dirty && self.victims[end].page.0 == first + (end - at) as u64
+            while end < self.count
+                && in_doubt(&self.victims[end])
+                && self.victims[end].page.0 == first + (end - at) as u64
             {
                 end += 1;
             }
@@ -263,93 +277,111 @@ impl Evictor {
             0
         };
         runtime.charge(-(first_read as i64));
-        if first_read == gone {
-            return;
+        if first_read < gone {
+            self.read_and_write(runtime, armed, first_read, gone, now);
         }
-        let bytes = (gone - first_read) * PAGE_BYTES;
-        let target = (self.staging + first_read * PAGE_BYTES) as *mut u8;
-        // SAFETY: the staging area has room for a batch and is ours.
-        if unsafe { self.pipe.read_exact(target, bytes) }.is_err() {
-            fail(exit::INTERNAL, format_args!("pages could not be read back from the pipe"));
-        }
-        let mut left = 0;
-        let mut stored = 0;
-        let mut write = [false; BATCH];
-        let mut sums = [0u64; BATCH];
-        for index in first_read..gone {
-            let victim = self.victims[index];
-            let old = table.word(victim.page);
-            if victim.dirty && is_zero(self.staged(index)) {
-                if old.is_stored() {
-                    armed.store.discard(victim.page, 1);
-                    stored -= 1;
-                }
-                table.update(victim.page, |word| Some(word.vanished()));
-                counters.zero_pages.fetch_add(1, Ordering::Relaxed);
-                left += 1;
-                continue;
-            }
-            sums[index] = checksum(self.staged(index));
-            if old.is_stored() && sums[index] == table.sum(victim.page) {
-                table.update(victim.page, |word| Some(word.left(now)));
-                counters.clean_drops.fetch_add(1, Ordering::Relaxed);
-                left += 1;
-                continue;
-            }
-            stored += i64::from(!old.is_stored());
-            write[index] = true;
-        }
-        self.write_out(runtime, armed, first_read, gone, &write, &sums, now);
-        let written = write.iter().filter(|write| **write).count();
-        counters.pages_out.fetch_add(written as u64, Ordering::Relaxed);
-        runtime.charge(-(left + written as i64));
-        runtime.charge_far(stored);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the pieces of one batch")]
-    fn write_out(
-        &mut self,
-        runtime: &Runtime,
-        armed: &Armed,
-        first: usize,
-        gone: usize,
-        write: &[bool; BATCH],
-        sums: &[u64; BATCH],
-        now: u32,
-    ) {
+    /// Reads the victims from `first` to `gone` out of the pipe, in the order in which they went in, and writes those that
+    /// changed.
+    fn read_and_write(&mut self, runtime: &Runtime, armed: &Armed, first: usize, gone: usize, now: u32) {
+        let table = runtime.table();
+        let mut fates = [Fate::Unchanged; BATCH];
         let mut writer = armed.store.writer();
         let mut at = first;
         while at < gone {
-            if !write[at] {
-                at += 1;
-                continue;
+            let run = &self.victims[at..gone];
+            let start = run[0].page;
+            let follows = |(index, victim): (usize, &Victim)| victim.page.0 == start.0 + index as u64;
+            let count = run.iter().take(RUN_PAGES).enumerate().take_while(|&victim| follows(victim)).count();
+            let mut buffer = writer.buffer(count);
+            // SAFETY: the buffer has room for `count` pages and is ours.
+            if unsafe { self.pipe.read_exact(buffer.bytes_mut().as_mut_ptr(), count * PAGE_BYTES) }.is_err() {
+                fail(exit::INTERNAL, format_args!("pages could not be read back from the pipe"));
             }
-            let start = self.victims[at].page;
-            let mut end = at + 1;
-            while end < gone
-                && end - at < RUN_PAGES
-                && write[end]
-                && self.victims[end].page.0 == start.0 + (end - at) as u64
-            {
-                end += 1;
+            let fates = &mut fates[at..at + count];
+            for (index, fate) in fates.iter_mut().enumerate() {
+                *fate = run[index].fate(table, buffer.page(index));
             }
-            let mut buffer = writer.buffer(end - at);
-            buffer.sums_mut().copy_from_slice(&sums[at..end]);
-            for index in at..end {
-                buffer.page_mut(index - at).copy_from_slice(self.staged(index));
-            }
-            writer.write(start, buffer);
-            at = end;
+            write_changed(&mut writer, start, buffer, fates);
+            at += count;
         }
         writer.finish();
-        for index in first..gone {
-            if write[index] {
-                let page = self.victims[index].page;
-                runtime.table().set_sum(page, sums[index]);
-                runtime.table().update(page, |word| Some(word.left(now)));
-            }
+        let counters = runtime.counters();
+        let mut stored = 0;
+        for (victim, fate) in self.victims[first..gone].iter().zip(&fates[first..gone]) {
+            let was_stored = table.word(victim.page).is_stored();
+            let counter = match *fate {
+                Fate::Unchanged => {
+                    table.update(victim.page, |word| Some(word.left(now)));
+                    &counters.clean_drops
+                }
+                Fate::Zero => {
+                    if was_stored {
+                        armed.store.discard(victim.page, 1);
+                        stored -= 1;
+                    }
+                    table.update(victim.page, |word| Some(word.vanished()));
+                    &counters.zero_pages
+                }
+                Fate::Changed(sum) => {
+                    stored += i64::from(!was_stored);
+                    table.set_sum(victim.page, sum);
+                    table.update(victim.page, |word| Some(word.left(now)));
+                    &counters.pages_out
+                }
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        runtime.charge(-((gone - first) as i64));
+        runtime.charge_far(stored);
+    }
+}
+
+/// What becomes of a victim that was read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Its far copy is right.
+    Unchanged,
+    /// It is all zeros and needs none.
+    Zero,
+    /// It goes to the pool, with this checksum.
+    Changed(u64),
+}
+
+impl Victim {
+    fn fate(&self, table: &Table, bytes: &[u8]) -> Fate {
+        if self.dirty && is_zero(bytes) {
+            return Fate::Zero;
+        }
+        let sum = checksum(bytes);
+        if table.word(self.page).is_stored() && sum == table.sum(self.page) {
+            Fate::Unchanged
+        } else {
+            Fate::Changed(sum)
         }
     }
+}
+
+/// Starts writing those pages of `buffer`, which belong at `start`, that changed.
+fn write_changed(writer: &mut Writer<'_>, start: PageId, mut buffer: Buffer, fates: &[Fate]) {
+    let mut at = 0;
+    for run in fates.chunk_by(|a, b| matches!(a, Fate::Changed(_)) == matches!(b, Fate::Changed(_))) {
+        let first = at;
+        at += run.len();
+        let Fate::Changed(_) = run[0] else { continue };
+        let sums = run.iter().map(|fate| if let Fate::Changed(sum) = fate { *sum } else { 0 });
+        if run.len() == fates.len() {
+            buffer.sums_mut().iter_mut().zip(sums).for_each(|(place, sum)| *place = sum);
+            writer.write(start, buffer);
+            return;
+        }
+        let mut part = writer.buffer(run.len());
+        part.bytes_mut().copy_from_slice(&buffer.bytes()[first * PAGE_BYTES..at * PAGE_BYTES]);
+        part.sums_mut().iter_mut().zip(sums).for_each(|(place, sum)| *place = sum);
+        writer.write(PageId(start.0 + first as u64), part);
+    }
+    writer.give_back(buffer);
 }
 
 /// Neighbouring victims as one range each.

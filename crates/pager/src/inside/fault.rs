@@ -128,6 +128,7 @@ fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
 fn read_in(runtime: &Runtime, page: PageId, write: bool) {
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
+    runtime.armed().store.will_need(page);
     let ahead = match thread::current().and_then(|record| record.prefetcher.try_lock()) {
         Some(mut prefetcher) => {
             let ahead = prefetcher.on_fault(page.0);

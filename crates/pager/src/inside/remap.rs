@@ -147,8 +147,8 @@ fn move_pages(runtime: &Runtime, from: Range, target: Range) {
                             format_args!("a page could not be moved by mremap"),
                         );
                     }
-                    table.update(old, |word| Some(word.arrived(true, false, false)));
-                    let moved = table.update(new, |word| Some(word.arrived(true, false, false)));
+                    table.update(old, |word| Some(word.arrived(true, false, 0)));
+                    let moved = table.update(new, |word| Some(word.arrived(true, false, 0)));
                     if moved.is_some_and(|(before, _)| !before.is_queued()) {
                         enqueue(runtime, new);
                     }

@@ -63,6 +63,9 @@ pub struct Runtime {
     pub queue: Lock<Queue>,
     /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
+    /// Ends whenever the evictor finds that the process has faulted: no page is written for the first time in an epoch
+    /// that has not ended. Never 0.
+    pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
     /// Thread that froze the world for a fork; 0 = nobody.
@@ -103,6 +106,7 @@ impl Runtime {
             space: Lock::new(Space::new(small, large)),
             queue: Lock::new(Queue::empty()),
             evictions: AtomicU32::new(0),
+            epoch: AtomicU32::new(1),
             monitor: AtomicU32::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),

@@ -7,6 +7,8 @@ use super::lock::{Guard, Lock, pause};
 use super::runtime::{RUNTIME, Runtime, fail};
 use crate::control::{Mode, exit};
 use crate::window;
+use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -22,6 +24,8 @@ const SINGLES: usize = 32;
 const RUNS: usize = 6;
 /// Pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
+/// Pages loaded at once: one system call maps them, and their copies fit the first cache and the signal stack.
+const LOAD_PAGES: usize = 4;
 /// How long the pool may take for one operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -116,10 +120,10 @@ impl Store {
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
         if let Some(mapped) = self.backend.mapped() {
-            self.load(mapped, page, if write { TAG_WRITE } else { 0 });
+            self.load(mapped, page, 1, if write { TAG_WRITE } else { 0 });
             for &(start, count) in ahead {
-                for index in 0..count as u64 {
-                    self.load(mapped, PageId(start.0 + index), TAG_AHEAD);
+                for at in (0..count).step_by(LOAD_PAGES) {
+                    self.load(mapped, PageId(start.0 + at as u64), (count - at).min(LOAD_PAGES), TAG_AHEAD);
                 }
             }
             return;
@@ -127,21 +131,39 @@ impl Store {
         self.request(page, write, ahead);
     }
 
-    /// One page from far memory that the CPU can load from: copied once, checked, and the copy put in its place.
-    fn load(&self, mapped: &dyn Mapped, page: PageId, tag: u64) {
-        let mut copy = PageCopy([0; PAGE_BYTES]);
-        match mapped.page(page) {
-            // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
-            // the page, which it does not while the page is Fetching.
-            Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy.0.as_mut_ptr(), PAGE_BYTES) },
-            None if self.backend.health() == Health::Gone => fail(
-                exit::SERVER_LOST,
-                format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
-            ),
-            None => {}
+    /// `page` will be wanted in a moment: begins to load it into the processor's cache, if far memory can be loaded from.
+    pub fn will_need(&self, page: PageId) {
+        if let Some(source) = self.backend.mapped().and_then(|mapped| mapped.page(page)) {
+            for offset in (0..PAGE_BYTES).step_by(64) {
+                // SAFETY: a hint; it cannot fault.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(source.add(offset).cast()) };
+            }
         }
-        check(&RUNTIME, page, checksum(&copy.0));
-        place(&RUNTIME, page.0 | tag, copy.0.as_ptr() as usize, 1);
+    }
+
+    /// A few pages from far memory that the processor can load from: copied once, checked, and the copies put in their place.
+    fn load(&self, mapped: &dyn Mapped, first: PageId, count: usize, tag: u64) {
+        let mut copies = MaybeUninit::<PageCopies>::uninit();
+        let copies = copies.as_mut_ptr().cast::<u8>();
+        for index in 0..count {
+            let page = PageId(first.0 + index as u64);
+            // SAFETY: `count` is at most LOAD_PAGES.
+            let copy = unsafe { copies.add(index * PAGE_BYTES) };
+            match mapped.page(page) {
+                // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
+                // the page, which it does not while the page is Fetching.
+                Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
+                None if self.backend.health() == Health::Gone => fail(
+                    exit::SERVER_LOST,
+                    format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
+                ),
+                // SAFETY: inside `copies`. The server has lost the page, which the checksum will show.
+                None => unsafe { core::ptr::write_bytes(copy, 0, PAGE_BYTES) },
+            }
+            // SAFETY: written just now.
+            check(&RUNTIME, page, checksum(unsafe { core::slice::from_raw_parts(copy, PAGE_BYTES) }));
+        }
+        place(&RUNTIME, first.0 | tag, copies as usize, count);
     }
 
     /// The same through a lane.
@@ -231,6 +253,11 @@ impl Writer<'_> {
         let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
         buffer.set_pages(pages);
         buffer
+    }
+
+    /// Takes back a buffer that is not to be written.
+    pub fn give_back(&mut self, buffer: Buffer) {
+        self.channel.recycle(buffer);
     }
 
     /// Starts writing a sealed buffer at `page`.
@@ -346,7 +373,7 @@ impl Channel {
 }
 
 #[repr(C, align(64))]
-struct PageCopy([u8; PAGE_BYTES]);
+struct PageCopies([u8; LOAD_PAGES * PAGE_BYTES]);
 
 /// Pages have arrived: checks them and puts them in their place.
 fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
@@ -389,6 +416,7 @@ fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
 pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
     let armed = runtime.armed();
     let wake = armed.mode == Mode::Thread;
+    let epoch = runtime.epoch.load(Ordering::SeqCst);
     let address = window::address_of(first);
     let mut at = 0;
     let mut gone = 0;
@@ -425,7 +453,7 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
             continue;
         }
         let dirty = track == Track::Dirty || was_present;
-        arrived(runtime, page, dirty, ahead);
+        arrived(runtime, page, dirty, ahead, epoch);
     }
     if gone > 0 {
         runtime.charge(-(gone as i64));
@@ -433,13 +461,13 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
 }
 
 /// A page that the caller owns is in its place.
-fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool) {
+fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     // Came back sooner than the queue turns over once: it deserves a second round.
     let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
     let is_soon = |word: PageWord| word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
     let (old, _) =
-        runtime.table().update(page, |word| Some(word.arrived(dirty, ahead, is_soon(word) && !ahead))).expect("always");
+        runtime.table().update(page, |word| Some(word.arrived(dirty, is_soon(word) && !ahead, epoch))).expect("always");
     if is_soon(old) {
         runtime.counters().refaults.fetch_add(1, Ordering::Relaxed);
     }
