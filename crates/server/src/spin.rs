@@ -87,7 +87,8 @@ mod tests {
         let spinners = Spinners { spin: 50 * MICRO, now: AtomicUsize::new(0), max: 1 };
         let mut patience = Patience::default();
         let mut now = Instant::now();
-        for (stopped, pause) in [(1500 * MICRO, 96_000 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)]
+        for (stopped, pause) in
+            [(1500 * MICRO, 96_000 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)]
         {
             let mut spin = spinners.enter(&patience, now).expect("no pause");
             assert!(spin.go_on(&mut patience, now + MICRO));

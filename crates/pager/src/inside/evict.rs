@@ -74,6 +74,23 @@ pub enum Urgency {
     Background,
 }
 
+/// How much is evicted at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// Most pages for one shoot-down.
+    Batch = BATCH as isize,
+    /// As many as leave while a page travels.
+    WhileWaiting = 8,
+}
+
+impl Share {
+    /// What to evict while a page travels: little, so that it does not arrive before. Pages that must be written would
+    /// wait for an answer of their own, each time.
+    pub fn while_waiting(runtime: &Runtime) -> Share {
+        if runtime.dirty_share.load(Ordering::Relaxed) < 16 { Share::WhileWaiting } else { Share::Batch }
+    }
+}
+
 impl Evictor {
     /// With a pipe of its own.
     pub fn new(pipe: PagePipe) -> Evictor {
@@ -94,9 +111,9 @@ impl Evictor {
     }
 
     /// Evicts up to one batch; how many pages left.
-    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency) -> usize {
+    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency, share: Share) -> usize {
         let started = process::now_ns();
-        self.choose(runtime);
+        self.choose(runtime, share as usize);
         if self.count == 0 {
             return 0;
         }
@@ -122,12 +139,12 @@ impl Evictor {
     }
 
     /// Takes victims from the head of the queue.
-    fn choose(&mut self, runtime: &Runtime) {
+    fn choose(&mut self, runtime: &Runtime, most: usize) {
         let table = runtime.table();
         let mut queue = runtime.queue.lock();
         self.count = 0;
         let mut looks = queue.len().min(16 * BATCH);
-        while self.count < BATCH && looks > 0 {
+        while self.count < most && looks > 0 {
             looks -= 1;
             let Some(page) = queue.pop() else { break };
             let mut again = Requeue::No;
@@ -308,33 +325,25 @@ impl Evictor {
         }
         writer.finish();
         let counters = runtime.counters();
-        let mut stored = 0;
         for (victim, fate) in self.victims[first..gone].iter().zip(&fates[first..gone]) {
-            let was_stored = table.word(victim.page).is_stored();
-            let counter = match *fate {
+            match *fate {
                 Fate::Unchanged => {
                     table.update(victim.page, |word| Some(word.left(now)));
-                    &counters.clean_drops
+                    counters.clean_drops.fetch_add(1, Ordering::Relaxed);
                 }
                 Fate::Zero => {
-                    if was_stored {
+                    if table.word(victim.page).is_stored() {
                         armed.store.discard(victim.page, 1);
-                        stored -= 1;
+                        runtime.charge_far(-1);
                     }
                     table.update(victim.page, |word| Some(word.vanished()));
-                    &counters.zero_pages
+                    counters.zero_pages.fetch_add(1, Ordering::Relaxed);
                 }
-                Fate::Changed(sum) => {
-                    stored += i64::from(!was_stored);
-                    table.set_sum(victim.page, sum);
-                    table.update(victim.page, |word| Some(word.left(now)));
-                    &counters.pages_out
-                }
-            };
-            counter.fetch_add(1, Ordering::Relaxed);
+                // The store says so when it is written.
+                Fate::Changed(_) => {}
+            }
         }
         runtime.charge(-((gone - first) as i64));
-        runtime.charge_far(stored);
     }
 }
 
@@ -409,7 +418,7 @@ fn is_zero(page: &[u8]) -> bool {
 }
 
 /// Makes room for `pages` pages, evicting in this thread if need be, and charges them.
-pub fn make_room(runtime: &Runtime, pages: i64) {
+pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
     let need = pages * PAGE_BYTES as i64;
     let mut spins = 0;
     let mut deadline = None;
@@ -420,7 +429,7 @@ pub fn make_room(runtime: &Runtime, pages: i64) {
         }
         let armed = runtime.armed();
         let evicted = match armed.evictor.try_lock() {
-            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct),
+            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct, share),
             None if near + need <= limit + slack_bytes(limit) => break,
             None => 0,
         };
@@ -464,7 +473,7 @@ pub fn reclaim_ahead(runtime: &Runtime) {
             return;
         }
         let Some(mut evictor) = armed.evictor.try_lock() else { return };
-        if evictor.run(runtime, armed, Urgency::Background) == 0 {
+        if evictor.run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
             return;
         }
     }
@@ -493,7 +502,7 @@ pub fn shrink_for_copy(runtime: &Runtime) -> bool {
         if own <= limit / COPY_SHARE || fruitless == 64 {
             return false;
         }
-        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct);
+        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct, Share::Batch);
         fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
     }
 }

@@ -1,6 +1,6 @@
 //! Ingress: a page that is not near is needed.
 
-use super::evict::make_room;
+use super::evict::{Share, make_room};
 use super::lock::pause;
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
@@ -108,7 +108,7 @@ fn touch(runtime: &Runtime, page: PageId, write: bool) {
         }
     }
     LAST_TOUCH.store(page.0 + count - 1, Ordering::Relaxed);
-    make_room(runtime, count as i64);
+    make_room(runtime, count as i64, Share::Batch);
     install(runtime, page, zeros(), count as usize, Track::Dirty, false);
 }
 
@@ -138,14 +138,13 @@ fn read_in(runtime: &Runtime, page: PageId, write: bool) {
         None => Ahead::default(),
     };
     let mut runs = [(PageId(0), 0usize); 64];
-    let (count, pages) = own_ahead(runtime, page, ahead, &mut runs);
-    make_room(runtime, 1 + pages as i64);
+    let count = own_ahead(runtime, page, ahead, &mut runs);
     runtime.armed().store.fetch(page, write, &runs[..count]);
 }
 
-/// Takes the pages to bring ahead that are far and idle, as runs. Number of runs, and of pages.
-fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> (usize, usize) {
-    let (mut count, mut pages) = (0, 0);
+/// Takes the pages to bring ahead that are far and idle, as runs. Number of runs.
+fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> usize {
+    let mut count = 0;
     // Never more at once than an eighth of the budget, nor than half of what this process has of it.
     let near = runtime.slot().near_bytes.load(Ordering::Relaxed).max(0);
     let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
@@ -154,7 +153,6 @@ fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId,
         if !own(runtime, PageId(next), Fault::Read) {
             continue;
         }
-        pages += 1;
         match runs[..count].last_mut() {
             Some((start, len)) if start.0 + *len as u64 == next => *len += 1,
             _ => {
@@ -163,7 +161,7 @@ fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId,
             }
         }
     }
-    (count, pages)
+    count
 }
 
 /// Zeros enough for one touch.

@@ -156,7 +156,7 @@ fn move_pages(runtime: &Runtime, from: Range, target: Range) {
                     leave(runtime);
                     // Give the old one up at once, so that a large move stays within the budget.
                     discard(runtime, Range { start: page, end: page + 1 }, true);
-                    super::evict::make_room(runtime, 0);
+                    super::evict::make_room(runtime, 0, super::evict::Share::Batch);
                     break;
                 }
             }

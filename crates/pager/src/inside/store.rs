@@ -3,6 +3,7 @@
 //! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page polls its lane until
 //! that page is near and goes on; pages still under way are completed by whoever polls the lane next.
 
+use super::evict::{Share, make_room};
 use super::lock::{Guard, Lock, pause};
 use super::runtime::{RUNTIME, Runtime, fail};
 use crate::control::{Mode, exit};
@@ -12,7 +13,8 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
-use farfield_core::{PageId, checksum, geometry::PAGE_BYTES, page_word::PageWord};
+use farfield_core::page_word::{PageWord, State};
+use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, process, uffd::Track};
 use farfield_pool::{Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 use std::sync::Arc;
@@ -37,6 +39,8 @@ const TAG_DISCARD: u64 = 1 << 63;
 
 /// A lane with its buffers, made when they are first needed: a short-lived process needs few.
 pub struct Channel {
+    /// Its number among the store's.
+    place: usize,
     lane: Box<dyn Lane>,
     done: Vec<Completion>,
     singles: Spare,
@@ -68,16 +72,16 @@ pub struct Store {
     channels: [Lock<Option<Channel>>; LANES],
     open: AtomicUsize,
     /// Operations under way, for a look without the locks.
-    reading: AtomicU64,
+    under_way: AtomicU64,
 }
 
 impl Store {
     /// Opens the first lane.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Store, PoolError> {
-        let first = Channel::open(&backend)?;
+        let first = Channel::open(&backend, 0)?;
         let mut channels = [const { Lock::new(None) }; LANES];
         channels[0] = Lock::new(Some(first));
-        Ok(Store { backend, channels, open: AtomicUsize::new(1), reading: AtomicU64::new(0) })
+        Ok(Store { backend, channels, open: AtomicUsize::new(1), under_way: AtomicU64::new(0) })
     }
 
     /// The backend.
@@ -105,7 +109,7 @@ impl Store {
     fn open_another(&self, open: usize) {
         let Some(mut slot) = self.channels[open].try_lock() else { return };
         if slot.is_none() {
-            match super::arm::with_descriptors(|| Channel::open(&self.backend)) {
+            match super::arm::with_descriptors(|| Channel::open(&self.backend, open)) {
                 Ok(channel) => *slot = Some(channel),
                 Err(error) => lost(error),
             }
@@ -117,18 +121,24 @@ impl Store {
         &self.channels[..self.open.load(Ordering::Acquire)]
     }
 
-    /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way.
+    /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
+    /// before pages are loaded, or while they travel.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
-        if let Some(mapped) = self.backend.mapped() {
-            self.load(mapped, page, 1, if write { TAG_WRITE } else { 0 });
-            for &(start, count) in ahead {
-                for at in (0..count).step_by(LOAD_PAGES) {
-                    self.load(mapped, PageId(start.0 + at as u64), (count - at).min(LOAD_PAGES), TAG_AHEAD);
-                }
+        let runtime = &RUNTIME;
+        let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
+        let Some(mapped) = self.backend.mapped() else {
+            runtime.charge(pages);
+            let place = self.request(page, write, ahead);
+            make_room(runtime, 0, Share::while_waiting(runtime));
+            return self.await_page(page, place);
+        };
+        make_room(runtime, pages, Share::Batch);
+        self.load(mapped, page, 1, if write { TAG_WRITE } else { 0 });
+        for &(start, count) in ahead {
+            for at in (0..count).step_by(LOAD_PAGES) {
+                self.load(mapped, PageId(start.0 + at as u64), (count - at).min(LOAD_PAGES), TAG_AHEAD);
             }
-            return;
         }
-        self.request(page, write, ahead);
     }
 
     /// `page` will be wanted in a moment: begins to load it into the processor's cache, if far memory can be loaded from.
@@ -166,9 +176,8 @@ impl Store {
         place(&RUNTIME, first.0 | tag, copies as usize, count);
     }
 
-    /// The same through a lane.
-    fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
-        let runtime = &RUNTIME;
+    /// Asks for them through a lane; says which.
+    fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) -> usize {
         let mut channel = self.channel();
         let buffer = channel.single(self);
         let tag = page.0 | TAG_READ | if write { TAG_WRITE } else { 0 };
@@ -190,18 +199,28 @@ impl Store {
                 at += step;
             }
         }
-        loop {
-            channel.progress(self);
-            if runtime.table().word(page).state() != farfield_core::page_word::State::Fetching {
-                return;
-            }
+        channel.progress(self);
+        channel.place
+    }
+
+    /// Waits until a page that was asked for through the lane in `place` is near.
+    fn await_page(&self, page: PageId, place: usize) {
+        let mut spins = 0;
+        while RUNTIME.table().word(page).state() == State::Fetching {
+            // Who has the lane brings our page as well as its own.
+            let Some(guard) = self.channels[place].try_lock() else {
+                pause(&mut spins);
+                continue;
+            };
+            let mut channel = Borrowed(guard);
             channel.lane.wait(Duration::from_micros(200));
+            channel.progress(self);
         }
     }
 
     /// Completes what has arrived, on every lane that is free.
     pub fn progress(&self) {
-        if self.reading.load(Ordering::Relaxed) == 0 {
+        if self.under_way.load(Ordering::Relaxed) == 0 {
             return;
         }
         for channel in self.open_channels() {
@@ -260,7 +279,7 @@ impl Writer<'_> {
         self.channel.recycle(buffer);
     }
 
-    /// Starts writing a sealed buffer at `page`.
+    /// Starts writing a sealed buffer at `page`, whose pages are Leaving: they have left when the pool has them.
     pub fn write(&mut self, page: PageId, buffer: Buffer) {
         self.channel.writing += 1;
         let op = Op::Write { page, buffer };
@@ -268,9 +287,9 @@ impl Writer<'_> {
         self.channel.submit(self.store, request);
     }
 
-    /// Waits until all is written.
+    /// Completes what is written already.
     pub fn finish(mut self) {
-        self.channel.finish_writes(self.store);
+        self.channel.progress(self.store);
     }
 }
 
@@ -291,8 +310,9 @@ impl DerefMut for Borrowed<'_> {
 }
 
 impl Channel {
-    fn open(backend: &Arc<dyn Backend>) -> Result<Channel, PoolError> {
+    fn open(backend: &Arc<dyn Backend>, place: usize) -> Result<Channel, PoolError> {
         Ok(Channel {
+            place,
             lane: backend.open_lane()?,
             done: Vec::with_capacity(256),
             singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
@@ -306,7 +326,7 @@ impl Channel {
             if let Some(buffer) = self.singles.take(1) {
                 return buffer;
             }
-            self.progress(store);
+            self.wait(store);
         }
     }
 
@@ -315,8 +335,14 @@ impl Channel {
             if let Some(buffer) = self.runs.take(RUN_PAGES) {
                 return buffer;
             }
-            self.progress(store);
+            self.wait(store);
         }
+    }
+
+    /// Waits for something to complete, a little.
+    fn wait(&mut self, store: &Store) {
+        self.progress(store);
+        self.lane.wait(Duration::from_micros(200));
     }
 
     fn recycle(&mut self, buffer: Buffer) {
@@ -325,9 +351,7 @@ impl Channel {
     }
 
     fn submit(&mut self, store: &Store, request: Request) {
-        if request.tag & TAG_READ != 0 {
-            store.reading.fetch_add(1, Ordering::Relaxed);
-        }
+        store.under_way.fetch_add(1, Ordering::Relaxed);
         let mut request = request;
         loop {
             match self.lane.submit(request) {
@@ -346,7 +370,7 @@ impl Channel {
             if self.writing == 0 {
                 return;
             }
-            self.lane.wait(Duration::from_micros(200));
+            self.wait(store);
         }
     }
 
@@ -357,12 +381,16 @@ impl Channel {
             if let Err(error) = completion.result {
                 lost(error);
             }
+            store.under_way.fetch_sub(1, Ordering::Relaxed);
             if completion.tag & TAG_READ != 0 {
-                store.reading.fetch_sub(1, Ordering::Relaxed);
                 let buffer = completion.buffer.as_ref().expect("a read returns its buffer");
                 arrive(&RUNTIME, completion.tag, buffer);
             } else {
                 self.writing -= 1;
+                if completion.tag & TAG_WRITE != 0 {
+                    let buffer = completion.buffer.as_ref().expect("a write returns its buffer");
+                    written(&RUNTIME, PageId(completion.tag & TAG_PAGE), buffer.sums());
+                }
             }
             if let Some(buffer) = completion.buffer {
                 self.recycle(buffer);
@@ -374,6 +402,19 @@ impl Channel {
 
 #[repr(C, align(64))]
 struct PageCopies([u8; LOAD_PAGES * PAGE_BYTES]);
+
+/// Pages from `first` on, which were Leaving, are in the pool with these checksums.
+fn written(runtime: &Runtime, first: PageId, sums: &[u64]) {
+    let now = runtime.evictions.load(Ordering::Relaxed);
+    let mut new = 0;
+    for (page, &sum) in (first.0..).map(PageId).zip(sums) {
+        runtime.table().set_sum(page, sum);
+        let (old, _) = runtime.table().update(page, |word| Some(word.left(now))).expect("always");
+        new += i64::from(!old.is_stored());
+    }
+    runtime.counters().pages_out.fetch_add(sums.len() as u64, Ordering::Relaxed);
+    runtime.charge_far(new);
+}
 
 /// Pages have arrived: checks them and puts them in their place.
 fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
@@ -480,7 +521,6 @@ fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32
 pub fn enqueue(runtime: &Runtime, page: PageId) {
     let table = runtime.table();
     runtime.queue.lock().push(page, |stale| {
-        use farfield_core::page_word::State;
         table
             .update(stale, |word: PageWord| match word.state() {
                 State::Absent | State::Far => Some(word.unqueued()),
