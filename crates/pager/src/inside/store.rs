@@ -121,6 +121,11 @@ impl Store {
         &self.channels[..self.open.load(Ordering::Acquire)]
     }
 
+    /// Is far memory loaded from by the processor? Then nobody ever waits for pages that travel.
+    pub fn is_mapped(&self) -> bool {
+        self.backend.mapped().is_some()
+    }
+
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
     /// before pages are loaded, or while they travel.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
