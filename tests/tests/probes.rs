@@ -70,24 +70,14 @@ fn random_histories_match_the_model_with_handler_threads() {
     random_histories("thread");
 }
 
-/// What the kernel does later may be refused as other kernels refuse it, so that programs fall back; if it is there, it must be right.
-fn is_right_or_refused(way: &str, call: &str) {
-    let Some(job) = Job::probe("async_io", &[way]) else { return };
-    let mut job = job.footprint(Footprint::Any);
-    let text = job.run_alone(NEAR).ended.text();
-    let native = job.native_run().text();
-    let refused = ["ENOSYS", "EPERM"].map(|error| format!("{call}: {error}\n"));
-    assert!(text == native || refused.contains(&text), "with far memory:\n{text}\nnatively:\n{native}");
+#[test]
+fn native_asynchronous_io_means_the_same() {
+    same_in_mode("async_io", &["native"], "auto");
 }
 
 #[test]
-fn io_uring_is_right_or_refused() {
-    is_right_or_refused("ring", "io_uring_setup");
-}
-
-#[test]
-fn native_asynchronous_io_is_right_or_refused() {
-    is_right_or_refused("native", "io_setup");
+fn native_asynchronous_io_means_the_same_with_handler_threads() {
+    same_in_mode("async_io", &["native"], "thread");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …), and calls that could take away
 //! our signals, descriptors or address space (`rt_sigprocmask`, `close_range`, `execve`, …).
 
+use crate::submission::SYS_IO_PGETEVENTS;
 use crate::window;
 use farfield_os::seccomp::Instruction;
 
@@ -141,9 +142,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_pselect6, TrapUnlessZero(5)),
         (libc::SYS_epoll_pwait, TrapUnlessZero(4)),
         (libc::SYS_epoll_pwait2, TrapUnlessZero(4)),
-        // Buffers that the kernel uses after the call has returned cannot be held; programs fall back.
-        (libc::SYS_io_uring_setup, NotImplemented),
-        (libc::SYS_io_setup, NotImplemented),
+        (SYS_IO_PGETEVENTS, TrapUnlessZero(5)),
         // Its ranges stand in memory that a filter cannot see.
         (libc::SYS_process_madvise, NotImplemented),
     ];
@@ -172,6 +171,12 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         libc::SYS_process_vm_writev,
         libc::SYS_vmsplice,
         libc::SYS_futex_waitv,
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+        libc::SYS_io_setup,
+        libc::SYS_io_submit,
+        libc::SYS_io_destroy,
     ] {
         rules.push((call, Trap));
     }
@@ -424,6 +429,10 @@ mod tests {
         assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0x7ffd_0000_0000, 0, 8, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 1, 0, 0, 0, 0]), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_readv, [3, 0x7ffd_0000_0000, 2, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_io_uring_enter, [3, 0, 0, 0, 0, 0]), Verdict::Trap, "buffers named elsewhere");
+        assert_eq!(verdict(libc::SYS_io_submit, [0x7ffd_0000_0000, 1, 0x7ffd_0000_0000, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(SYS_IO_PGETEVENTS, [0x7ffd_0000_0000, 1, 1, 0x7ffd_0000_0000, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(SYS_IO_PGETEVENTS, [0x7ffd_0000_0000, 1, 1, 0, 0, 0x7ffd_0000_0000]), Verdict::Trap);
     }
 
     #[test]

@@ -9,4 +9,5 @@ pub mod filter;
 pub mod inside;
 pub mod runner;
 pub mod space;
+pub mod submission;
 pub mod window;

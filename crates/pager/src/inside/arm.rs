@@ -8,6 +8,7 @@ use super::evict::{self, Evictor};
 use super::guard::hold_all;
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
+use super::thread::Run;
 use crate::control::{Mode, TEXT_BYTES, exit};
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -74,6 +75,7 @@ extern "C" fn monitor(_: usize) -> ! {
                     arm(runtime, None);
                     continue;
                 }
+                super::flights::look(runtime);
                 process::sleep(LOOK);
             }
             Phase::Armed => {
@@ -85,6 +87,7 @@ extern "C" fn monitor(_: usize) -> ! {
                 for record in runtime.threads.all() {
                     record.reap();
                 }
+                super::flights::look(runtime);
                 process::sleep(TICK);
             }
             Phase::Arming | Phase::Off => process::sleep(TICK),
@@ -144,6 +147,9 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
             }
         }
     }
+    if ticket.is_none() {
+        super::flights::arm(runtime);
+    }
     // Files that the program mapped into the window are the kernel's.
     for range in space.between_foreign(window::PAGES) {
         let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
@@ -175,24 +181,25 @@ fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
     if frame.active.load(Ordering::SeqCst) == 0 || pages.held {
         return;
     }
-    for index in 0..pages.len {
-        let run = pages.runs[index];
-        let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
-        // SAFETY: populating changes no content.
-        let populated = unsafe {
-            memory::madvise(address, len, libc::MADV_POPULATE_WRITE)
-                .or_else(|_| memory::madvise(address, len, libc::MADV_POPULATE_READ))
-        };
-        if populated.is_err() {
-            // Not accessible: the call will be told so.
-            pages.runs[index].count = 0;
-            continue;
-        }
-        for number in run.start.0..run.start.0 + u64::from(run.count) {
-            found(runtime, PageId(number));
-        }
-    }
+    let used = pages.len;
+    pages.runs[..used].iter_mut().for_each(|run| populate(runtime, run));
     hold_all(runtime, &mut pages);
+}
+
+/// Makes a run near while the kernel still serves its faults. What is not accessible is left out: the call will be told so.
+pub fn populate(runtime: &Runtime, run: &mut Run) {
+    let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
+    // SAFETY: populating changes no content.
+    let populated = unsafe {
+        memory::madvise(address, len, libc::MADV_POPULATE_WRITE)
+            .or_else(|_| memory::madvise(address, len, libc::MADV_POPULATE_READ))
+    };
+    if populated.is_err() {
+        run.count = 0;
+    }
+    for number in run.start.0..run.start.0 + u64::from(run.count) {
+        found(runtime, PageId(number));
+    }
 }
 
 /// Counts a page that the kernel made near.

@@ -6,8 +6,9 @@ use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::{OURS, action_index};
 use super::table::CHUNK;
-use super::{arm, exec, forking, guard, store, thread};
+use super::{aio, arm, exec, forking, guard, rings, store, thread};
 use crate::space::{FOREIGN, Range};
+use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -48,7 +49,8 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         | libc::SYS_ppoll
         | libc::SYS_pselect6
         | libc::SYS_epoll_pwait
-        | libc::SYS_epoll_pwait2 => {
+        | libc::SYS_epoll_pwait2
+        | SYS_IO_PGETEVENTS => {
             return guard::forward_with_mask(number, context);
         }
         libc::SYS_fork => forking::fork(context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]),
@@ -57,6 +59,12 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
         libc::SYS_exit_group => end(runtime, args[0]),
+        libc::SYS_io_uring_setup => return rings::set_up(args),
+        libc::SYS_io_uring_enter => return rings::enter(context),
+        libc::SYS_io_uring_register => return rings::register(args),
+        libc::SYS_io_setup => return aio::set_up(args),
+        libc::SYS_io_submit => return aio::submit(args),
+        libc::SYS_io_destroy => return aio::destroy(args),
         libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),
         _ => return Outcome::Forward,

@@ -6,7 +6,7 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
-use super::{arm, emulate, evict, fault, heap, store, thread};
+use super::{arm, emulate, evict, fault, flights, heap, store, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::page_word::State;
@@ -31,7 +31,7 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         drop((space, end));
         return fork_armed(runtime, args);
     }
-    let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
+    let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), flights::BOOKS.lock());
     let heap = heap::lock();
     let reserved = runtime.copy_bytes();
     runtime.reserve(reserved);
@@ -56,6 +56,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     // Before freezing: who holds the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
+    let books = flights::BOOKS.lock();
     let mut spins = 0;
     let me = process::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -86,7 +87,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         Ok(child) => mark_shared(runtime, &queue, child == 0),
         Err(_) => runtime.reserve(-reserved),
     }
-    drop((queue, evictor, space, end));
+    drop((queue, evictor, books, space, end));
     if result == Ok(0) {
         let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
@@ -120,6 +121,7 @@ fn become_child(runtime: &Runtime, reserved: i64) {
     if let Some(record) = thread::current() {
         runtime.threads.forked(record);
     }
+    flights::forked();
     runtime.adopt(near, reserved);
 }
 

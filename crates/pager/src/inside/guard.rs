@@ -15,10 +15,12 @@
 
 use super::call::{Context, Outcome, error, forward as call_forward};
 use super::fault::{bring, bring_and_hold, settled_phase};
+use super::rings;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
 use super::thread::{self, FramePages, RUNS, Run};
 use crate::space::{FOREIGN, Range};
+use crate::submission::{Part, SYS_IO_PGETEVENTS};
 use crate::window;
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -32,6 +34,8 @@ const SCRATCH: usize = 1024;
 const UNKNOWN_BYTES: usize = 4096;
 /// End of user addresses.
 const USER_END: usize = 0x7fff_ffff_f000;
+/// The argument of `io_uring_enter` is a structure (`IORING_ENTER_EXT_ARG`).
+const ENTER_EXTENDED: u32 = 1 << 3;
 /// Iovecs that fit the scratch.
 const IOVECS: usize = 32;
 
@@ -46,6 +50,16 @@ core::arch::global_asm!(
     "pop r11",
     "mov dword ptr [r11], 0",
     "ret {skip}",
+    // The same for a call whose first half has been made already: its result is the first word of the scratch.
+    ".balign 16",
+    ".globl farfield_forward_rest_stub",
+    ".hidden farfield_forward_rest_stub",
+    "farfield_forward_rest_stub:",
+    "call qword ptr [rip + 2f]",
+    "pop r11",
+    "mov dword ptr [r11], 0",
+    "mov rax, qword ptr [rsp + 8]",
+    "ret {skip}",
     ".balign 8",
     "2: .quad {gate}",
     ".popsection",
@@ -55,21 +69,61 @@ core::arch::global_asm!(
 
 unsafe extern "C" {
     fn farfield_forward_stub();
+    fn farfield_forward_rest_stub();
 }
 
 /// Lets the kernel make the call, with its buffers near and held.
 pub fn forward(number: usize, context: &Context) {
-    resume_in_stub(number, context, |_| Some(()));
+    resume_in_stub(number, context, farfield_forward_stub, |_| Some(()));
+}
+
+/// The same for the waiting half of `io_uring_enter`, whose submitting half is done: with a copy of its mask that leaves our
+/// signals open. The program gets `submitted`, if there were any.
+pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
+    let args = context.arguments();
+    let (flags, argument, size) = (args[3] as u32, args[4], args[5]);
+    let stub = if submitted > 0 { farfield_forward_rest_stub } else { farfield_forward_stub };
+    let prepared = resume_in_stub(libc::SYS_io_uring_enter as usize, context, stub, |scratch| {
+        let (result, extended, mask) = (scratch, scratch + 16, scratch + 48);
+        let pointer = match (argument, flags & ENTER_EXTENDED != 0) {
+            (0, _) => 0,
+            (_, false) => argument,
+            (_, true) if size != size_of::<[u64; 3]>() => 0, // The kernel will refuse it.
+            (_, true) => {
+                let mut copy = peek::<[u64; 3]>(argument)?;
+                let pointer = copy[0] as usize;
+                if pointer != 0 {
+                    copy[0] = mask as u64;
+                }
+                // SAFETY: inside the scratch.
+                unsafe { (extended as *mut [u64; 3]).write(copy) };
+                context.set_argument(4, extended);
+                pointer
+            }
+        };
+        let open = if pointer == 0 { 0 } else { peek::<SignalSet>(pointer)? & !OURS };
+        // SAFETY: inside the scratch.
+        unsafe {
+            (result as *mut usize).write(submitted as usize);
+            (mask as *mut SignalSet).write(open);
+        }
+        if pointer != 0 && flags & ENTER_EXTENDED == 0 {
+            context.set_argument(4, mask);
+        }
+        context.set_argument(1, 0);
+        Some(())
+    });
+    if prepared { Outcome::Resume } else { error(libc::EFAULT) }
 }
 
 /// The same for calls that set a signal mask while they wait: with a copy of the mask that leaves our signals open.
 pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
     let args = context.arguments();
-    let prepared = resume_in_stub(number, context, |scratch| {
+    let prepared = resume_in_stub(number, context, farfield_forward_stub, |scratch| {
         let masked = |pointer: usize| peek::<SignalSet>(pointer).map(|mask| mask & !OURS);
         match number as i64 {
-            libc::SYS_pselect6 if args[5] == 0 => {}
-            libc::SYS_pselect6 => {
+            libc::SYS_pselect6 | SYS_IO_PGETEVENTS if args[5] == 0 => {}
+            libc::SYS_pselect6 | SYS_IO_PGETEVENTS => {
                 let [pointer, size] = peek::<[usize; 2]>(args[5])?;
                 let mask = if pointer == 0 { None } else { Some(masked(pointer)?) };
                 let copy = if mask.is_some() { scratch + 16 } else { 0 };
@@ -102,7 +156,12 @@ pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
 
 /// Collects, holds, and arranges for the stub. `prepare` may use the scratch and change arguments; `None` from it
 /// means that a pointer is bad.
-fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) -> Option<()>) -> bool {
+fn resume_in_stub(
+    number: usize,
+    context: &Context,
+    stub: unsafe extern "C" fn(),
+    prepare: impl FnOnce(usize) -> Option<()>,
+) -> bool {
     let runtime = &RUNTIME;
     let sp = context.sp();
     let base = sp - RED_ZONE - SCRATCH - 16;
@@ -124,7 +183,7 @@ fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) 
     }
     // Collected without the frame's lock, which the one who arms takes.
     let mut collected = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-    let mut collector = Collector { runtime, pages: &mut collected, bytes: 0 };
+    let mut collector = Collector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
     let guarded = collected.len > 0;
     *frame.pages.lock() = collected;
@@ -146,7 +205,7 @@ fn resume_in_stub(number: usize, context: &Context, prepare: impl FnOnce(usize) 
         ((base + 8) as *mut usize).write(context.ip());
     }
     context.set_sp(base);
-    context.set_ip(farfield_forward_stub as *const () as usize);
+    context.set_ip(stub as *const () as usize);
     context.set_number(number);
     true
 }
@@ -268,7 +327,7 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     while total < args[2] {
         let len = (args[2] - total).min(max);
         let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-        let mut collector = Collector { runtime, pages: &mut pages, bytes: 0 };
+        let mut collector = Collector::new(runtime, &mut pages);
         collector.add(args[1] + total, len);
         hold_all(runtime, &mut pages);
         let mut step = args;
@@ -316,16 +375,67 @@ fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usiz
 
 const _: () = assert!(IOVECS * size_of::<libc::iovec>() <= SCRATCH);
 
+/// Where a collector puts what it finds.
+pub trait Runs {
+    /// The run found before.
+    fn last(&mut self) -> Option<&mut Run>;
+    /// One more, if there is room.
+    fn push(&mut self, run: Run);
+}
+
+impl Runs for FramePages {
+    fn last(&mut self) -> Option<&mut Run> {
+        self.runs[..self.len].last_mut()
+    }
+    fn push(&mut self, run: Run) {
+        if self.len < RUNS {
+            self.runs[self.len] = run;
+            self.len += 1;
+        }
+    }
+}
+
+impl Runs for Vec<Run> {
+    fn last(&mut self) -> Option<&mut Run> {
+        self.last_mut()
+    }
+    fn push(&mut self, run: Run) {
+        self.push(run);
+    }
+}
+
 /// Gathers the pages of a call's buffers.
-struct Collector<'a> {
+pub struct Collector<'a, R> {
     runtime: &'a Runtime,
-    pages: &'a mut FramePages,
+    pages: &'a mut R,
     bytes: usize,
 }
 
-impl Collector<'_> {
+impl<'a, R: Runs> Collector<'a, R> {
+    /// Adds to `pages`.
+    pub fn new(runtime: &'a Runtime, pages: &'a mut R) -> Collector<'a, R> {
+        Collector { runtime, pages, bytes: 0 }
+    }
+
+    /// Bytes of the pages found.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What an asynchronous operation names.
+    pub fn part(&mut self, part: Part) {
+        match part {
+            Part::Nothing => {}
+            Part::Bytes(address, len) | Part::Provided(address, len) => self.add(address as usize, len as usize),
+            Part::Text(address) => self.add(address as usize, UNKNOWN_BYTES),
+            Part::Vector(address, count) => self.vector(address as usize, count as usize),
+            Part::Message(address) => self.message(address as usize),
+            Part::Waiters(address, count) => self.waiters(address as usize, count as usize),
+        }
+    }
+
     /// Adds a buffer, if any of it is in the window and mapped.
-    fn add(&mut self, address: usize, len: usize) {
+    pub fn add(&mut self, address: usize, len: usize) {
         if len == 0 || !window::contains(address) {
             return;
         }
@@ -352,20 +462,18 @@ impl Collector<'_> {
             return;
         }
         self.bytes += range.pages() as usize * PAGE_BYTES;
-        if let Some(last) = self.pages.runs[..self.pages.len].last_mut() {
+        if let Some(last) = self.pages.last() {
             let last_end = last.start.0 + u64::from(last.count);
             if range.start >= last.start.0 && range.start <= last_end {
                 last.count = (range.end.max(last_end) - last.start.0) as u32;
                 return;
             }
         }
-        if self.pages.len < RUNS {
-            self.pages.runs[self.pages.len] = Run { start: PageId(range.start), count: range.pages() as u32 };
-            self.pages.len += 1;
-        }
+        self.pages.push(Run { start: PageId(range.start), count: range.pages() as u32 });
     }
 
-    fn vector(&mut self, address: usize, count: usize) {
+    /// Adds an array of iovecs and what they name.
+    pub fn vector(&mut self, address: usize, count: usize) {
         self.add(address, count.min(1024) * size_of::<libc::iovec>());
         for index in 0..count.min(1024) {
             let Some(part) = peek::<libc::iovec>(address + index * size_of::<libc::iovec>()) else { return };
@@ -380,6 +488,14 @@ impl Collector<'_> {
         self.add(message.msg_name as usize, message.msg_namelen as usize);
         self.vector(message.msg_iov as usize, message.msg_iovlen);
         self.add(message.msg_control as usize, message.msg_controllen);
+    }
+
+    fn waiters(&mut self, address: usize, count: usize) {
+        self.add(address, count.min(128) * 24);
+        for index in 0..count.min(128) {
+            let Some(waiter) = peek::<[u64; 3]>(address + index * 24) else { break };
+            self.add(waiter[1] as usize, 8);
+        }
     }
 
     /// All buffers of a call.
@@ -458,12 +574,25 @@ impl Collector<'_> {
                 self.add(a[4], 4);
             }
             libc::SYS_futex_waitv => {
-                self.add(a[0], a[1].min(128) * 24);
-                for index in 0..a[1].min(128) {
-                    let Some(waiter) = peek::<[u64; 3]>(a[0] + index * 24) else { break };
-                    self.add(waiter[1] as usize, 8);
-                }
+                self.waiters(a[0], a[1]);
                 self.add(a[3], 16);
+            }
+            libc::SYS_io_getevents | SYS_IO_PGETEVENTS => {
+                self.add(a[3], a[2].saturating_mul(32));
+                self.add(a[4], 16);
+            }
+            libc::SYS_io_uring_enter => {
+                if a[3] as u32 & ENTER_EXTENDED != 0
+                    && let Some(extended) = peek::<[u64; 3]>(a[4])
+                {
+                    self.add(extended[2] as usize, 16);
+                }
+            }
+            libc::SYS_io_uring_register => {
+                self.add(a[2], a[3].saturating_mul(16).max(UNKNOWN_BYTES));
+                if let Some(list) = rings::list_of_registration(a[1], a[2], a[3]) {
+                    self.add(list.0, list.1);
+                }
             }
             libc::SYS_mincore => self.add(a[2], a[1].div_ceil(PAGE_BYTES)),
             libc::SYS_getgroups | libc::SYS_setgroups => self.add(a[1], a[0].min(65536) * 4),
@@ -559,6 +688,11 @@ pub fn peek_slice<T: Copy>(address: usize, into: &mut [T]) -> bool {
 /// Copies a value to an address that the program gave us. `false` if it is not writable.
 pub fn poke<T: Copy>(address: usize, value: T) -> bool {
     copy(address, &raw const value as usize, size_of::<T>(), libc::SYS_process_vm_writev)
+}
+
+/// Copies a slice to an address that the program gave us. `false` if it is not writable.
+pub fn poke_slice<T: Copy>(address: usize, from: &[T]) -> bool {
+    copy(address, from.as_ptr() as usize, size_of_val(from), libc::SYS_process_vm_writev)
 }
 
 fn copy(remote: usize, local: usize, len: usize, call: libc::c_long) -> bool {

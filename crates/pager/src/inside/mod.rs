@@ -5,18 +5,21 @@
 //! system calls go through the gate, memory comes from [`heap`], and nothing uses the C library where that could
 //! lock, allocate or set up thread-locals.
 
+pub mod aio;
 pub mod arm;
 pub mod call;
 pub mod emulate;
 pub mod evict;
 pub mod exec;
 pub mod fault;
+pub mod flights;
 pub mod forking;
 pub mod guard;
 pub mod heap;
 pub mod lock;
 pub mod queue;
 pub mod remap;
+pub mod rings;
 pub mod runtime;
 pub mod signal;
 pub mod start;

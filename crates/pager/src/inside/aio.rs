@@ -1,0 +1,214 @@
+//! Native asynchronous I/O (`io_submit`): buffers stay near from submission to completion.
+//!
+//! A completion names the block that was submitted, and lies in a ring of events that the kernel maps into the program. The
+//! kernel never has more under way than the ring has events, so none is missed between two submissions.
+
+use super::call::{Outcome, error, forward};
+use super::flights::{self, BOOKS, Flights, Lease, Patience};
+use super::guard::{Collector, peek, poke};
+use super::lock::Lock;
+use super::runtime::{RUNTIME, Runtime};
+use super::thread::Run;
+use crate::submission::{Block, Part};
+use crate::window;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Blocks submitted at once.
+const STEP: usize = 64;
+
+/// Words of `struct aio_ring`, at the address that names the context.
+type Header = [u32; 8];
+const H_EVENTS: usize = 1;
+const H_TAIL: usize = 3;
+const H_MAGIC: usize = 4;
+const H_BYTES: usize = 7;
+const MAGIC: u32 = 0xa10a_10a1;
+const EVENT_BYTES: usize = 32;
+
+/// A context. See [`flights::BOOKS`].
+pub struct Entry {
+    context: usize,
+    /// Held while somebody submits.
+    submitter: Arc<Lock<Vec<Planned>>>,
+    /// Operations under way.
+    pub flights: Flights,
+    /// Where the next event will be.
+    seen: u32,
+}
+
+struct Planned {
+    block: u64,
+    lease: Lease,
+}
+
+impl Entry {
+    /// Counts the events that have come.
+    pub fn reap(&mut self) {
+        if self.flights.under_way() == 0 {
+            return;
+        }
+        let Some(header) = header_of(self.context) else { return };
+        let (events, tail, first) = (header[H_EVENTS], header[H_TAIL], self.context + header[H_BYTES] as usize);
+        if tail >= events {
+            return;
+        }
+        while self.seen != tail {
+            // The second word of an event is the address of its block.
+            let place = first + self.seen as usize * EVENT_BYTES + 8;
+            let Some(block) = peek::<u64>(place) else { return };
+            self.flights.ended(block);
+            self.seen = (self.seen + 1) % events;
+        }
+    }
+}
+
+fn header_of(context: usize) -> Option<Header> {
+    peek::<Header>(context).filter(|header| header[H_MAGIC] == MAGIC && header[H_EVENTS] > 0)
+}
+
+/// `io_setup`.
+pub fn set_up(args: [usize; 6]) -> Outcome {
+    match peek::<u64>(args[1]) {
+        None => return error(libc::EFAULT),
+        Some(0) => {}
+        Some(_) => return error(libc::EINVAL),
+    }
+    if RUNTIME.is_borrowed() {
+        return error(libc::EPERM);
+    }
+    let mut context = 0usize;
+    // SAFETY: the program's own call; the result goes to our own memory first.
+    let result = unsafe { forward(libc::SYS_io_setup as usize, [args[0], &raw mut context as usize, 0, 0, 0, 0]) };
+    if result < 0 {
+        return Outcome::Done(result);
+    }
+    let seen = header_of(context).map(|header| header[H_TAIL]);
+    let (Some(seen), true) = (seen, poke(args[1], context)) else {
+        // SAFETY: made above.
+        unsafe { forward(libc::SYS_io_destroy as usize, [context, 0, 0, 0, 0, 0]) };
+        return error(libc::EFAULT);
+    };
+    let submitter = Arc::new(Lock::new(Vec::new()));
+    BOOKS.lock().contexts.push(Entry { context, submitter, flights: Flights::default(), seen });
+    super::arm::start_monitor(&RUNTIME);
+    Outcome::Done(result)
+}
+
+/// `io_submit`.
+pub fn submit(args: [usize; 6]) -> Outcome {
+    let runtime = &RUNTIME;
+    let [context, count, list, ..] = args;
+    let find =
+        || BOOKS.lock().contexts.iter().find(|entry| entry.context == context).map(|entry| entry.submitter.clone());
+    let Some(submitter) = find() else { return error(libc::EINVAL) };
+    if (count as isize) < 0 || runtime.is_borrowed() {
+        return error(libc::EINVAL);
+    }
+    let mut planned = submitter.lock();
+    let mut submitted = 0;
+    let mut patience = Patience::default();
+    while submitted < count {
+        let progress = with_entry(context, |entry| {
+            entry.reap();
+            entry.seen
+        });
+        let mut blocks = [0usize; STEP];
+        let step = plan(runtime, list + submitted * 8, (count - submitted).min(STEP), &mut blocks, &mut planned);
+        let step = match step {
+            Ok(0) if patience.wait(progress.unwrap_or(0)) => continue,
+            Ok(0) | Err(_) if submitted > 0 => break,
+            Ok(0) => return error(libc::EAGAIN),
+            Ok(step) => step,
+            Err(errno) => return error(errno),
+        };
+        flights::begin(
+            runtime,
+            &mut planned,
+            |one| &mut one.lease,
+            |books, planned| {
+                if let Some(entry) = books.contexts.iter_mut().find(|entry| entry.context == context) {
+                    planned.drain(..).for_each(|one| entry.flights.began(one.block, one.lease));
+                }
+            },
+        );
+        runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the program's own call, or a part of it, with a copy of its list.
+        let result =
+            unsafe { forward(libc::SYS_io_submit as usize, [context, step, blocks.as_ptr() as usize, 0, 0, 0]) };
+        let taken = result.max(0) as usize;
+        with_entry(context, |entry| blocks[taken..step].iter().for_each(|&block| entry.flights.ended(block as u64)));
+        if result < 0 && submitted == 0 {
+            return Outcome::Done(result);
+        }
+        submitted += taken;
+        if taken < step {
+            break;
+        }
+    }
+    Outcome::Done(submitted as isize)
+}
+
+fn with_entry<T>(context: usize, action: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    BOOKS.lock().contexts.iter_mut().find(|entry| entry.context == context).map(action)
+}
+
+/// Reserves room for as many blocks as possible. How many.
+fn plan(
+    runtime: &Runtime,
+    list: usize,
+    count: usize,
+    blocks: &mut [usize; STEP],
+    planned: &mut Vec<Planned>,
+) -> Result<usize, i32> {
+    planned.clear();
+    for (index, place) in blocks[..count].iter_mut().enumerate() {
+        let runs = peek::<usize>(list + index * 8).ok_or(libc::EFAULT).and_then(|address| {
+            *place = address;
+            pages_of_block(runtime, address)
+        });
+        match runs.map(|runs| Lease::reserve(runtime, runs)) {
+            Ok(Some(lease)) => planned.push(Planned { block: *place as u64, lease }),
+            Err(errno) if index == 0 => return Err(errno),
+            Ok(None) | Err(_) => return Ok(index),
+        }
+    }
+    Ok(count)
+}
+
+/// What the kernel touches for one block: ENOMEM if it is more than may ever be held, because programs take a short transfer
+/// for the end of the file.
+fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<Run>, i32> {
+    let block = Block(peek(address).ok_or(libc::EFAULT)?);
+    let bytes = match block.part() {
+        Part::Bytes(start, len) if window::contains(start as usize) => len,
+        Part::Vector(start, count) => (0..count.min(1024))
+            .map_while(|index| peek::<libc::iovec>(start as usize + index as usize * size_of::<libc::iovec>()))
+            .fold(0, |sum: u64, part| sum.saturating_add(part.iov_len as u64)),
+        _ => 0,
+    };
+    if bytes > flights::operation_bytes_max(runtime) as u64 {
+        return Err(libc::ENOMEM);
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    let mut collector = Collector::new(runtime, &mut runs);
+    collector.part(Part::Bytes(address as u64, Block::BYTES));
+    collector.part(block.part());
+    Ok(runs)
+}
+
+/// `io_destroy`, which waits for all that is under way.
+pub fn destroy(args: [usize; 6]) -> Outcome {
+    // Out of the books first: once it is gone, another thread may get a context of the same name.
+    let entry = {
+        let mut books = BOOKS.lock();
+        let at = books.contexts.iter().position(|entry| entry.context == args[0]);
+        at.map(|at| books.contexts.swap_remove(at))
+    };
+    // SAFETY: the program's own call.
+    let result = unsafe { forward(libc::SYS_io_destroy as usize, args) };
+    if result < 0 {
+        BOOKS.lock().contexts.extend(entry);
+    }
+    Outcome::Done(result)
+}

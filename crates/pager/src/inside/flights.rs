@@ -1,0 +1,388 @@
+//! Operations that the kernel goes on with after the call that submitted them has returned: io_uring's and those of native
+//! asynchronous I/O.
+//!
+//! The kernel may copy into their buffers at any time, or has taken references to their memory, so these pages stay near
+//! from before the submission until the completion was seen. They are *reserved* first, because pages that cannot
+//! leave must not fill the budget; then held by a [`Lease`]; and kept in the [`BOOKS`], where whoever arms finds those that
+//! were submitted while nothing was held yet.
+//!
+//! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot be told, its pages stay.
+
+use super::fault::bring_and_hold;
+use super::lock::{Lock, pause};
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::thread::Run;
+use super::{aio, arm, rings};
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::process;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Everything that is under way. A leaf among the locks: whoever holds it brings nothing near and waits for nobody.
+pub static BOOKS: Lock<Books> = Lock::new(Books { rings: Vec::new(), contexts: Vec::new() });
+
+/// See [`BOOKS`].
+pub struct Books {
+    /// io_uring.
+    pub rings: Vec<rings::Entry>,
+    /// Native asynchronous I/O.
+    pub contexts: Vec<aio::Entry>,
+}
+
+/// Pages reserved by operations under way, and for longer.
+static PAGES: AtomicU64 = AtomicU64::new(0);
+static LASTING_PAGES: AtomicU64 = AtomicU64::new(0);
+/// Operations under way that hold pages.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+/// Most of them: a page counts its holds in 16 bits.
+const OPERATIONS_MAX: u64 = 1 << 15;
+const PAGES_MIN: u64 = 256;
+/// How long a submission waits for earlier operations to make room, if none of them ends meanwhile.
+const PATIENCE_NS: u64 = 100_000_000;
+
+/// Most pages that may be held after calls have returned: a quarter of the budget.
+fn pages_max(runtime: &Runtime) -> u64 {
+    (runtime.near().1 as u64 / PAGE_BYTES as u64 / 4).max(PAGES_MIN)
+}
+
+/// Most bytes of one operation.
+pub fn operation_bytes_max(runtime: &Runtime) -> usize {
+    let room = pages_max(runtime).saturating_sub(LASTING_PAGES.load(Ordering::Relaxed)).max(16);
+    // Its first and last page may be parts.
+    (room as usize - 2) * PAGE_BYTES
+}
+
+/// Waiting for others to make room.
+#[derive(Default)]
+pub struct Patience {
+    progress: u32,
+    until_ns: u64,
+    spins: u32,
+}
+
+impl Patience {
+    /// Waits a little. `false` if it is in vain: nothing is under way, or nothing has ended for long.
+    pub fn wait(&mut self, progress: u32) -> bool {
+        let now = process::now_ns();
+        if self.until_ns == 0 || progress != self.progress {
+            (self.progress, self.until_ns) = (progress, now + PATIENCE_NS);
+        }
+        if now > self.until_ns || others_under_way(&mut core::iter::empty()) == 0 {
+            return false;
+        }
+        pause(&mut self.spins);
+        true
+    }
+}
+
+/// Operations under way that hold pages and will make room, apart from these.
+pub fn others_under_way(these: &mut dyn Iterator<Item = &Lease>) -> u64 {
+    let own: u64 = these.map(|lease| lease.operations).sum();
+    OPERATIONS.load(Ordering::Relaxed).saturating_sub(own)
+}
+
+/// Pages that the kernel may touch until a certain moment. Dropping it lets them go.
+#[derive(Default)]
+pub struct Lease {
+    runs: Vec<Run>,
+    held: bool,
+    /// What is to be taken off the sums at the end.
+    pages: u64,
+    operations: u64,
+    lasting: bool,
+}
+
+impl Lease {
+    /// Reserves room for the pages of one operation. `None` if there is none now.
+    pub fn reserve(runtime: &Runtime, runs: Vec<Run>) -> Option<Lease> {
+        let pages = pages_of(&runs);
+        if pages == 0 {
+            return Some(Lease::default());
+        }
+        let lasting = LASTING_PAGES.load(Ordering::Relaxed);
+        let most = pages_max(runtime);
+        // One alone may be larger.
+        let fits = |now: u64| {
+            let all = now + lasting + pages;
+            (all <= most || now == 0 && all <= 2 * most).then_some(now + pages)
+        };
+        if OPERATIONS.load(Ordering::Relaxed) >= OPERATIONS_MAX {
+            return None;
+        }
+        PAGES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        OPERATIONS.fetch_add(1, Ordering::Relaxed);
+        Some(Lease { runs, held: false, pages, operations: 1, lasting: false })
+    }
+
+    /// Reserves room for pages that stay for longer than an operation.
+    pub fn reserve_lasting(runtime: &Runtime, runs: Vec<Run>) -> Option<Lease> {
+        let pages = pages_of(&runs);
+        let most = pages_max(runtime);
+        let fits = |now: u64| (now + pages <= most).then_some(now + pages);
+        LASTING_PAGES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(Lease { runs, held: false, pages, operations: 0, lasting: true })
+    }
+
+    /// Pages that are reserved already, by a lease that outlives this one.
+    pub fn covered(runs: Vec<Run>) -> Lease {
+        Lease { operations: 0, pages: 0, runs, held: false, lasting: false }
+    }
+
+    /// Does it hold nothing?
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Brings its pages near and holds them. What cannot be provided is left out: the kernel will tell the program.
+    fn hold(&mut self, runtime: &Runtime) {
+        for run in &mut self.runs {
+            run.count = bring_and_hold(runtime, run.start, run.count);
+        }
+        self.held = true;
+    }
+
+    /// The same when faults become ours.
+    fn hold_found(&mut self, runtime: &Runtime) {
+        if !self.held {
+            for run in &mut self.runs {
+                arm::populate(runtime, run);
+            }
+            self.hold(runtime);
+        }
+    }
+
+    /// Makes both end together.
+    fn merge(&mut self, mut other: Lease) {
+        self.runs.append(&mut other.runs);
+        self.held |= other.held;
+        self.pages += core::mem::take(&mut other.pages);
+        self.operations += core::mem::take(&mut other.operations);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.held {
+            for run in &self.runs {
+                for number in run.start.0..run.start.0 + u64::from(run.count) {
+                    let_go(PageId(number));
+                }
+            }
+        }
+        let sum = if self.lasting { &LASTING_PAGES } else { &PAGES };
+        sum.fetch_sub(self.pages, Ordering::Relaxed);
+        OPERATIONS.fetch_sub(self.operations, Ordering::Relaxed);
+    }
+}
+
+fn let_go(page: PageId) {
+    let _ = RUNTIME.table().update(page, |word| (word.holds() > 0).then(|| word.release()));
+}
+
+fn pages_of(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| u64::from(run.count)).sum()
+}
+
+/// Holds what is `planned`, and enters it into the books before the kernel hears of it.
+pub fn begin<T>(
+    runtime: &Runtime,
+    planned: &mut Vec<T>,
+    lease: impl Fn(&mut T) -> &mut Lease,
+    enter: impl FnOnce(&mut Books, &mut Vec<T>),
+) {
+    // Nobody arms while the space is held, so whoever arms later finds what was entered, not held yet.
+    let space = runtime.space.lock();
+    if runtime.phase() == Phase::Armed {
+        drop(space);
+        for one in planned.iter_mut() {
+            self::Lease::hold(lease(one), runtime);
+        }
+        enter(&mut BOOKS.lock(), planned);
+    } else {
+        enter(&mut BOOKS.lock(), planned);
+        drop(space);
+    }
+}
+
+/// Operations of one ring or context, by what their completions are told apart with. Several may have the same name: then
+/// their pages go when all of them have ended.
+#[derive(Default)]
+pub struct Flights {
+    named: BTreeMap<u64, Flight>,
+    under_way: u32,
+}
+
+#[derive(Default)]
+struct Flight {
+    operations: u32,
+    lease: Lease,
+}
+
+impl Flights {
+    /// One more.
+    pub fn began(&mut self, name: u64, lease: Lease) {
+        let flight = self.named.entry(name).or_default();
+        flight.operations += 1;
+        self.under_way += 1;
+        if flight.lease.is_empty() {
+            flight.lease = lease;
+        } else {
+            flight.lease.merge(lease);
+        }
+    }
+
+    /// One has ended, or was not submitted after all.
+    pub fn ended(&mut self, name: u64) {
+        let Some(flight) = self.named.get_mut(&name) else { return };
+        flight.operations -= 1;
+        self.under_way -= 1;
+        if flight.operations == 0 {
+            self.named.remove(&name);
+        }
+    }
+
+    /// How many have not ended.
+    pub fn under_way(&self) -> u32 {
+        self.under_way
+    }
+
+    /// Does any of them hold pages?
+    pub fn hold_pages(&self) -> bool {
+        self.named.values().any(|flight| !flight.lease.is_empty())
+    }
+
+    /// Forgets them all, and gives what they held.
+    pub fn take(&mut self) -> impl Iterator<Item = Lease> + use<> {
+        self.under_way = 0;
+        core::mem::take(&mut self.named).into_values().map(|flight| flight.lease)
+    }
+
+    fn hold_found(&mut self, runtime: &Runtime) {
+        self.named.values_mut().for_each(|flight| flight.lease.hold_found(runtime));
+    }
+}
+
+/// Pages that stay for good, each held once however often it is named.
+#[derive(Default)]
+pub struct Kept {
+    pages: BTreeSet<u64>,
+    held: bool,
+}
+
+impl Kept {
+    /// None?
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Takes over what a lease holds.
+    pub fn add(&mut self, mut lease: Lease) {
+        let runs = core::mem::take(&mut lease.runs);
+        self.held |= lease.held;
+        for number in runs.iter().flat_map(|run| run.start.0..run.start.0 + u64::from(run.count)) {
+            if self.pages.insert(number) {
+                LASTING_PAGES.fetch_add(1, Ordering::Relaxed);
+            } else if lease.held {
+                let_go(PageId(number));
+            }
+        }
+    }
+
+    fn hold_found(&mut self, runtime: &Runtime) {
+        if self.held {
+            return;
+        }
+        self.held = true;
+        self.pages.retain(|&number| {
+            let mut run = Run { start: PageId(number), count: 1 };
+            arm::populate(runtime, &mut run);
+            let held = bring_and_hold(runtime, run.start, run.count) == 1;
+            LASTING_PAGES.fetch_sub(u64::from(!held), Ordering::Relaxed);
+            held
+        });
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        LASTING_PAGES.fetch_sub(self.pages.len() as u64, Ordering::Relaxed);
+        if self.held {
+            self.pages.iter().for_each(|&number| let_go(PageId(number)));
+        }
+    }
+}
+
+/// Faults become ours: what is under way must not leave.
+pub fn arm(runtime: &Runtime) {
+    let mut books = BOOKS.lock();
+    for ring in &mut books.rings {
+        ring.reap();
+        ring.flights.hold_found(runtime);
+        ring.kept.hold_found(runtime);
+        ring.registered.iter_mut().for_each(|lease| lease.hold_found(runtime));
+    }
+    for context in &mut books.contexts {
+        context.reap();
+        context.flights.hold_found(runtime);
+    }
+}
+
+/// Lets the pages of finished operations go, from time to time.
+pub fn look(runtime: &Runtime) {
+    {
+        let Some(mut books) = BOOKS.try_lock() else { return };
+        if books.rings.is_empty() && books.contexts.is_empty() {
+            return;
+        }
+        books.rings.iter_mut().for_each(rings::Entry::reap);
+        books.contexts.iter_mut().for_each(aio::Entry::reap);
+    }
+    rings::find_closed(runtime);
+}
+
+/// In the child of a fork: what is under way is the parent's, in the parent's memory.
+pub fn forked() {
+    let mut books = BOOKS.lock();
+    books.contexts.clear();
+    books.rings.retain_mut(rings::Entry::inherit);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Leases that hold nothing, told apart by what they have reserved.
+    fn lease(pages: u64) -> Lease {
+        let runs = vec![Run { start: PageId(0), count: pages as u32 }];
+        PAGES.fetch_add(pages, Ordering::Relaxed);
+        OPERATIONS.fetch_add(1, Ordering::Relaxed);
+        Lease { runs, held: false, pages, operations: 1, lasting: false }
+    }
+
+    #[test]
+    fn pages_go_when_the_last_operation_of_a_name_has_ended() {
+        let mut flights = Flights::default();
+        flights.began(7, lease(3));
+        flights.began(8, Lease::default());
+        flights.began(7, lease(2));
+        assert_eq!((PAGES.load(Ordering::Relaxed), flights.under_way()), (5, 3));
+        flights.ended(7);
+        flights.ended(8);
+        assert_eq!(PAGES.load(Ordering::Relaxed), 5, "which of the two it was cannot be told");
+        flights.ended(9);
+        assert!(flights.hold_pages());
+        flights.ended(7);
+        assert_eq!((PAGES.load(Ordering::Relaxed), OPERATIONS.load(Ordering::Relaxed), flights.under_way()), (0, 0, 0));
+        flights.ended(7);
+        assert!(!flights.hold_pages());
+
+        // A page that stays is counted once.
+        let mut kept = Kept::default();
+        kept.add(lease(3));
+        kept.add(lease(5));
+        assert_eq!((PAGES.load(Ordering::Relaxed), LASTING_PAGES.load(Ordering::Relaxed)), (0, 5));
+        drop(kept);
+        assert_eq!(LASTING_PAGES.load(Ordering::Relaxed), 0);
+    }
+}
