@@ -19,5 +19,5 @@ pub use ids::{Incarnation, PageId, RegionId};
 
 /// Checksum of one page: XXH3, 64 bits. The same function on both ends of every wire and in every store.
 pub fn checksum(page: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(page)
+    twox_hash::XxHash3_64::oneshot(page)
 }

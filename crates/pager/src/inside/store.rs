@@ -127,7 +127,8 @@ impl Store {
     }
 
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
-    /// before pages are loaded, or while they travel.
+    /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too: that
+    /// saves the kernel a fault a page, and costs a checksum at egress if it is wrong.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
         let runtime = &RUNTIME;
         let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
@@ -138,10 +139,11 @@ impl Store {
             return self.await_page(page, place);
         };
         make_room(runtime, pages, Share::Batch);
-        self.load(mapped, page, 1, if write { TAG_WRITE } else { 0 });
+        let track = if write { TAG_WRITE } else { 0 };
+        self.load(mapped, page, 1, track);
         for &(start, count) in ahead {
             for at in (0..count).step_by(LOAD_PAGES) {
-                self.load(mapped, PageId(start.0 + at as u64), (count - at).min(LOAD_PAGES), TAG_AHEAD);
+                self.load(mapped, PageId(start.0 + at as u64), (count - at).min(LOAD_PAGES), track | TAG_AHEAD);
             }
         }
     }
@@ -185,10 +187,10 @@ impl Store {
     fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) -> usize {
         let mut channel = self.channel();
         let buffer = channel.single(self);
-        let tag = page.0 | TAG_READ | if write { TAG_WRITE } else { 0 };
+        let track = if write { TAG_WRITE } else { 0 };
         channel.submit(
             self,
-            Request { tag, priority: Priority::Demand, deadline: DEADLINE, op: Op::Read { page, buffer } },
+            Request { tag: page.0 | TAG_READ | track, priority: Priority::Demand, deadline: DEADLINE, op: Op::Read { page, buffer } },
         );
         for &(start, count) in ahead {
             let mut at = 0;
@@ -197,7 +199,7 @@ impl Store {
                 let mut buffer = if step == 1 { channel.single(self) } else { channel.run(self) };
                 buffer.set_pages(step);
                 let page = PageId(start.0 + at as u64);
-                let tag = page.0 | TAG_READ | TAG_AHEAD;
+                let tag = page.0 | TAG_READ | TAG_AHEAD | track;
                 let request =
                     Request { tag, priority: Priority::Background, deadline: DEADLINE, op: Op::Read { page, buffer } };
                 channel.submit(self, request);
