@@ -1,5 +1,6 @@
 // fork with far pages: parent and child diverge, each sees its own writes and only its own; shared memory stays shared.
 #include "probe.h"
+#include <sched.h>
 
 static char *area;
 static size_t bytes = 32 * MIB;
@@ -32,7 +33,16 @@ static void *busy(void *stop) {
     return NULL;
 }
 
+static int nothing[2];
+static atomic_int about_to_wait;
+static void *waits(void *buffer) {
+    atomic_fetch_add(&about_to_wait, 1);
+    NEED(read(nothing[0], buffer, 64 << 10) == 0);
+    return NULL;
+}
+
 int main(void) {
+    NEED(pipe(nothing) == 0);
     area = anon(bytes);
     fill(area, bytes, 0);
     press();
@@ -191,6 +201,26 @@ int main(void) {
     uint64_t answer = 1;
     NEED(read(late[0], &answer, 8) == 8);
     say("orphan: %llu wrong", (unsigned long long)answer);
+
+    // What threads of the parent wait to have filled must stay near for them, but not in children, which do not have these threads.
+    enum { WAITING = 100, BUFFER = 64 << 10 };
+    pthread_t waiting[WAITING];
+    for (int i = 0; i < WAITING; i++) NEED(pthread_create(&waiting[i], NULL, waits, anon(BUFFER)) == 0);
+    while (atomic_load(&about_to_wait) < WAITING) sched_yield();
+    press();
+    for (int depth = 0; depth < 4; depth++) {
+        child = fork();
+        NEED(child >= 0);
+        if (child) {
+            reap("a generation without the threads", child);
+            if (depth) _exit(0);
+            break;
+        }
+        press();
+    }
+    if (child == 0) _exit(0);
+    close(nothing[1]);
+    for (int i = 0; i < WAITING; i++) pthread_join(waiting[i], NULL);
     say("parent at the end: %zu wrong", wrong(area, bytes, 3));
     return 0;
 }

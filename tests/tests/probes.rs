@@ -47,6 +47,7 @@ probes! {
     waiting_calls,
     async_io,
     fork_far,
+    borrowers,
     exec_far,
     descriptors,
     seccomp_own,

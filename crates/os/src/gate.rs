@@ -36,6 +36,15 @@ pub unsafe fn set(address: usize) {
     GATE.store(address, Ordering::Relaxed);
 }
 
+/// Where the gate in force is: code that is `syscall; ret`.
+#[inline]
+pub fn address() -> usize {
+    match GATE.load(Ordering::Relaxed) {
+        0 => farfield_local_gate as *const () as usize,
+        address => address,
+    }
+}
+
 /// One system call with up to six arguments; the kernel's error as [`Errno`].
 ///
 /// # Safety
@@ -52,10 +61,7 @@ pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> Result<usize> {
 /// As for [`syscall`].
 #[inline]
 pub unsafe fn syscall_raw(number: usize, args: [usize; 6]) -> isize {
-    let gate = match GATE.load(Ordering::Relaxed) {
-        0 => farfield_local_gate as *const () as usize,
-        address => address,
-    };
+    let gate = address();
     let result: isize;
     // SAFETY: the gate is `syscall; ret`; the kernel clobbers rcx and r11 only. The asm block may use the stack
     // (no `nostack`), so the pushed return address does not land in a red zone.

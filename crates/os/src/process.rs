@@ -124,30 +124,52 @@ pub unsafe fn spawn_bare(entry: extern "C" fn(usize) -> !, argument: usize) -> R
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS;
+    // SAFETY: stack and control block are its own; `entry` by the caller.
+    unsafe { clone_into(crate::gate::address(), [flags as usize, stack, 0, 0, block], entry, argument) }
+}
+
+/// `clone` with these five arguments, which contain `CLONE_VM` and a stack: whoever is made begins in `entry`. The call is
+/// made at `gate`, which is `syscall; ret`. Usable in a signal handler.
+///
+/// # Safety
+/// The stack must be 16-byte aligned and nobody else's; `entry` must never return, and must live with the thread-local storage
+/// that the arguments give it.
+pub unsafe fn clone_into(
+    gate: usize,
+    args: [usize; 5],
+    entry: extern "C" fn(usize) -> !,
+    argument: usize,
+) -> Result<i32> {
     let result: isize;
-    // SAFETY: the child gets its own stack and control block. It takes entry and argument from registers, which
-    // clone copies, and never comes back here. `syscall` is spelled out because the child has no return address on
-    // its new stack; the seccomp filter lets clone with CLONE_VM pass from anywhere.
+    // SAFETY: the new one comes out of the gate by its `ret`, to the address that was put on its stack, and takes entry and
+    // argument from registers, which clone copies; it never comes back here. The block may use the stack, so the
+    // call hits no red zone.
     unsafe {
         core::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
+            "lea rax, [rip + 3f]",
+            "sub rsi, 8",
+            "mov qword ptr [rsi], rax",
+            "mov eax, {number}",
+            "call {gate}",
+            "jmp 2f",
+            "3:",
             "xor ebp, ebp",
             "mov rdi, r13",
             "call r12",
             "ud2",
             "2:",
-            inlateout("rax") libc::SYS_clone as isize => result,
-            in("rdi") flags as usize,
-            in("rsi") stack,
-            in("rdx") 0usize,
-            in("r10") 0usize,
-            in("r8") block,
+            number = const libc::SYS_clone,
+            gate = in(reg) gate,
+            out("rax") result,
+            in("rdi") args[0],
+            inout("rsi") args[1] => _,
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
             in("r12") entry as usize,
             in("r13") argument,
             out("rcx") _, out("r11") _,
         );
     }
-    Errno::from_raw(result).map(|tid| tid as i32)
+    Errno::from_raw(result).map(|id| id as i32)
 }

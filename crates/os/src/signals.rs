@@ -81,6 +81,23 @@ pub fn action(signal: i32) -> Result<Action> {
     Ok(old)
 }
 
+/// Ends a handler, this one or one that has been copied: the thread goes on as the frame says, whose `ucontext` is given.
+///
+/// # Safety
+/// What the kernel would do with the frame must be what the thread shall do.
+pub unsafe fn return_to(context: usize) -> ! {
+    // SAFETY: by the caller. The handler's own return address would have been popped: the kernel expects the stack pointer here.
+    unsafe {
+        core::arch::asm!(
+            "mov rsp, {context}",
+            "jmp {restorer}",
+            context = in(reg) context,
+            restorer = sym farfield_restorer,
+            options(noreturn),
+        )
+    }
+}
+
 /// Replaces the mask of this thread; the one before.
 pub fn set_mask(mask: SignalSet) -> SignalSet {
     let mut old: SignalSet = 0;

@@ -99,7 +99,6 @@ const POINTERS: &[(libc::c_long, u8)] = &[
     (libc::SYS_exit, 0),
     (libc::SYS_tgkill, 0),
     (libc::SYS_kill, 0),
-    (libc::SYS_vfork, 0),
     (libc::SYS_socket, 0),
     (libc::SYS_listen, 0),
     (libc::SYS_shutdown, 0),
@@ -132,10 +131,11 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
         (libc::SYS_dup3, TrapIfOurDescriptor(1)),
-        // Threads share memory and may go on, if they have thread-local storage of their own or their parent waits; glibc
-        // falls back from clone3, whose flags a filter cannot see.
+        // Threads of this process that have thread-local storage of their own may go on; glibc falls back from clone3, whose
+        // flags a filter cannot see.
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_VM as u32)),
-        (libc::SYS_clone, TrapUnlessBits(0, (libc::CLONE_SETTLS | libc::CLONE_VFORK) as u32)),
+        (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_THREAD as u32)),
+        (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_SETTLS as u32)),
         (libc::SYS_clone3, NotImplemented),
         (libc::SYS_prctl, TrapIfEqual(0, libc::PR_SET_SECCOMP as u32)),
         (libc::SYS_ppoll, TrapUnlessZero(3)),
@@ -151,6 +151,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         libc::SYS_rt_sigprocmask,
         libc::SYS_sigaltstack,
         libc::SYS_fork,
+        libc::SYS_vfork,
         libc::SYS_execve,
         libc::SYS_execveat,
         libc::SYS_seccomp,
@@ -418,9 +419,13 @@ mod tests {
     fn rules_of_single_calls() {
         assert_eq!(verdict(libc::SYS_brk, [0; 6]), Verdict::Allow, "asked before our library is initialised");
         assert_eq!(verdict(libc::SYS_brk, [0x5555_0000_0000, 0, 0, 0, 0, 0]), Verdict::Trap);
-        let thread = (libc::CLONE_VM | libc::CLONE_SETTLS) as usize;
+        let thread = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SETTLS) as usize;
         assert_eq!(verdict(libc::SYS_clone, [thread, 0, 0, 0, 0, 0]), Verdict::Allow);
-        assert_eq!(verdict(libc::SYS_clone, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
+        for lacks in [libc::CLONE_VM, libc::CLONE_THREAD, libc::CLONE_SETTLS] {
+            let flags = thread & !(lacks as usize) | libc::CLONE_VFORK as usize;
+            assert_eq!(verdict(libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), Verdict::Trap, "lacks {lacks:#x}");
+        }
+        assert_eq!(verdict(libc::SYS_vfork, [0; 6]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone3, [0x7f00_0000_0000, 88, 0, 0, 0, 0]), Verdict::Missing);
         assert_eq!(verdict(libc::SYS_close, [3, FAR, FAR, 0, 0, 0]), Verdict::Allow, "it has one argument");

@@ -36,6 +36,10 @@ const SMALL_BYTES: i64 = 1 << 20;
 /// The program may now touch `touchable` bytes. While dormant all of them count as near, so that the budget holds
 /// whatever it does; when they do not fit, faults become ours and what is really near counts.
 pub fn consider(runtime: &Runtime, touchable: i64) {
+    // A borrower's descriptors and threads would end with it: its parent arms.
+    if runtime.is_borrowed() {
+        return runtime.set_near(touchable);
+    }
     let more = touchable - runtime.slot().near_bytes.load(Ordering::Relaxed);
     if is_close(runtime, more) && touchable > SMALL_BYTES / 4 {
         return arm(runtime, None);
@@ -67,6 +71,7 @@ extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
     let mut idle = Idle::default();
+    let mut turn = 0usize;
     loop {
         match runtime.phase() {
             Phase::Dormant => {
@@ -84,9 +89,8 @@ extern "C" fn monitor(_: usize) -> ! {
                 if idle.look() || evicts_ahead(runtime) {
                     evict::reclaim_ahead(runtime);
                 }
-                for record in runtime.threads.all() {
-                    record.reap();
-                }
+                runtime.threads.look(turn);
+                turn = turn.wrapping_add(1);
                 super::flights::look(runtime);
                 process::sleep(TICK);
             }
@@ -122,6 +126,12 @@ fn evicts_ahead(runtime: &Runtime) -> bool {
 
 /// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.
 pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
+    if !runtime.is_borrowed() {
+        runtime.loans.open_descriptors_for_good(|| arm_now(runtime, ticket));
+    }
+}
+
+fn arm_now(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     // With the space held: nobody who holds it ever waits for the end of Arming.
     let space = runtime.space.lock();
     if !runtime.advance(Phase::Dormant, Phase::Arming) {
@@ -142,7 +152,7 @@ pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
     if ticket.is_none() && armed.mode == Mode::Signal {
         for record in runtime.threads.all() {
-            for frame in &record.frames {
+            for frame in record.all_frames() {
                 populate_frame(runtime, frame);
             }
         }

@@ -96,6 +96,33 @@ impl Context {
         unsafe { (*self.context).uc_stack }
     }
 
+    /// A copy of the frame that the handler returns to, with its floating-point state, below `top`.
+    ///
+    /// # Safety
+    /// The 64 KiB below `top` must be the caller's.
+    pub unsafe fn copy_below(&self, top: usize) -> Context {
+        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64; the kernel wrote it so, and
+        // its length with it.
+        unsafe {
+            let floats = (*self.context).uc_mcontext.fpregs.cast::<u8>();
+            let floats_bytes = match floats.add(FLOATS_EXTENDED).cast::<[u32; 2]>().read_unaligned() {
+                [FLOATS_MAGIC, bytes] => bytes as usize,
+                _ => FLOATS_BYTES,
+            };
+            let floats_copy = ((top - floats_bytes) & !63) as *mut u8;
+            core::ptr::copy_nonoverlapping(floats, floats_copy, floats_bytes);
+            let copy = ((floats_copy as usize - CONTEXT_BYTES) & !63) as *mut libc::ucontext_t;
+            core::ptr::copy_nonoverlapping(self.context.cast::<u8>(), copy.cast(), CONTEXT_BYTES);
+            (&raw mut (*copy).uc_mcontext.fpregs).write(floats_copy.cast());
+            Context { context: copy }
+        }
+    }
+
+    /// Where the frame is.
+    pub fn address(&self) -> usize {
+        self.context as usize
+    }
+
     /// Sets it to `len` bytes at `base`.
     pub fn set_alternate_stack(&self, base: usize, len: usize) {
         let stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
@@ -103,6 +130,13 @@ impl Context {
         unsafe { (*self.context).uc_stack = stack }
     }
 }
+
+/// `ucontext` as the kernel pushes it: up to the mask, which has 8 bytes here.
+const CONTEXT_BYTES: usize = core::mem::offset_of!(libc::ucontext_t, uc_sigmask) + 8;
+/// Floating-point state without extensions, and where in it the kernel says whether it has some, and the length of all.
+const FLOATS_BYTES: usize = 512;
+const FLOATS_EXTENDED: usize = 464;
+const FLOATS_MAGIC: u32 = 0x4650_5853;
 
 /// What becomes of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@ use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::{OURS, action_index};
 use super::table::CHUNK;
-use super::{aio, arm, exec, forking, guard, rings, store, thread};
+use super::{aio, arm, clone, exec, forking, guard, rings, store, thread};
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
@@ -54,7 +54,10 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
             return guard::forward_with_mask(number, context);
         }
         libc::SYS_fork => forking::fork(context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]),
-        libc::SYS_clone if args[0] & libc::CLONE_VM as usize != 0 => return guard::clone_thread(context),
+        libc::SYS_vfork => {
+            clone::clone(context, [(libc::CLONE_VFORK | libc::CLONE_VM | libc::SIGCHLD) as usize, 0, 0, 0, 0, 0])
+        }
+        libc::SYS_clone if args[0] & libc::CLONE_VM as usize != 0 => clone::clone(context, args),
         libc::SYS_clone => forking::fork(context, args),
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),

@@ -8,9 +8,9 @@
 //! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
 //! 4. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory that the pipe holds;
 //!    whatever is written later faults and waits for the page to have left.
-//! 5. If no fault was counted in this process between 2 and 4, no clean page can have been written (a first write to a
-//!    protected page is a fault, counted before the write is retried), and their memory is let go unread. Otherwise
-//!    they are read and compared by checksum.
+//! 5. If no fault was counted in this process between 2 and 4, and nobody borrowed its memory, no clean page can have been
+//!    written (a first write to a protected page is a fault, counted before the write is retried), and their memory is let
+//!    go unread. Otherwise they are read and compared by checksum.
 //! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
 
 use super::runtime::{Armed, Phase, Runtime, fail};
@@ -51,8 +51,8 @@ pub struct Evictor {
     victims: [Victim; BATCH],
     count: usize,
     vectored: bool,
-    /// Faults of this process when the epoch began.
-    faults: u64,
+    /// When the epoch began.
+    writes: Option<Writes>,
 }
 
 #[derive(Clone, Copy)]
@@ -61,6 +61,21 @@ struct Victim {
     dirty: bool,
     shared: bool,
     epoch: u32,
+}
+
+/// What changes when a page is written for the first time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Writes {
+    faults: u64,
+    loans: u64,
+}
+
+impl Writes {
+    /// `None` while somebody borrows this memory (vfork), whose faults are counted elsewhere.
+    fn count(runtime: &Runtime) -> Option<Writes> {
+        let faults = process::faults();
+        runtime.loans.none().map(|loans| Writes { faults, loans })
+    }
 }
 
 const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
@@ -99,7 +114,7 @@ impl Evictor {
             victims: [Victim { page: PageId(0), dirty: false, shared: false, epoch: 0 }; BATCH],
             count: 0,
             vectored: true,
-            faults: process::faults(),
+            writes: None,
         }
     }
 
@@ -118,12 +133,11 @@ impl Evictor {
             return 0;
         }
         self.unshare();
-        let faults_before = process::faults();
-        let epoch = self.look_at_epoch(runtime, faults_before);
+        let before = Writes::count(runtime);
+        let epoch = self.look_at_epoch(runtime, before);
         self.find_dirty(runtime, armed, epoch);
         let (taken, surplus) = self.take_away(runtime, armed);
-        // A child that borrows this memory (vfork) counts its own faults: no proof then.
-        let undisturbed = process::faults() == faults_before && !runtime.is_borrowed();
+        let undisturbed = before.is_some() && Writes::count(runtime) == before;
         self.settle(runtime, armed, taken, undisturbed);
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
@@ -181,13 +195,13 @@ impl Evictor {
         }
     }
 
-    /// Begins another epoch if the process has faulted since this one began.
-    fn look_at_epoch(&mut self, runtime: &Runtime, faults: u64) -> u32 {
+    /// Begins another epoch if a page may have been written for the first time since this one began.
+    fn look_at_epoch(&mut self, runtime: &Runtime, writes: Option<Writes>) -> u32 {
         let epoch = runtime.epoch.load(Ordering::SeqCst);
-        if faults == self.faults {
+        if writes.is_some() && writes == self.writes {
             return epoch;
         }
-        self.faults = faults;
+        self.writes = writes;
         let next = epoch.wrapping_add(1).max(1);
         runtime.epoch.store(next, Ordering::SeqCst);
         next

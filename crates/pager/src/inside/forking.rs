@@ -35,6 +35,7 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let heap = heap::lock();
     let reserved = runtime.copy_bytes();
     runtime.reserve(reserved);
+    let me = thread::current();
     // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
@@ -43,7 +44,7 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     if result == Ok(0) {
         let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
-        become_child(runtime, reserved);
+        become_child(runtime, me, reserved);
         if watched {
             arm::start_monitor(runtime);
         }
@@ -80,6 +81,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let queue = runtime.queue.lock();
     let heap = heap::lock();
+    let me = thread::current();
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions));
@@ -92,7 +94,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
         unsafe { runtime.drop_inherited() };
-        become_child(runtime, reserved);
+        become_child(runtime, me, reserved);
         runtime.charge_far(far / 4096);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
@@ -110,7 +112,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 }
 
 /// The child takes a place of its own in the job, for which the parent has `reserved` bytes.
-fn become_child(runtime: &Runtime, reserved: i64) {
+fn become_child(runtime: &Runtime, me: Option<&thread::Record>, reserved: i64) {
     let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
     let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
@@ -118,9 +120,9 @@ fn become_child(runtime: &Runtime, reserved: i64) {
     runtime.set_slot(slot);
     runtime.monitor.store(0, Ordering::Relaxed);
     runtime.busy.store(0, Ordering::SeqCst);
-    if let Some(record) = thread::current() {
-        runtime.threads.forked(record);
-    }
+    // SAFETY: no other thread exists.
+    unsafe { runtime.loans.forked() };
+    runtime.threads.forked(me);
     flights::forked();
     runtime.adopt(near, reserved);
 }

@@ -18,7 +18,7 @@ use super::fault::{bring, bring_and_hold, settled_phase};
 use super::rings;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
-use super::thread::{self, FramePages, RUNS, Run};
+use super::thread::{self, Frame, FramePages, RUNS, Run};
 use crate::space::{FOREIGN, Range};
 use crate::submission::{Part, SYS_IO_PGETEVENTS};
 use crate::window;
@@ -186,16 +186,7 @@ fn resume_in_stub(
     let mut collector = Collector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
     let guarded = collected.len > 0;
-    *frame.pages.lock() = collected;
-    // From here on whoever arms holds these pages; if somebody is just doing so, or has done it before he could see
-    // them, they are held here.
-    settled_phase(runtime);
-    if runtime.guards() {
-        let mut pages = frame.pages.lock();
-        if !pages.held {
-            hold_all(runtime, &mut pages);
-        }
-    }
+    hold_for(runtime, frame, collected);
     if guarded {
         runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
     }
@@ -208,6 +199,31 @@ fn resume_in_stub(
     context.set_ip(stub as *const () as usize);
     context.set_number(number);
     true
+}
+
+/// Holds pages until the frame, which is active, is not active any more.
+pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages) {
+    let mut pages = frame.pages.lock();
+    pages.release(runtime);
+    *pages = collected;
+    drop(pages);
+    // From here on whoever arms holds these pages; if somebody is just doing so, or has done it before he could see
+    // them, they are held here.
+    settled_phase(runtime);
+    if runtime.guards() {
+        let mut pages = frame.pages.lock();
+        if !pages.held {
+            hold_all(runtime, &mut pages);
+        }
+    }
+}
+
+/// The pages of these buffers (address and length), as far as they are in the window and mapped.
+pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
+    let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut collector = Collector::new(runtime, &mut pages);
+    buffers.iter().for_each(|&(address, len)| collector.add(address, len));
+    pages
 }
 
 /// Holds the pages that a frame names.
@@ -326,9 +342,7 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     let mut total = 0usize;
     while total < args[2] {
         let len = (args[2] - total).min(max);
-        let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-        let mut collector = Collector::new(runtime, &mut pages);
-        collector.add(args[1] + total, len);
+        let mut pages = collect(runtime, &[(args[1] + total, len)]);
         hold_all(runtime, &mut pages);
         let mut step = args;
         step[1] += total;
@@ -616,49 +630,6 @@ impl<'a, R: Runs> Collector<'a, R> {
             }
         }
     }
-}
-
-/// A new thread whose stack, thread-local storage or id words lie in far memory. What the kernel and our handlers need
-/// without a fault stays near for good: the top of its stack and its control block.
-pub fn clone_thread(context: &Context) -> Outcome {
-    let runtime = &RUNTIME;
-    let args = context.arguments();
-    let (flags, stack, parent_tid, child_tid, tls) = (args[0], args[1], args[2], args[3], args[4]);
-    if flags & (libc::CLONE_SETTLS | libc::CLONE_VFORK) as usize == 0 {
-        thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
-    }
-    if settled_phase(runtime) == Phase::Armed {
-        let keep = |address: usize, below: usize, above: usize| {
-            if window::contains(address) {
-                let start = window::page_of(address.saturating_sub(below).max(window::BASE)).0;
-                let end = window::page_of(address + above).0 + 1;
-                bring_and_hold(runtime, PageId(start), (end - start) as u32);
-            }
-        };
-        keep(stack - 1, 64 << 10, 0);
-        if flags & libc::CLONE_SETTLS as usize != 0 {
-            keep(tls, 64 << 10, 4096);
-        }
-        keep(parent_tid, 0, 0);
-        keep(child_tid, 0, 0);
-    }
-    // Both threads come out of the gate by its `ret`: each finds the program's address on its own stack. glibc's
-    // clone uses no red zone.
-    let ip = context.ip();
-    let sp = context.sp() - 8;
-    touch_near(runtime, sp, 8);
-    // SAFETY: the thread's own stack, and the new thread's, which nobody uses yet.
-    unsafe {
-        (sp as *mut usize).write(ip);
-        if stack != 0 {
-            ((stack - 8) as *mut usize).write(ip);
-            context.set_argument(1, stack - 8);
-        }
-    }
-    context.set_sp(sp);
-    context.set_ip(window::GATE_FORWARD);
-    context.set_number(libc::SYS_clone as usize);
-    Outcome::Resume
 }
 
 /// Makes memory that we are about to touch near, if it is in the window.

@@ -8,6 +8,7 @@
 pub mod aio;
 pub mod arm;
 pub mod call;
+pub mod clone;
 pub mod emulate;
 pub mod evict;
 pub mod exec;

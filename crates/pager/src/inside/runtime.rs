@@ -1,5 +1,6 @@
 //! The state of one process, and its accounts.
 
+use super::clone::Loans;
 use super::evict::Evictor;
 use super::lock::Lock;
 use super::queue::Queue;
@@ -57,13 +58,15 @@ pub struct Runtime {
     armed: AtomicPtr<Armed>,
     /// Threads of the program.
     pub threads: Threads,
+    /// Processes that run in this one's memory.
+    pub loans: Loans,
     /// Address space of the window.
     pub space: Lock<Space>,
     /// Near pages in order of arrival.
     pub queue: Lock<Queue>,
     /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
-    /// Ends whenever the evictor finds that the process has faulted: no page is written for the first time in an epoch
+    /// Ends whenever the evictor finds that the process has faulted, or has lent its memory: no page is written for the first time in an epoch
     /// that has not ended. Never 0.
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
@@ -103,6 +106,7 @@ impl Runtime {
             table: AtomicPtr::new(core::ptr::null_mut()),
             armed: AtomicPtr::new(core::ptr::null_mut()),
             threads: Threads::new(),
+            loans: Loans::new(),
             space: Lock::new(Space::new(small, large)),
             queue: Lock::new(Queue::empty()),
             evictions: AtomicU32::new(0),

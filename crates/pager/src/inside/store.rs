@@ -108,13 +108,15 @@ impl Store {
 
     fn open_another(&self, open: usize) {
         let Some(mut slot) = self.channels[open].try_lock() else { return };
-        if slot.is_none() {
-            match super::arm::with_descriptors(|| Channel::open(&self.backend, open)) {
-                Ok(channel) => *slot = Some(channel),
-                Err(error) => lost(error),
+        RUNTIME.loans.open_descriptors(|| {
+            if slot.is_none() {
+                match super::arm::with_descriptors(|| Channel::open(&self.backend, open)) {
+                    Ok(channel) => *slot = Some(channel),
+                    Err(error) => lost(error),
+                }
+                self.open.store(open + 1, Ordering::Release);
             }
-            self.open.store(open + 1, Ordering::Release);
-        }
+        });
     }
 
     fn open_channels(&self) -> &[Lock<Option<Channel>>] {

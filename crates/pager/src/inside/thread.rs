@@ -83,6 +83,8 @@ pub struct Record {
     pub prefetcher: Lock<Prefetcher>,
     /// Nested calls.
     pub frames: [Frame; FRAMES],
+    /// What the kernel and our handlers use of the thread as long as it lives.
+    pub home: Frame,
 }
 
 // SAFETY: `program_stack` is touched only by the record's own thread; the rest is atomic or locked.
@@ -122,10 +124,7 @@ impl Threads {
             let old = record.tid.load(Ordering::Acquire);
             let free = old == 0 || !process::thread_exists(old);
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                for frame in &record.frames {
-                    frame.active.store(0, Ordering::Release);
-                }
-                record.reap();
+                record.let_go();
                 record.hidden_mask.store(0, Ordering::Relaxed);
                 return Some(record);
             }
@@ -147,18 +146,43 @@ impl Threads {
         }
     }
 
-    /// In the child of a fork: only the forking thread exists, under a new id.
-    pub fn forked(&self, me: &Record) {
-        for record in self.all() {
-            if !core::ptr::eq(record, me) {
-                record.tid.store(0, Ordering::Release);
+    /// A record for a thread that is about to be made, and gets its [`name`](Record::name) then.
+    pub fn acquire_unnamed(&self) -> Option<&Record> {
+        self.acquire(UNNAMED)
+    }
+
+    /// Lets the pages of finished calls go, and, a few at a time, what threads that have ended have left. `turn` counts the calls.
+    pub fn look(&self, turn: usize) {
+        const LOOKS: usize = 8;
+        let records = self.all();
+        records.iter().for_each(Record::reap);
+        for index in (turn * LOOKS..).take(LOOKS.min(records.len())) {
+            let record = &records[index % records.len()];
+            let tid = record.tid.load(Ordering::Acquire);
+            // Taken before it is emptied: nobody may have it meanwhile.
+            if tid > 0
+                && !process::thread_exists(tid)
+                && record.tid.compare_exchange(tid, UNNAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                record.leave();
             }
-            for frame in &record.frames {
+        }
+    }
+
+    /// In the child of a fork: only the forking thread exists, under a new id.
+    pub fn forked(&self, me: Option<&Record>) {
+        for record in self.all() {
+            for frame in record.all_frames() {
                 // SAFETY: no other thread exists.
                 unsafe { frame.pages.reset() };
             }
+            if me.is_some_and(|me| core::ptr::eq(record, me)) {
+                record.tid.store(process::tid(), Ordering::Release);
+                record.remember();
+            } else {
+                record.leave();
+            }
         }
-        me.tid.store(process::tid(), Ordering::Release);
     }
 }
 
@@ -182,27 +206,37 @@ fn thread_word() -> *mut *const Record {
     address as *mut *const Record
 }
 
+/// In place of the id of a thread that is not there yet. (No thread has it, and to the kernel it is no id: it is not "gone".)
+const UNNAMED: i32 = -1;
+
 /// Set once a thread was started that shares its parent's thread-local storage: then the word does not tell threads
 /// apart.
 pub static SHARED_STORAGE: AtomicU32 = AtomicU32::new(0);
 
 /// The record of this thread, made on first use. `None` when there are too many threads.
 pub fn current() -> Option<&'static Record> {
-    if SHARED_STORAGE.load(Ordering::Relaxed) != 0 {
-        let tid = process::tid();
-        let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
-        return known.or_else(|| RUNTIME.threads.acquire(tid));
-    }
     let word = thread_word();
-    // SAFETY: thread-local; points into the table or is null.
-    let known = unsafe { word.read() };
-    if !known.is_null() {
-        // SAFETY: records are never unmapped.
-        return Some(unsafe { &*known });
+    let shared = SHARED_STORAGE.load(Ordering::Relaxed) != 0;
+    let tid;
+    if shared || RUNTIME.loans.none().is_none() {
+        tid = process::tid();
+        let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
+        if known.is_some() {
+            return known;
+        }
+    } else {
+        // SAFETY: thread-local; points into the table, whose records are never unmapped, or is null.
+        let known = unsafe { word.read().as_ref() };
+        if known.is_some() {
+            return known;
+        }
+        tid = process::tid();
     }
-    let record = RUNTIME.threads.acquire(process::tid())?;
-    // SAFETY: thread-local.
-    unsafe { word.write(record) };
+    let record = RUNTIME.threads.acquire(tid)?;
+    if !shared {
+        // A borrower has had its record from the start: whoever has none has thread-local storage of its own.
+        record.remember();
+    }
     Some(record)
 }
 
@@ -230,6 +264,46 @@ impl Record {
         }
     }
 
+    /// From now on it is found in the thread-local storage of this thread.
+    pub fn remember(&self) {
+        // SAFETY: thread-local.
+        unsafe { thread_word().write(self) };
+    }
+
+    /// The thread that the record was acquired for is there.
+    pub fn name(&self, tid: i32) {
+        // The first word counts: parent and child both say it, and the child may have ended meanwhile.
+        let _ = self.tid.compare_exchange(UNNAMED, tid, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// What a new thread has of the one that made it.
+    pub fn inherit(&self, parent: &Record, stack_too: bool) {
+        self.hidden_mask.store(parent.hidden_mask.load(Ordering::Relaxed), Ordering::Relaxed);
+        let none = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // SAFETY: the parent is this thread, and the new one does not run yet.
+        unsafe { *self.program_stack.get() = if stack_too { *parent.program_stack.get() } else { none } };
+    }
+
+    /// Its thread is gone: another one may have it.
+    pub fn leave(&self) {
+        self.let_go();
+        self.replace_scratch(0, 0);
+        self.tid.store(0, Ordering::Release);
+    }
+
+    /// Lets all pages go, of calls under way too.
+    fn let_go(&self) {
+        for frame in self.all_frames() {
+            frame.active.store(0, Ordering::Release);
+        }
+        self.reap();
+    }
+
+    /// Calls, and the thread's own.
+    pub fn all_frames(&self) -> impl Iterator<Item = &Frame> {
+        self.frames.iter().chain([&self.home])
+    }
+
     /// Is the address on our alternate stack of this thread?
     pub fn on_alternate_stack(&self, address: usize) -> bool {
         let base = self.stack.load(Ordering::Relaxed);
@@ -238,7 +312,7 @@ impl Record {
 
     /// Lets the pages of finished calls go.
     pub fn reap(&self) {
-        for frame in &self.frames {
+        for frame in self.all_frames() {
             if frame.active.load(Ordering::Acquire) == 0 {
                 let Some(mut pages) = frame.pages.try_lock() else { continue };
                 if frame.active.load(Ordering::Acquire) == 0 {

@@ -1,0 +1,228 @@
+//! `vfork`, and `clone` with `CLONE_VM`: whoever goes on in the same memory.
+//!
+//! The call is made in the SIGSYS handler. The new thread or process begins on the alternate stack that it keeps, in [`begin`],
+//! and enters the program by returning from a copy of the handler's frame: so it has its signal stack and its record from its
+//! first instruction on, its stack may be far, and the program's registers, stacks and return addresses are as the
+//! program left them. The parent of a `vfork` waits inside the handler, on its own alternate stack, which the child never touches.
+//!
+//! A process that runs in our memory without being a thread of ours *borrows* it: its faults are counted elsewhere, and its
+//! descriptors are not ours. [`Loans`] knows whether there is one.
+
+use super::call::{Context, Outcome, done, error};
+use super::emulate;
+use super::guard;
+use super::lock::{Lock, pause};
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::thread::{self, Frame, Record};
+use crate::window;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::PageId;
+use farfield_os::{process, signals};
+
+/// Static thread-local storage below a thread's control block (far more than glibc allows), and the block. Handlers of ours and
+/// the kernel (restartable sequences, the list of robust mutexes) use both.
+const STORAGE_BELOW: usize = 64 << 10;
+const STORAGE_ABOVE: usize = 4096;
+
+/// How long faults wait to become ours for borrowers that do not have the descriptors yet.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// Processes that run in our memory.
+pub struct Loans {
+    /// Bits 0 to 15: borrowers whose parent waits for them; 16 to 31: others, of which nobody knows when they end; from 32 on:
+    /// loans ever given.
+    word: AtomicU64,
+    /// Taken while descriptors are opened that whoever runs in our memory uses. A borrower has those from before its loan only.
+    opening: Lock<()>,
+}
+
+const WAITED_FOR: u64 = 1;
+const FOR_GOOD: u64 = 1 << 16;
+const EVER: u64 = 1 << 32;
+
+impl Loans {
+    /// None.
+    pub const fn new() -> Loans {
+        Loans { word: AtomicU64::new(0), opening: Lock::new(()) }
+    }
+
+    /// A borrower is about to be made.
+    fn begin(&self, waited_for: bool) {
+        let _no_descriptor_meanwhile = self.opening.lock();
+        self.word.fetch_add(EVER + if waited_for { WAITED_FOR } else { FOR_GOOD }, Ordering::SeqCst);
+    }
+
+    /// It is gone, or was not made.
+    fn end(&self, waited_for: bool) {
+        self.word.fetch_sub(if waited_for { WAITED_FOR } else { FOR_GOOD }, Ordering::SeqCst);
+    }
+
+    /// `None` if there is a borrower. Else a value that is another one after the next loan.
+    pub fn none(&self) -> Option<u64> {
+        let word = self.word.load(Ordering::SeqCst);
+        word.is_multiple_of(EVER).then_some(word)
+    }
+
+    /// Opens descriptors for all that run in our memory; not while a borrower lives, which would lack them.
+    pub fn open_descriptors(&self, open: impl FnOnce()) {
+        let Some(_no_loan_meanwhile) = self.opening.try_lock() else { return };
+        if self.none().is_some() {
+            open();
+        }
+    }
+
+    /// The same for what cannot be done without: borrowers are waited for. (One of which nobody knows when it ends
+    /// shares our descriptors, or was made when they were open.)
+    pub fn open_descriptors_for_good(&self, open: impl FnOnce()) {
+        let deadline = process::now_ns() + PATIENCE_NS;
+        let mut spins = 0;
+        loop {
+            let opening = self.opening.lock();
+            if self.word.load(Ordering::SeqCst).is_multiple_of(FOR_GOOD) || process::now_ns() > deadline {
+                return open();
+            }
+            drop(opening);
+            pause(&mut spins);
+        }
+    }
+
+    /// In the child of a fork, which has its memory for itself.
+    ///
+    /// # Safety
+    /// No other thread may run.
+    pub unsafe fn forked(&self) {
+        self.word.store(0, Ordering::SeqCst);
+        // SAFETY: by the caller.
+        unsafe { self.opening.reset() };
+    }
+}
+
+impl Default for Loans {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Makes the call `clone(args)` with `CLONE_VM`.
+pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
+    let runtime = &RUNTIME;
+    let [flags, stack, parent_tid, child_tid, storage, _] = args;
+    let has = |flag: i32| flags & flag as usize != 0;
+    let (borrows, waits) = (!has(libc::CLONE_THREAD), has(libc::CLONE_VFORK));
+    if borrows && !waits && !has(libc::CLONE_FILES) {
+        // What it has no descriptors for when it starts it could never use.
+        super::arm::arm(runtime, None);
+    }
+    let Some(parent) = thread::current() else { return error(libc::EAGAIN) };
+    let Some(child) = runtime.threads.acquire_unnamed() else { return error(libc::EAGAIN) };
+    let Ok((base, len)) = child.alternate_stack() else {
+        child.leave();
+        return error(libc::ENOMEM);
+    };
+    child.inherit(parent, waits);
+    if !has(libc::CLONE_SETTLS) && !waits {
+        thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
+    }
+    let storage_start = if has(libc::CLONE_SETTLS) { storage } else { 0 };
+    keep(runtime, &child.home, storage_start, [parent_tid, child_tid]);
+    if borrows {
+        runtime.loans.begin(waits);
+    }
+    // SAFETY: the stack has just been taken for the child.
+    let start = unsafe { context.copy_below(base + len) };
+    start.set_result(0);
+    if stack != 0 {
+        start.set_sp(stack);
+    }
+    start.set_alternate_stack(base, len);
+    let top = (start.address() - size_of::<Start>()) & !15;
+    // SAFETY: on the child's stack, below the frame.
+    unsafe { (top as *mut Start).write(Start { record: child, owns_storage: has(libc::CLONE_SETTLS), frame: start }) };
+    let made = [flags, top, parent_tid, child_tid, storage];
+    // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses storage only if it is its own.
+    let result = unsafe { process::clone_into(window::GATE_FORWARD, made, begin, top) };
+    if waits || result.is_err() {
+        child.leave();
+        if borrows {
+            runtime.loans.end(waits);
+        }
+    } else if let Ok(id) = result {
+        child.name(id);
+    }
+    if waits && runtime.phase() == Phase::Dormant {
+        // It could not arm for us.
+        emulate::consider(runtime);
+    }
+    done(result.map(|id| id as usize))
+}
+
+/// What a new thread or process finds on its stack.
+struct Start {
+    record: &'static Record,
+    owns_storage: bool,
+    frame: Context,
+}
+
+/// Where it begins.
+extern "C" fn begin(start: usize) -> ! {
+    // SAFETY: written by `clone`, on the stack of this thread.
+    let start = unsafe { (start as *const Start).read() };
+    start.record.name(process::tid());
+    if start.owns_storage {
+        start.record.remember();
+    }
+    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for.
+    unsafe { signals::return_to(start.frame.address()) }
+}
+
+/// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives.
+fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
+    let mut parts = [(0, 0); 3];
+    if window::contains(storage) {
+        // The stack that it is part of may begin later than storage could.
+        let page = window::page_of(storage);
+        let first = runtime.space.lock().stretch(page.0).map_or(page, |(range, _)| PageId(range.start));
+        let start = (storage - STORAGE_BELOW).max(window::address_of(first));
+        parts[0] = (start, storage + STORAGE_ABOVE - start);
+    }
+    parts[1] = (words[0], 4);
+    parts[2] = (words[1], 4);
+    home.active.store(1, Ordering::SeqCst);
+    guard::hold_for(runtime, home, guard::collect(runtime, &parts));
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a page that a borrower has written is taken for unchanged.
+    use super::*;
+
+    #[test]
+    fn a_loan_shows_while_it_lasts_and_afterwards() {
+        let loans = Loans::new();
+        let before = loans.none();
+        assert!(before.is_some());
+        loans.begin(true);
+        assert_eq!(loans.none(), None);
+        loans.end(true);
+        let after = loans.none();
+        assert!(after.is_some() && after != before);
+    }
+
+    #[test]
+    fn descriptors_are_opened_while_nobody_would_lack_them() {
+        let loans = Loans::new();
+        let opened = |open: &dyn Fn(&mut bool)| {
+            let mut opened = false;
+            open(&mut opened);
+            opened
+        };
+        let at_leisure = |loans: &Loans| opened(&|opened| loans.open_descriptors(|| *opened = true));
+        assert!(at_leisure(&loans));
+        loans.begin(true);
+        assert!(!at_leisure(&loans));
+        loans.end(true);
+        loans.begin(false);
+        assert!(!at_leisure(&loans));
+        assert!(opened(&|opened| loans.open_descriptors_for_good(|| *opened = true)), "nobody waits for this one");
+    }
+}
