@@ -117,11 +117,30 @@ pub fn is_stream(fd: i32) -> bool {
     }
 }
 
+/// Is `fd` a socket, open or only named (`O_PATH`)?
+pub fn is_socket(fd: i32) -> bool {
+    kind(fd) == Some(libc::S_IFSOCK)
+}
+
+/// Is there no descriptor of this number?
+pub fn is_free(fd: i32) -> bool {
+    stat(fd).is_none()
+}
+
+/// Bytes of the file behind `fd`.
+pub fn size(fd: i32) -> Option<u64> {
+    stat(fd).map(|stat| stat.st_size as u64)
+}
+
 /// The file type of `fd` (`S_IF…`).
 fn kind(fd: i32) -> Option<libc::mode_t> {
+    stat(fd).map(|stat| stat.st_mode & libc::S_IFMT)
+}
+
+fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: stat is plain numbers; all-zero is valid.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `stat` is writable.
     unsafe { syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) }.ok()?;
-    Some(stat.st_mode & libc::S_IFMT)
+    Some(stat)
 }

@@ -24,6 +24,26 @@ pub fn thread_exists(tid: i32) -> bool {
     result != Err(Errno(libc::ESRCH))
 }
 
+/// Is the effective user or group of this thread another than the real one?
+pub fn is_of_two_users() -> bool {
+    // SAFETY: no arguments, cannot fail.
+    let [uid, euid, gid, egid] = [libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid]
+        .map(|call| unsafe { crate::gate::syscall_raw(call as usize, [0; 6]) });
+    uid != euid || gid != egid
+}
+
+/// Does `action` with access to this process's own files in `/proc`, which a process that has changed its user does not have
+/// by itself. (Others of its new user have it for that moment too.)
+pub fn while_dumpable<T>(action: impl FnOnce() -> T) -> T {
+    // SAFETY: numbers only.
+    let set =
+        |dumpable: usize| unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, dumpable, 0, 0, 0, 0]) };
+    let _ = set(1);
+    let result = action();
+    let _ = set(0);
+    result
+}
+
 /// Sends a signal to this thread.
 pub fn send_to_self(signal: i32) {
     // SAFETY: numbers only.

@@ -178,6 +178,17 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         libc::SYS_io_setup,
         libc::SYS_io_submit,
         libc::SYS_io_destroy,
+        libc::SYS_setuid,
+        libc::SYS_setreuid,
+        libc::SYS_setresuid,
+        libc::SYS_setfsuid,
+        libc::SYS_setgid,
+        libc::SYS_setregid,
+        libc::SYS_setresgid,
+        libc::SYS_setfsgid,
+        libc::SYS_capset,
+        libc::SYS_setns,
+        libc::SYS_unshare,
     ] {
         rules.push((call, Trap));
     }

@@ -6,6 +6,7 @@
 
 use super::evict::{self, Evictor};
 use super::guard::hold_all;
+use super::keys;
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
 use super::thread::Run;
@@ -264,12 +265,9 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
     let control = runtime.control();
-    let urls = text(&control.urls, control.urls_len.load(Ordering::Acquire));
     let token = text(&control.token, control.token_len.load(Ordering::Acquire));
     let mut opener = Opener::new().client_name("farfield run").pages(window::PAGES).deadline(Duration::from_secs(10));
-    for url in urls.lines() {
-        opener = opener.url(url);
-    }
+    opener = opener.urls(keys::urls(control));
     if !token.is_empty() {
         opener = opener.token(token);
     }
@@ -292,7 +290,7 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         Err(_) => fd,
     };
     uffd.renumber(keep);
-    let pagemap = match Pagemap::open() {
+    let pagemap = match Pagemap::open().or_else(|_| process::while_dumpable(Pagemap::open)) {
         Ok(pagemap) => Pagemap::from_fd(keep(pagemap.fd())),
         Err(errno) => internal("/proc/self/pagemap cannot be opened")(errno),
     };
@@ -325,6 +323,8 @@ fn open_uffd(asked: u32) -> (Uffd, Mode) {
     }
     match Uffd::open(Scope::UserAndKernel, common) {
         Ok(uffd) => (uffd, Mode::Thread),
+        // Its user may have been allowed to, before it became another one.
+        Err(_) if asked == Mode::Thread as u32 && keys::are_there() => open_uffd(Mode::Signal as u32),
         Err(errno) => fail(
             exit::INTERNAL,
             format_args!(

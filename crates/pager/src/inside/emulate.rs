@@ -6,7 +6,7 @@ use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::{OURS, action_index};
 use super::table::CHUNK;
-use super::{aio, arm, clone, exec, forking, guard, rings, store, thread};
+use super::{aio, arm, clone, exec, forking, guard, keys, rings, store, thread};
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
@@ -58,7 +58,26 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
             clone::clone(context, [(libc::CLONE_VFORK | libc::CLONE_VM | libc::SIGCHLD) as usize, 0, 0, 0, 0, 0])
         }
         libc::SYS_clone if args[0] & libc::CLONE_VM as usize != 0 => clone::clone(context, args),
-        libc::SYS_clone => forking::fork(context, args),
+        libc::SYS_clone => {
+            if args[0] & libc::CLONE_NEWUSER as usize != 0 {
+                keys::take(runtime);
+            }
+            forking::fork(context, args)
+        }
+        libc::SYS_setuid
+        | libc::SYS_setreuid
+        | libc::SYS_setresuid
+        | libc::SYS_setfsuid
+        | libc::SYS_setgid
+        | libc::SYS_setregid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsgid
+        | libc::SYS_capset
+        | libc::SYS_setns
+        | libc::SYS_unshare => {
+            keys::take(runtime);
+            return Outcome::Forward;
+        }
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
         libc::SYS_exit_group => end(runtime, args[0]),

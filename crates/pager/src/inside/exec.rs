@@ -8,7 +8,8 @@ use super::guard::{peek, peek_slice};
 use super::lock::Lock;
 use super::{signal, thread};
 use crate::elf::{self, Linkage};
-use farfield_os::{Errno, file, gate, memory, signals};
+use core::ffi::CStr;
+use farfield_os::{Errno, file, gate, memory, process, signals};
 
 /// Longest path.
 const PATH_BYTES: usize = 4096;
@@ -26,6 +27,15 @@ pub fn remember(preload: &[u8], control: &[u8]) {
     *ENVIRONMENT.lock() = vec![entry(b"LD_PRELOAD", preload), entry(b"FARFIELD_CONTROL", control)];
 }
 
+/// Where the control block is.
+pub fn with_control_path(action: impl FnOnce(&CStr)) {
+    let environment = ENVIRONMENT.lock();
+    let path = environment.get(1).and_then(|entry| entry.strip_prefix(b"FARFIELD_CONTROL="));
+    if let Some(Ok(path)) = path.map(CStr::from_bytes_with_nul) {
+        action(path);
+    }
+}
+
 /// Serves `execve` and `execveat`.
 pub fn execute(number: usize, context: &Context) -> Outcome {
     let args = context.arguments();
@@ -36,7 +46,7 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
     if peek_string(args[at], &mut path).is_none() {
         return error(libc::EFAULT);
     }
-    if let Some(reason) = refusal(directory, &path, flags, 0) {
+    if let Some(reason) = refusal(directory, &path, flags, 0).or_else(refusal_of_library) {
         say(&path, reason);
         return error(libc::EACCES);
     }
@@ -106,6 +116,18 @@ fn refusal(directory: i32, path: &[u8], flags: i32, depth: u32) -> Option<&'stat
         // What is not a program at all the kernel refuses by itself.
         Linkage::Dynamic { .. } | Linkage::Unknown | Linkage::Malformed | Linkage::More { .. } => None,
     }
+}
+
+/// Why the loader would not load our library for this process.
+fn refusal_of_library() -> Option<&'static str> {
+    let library = &ENVIRONMENT.lock()[0];
+    let library = library.strip_prefix(b"LD_PRELOAD=").and_then(|path| CStr::from_bytes_with_nul(path).ok())?;
+    if file::open(library, libc::O_RDONLY).map(file::close).is_err() {
+        return Some("its user cannot read the library that serves far memory (libfarfield_preload.so)");
+    }
+    process::is_of_two_users().then_some(
+        "its effective user or group is not its real one, and Linux does not let such a process be helped by a preloaded library",
+    )
 }
 
 fn is_privileged(fd: i32) -> bool {

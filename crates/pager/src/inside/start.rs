@@ -1,7 +1,7 @@
 //! What happens before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail};
-use super::{exec, signal, table, thread};
+use super::{exec, keys, signal, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -97,13 +97,19 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
 }
 
 fn map_control(path: &CStr) -> Result<&'static Control, Step> {
-    let fd = file::open(path, libc::O_RDWR)
-        .map_err(at("the job's control block cannot be opened (has farfield run ended?)"))?;
+    let fd = match file::open(path, libc::O_RDWR) {
+        Ok(fd) => fd,
+        // Of a user, or in a name space, that has a key instead.
+        Err(_) if keys::are_there() => keys::CONTROL,
+        Err(errno) => return Err(("the job's control block cannot be opened (has farfield run ended?)", errno)),
+    };
     // SAFETY: a new mapping.
     let address =
         unsafe { memory::mmap(0, size_of::<Control>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0) }
             .map_err(at("the job's control block cannot be mapped"))?;
-    file::close(fd);
+    if fd != keys::CONTROL {
+        file::close(fd);
+    }
     // SAFETY: mapped for good; all fields are atomics, for which any bytes are valid.
     let control = unsafe { &*(address as *const Control) };
     if control.magic.load(Ordering::Acquire) != MAGIC {

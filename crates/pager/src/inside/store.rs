@@ -71,6 +71,8 @@ pub struct Store {
     /// The first ones are open; the rest is opened when all are busy.
     channels: [Lock<Option<Channel>>; LANES],
     open: AtomicUsize,
+    /// How many to open at most.
+    lanes_max: AtomicUsize,
     /// Operations under way, for a look without the locks.
     under_way: AtomicU64,
 }
@@ -81,7 +83,13 @@ impl Store {
         let first = Channel::open(&backend, 0)?;
         let mut channels = [const { Lock::new(None) }; LANES];
         channels[0] = Lock::new(Some(first));
-        Ok(Store { backend, channels, open: AtomicUsize::new(1), under_way: AtomicU64::new(0) })
+        Ok(Store {
+            backend,
+            channels,
+            open: AtomicUsize::new(1),
+            lanes_max: AtomicUsize::new(LANES),
+            under_way: AtomicU64::new(0),
+        })
     }
 
     /// The backend.
@@ -99,7 +107,7 @@ impl Store {
                     return Borrowed(guard);
                 }
             }
-            if open < LANES && spins > 20 {
+            if open < self.lanes_max.load(Ordering::Relaxed) && spins > 20 {
                 self.open_another(open);
             }
             pause(&mut spins);
@@ -111,10 +119,13 @@ impl Store {
         RUNTIME.loans.open_descriptors(|| {
             if slot.is_none() {
                 match super::arm::with_descriptors(|| Channel::open(&self.backend, open)) {
-                    Ok(channel) => *slot = Some(channel),
-                    Err(error) => lost(error),
+                    Ok(channel) => {
+                        *slot = Some(channel);
+                        self.open.store(open + 1, Ordering::Release);
+                    }
+                    // The process may be another user's by now. Fewer lanes serve as well.
+                    Err(_) => self.lanes_max.store(open, Ordering::Relaxed),
                 }
-                self.open.store(open + 1, Ordering::Release);
             }
         });
     }

@@ -6,6 +6,7 @@ use super::sys::{self, Change, Signals};
 use super::watch::Watch;
 use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
 use crate::control::{ENV_CONTROL, Mode, read_text};
+use farfield_os::serving;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -79,18 +80,21 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
     let os = |what| move |error| Refusal::Os { what, error };
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
+    let mut token = options.token.clone();
     let server = match urls.is_empty() {
-        true => Some(PrivateServer::start(&options.farfield, &options.token, options.quiet, &signals)?),
+        true => {
+            if token.is_empty() {
+                // The server asks for it, and not for the user: that may change.
+                token = random_token().map_err(os("random bits"))?;
+            }
+            Some(PrivateServer::start(&options.farfield, &token, options.quiet, &signals)?)
+        }
         false => None,
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
-    far::check(&urls, &options.token)?;
-    let settings = Settings {
-        near_limit_bytes: options.near_limit_bytes,
-        mode: options.mode,
-        urls: urls.clone(),
-        token: options.token.clone(),
-    };
+    far::check(&urls, &token)?;
+    let settings =
+        Settings { near_limit_bytes: options.near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
@@ -113,6 +117,13 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     };
     job.wait();
     Ok(job.finish(options, started, urls, report))
+}
+
+/// What only processes of one job know.
+fn random_token() -> std::io::Result<Vec<u8>> {
+    let mut bits = [0; 16];
+    serving::fill_random(&mut bits)?;
+    Ok(bits.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect())
 }
 
 /// What the program gets: ours with two variables changed.

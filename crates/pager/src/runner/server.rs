@@ -3,10 +3,11 @@
 use super::Refusal;
 use super::sys::{self, Signals};
 use std::ffi::{CString, OsStr};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -62,6 +63,9 @@ impl PrivateServer {
         let child = command.spawn().map_err(failed)?;
         let mut server = PrivateServer { child, reaped: false, socket, _folder: folder };
         server.wait_until_ready(signals)?;
+        // The folder is closed to others. A process of the job that becomes another user has the socket open already, but the
+        // kernel asks for leave to write.
+        std::fs::set_permissions(&server.socket, Permissions::from_mode(0o666)).map_err(failed)?;
         Ok(server)
     }
 

@@ -1,0 +1,77 @@
+//! What a process takes along when it becomes another user.
+//!
+//! A job's control block and the socket of its private server open to the user that started it. Before a process gives up that user (or
+//! a privilege, or its name space) it opens both once more, as descriptors that its children and the programs that they execute
+//! inherit. Nobody else gets them, and a process that stays who it is has none.
+
+use super::arm::with_descriptors;
+use super::runtime::Runtime;
+use crate::control::{Control, TEXT_BYTES, read_text};
+use crate::window::DESCRIPTORS_END;
+use core::ffi::CStr;
+use farfield_os::{file, gate};
+
+/// The control block.
+pub const CONTROL: i32 = DESCRIPTORS_END - 1;
+/// Sockets of servers, downwards from here in the order of the URLs.
+const SERVERS: i32 = CONTROL - 1;
+
+/// Takes what is not there yet. Where it is refused, or descriptors are short, whoever needs it will say so.
+pub fn take(runtime: &Runtime) {
+    with_descriptors(|| {
+        super::exec::with_control_path(|path| keep(path, libc::O_RDWR, CONTROL));
+        let mut buffer = [0; TEXT_BYTES];
+        for (key, url) in servers(runtime.control(), &mut buffer) {
+            let Some(path) = socket_path(url) else { continue };
+            let mut name = [0u8; 128];
+            if path.len() < name.len() {
+                name[..path.len()].copy_from_slice(path);
+                if let Ok(path) = CStr::from_bytes_until_nul(&name) {
+                    keep(path, libc::O_PATH, key);
+                }
+            }
+        }
+    });
+}
+
+/// Has this process, or one that it comes from, become another user?
+pub fn are_there() -> bool {
+    file::size(CONTROL) == Some(size_of::<Control>() as u64)
+}
+
+/// Opens `path` as descriptor `key`, which exec does not close.
+fn keep(path: &CStr, flags: i32, key: i32) {
+    if !file::is_free(key) {
+        return;
+    }
+    if let Ok(fd) = file::open(path, flags) {
+        // SAFETY: numbers only; nobody uses `key`.
+        let _ = unsafe { gate::syscall(libc::SYS_dup3, [fd as usize, key as usize, 0, 0, 0, 0]) };
+        file::close(fd);
+    }
+}
+
+/// How this process reaches the servers of its job.
+pub fn urls(control: &Control) -> Vec<String> {
+    let mut buffer = [0; TEXT_BYTES];
+    let url = |(key, url): (i32, &[u8])| {
+        if socket_path(url).is_some() && file::is_socket(key) {
+            format!("unix:/proc/self/fd/{key}")
+        } else {
+            String::from_utf8_lossy(url).into_owned()
+        }
+    };
+    servers(control, &mut buffer).map(url).collect()
+}
+
+fn servers<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = (i32, &'a [u8])> {
+    let text: &'a [u8] = read_text(&control.urls, &control.urls_len, buffer);
+    let urls = text.split(|&byte| byte == b'\n').filter(|url| !url.is_empty());
+    (0..).map(|index| SERVERS - index).zip(urls)
+}
+
+/// The path of a socket that has a place in the file system.
+fn socket_path(url: &[u8]) -> Option<&[u8]> {
+    let path = [&b"unix:"[..], b"shm:"].into_iter().find_map(|scheme| url.strip_prefix(scheme))?;
+    path.starts_with(b"/").then_some(path)
+}
