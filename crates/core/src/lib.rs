@@ -1,6 +1,6 @@
 //! Farfield decides.
 //!
-//! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words and policies.
+//! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words, the far heap's words and policies.
 //! No I/O, no clock, no thread: time and randomness are arguments, so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@
 extern crate alloc;
 
 pub mod geometry;
+pub mod heap;
 mod ids;
 pub mod page_word;
 pub mod policy;

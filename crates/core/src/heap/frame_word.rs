@@ -1,0 +1,418 @@
+//! The frame word: where one page of a far heap is, as one atomic 64-bit word.
+//!
+//! ```text
+//!  63          40 39  35 34 32 31           8 7     0
+//! +--------------+------+-----+--------------+-------+
+//! | frame        | 0    |state| place        | flags |
+//! +--------------+------+-----+--------------+-------+
+//! ```
+//!
+//! ```text
+//!           fetch          arrived         cool            seal            copied           left
+//!   Far ───────▶ Fetching ───────▶ Near ───────▶ Leaving ───────▶ Copying ───────▶ Copied ───────▶ Far
+//!  Empty ──────▶     │               ▲◀─────────────┘               │ │              │
+//!    ▲     create    │ gave_up       │◀─────────────────────────────┘ │ dropped      │
+//!    │◀──────────────┘               │◀───────────────────────────────│──────────────┘
+//!    └── release, from every state that nobody owns                   ▼ Far or Empty
+//! ```
+//!
+//! *Place* is the frame number while the page is Near, and a number that no slot ever holds otherwise: one comparison with a slot
+//! tells a mutator that its guess is right and the page usable (`FrameWord::confirms`). *Leaving* means that slots do
+//! not find the page any more, so whoever uses it next takes it back and marks it as referenced: that is the clock's access
+//! mark, and the price of it is paid when a page is about to leave and not at every access.
+//!
+//! Fetching and Copying have an owner, and others wait for it. In Copying the owner reads the bytes while nobody can write
+//! them; it is short, because no I/O happens in it. In every other state, whoever needs the page takes it.
+//!
+//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+
+use super::{FRAMES_MAX, FrameId, Place};
+
+/// Where a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Nowhere: it holds no live object. The pool may still have an old copy of it (stored).
+    Empty,
+    /// In the pool.
+    Far,
+    /// Somebody is bringing it near, making it, or discarding its far copy.
+    Fetching,
+    /// Near, and slots find it.
+    Near,
+    /// Near, and slots do not find it any more.
+    Leaving,
+    /// Near; no scope can have a reference into it, and the evictor reads it.
+    Copying,
+    /// Near, and a copy of it is on its way to the pool.
+    Copied,
+}
+
+/// What a dereference has to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deref {
+    /// The page is usable in this frame.
+    Here(FrameId),
+    /// Somebody owns the page: look again soon.
+    Wait,
+    /// The caller now owns the page (Fetching) and reads it from the pool.
+    Fetch,
+    /// The caller now owns the page (Fetching) and provides zeros. Only for those who make objects.
+    Zero,
+}
+
+/// One page's word. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameWord(pub u64);
+
+const DIRTY: u64 = 1;
+const STORED: u64 = 1 << 1;
+const REFERENCED: u64 = 1 << 2;
+const WANTED: u64 = 1 << 3;
+const PLACE_MASK: u64 = 0xFFFF_FF00;
+/// In the place field: no slot holds this frame number.
+const NOWHERE: u64 = PLACE_MASK;
+const STATE_SHIFT: u32 = 32;
+const STATE_MASK: u64 = 7 << STATE_SHIFT;
+const FRAME_SHIFT: u32 = 40;
+
+const _: () = assert!((FRAMES_MAX as u64) << 8 == NOWHERE);
+
+/// The state field of [`State::Empty`] is 0, and so is its place field in fresh memory: no slot with a guess finds it,
+/// because guesses of 0 are never confirmed to be usable (see [`FrameWord::confirms`]).
+impl Default for FrameWord {
+    fn default() -> FrameWord {
+        FrameWord::EMPTY
+    }
+}
+
+impl FrameWord {
+    /// A page that never was: all zeros, so that fresh memory is a table of these.
+    pub const EMPTY: FrameWord = FrameWord(0);
+
+    /// Where the page is.
+    pub fn state(self) -> State {
+        match (self.0 & STATE_MASK) >> STATE_SHIFT {
+            0 => State::Empty,
+            1 => State::Far,
+            2 => State::Fetching,
+            3 => State::Near,
+            4 => State::Leaving,
+            5 => State::Copying,
+            6 => State::Copied,
+            other => unreachable!("frame word state {other}"),
+        }
+    }
+
+    /// The frame that holds the page, in the states in which one does.
+    pub fn frame(self) -> Option<FrameId> {
+        match self.0 >> FRAME_SHIFT {
+            0 => None,
+            frame => Some(FrameId(frame as u32)),
+        }
+    }
+
+    /// Must be written before it leaves, whatever its bytes are.
+    pub fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    /// The pool holds, or may hold, a copy.
+    pub fn is_stored(self) -> bool {
+        self.0 & STORED != 0
+    }
+
+    /// Was used since the clock hand came by.
+    pub fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+
+    /// Somebody waits for the end of Copying.
+    pub fn is_wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
+    /// The one comparison of the fast path: the page is Near in exactly the frame that the slot guesses.
+    ///
+    /// A guess of frame 0 is confirmed by a word of fresh memory (Empty), which no live object's page has; callers that
+    /// cannot rule that out must not come here with frame 0.
+    #[inline]
+    pub fn confirms(self, place: Place) -> bool {
+        (self.0 as u32 ^ place.0) < 1 << 8
+    }
+
+    /// [`FrameWord::confirms`], and writing needs no further mark.
+    #[inline]
+    pub fn confirms_dirty(self, place: Place) -> bool {
+        self.confirms(place) && self.0 & DIRTY != 0
+    }
+
+    fn to(self, state: State, frame: Option<FrameId>) -> FrameWord {
+        let bits: u64 = match state {
+            State::Empty => 0,
+            State::Far => 1,
+            State::Fetching => 2,
+            State::Near => 3,
+            State::Leaving => 4,
+            State::Copying => 5,
+            State::Copied => 6,
+        };
+        let frame = frame.map_or(0, |frame| u64::from(frame.0));
+        let place = if state == State::Near { frame << 8 } else { NOWHERE };
+        FrameWord(frame << FRAME_SHIFT | bits << STATE_SHIFT | place | self.0 & (DIRTY | STORED | REFERENCED | WANTED))
+    }
+
+    fn set(self, flag: u64, on: bool) -> FrameWord {
+        if on { FrameWord(self.0 | flag) } else { FrameWord(self.0 & !flag) }
+    }
+
+    /// A mutator needs the page, to write if `write`. An Empty page has no object that could be dereferenced: that is a bug
+    /// of ours, and the caller's to report.
+    pub fn deref(self, write: bool) -> (FrameWord, Deref) {
+        match (self.state(), self.frame()) {
+            (State::Near, Some(frame)) => (self.set(DIRTY, self.is_dirty() || write), Deref::Here(frame)),
+            (State::Leaving, Some(frame)) => {
+                let word = self.to(State::Near, Some(frame)).set(REFERENCED, true);
+                (word.set(DIRTY, self.is_dirty() || write), Deref::Here(frame))
+            }
+            // The copy under way will not be the last word.
+            (State::Copied, Some(frame)) => {
+                (self.to(State::Near, Some(frame)).set(REFERENCED, true).set(DIRTY, true), Deref::Here(frame))
+            }
+            (State::Copying, _) => (self.set(WANTED, true), Deref::Wait),
+            (State::Far, _) => (self.to(State::Fetching, None), Deref::Fetch),
+            (State::Fetching | State::Empty, _) => (self, Deref::Wait),
+            (State::Near | State::Leaving | State::Copied, None) => unreachable!("near without a frame"),
+        }
+    }
+
+    /// A mutator makes an object in the page: like [`FrameWord::deref`] for writing, and an Empty page is made.
+    pub fn create(self) -> (FrameWord, Deref) {
+        match self.state() {
+            State::Empty => (self.to(State::Fetching, None), Deref::Zero),
+            _ => self.deref(true),
+        }
+    }
+
+    /// The owner of a Fetching page has filled `frame`. `dirty` unless it equals its far copy.
+    pub fn arrived(self, frame: FrameId, dirty: bool) -> FrameWord {
+        assert!(self.state() == State::Fetching && frame.0 != 0 && frame.0 < FRAMES_MAX);
+        self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED, false)
+    }
+
+    /// The owner of a Fetching page gives up: back to `origin`, Far or Empty.
+    pub fn gave_up(self, origin: State) -> FrameWord {
+        assert!(self.state() == State::Fetching && matches!(origin, State::Far | State::Empty));
+        self.to(origin, None)
+    }
+
+    /// The clock hand came by. A page that was referenced loses the mark and stays; another becomes Leaving.
+    /// `None` if there is nothing to do.
+    pub fn cool(self) -> Option<FrameWord> {
+        match self.state() {
+            State::Near if self.is_referenced() => Some(self.set(REFERENCED, false)),
+            State::Near => Some(self.to(State::Leaving, self.frame())),
+            _ => None,
+        }
+    }
+
+    /// The scopes that could refer to the Leaving page are over: the evictor takes it. `None` if somebody took it back.
+    pub fn seal(self) -> Option<FrameWord> {
+        (self.state() == State::Leaving).then(|| self.to(State::Copying, self.frame()))
+    }
+
+    /// The Copying page stays near.
+    pub fn stays(self) -> FrameWord {
+        assert!(self.state() == State::Copying);
+        self.to(State::Near, self.frame()).set(WANTED, false).set(REFERENCED, true)
+    }
+
+    /// The Copying page stays near, and a part of it was written to the pool.
+    pub fn stays_dirty(self) -> FrameWord {
+        self.stays().set(DIRTY | STORED, true)
+    }
+
+    /// The Copying page needs no copy: it equals its far copy, or (`empty`) has no live object. Its frame is free now.
+    pub fn dropped(self, empty: bool) -> FrameWord {
+        assert!(self.state() == State::Copying && (empty || self.is_stored() && !self.is_dirty()));
+        let word = self.to(if empty { State::Empty } else { State::Far }, None);
+        word.set(DIRTY | WANTED | REFERENCED, false)
+    }
+
+    /// The Copying page was copied, and the copy is about to be written.
+    pub fn copied(self) -> FrameWord {
+        assert!(self.state() == State::Copying);
+        self.to(State::Copied, self.frame()).set(STORED, true).set(WANTED, false)
+    }
+
+    /// The copy is in the pool: the page is Far, its frame free. `None` if somebody took it back.
+    pub fn left(self) -> Option<FrameWord> {
+        (self.state() == State::Copied).then(|| self.to(State::Far, None).set(DIRTY | REFERENCED, false))
+    }
+
+    /// The copy did not reach the pool. `None` if somebody took the page back already.
+    pub fn refused(self) -> Option<FrameWord> {
+        let stays = || self.to(State::Near, self.frame()).set(DIRTY | REFERENCED, true);
+        (self.state() == State::Copied).then(stays)
+    }
+
+    /// The last object of the page is gone, so nobody can refer to it; a frame that it had is free. `None` while somebody owns
+    /// the page: look again soon.
+    pub fn release(self) -> Option<(FrameWord, Option<FrameId>)> {
+        let frame = match self.state() {
+            State::Fetching | State::Copying => return None,
+            State::Empty | State::Far => None,
+            State::Near | State::Leaving | State::Copied => self.frame(),
+        };
+        Some((self.to(State::Empty, None).set(DIRTY | REFERENCED, false), frame))
+    }
+
+    /// The page was inside a unit of several pages, whose first page's word spoke for all of them, while its own word stayed
+    /// Fetching. The unit is gone; the pool has a copy of the page if it has one of the unit.
+    pub fn unit_released(self, stored: bool) -> FrameWord {
+        assert!(self.state() == State::Fetching);
+        self.to(State::Empty, None).set(STORED, stored || self.is_stored())
+    }
+
+    /// The page is Empty and the pool has a copy of what was in it: the caller now owns it (Fetching) while it discards the
+    /// copy. Ends with [`FrameWord::discarded`] or [`FrameWord::gave_up`].
+    pub fn discard(self) -> Option<FrameWord> {
+        (self.state() == State::Empty && self.is_stored()).then(|| self.to(State::Fetching, None))
+    }
+
+    /// The far copy is gone.
+    pub fn discarded(self) -> FrameWord {
+        assert!(self.state() == State::Fetching);
+        FrameWord::EMPTY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against words that two parties read differently. Exhaustive over everything reachable.
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    const FRAMES: [FrameId; 2] = [FrameId(1), FrameId(FRAMES_MAX - 1)];
+
+    fn next(word: FrameWord) -> Vec<FrameWord> {
+        let mut next = vec![word.deref(false).0, word.deref(true).0, word.create().0];
+        next.extend(word.cool());
+        next.extend(word.seal());
+        next.extend(word.left());
+        next.extend(word.refused());
+        next.extend(word.release().map(|(word, _)| word));
+        next.extend(word.discard());
+        match word.state() {
+            State::Fetching => {
+                next.extend(FRAMES.iter().flat_map(|f| [word.arrived(*f, false), word.arrived(*f, true)]));
+                next.extend([word.gave_up(State::Empty), word.discarded()]);
+                next.extend([word.unit_released(false), word.unit_released(true)]);
+                // Only what was Far goes back to Far.
+                next.extend(word.is_stored().then(|| word.gave_up(State::Far)));
+            }
+            State::Copying => {
+                next.extend([word.stays(), word.stays_dirty(), word.copied(), word.dropped(true)]);
+                next.extend((word.is_stored() && !word.is_dirty()).then(|| word.dropped(false)));
+            }
+            _ => {}
+        }
+        next
+    }
+
+    fn reachable() -> Vec<FrameWord> {
+        let mut seen = vec![FrameWord::EMPTY];
+        let mut at = 0;
+        while at < seen.len() {
+            for candidate in next(seen[at]) {
+                if !seen.contains(&candidate) {
+                    seen.push(candidate);
+                }
+            }
+            at += 1;
+        }
+        seen
+    }
+
+    #[test]
+    fn a_slot_is_confirmed_by_a_near_page_in_its_frame_and_by_nothing_else() {
+        let words = reachable();
+        assert!(words.len() >= 50, "{}", words.len());
+        for word in words {
+            for frame in [FrameId(1), FrameId(2), FrameId(FRAMES_MAX - 1)] {
+                for card in [0, 1, 255] {
+                    let usable = word.state() == State::Near && word.frame() == Some(frame);
+                    assert_eq!(word.confirms(Place::new(frame, card)), usable, "{word:?}");
+                    assert_eq!(word.confirms_dirty(Place::new(frame, card)), usable && word.is_dirty());
+                }
+            }
+            // A slot without a guess is confirmed by fresh memory only.
+            assert_eq!(word.confirms(Place::new(FrameId(0), 9)), word == FrameWord::EMPTY);
+        }
+    }
+
+    #[test]
+    fn invariants_hold_on_every_reachable_word() {
+        for word in reachable() {
+            match word.state() {
+                State::Empty => assert!(!word.is_dirty() && !word.is_wanted() && word.frame().is_none()),
+                State::Far => assert!(word.is_stored() && !word.is_dirty() && word.frame().is_none()),
+                State::Fetching => assert!(word.frame().is_none()),
+                State::Near | State::Leaving => assert!(word.frame().is_some() && !word.is_wanted()),
+                State::Copying => assert!(word.frame().is_some()),
+                State::Copied => assert!(word.frame().is_some() && word.is_stored()),
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_takes_a_page_that_somebody_owns() {
+        for word in reachable() {
+            if matches!(word.state(), State::Fetching | State::Copying) {
+                assert_eq!(word.deref(true).1, Deref::Wait);
+                assert_eq!(word.create().1, Deref::Wait);
+                assert_eq!(word.deref(false).0.state(), word.state());
+                assert!(word.cool().is_none() && word.seal().is_none() && word.release().is_none());
+                assert!(word.left().is_none() && word.refused().is_none() && word.discard().is_none());
+            }
+        }
+    }
+
+    /// A write is never forgotten: from a dirty page no way leads to Far that does not go through a copy.
+    #[test]
+    fn dirty_pages_do_not_leave_uncopied() {
+        for word in reachable().into_iter().filter(|word| word.is_dirty()) {
+            for after in next(word) {
+                let lost = matches!(after.state(), State::Far) && word.state() != State::Copied;
+                assert!(!lost || word.state() == State::Fetching, "{word:?} -> {after:?}");
+            }
+        }
+        // What is taken back while its copy is under way may be written meanwhile.
+        for word in reachable().into_iter().filter(|word| word.state() == State::Copied) {
+            assert!(word.deref(false).0.is_dirty());
+        }
+    }
+
+    #[test]
+    fn a_referenced_page_gets_a_second_chance() {
+        for word in reachable().into_iter().filter(|word| word.state() == State::Near) {
+            let cooled = word.cool().unwrap();
+            assert_eq!(cooled.state() == State::Near, word.is_referenced());
+            assert!(!cooled.is_referenced());
+        }
+        for word in reachable().into_iter().filter(|word| word.state() == State::Leaving) {
+            assert!(word.deref(false).0.is_referenced());
+        }
+    }
+
+    #[test]
+    fn released_pages_give_their_frame_back_once() {
+        for word in reachable() {
+            if let Some((after, frame)) = word.release() {
+                assert_eq!(frame, word.frame());
+                assert_eq!((after.state(), after.frame()), (State::Empty, None));
+                assert_eq!(after.is_stored(), word.is_stored(), "the far copy is discarded later");
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! What the far heap decides: frame words, slot words, size classes, free runs. `docs/design/heap.md` draws the whole.
+
+mod class;
+mod frame_word;
+mod runs;
+mod slot;
+
+pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
+pub use frame_word::{Deref, FrameWord, State};
+pub use runs::Runs;
+pub use slot::{FRAMES_MAX, FrameId, Place};

@@ -1,0 +1,146 @@
+//! Free runs: which numbers of a range are free, for those who need neighbours.
+//!
+//! First fit, lowest first, so that what is used gathers at the low end and tables stay short.
+
+use alloc::collections::BTreeMap;
+
+/// A set of free numbers, kept as maximal runs.
+#[derive(Clone, Debug, Default)]
+pub struct Runs {
+    /// First number of a run → its length.
+    free: BTreeMap<u32, u32>,
+    total: u64,
+}
+
+impl Runs {
+    /// Nothing is free.
+    pub const fn new() -> Runs {
+        Runs { free: BTreeMap::new(), total: 0 }
+    }
+
+    /// Free numbers.
+    pub fn len(&self) -> u64 {
+        self.total
+    }
+
+    /// Nothing is free.
+    pub fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
+    /// Takes `count` neighbours out; their first.
+    pub fn take(&mut self, count: u32) -> Option<u32> {
+        assert!(count > 0);
+        let (&first, &length) = self.free.iter().find(|(_, length)| **length >= count)?;
+        self.free.remove(&first);
+        if length > count {
+            self.free.insert(first + count, length - count);
+        }
+        self.total -= u64::from(count);
+        Some(first)
+    }
+
+    /// Takes up to `count` neighbours out, the highest; the first of them and how many.
+    pub fn take_last(&mut self, count: u32) -> Option<(u32, u32)> {
+        assert!(count > 0);
+        let (first, length) = self.free.pop_last()?;
+        let taken = count.min(length);
+        if length > taken {
+            self.free.insert(first, length - taken);
+        }
+        self.total -= u64::from(taken);
+        Some((first + length - taken, taken))
+    }
+
+    /// Puts `count` numbers from `first` on back. They must not be free.
+    pub fn put(&mut self, first: u32, count: u32) {
+        assert!(count > 0);
+        let end = first.checked_add(count).expect("numbers of 32 bits");
+        let (mut first, mut count) = (first, count);
+        self.total += u64::from(count);
+        if let Some((&before, &length)) = self.free.range(..first).next_back() {
+            assert!(before + length <= first, "freed twice");
+            if before + length == first {
+                self.free.remove(&before);
+                (first, count) = (before, count + length);
+            }
+        }
+        if let Some((&after, &length)) = self.free.range(first..).next() {
+            assert!(after >= end, "freed twice");
+            if after == end {
+                self.free.remove(&after);
+                count += length;
+            }
+        }
+        self.free.insert(first, count);
+    }
+
+    /// Is this number free?
+    pub fn contains(&self, number: u32) -> bool {
+        self.free.range(..=number).next_back().is_some_and(|(first, length)| number - first < *length)
+    }
+
+    /// The runs, lowest first.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.free.iter().map(|(first, length)| (*first, *length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a number that two parties own.
+    use super::*;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_bitmap(steps in proptest::collection::vec((1u32..9, any::<bool>()), 1..200)) {
+            let mut runs = Runs::new();
+            runs.put(0, 100);
+            let mut free = [true; 100];
+            let mut taken: Vec<(u32, u32)> = Vec::new();
+            for (count, take) in steps {
+                if take {
+                    let fits = free.windows(count as usize).position(|w| w.iter().all(|f| *f));
+                    let got = runs.take(count);
+                    prop_assert_eq!(got.map(|first| first as usize), fits, "first fit");
+                    if let Some(first) = got {
+                        free[first as usize..][..count as usize].fill(false);
+                        taken.push((first, count));
+                    }
+                } else if !taken.is_empty() {
+                    let (first, count) = taken.swap_remove(count as usize % taken.len());
+                    runs.put(first, count);
+                    free[first as usize..][..count as usize].fill(true);
+                }
+                prop_assert_eq!(runs.len() as usize, free.iter().filter(|f| **f).count());
+                for (number, is_free) in free.iter().enumerate() {
+                    prop_assert_eq!(runs.contains(number as u32), *is_free);
+                }
+                let ends: Vec<_> = runs.iter().collect();
+                prop_assert!(ends.windows(2).all(|w| w[0].0 + w[0].1 < w[1].0), "runs are maximal");
+            }
+        }
+    }
+
+    #[test]
+    fn the_highest_go_first_when_asked() {
+        let mut runs = Runs::new();
+        assert_eq!(runs.take_last(1), None);
+        runs.put(0, 4);
+        runs.put(10, 6);
+        assert_eq!(runs.take_last(4), Some((12, 4)));
+        assert_eq!(runs.take_last(4), Some((10, 2)));
+        assert_eq!(runs.take_last(4), Some((0, 4)));
+        assert!(runs.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn putting_back_twice_is_noticed() {
+        let mut runs = Runs::new();
+        runs.put(4, 4);
+        runs.put(6, 1);
+    }
+}

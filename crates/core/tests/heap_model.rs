@@ -1,0 +1,192 @@
+//! The far heap's protocol in all interleavings: scopes, take-back and eviction of one page, with loom.
+//!
+//! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read while it is written. The
+//! frame's bytes are a cell that loom watches: two accesses at once, of which one writes, fail the model. The steps are those of
+//! `crates/farfield/src/heap/{threads,access,evictor}.rs`, with the same orderings.
+
+use farfield_core::heap::{Deref, FrameId, FrameWord, State};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+const FRAME: FrameId = FrameId(1);
+
+struct Model {
+    word: AtomicU64,
+    epoch: AtomicU64,
+    /// One per mutator.
+    records: [AtomicU64; 2],
+    /// The value in the frame.
+    frame: UnsafeCell<u64>,
+    /// The far copy; only the evictor touches it.
+    far: UnsafeCell<u64>,
+}
+
+// SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
+unsafe impl Sync for Model {}
+
+fn read(cell: &UnsafeCell<u64>) -> u64 {
+    // SAFETY: loom fails the model if somebody writes at the same time.
+    cell.with(|value| unsafe { *value })
+}
+
+fn write(cell: &UnsafeCell<u64>, value: u64) {
+    // SAFETY: loom fails the model if somebody else accesses the cell at the same time.
+    cell.with_mut(|target| unsafe { *target = value });
+}
+
+impl Model {
+    fn new(word: FrameWord) -> Arc<Model> {
+        Arc::new(Model {
+            word: AtomicU64::new(word.0),
+            epoch: AtomicU64::new(1),
+            records: [AtomicU64::new(0), AtomicU64::new(0)],
+            frame: UnsafeCell::new(0),
+            far: UnsafeCell::new(0),
+        })
+    }
+
+    fn exchange(&self, seen: FrameWord, next: FrameWord) -> bool {
+        self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// One scope, in which the value is incremented twice if the page is near. How often it was.
+    fn mutate(&self, record: usize) -> u64 {
+        let record = &self.records[record];
+        record.store(self.epoch.load(Ordering::Acquire), Ordering::Release);
+        fence(Ordering::SeqCst);
+        let mut done = 0;
+        for _ in 0..4 {
+            let seen = FrameWord(self.word.load(Ordering::Acquire));
+            let (next, what) = seen.deref(true);
+            match what {
+                Deref::Here(frame) => {
+                    assert_eq!(frame, FRAME);
+                    if next == seen || self.exchange(seen, next) {
+                        // A reference: it is used, and used again later in the scope.
+                        for _ in 0..2 {
+                            write(&self.frame, read(&self.frame) + 1);
+                            done += 1;
+                        }
+                        break;
+                    }
+                }
+                Deref::Wait => {
+                    let _ = next == seen || self.exchange(seen, next);
+                    loom::thread::yield_now();
+                }
+                // The model has no way back from far.
+                Deref::Fetch | Deref::Zero => break,
+            }
+        }
+        record.store(0, Ordering::Release);
+        done
+    }
+
+    /// One round of the evictor; true if the page left.
+    fn evict(&self) -> bool {
+        let seen = FrameWord(self.word.load(Ordering::Acquire));
+        let Some(next) = seen.cool() else { return false };
+        if !self.exchange(seen, next) || next.state() != State::Leaving {
+            return false;
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        let over = |record: &AtomicU64| {
+            let entered = record.load(Ordering::Acquire);
+            entered == 0 || entered > epoch
+        };
+        if !self.records.iter().all(over) {
+            return false;
+        }
+        let seen = FrameWord(self.word.load(Ordering::Acquire));
+        let Some(sealed) = seen.seal() else { return false };
+        if !self.exchange(seen, sealed) {
+            return false;
+        }
+        let copy = read(&self.frame);
+        let settle = |transition: fn(FrameWord) -> FrameWord| {
+            let mut seen = FrameWord(self.word.load(Ordering::Acquire));
+            while !self.exchange(seen, transition(seen)) {
+                seen = FrameWord(self.word.load(Ordering::Acquire));
+            }
+        };
+        settle(FrameWord::copied);
+        write(&self.far, copy);
+        let seen = FrameWord(self.word.load(Ordering::Acquire));
+        let Some(next) = seen.left() else { return false };
+        let left = self.exchange(seen, next);
+        if left {
+            // The frame holds another page now.
+            write(&self.frame, u64::MAX / 2);
+        }
+        left
+    }
+
+    /// The value, wherever it is.
+    fn value(&self) -> u64 {
+        match FrameWord(self.word.load(Ordering::Acquire)).state() {
+            State::Far => read(&self.far),
+            _ => read(&self.frame),
+        }
+    }
+}
+
+fn near() -> FrameWord {
+    FrameWord::EMPTY.create().0.arrived(FRAME, true)
+}
+
+#[test]
+fn a_page_in_use_does_not_leave_and_no_write_is_lost() {
+    loom::model(|| {
+        let model = Model::new(near());
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || other.mutate(0));
+        model.evict();
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), done);
+    });
+}
+
+#[test]
+fn a_page_is_cooled_twice_and_leaves_with_the_later_batch_only() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(near());
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || other.mutate(0) + other.mutate(0));
+        if !model.evict() {
+            model.evict();
+        }
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), done);
+    });
+}
+
+#[test]
+fn two_readers_take_a_page_back_at_once() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let model = Model::new(near());
+        let reader = |record: usize, model: Arc<Model>| {
+            move || {
+                model.records[record].store(model.epoch.load(Ordering::Acquire), Ordering::Release);
+                fence(Ordering::SeqCst);
+                let seen = FrameWord(model.word.load(Ordering::Acquire));
+                let (next, what) = seen.deref(false);
+                if matches!(what, Deref::Here(_)) && (next == seen || model.exchange(seen, next)) {
+                    assert_eq!(read(&model.frame), 0);
+                }
+                model.records[record].store(0, Ordering::Release);
+            }
+        };
+        let one = loom::thread::spawn(reader(0, model.clone()));
+        let two = loom::thread::spawn(reader(1, model.clone()));
+        model.evict();
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(model.value(), 0);
+    });
+}
