@@ -1,0 +1,128 @@
+//! Building a heap.
+
+use crate::error::BuildError;
+use crate::heap::Heap;
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::FRAMES_MAX;
+use farfield_pool::Opener;
+
+/// Says how much near, how much far, and where far is. Made by [`Heap::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    near: u64,
+    near_max: Option<u64>,
+    far: Option<u64>,
+    opener: Opener,
+    has_pool: bool,
+    patience: Duration,
+    paranoid: bool,
+}
+
+/// What a heap is built from, checked.
+pub(crate) struct Config {
+    pub(crate) near: u64,
+    /// Frames that the arena can ever have, number 0 included.
+    pub(crate) frames: u32,
+    /// A multiple of [`Config::FAR_STEP_PAGES`].
+    pub(crate) far_pages: u64,
+    pub(crate) opener: Opener,
+    pub(crate) patience: Duration,
+    pub(crate) paranoid: bool,
+}
+
+impl Config {
+    /// Far addresses are given to heaps in steps of 256 MiB.
+    pub(crate) const FAR_STEP_PAGES: u64 = 1 << 16;
+}
+
+pub(crate) const NEAR_MIN: u64 = 1 << 20;
+const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
+const FAR_MAX: u64 = 8 << 40;
+
+impl Builder {
+    pub(crate) fn new() -> Builder {
+        Builder {
+            near: 64 << 20,
+            near_max: None,
+            far: None,
+            opener: Opener::new().client_name("farfield heap"),
+            has_pool: false,
+            patience: Duration::from_secs(10),
+            paranoid: false,
+        }
+    }
+
+    /// Near memory in bytes, tables included; at least 1 MiB. Default: 64 MiB.
+    pub fn near(mut self, bytes: u64) -> Builder {
+        self.near = bytes;
+        self
+    }
+
+    /// How far [`Heap::set_near`] may raise it. Costs address space only. Default: eight times near, at most 64 GiB.
+    pub fn near_max(mut self, bytes: u64) -> Builder {
+        self.near_max = Some(bytes);
+        self
+    }
+
+    /// Far addresses in bytes, rounded up to 256 MiB; at most 8 TiB. What is not used costs nothing. Default: 64 times near.
+    pub fn far(mut self, bytes: u64) -> Builder {
+        self.far = Some(bytes);
+        self
+    }
+
+    /// Where far is: the URL of a memory server, as `tcp://10.0.0.7:7400` or `shm:/run/farfield.sock`. Called several
+    /// times, the servers share the load. Default: `ram:`, the memory of this process, to try things out.
+    pub fn pool(mut self, url: impl Into<String>) -> Builder {
+        self.opener = self.opener.url(url);
+        self.has_pool = true;
+        self
+    }
+
+    /// What proves to the servers that we may use them.
+    pub fn token(mut self, token: impl Into<String>) -> Builder {
+        self.opener = self.opener.token(token);
+        self
+    }
+
+    /// How long an operation waits for near memory or for the pool before it fails. Default: 10 s.
+    pub fn patience(mut self, patience: Duration) -> Builder {
+        self.patience = patience;
+        self
+    }
+
+    /// For tests: near memory that holds nothing is overwritten and cannot be accessed, so that a use of a value that has left
+    /// stops the program there. Slow, and only for near memories up to 64 MiB.
+    pub fn paranoid(mut self, paranoid: bool) -> Builder {
+        self.paranoid = paranoid;
+        self
+    }
+
+    /// Opens the pool and makes the heap.
+    pub fn build(self) -> Result<Heap, BuildError> {
+        if self.near < NEAR_MIN {
+            return Err(BuildError::Argument("near memory must be at least 1 MiB"));
+        }
+        let near_max = self.near_max.unwrap_or(self.near.saturating_mul(8).min(ARENA_MAX));
+        if near_max < self.near || near_max > ARENA_MAX {
+            return Err(BuildError::Argument("near_max must be at least near and below 64 GiB"));
+        }
+        if self.paranoid && near_max > 512 << 20 {
+            return Err(BuildError::Argument("a paranoid heap can have at most 64 MiB near (near_max 512 MiB)"));
+        }
+        let far = self.far.unwrap_or(self.near.saturating_mul(64).min(FAR_MAX));
+        if far == 0 || far > FAR_MAX {
+            return Err(BuildError::Argument("far must be between one byte and 8 TiB"));
+        }
+        let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);
+        let opener = if self.has_pool { self.opener } else { self.opener.url("ram:") };
+        Heap::from_config(Config {
+            near: self.near,
+            frames: (near_max / PAGE_BYTES as u64) as u32,
+            far_pages,
+            opener: opener.pages(far_pages).deadline(self.patience),
+            patience: self.patience,
+            paranoid: self.paranoid,
+        })
+    }
+}

@@ -1,0 +1,86 @@
+//! What can go wrong, and what to do about it.
+
+use core::time::Duration;
+use farfield_pool::{OpenError, PoolError};
+
+/// Why a far value cannot be had right now. The heap stays usable for what is near.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FarError {
+    /// The pool: a server is gone, did not answer in time, is full, or gave back corrupt bytes.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// All near memory that could be freed may still be referred to from a scope of this thread.
+    #[error(
+        "this thread's scope holds all near memory that could be freed: leave or renew it more often, or raise near"
+    )]
+    NearFull,
+    /// No near memory became free in time, because scopes of other threads hold it or the value is too hot to leave.
+    #[error("no near memory became free within {after:?}: a scope is held too long, or near is too small")]
+    Stalled {
+        /// How long it took to give up.
+        after: Duration,
+    },
+    /// The value alone is larger than the near memory.
+    #[error("the value needs {bytes} bytes near at once, more than the heap's near memory: raise near")]
+    TooLarge {
+        /// What it needs.
+        bytes: u64,
+    },
+    /// All far addresses are in use.
+    #[error("the heap's far addresses are used up: build it with more far")]
+    FarFull,
+    /// The value belongs to another heap than the scope.
+    #[error("the value belongs to another heap than the scope")]
+    OtherHeap,
+}
+
+/// Why a heap cannot be built.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A size that makes no sense.
+    #[error("{0}")]
+    Argument(&'static str),
+    /// The pool does not open.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The pool opens, but gives no lane.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The kernel gives no address space or no thread.
+    #[error("the operating system refused {what}: {why}")]
+    Os {
+        /// What was asked for.
+        what: &'static str,
+        /// What it says.
+        why: String,
+    },
+}
+
+/// A value that could not be put into the heap, and why.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AllocError<T> {
+    /// Why.
+    pub error: FarError,
+    /// The value, given back.
+    pub value: T,
+}
+
+impl<T> core::fmt::Debug for AllocError<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "AllocError({:?})", self.error)
+    }
+}
+
+impl<T> core::fmt::Display for AllocError<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for AllocError<T> {}
+
+impl<T> From<AllocError<T>> for FarError {
+    fn from(error: AllocError<T>) -> FarError {
+        error.error
+    }
+}

@@ -1,0 +1,196 @@
+//! The slow path of a dereference: the slot's guess was wrong, or the page is not near.
+
+use super::evictor::Outcome;
+use super::frames::Purse;
+use super::threads::{Record, count};
+use super::{Core, Patience, Scope};
+use crate::error::FarError;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+
+/// What a mutator wants of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    Read,
+    Write,
+    /// To make an object: the page may be Empty.
+    Create,
+}
+
+impl Want {
+    fn decide(self, word: FrameWord) -> (FrameWord, Deref) {
+        match self {
+            Want::Read => word.deref(false),
+            Want::Write => word.deref(true),
+            Want::Create => word.create(),
+        }
+    }
+}
+
+/// Every so many wrong guesses of slots that lie in clean frames, one is corrected.
+const CORRECT_EVERY: u32 = 64;
+
+impl Core {
+    /// The object of a slot, made near. The caller is inside a scope.
+    ///
+    /// The slot gets a better guess. A slot that lies in the arena is part of a page, which would have to be written
+    /// again for a guess; so only one in 64 of those is corrected, which costs a small share of the time that a used slot saves.
+    #[cold]
+    pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
+        let record = scope.record;
+        let frame = self.bring(record, page, want, scope.is_renewable())?;
+        let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
+        let tick = record.tick.get().wrapping_add(1);
+        record.tick.set(tick);
+        if !self.frames.contains(slot.as_ptr() as usize) || tick.is_multiple_of(CORRECT_EVERY) {
+            slot.store(place.0, Ordering::Relaxed);
+        }
+        Ok(place)
+    }
+
+    /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be
+    /// renewed while it waits.
+    pub(crate) fn bring(&self, record: &Record, page: u32, want: Want, renewable: bool) -> Result<FrameId, FarError> {
+        let word = &self.words[page];
+        let mut patience = Patience::new(self.patience);
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let (next, what) = want.decide(seen);
+            match what {
+                Deref::Here(frame) => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        if seen.state() != State::Near {
+                            count(&record.counters.taken_back);
+                        }
+                        return Ok(frame);
+                    }
+                }
+                Deref::Wait => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        patience.wait()?;
+                    }
+                }
+                Deref::Fetch | Deref::Zero => {
+                    let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
+                    // The frames first: nobody waits for a page whose owner waits for room.
+                    let frame = self.take_frames(record, pages, renewable)?;
+                    if !self.exchange(word, seen, next) {
+                        self.frames.put(frame, pages);
+                        continue;
+                    }
+                    return match self.fill(record, page, pages, frame, seen.state()) {
+                        Ok(()) => {
+                            let dirty = want != Want::Read;
+                            word.store(next.arrived(frame, dirty).0, Ordering::Release);
+                            Ok(frame)
+                        }
+                        Err(error) => {
+                            self.frames.put(frame, pages);
+                            word.store(next.gave_up(seen.state()).0, Ordering::Release);
+                            Err(error)
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    /// One transition of a frame word; the only place where a mutator makes one that others could make too.
+    pub(crate) fn exchange(&self, word: &AtomicU64, seen: FrameWord, next: FrameWord) -> bool {
+        // Acquire: what the last owner of the page did to its frame is done. Release: what we did is.
+        word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Fills the frames of a unit whose word we made Fetching: from the pool if it was Far, else with zeros.
+    fn fill(&self, record: &Record, page: u32, pages: u32, frame: FrameId, was: State) -> Result<(), FarError> {
+        let target = self.frames.address(frame);
+        if was == State::Empty {
+            self.claim_rest(page, pages)?;
+            // SAFETY: the frames are ours since `take_frames`, and so many.
+            unsafe { target.write_bytes(0, pages as usize * PAGE_BYTES) };
+            self.frames.infos[frame.0].moved_in(page, 0);
+            return Ok(());
+        }
+        count(&record.counters.misses);
+        let mut io = record.io.borrow_mut();
+        if io.is_none() {
+            *io = Some(super::io::Io::new(&*self.backend, self.patience)?);
+        }
+        let Some(io) = io.as_mut() else { unreachable!("a lane was just opened") };
+        io.read(u64::from(page), pages, |index, bytes, sum| {
+            // SAFETY: as above; `index` is below `pages`, and `bytes` is a page of the lane's buffer.
+            unsafe { target.add(index as usize * PAGE_BYTES).copy_from_nonoverlapping(bytes.as_ptr(), PAGE_BYTES) };
+            match index {
+                0 => self.frames.infos[frame.0].moved_in(page, sum),
+                _ => self.frames.infos[frame.0 + index].set_sum(sum),
+            }
+        })
+    }
+
+    /// A unit of several pages comes into being: the words of all but the first stay Fetching as long as it exists, so that
+    /// nobody discards what an earlier page there left in the pool.
+    fn claim_rest(&self, page: u32, pages: u32) -> Result<(), FarError> {
+        let mut patience = Patience::new(self.patience);
+        for inside in page + 1..page + pages {
+            let word = &self.words[inside];
+            loop {
+                let seen = FrameWord(word.load(Ordering::Acquire));
+                match seen.create() {
+                    (next, Deref::Zero) if self.exchange(word, seen, next) => break,
+                    _ => {
+                        if let Err(error) = patience.wait() {
+                            for claimed in page + 1..inside {
+                                let seen = FrameWord(self.words[claimed].load(Ordering::Acquire));
+                                self.words[claimed].store(seen.gave_up(State::Empty).0, Ordering::Release);
+                            }
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
+    /// longer than a batch.
+    fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
+        if let Some(frame) = self.frames.take(pages, Purse::Open) {
+            if self.frames.room() < self.reserve().low {
+                self.reclaimer.wake();
+            }
+            return Ok(frame);
+        }
+        let limit = self.frames.limit();
+        if pages > limit / 2 {
+            return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
+        }
+        count(&record.counters.throttled);
+        self.reclaimer.wake();
+        let mut patience = Patience::new(self.patience);
+        // Free frames need not be neighbours; each round frees more.
+        let mut step = pages.max(self.reserve().low);
+        loop {
+            if renewable {
+                record.renew(&self.epoch);
+            }
+            let outcome = self.evictor.try_run(self, self.frames.room() + step);
+            if let Some(frame) = self.frames.take(pages, Purse::Open) {
+                return Ok(frame);
+            }
+            match outcome {
+                Some(Err(error)) => return Err(error.into()),
+                // All that could leave waits for a scope that is not over before ours is.
+                Some(Ok(Outcome::Blocked(epoch)))
+                    if !renewable && record.entered().is_some_and(|entered| entered <= epoch) =>
+                {
+                    return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull);
+                }
+                _ => {}
+            }
+            step = (step * 2).min((limit / 8).max(pages));
+            patience.wait()?;
+        }
+    }
+}

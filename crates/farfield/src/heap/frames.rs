@@ -1,0 +1,278 @@
+//! Frames: the near memory that holds pages, and which of it is free.
+//!
+//! One arena of reserved address space, used from its low end. A frame is *warm* once it was touched, until it is given
+//! back to the kernel; warm frames, free or not, are what counts against the limit.
+
+use super::memory::{Reserved, Table, Zeroed};
+use crate::error::BuildError;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{FrameId, Runs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is known of the page in a frame. Written by whoever owns the frame.
+pub(crate) struct FrameInfo {
+    /// Page within the heap, plus one; 0 if the frame is free. Pages inside a unit of several are not entered.
+    page: AtomicU32,
+    /// Checksum of the far copy.
+    sum: AtomicU64,
+    /// Epoch in which the page became Leaving. Only the evictor uses it.
+    cooled: AtomicU64,
+}
+
+// SAFETY: atomics, for which zero is a value.
+unsafe impl Zeroed for FrameInfo {}
+
+/// The near memory.
+pub(crate) struct Frames {
+    arena: Reserved,
+    pub(crate) infos: Table<FrameInfo>,
+    free: Mutex<Free>,
+    /// Frames that can be taken now, about. For decisions that may be wrong.
+    room: AtomicU32,
+    /// Frames below this were used.
+    high: AtomicU32,
+    /// The arena has so many frames; the first is never used.
+    count: u32,
+    paranoid: bool,
+}
+
+/// Which free frames may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purse {
+    /// All but the reserve.
+    Open,
+    /// The reserve too: for scopes that nothing but their own end could give room.
+    Reserve,
+}
+
+struct Free {
+    /// Free, and costs memory.
+    warm: Runs,
+    /// Free, and costs nothing.
+    cold: Runs,
+    /// Most frames that may cost memory.
+    limit: u32,
+    /// The same, as long as a lower limit is not reached yet.
+    ceiling: u32,
+    /// Frames that cost memory: in use, or warm.
+    resident: u32,
+}
+
+/// What frames cost beside their bytes.
+pub(crate) const INFO_BYTES: usize = size_of::<FrameInfo>();
+
+const POISON: u8 = 0xDB;
+const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
+
+impl Frames {
+    /// Without any memory yet: see [`Frames::set_limit`].
+    pub(crate) fn new(count: u32, paranoid: bool) -> Result<Frames, BuildError> {
+        let arena = Reserved::new(count as usize * PAGE_BYTES)?;
+        if paranoid {
+            // SAFETY: nobody has a frame yet.
+            unsafe { arena.set_access(0, count as usize * PAGE_BYTES, false) };
+        } else {
+            // SAFETY: frame 0 is never given out; a slot that guesses it finds no memory and no secret.
+            unsafe { arena.set_access(0, PAGE_BYTES, false) };
+        }
+        let mut cold = Runs::new();
+        cold.put(1, count - 1);
+        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, resident: 0 };
+        Ok(Frames {
+            arena,
+            infos: Table::new(count as usize)?,
+            room: AtomicU32::new(free.room()),
+            free: Mutex::new(free),
+            high: AtomicU32::new(1),
+            count,
+            paranoid,
+        })
+    }
+
+    /// Whole huge pages inside the limit may back the arena; a part of one would cost more than it holds.
+    fn prefer_huge(&self, from: u32, limit: u32) {
+        let (from, to) = (from.next_multiple_of(FRAMES_PER_HUGE), limit / FRAMES_PER_HUGE * FRAMES_PER_HUGE);
+        if from < to && !self.paranoid {
+            self.arena.prefer_huge(from as usize * PAGE_BYTES, (to - from) as usize * PAGE_BYTES);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Frames below this were used.
+    pub(crate) fn high(&self) -> u32 {
+        self.high.load(Ordering::Relaxed)
+    }
+
+    /// First byte of the arena.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.arena.base()
+    }
+
+    /// First byte of a frame.
+    pub(crate) fn address(&self, frame: FrameId) -> *mut u8 {
+        assert!(frame.0 != 0 && frame.0 < self.count);
+        // SAFETY: inside the arena.
+        unsafe { self.arena.base().add(frame.0 as usize * PAGE_BYTES) }
+    }
+
+    /// Does the arena contain this address?
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.arena.base() as usize) < self.count as usize * PAGE_BYTES
+    }
+
+    /// Frames that can be taken now, about.
+    pub(crate) fn room(&self) -> u32 {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    /// Most frames that may cost memory.
+    pub(crate) fn limit(&self) -> u32 {
+        self.lock().limit
+    }
+
+    /// Frames that cost memory, and those of them in use.
+    pub(crate) fn resident(&self) -> (u32, u32) {
+        let free = self.lock();
+        (free.resident, free.in_use())
+    }
+
+    /// Takes `count` neighbours. The caller owns them and their bytes, which are arbitrary.
+    pub(crate) fn take(&self, count: u32, purse: Purse) -> Option<FrameId> {
+        let mut free = self.lock();
+        let kept = if purse == Purse::Open { free.reserve() } else { 0 };
+        if free.in_use() + count + kept > free.ceiling {
+            return None;
+        }
+        let mut first = free.warm.take(count);
+        if first.is_none() {
+            // Many separate warm frames are no run; given back, they make room for one.
+            while free.resident + count > free.ceiling && !free.warm.is_empty() {
+                self.chill(&mut free);
+            }
+            first = free.cold.take(count);
+            free.resident += first.map_or(0, |_| count);
+        }
+        self.room.store(free.room(), Ordering::Relaxed);
+        drop(free);
+        let first = first?;
+        self.high.fetch_max(first + count, Ordering::Relaxed);
+        if self.paranoid {
+            // SAFETY: allows, forbids nothing.
+            unsafe { self.arena.set_access(first as usize * PAGE_BYTES, count as usize * PAGE_BYTES, true) };
+        }
+        Some(FrameId(first))
+    }
+
+    /// Gives a run of warm frames back to the kernel.
+    fn chill(&self, free: &mut Free) {
+        let excess = free.resident.saturating_sub(free.limit).max(64);
+        let Some((first, count)) = free.warm.take_last(excess) else { return };
+        // SAFETY: the frames are free and the lock is held, so nobody uses them.
+        unsafe { self.arena.give_back(first as usize * PAGE_BYTES, count as usize * PAGE_BYTES) };
+        free.cold.put(first, count);
+        free.resident -= count;
+    }
+
+    /// Puts `count` frames back. The caller owned them; nobody can reach their bytes any more.
+    pub(crate) fn put(&self, first: FrameId, count: u32) {
+        for frame in first.0..first.0 + count {
+            self.infos[frame].page.store(0, Ordering::Relaxed);
+        }
+        if self.paranoid {
+            let (at, len) = (first.0 as usize * PAGE_BYTES, count as usize * PAGE_BYTES);
+            // SAFETY: the frames are the caller's, who says that nobody reaches them.
+            unsafe {
+                core::ptr::write_bytes(self.address(first), POISON, len);
+                self.arena.set_access(at, len, false);
+            }
+        }
+        let mut free = self.lock();
+        free.warm.put(first.0, count);
+        self.trim(&mut free);
+        free.ceiling = free.limit.max(free.ceiling.min(free.resident + free.reserve()));
+        self.room.store(free.room(), Ordering::Relaxed);
+    }
+
+    fn trim(&self, free: &mut Free) {
+        while free.resident > free.limit && !free.warm.is_empty() {
+            self.chill(free);
+        }
+    }
+
+    /// Sets how many frames may cost memory. If more do, they are given back as they become free.
+    pub(crate) fn set_limit(&self, limit: u32) {
+        let limit = limit.min(self.count - 1);
+        let mut free = self.lock();
+        if limit == free.limit {
+            return;
+        }
+        let before = core::mem::replace(&mut free.limit, limit);
+        self.trim(&mut free);
+        free.ceiling = limit.max(free.resident + free.reserve());
+        self.room.store(free.room(), Ordering::Relaxed);
+        drop(free);
+        if limit > before + FRAMES_PER_HUGE {
+            self.prefer_huge(before, limit);
+        }
+    }
+
+    /// For the verifier: is the frame free?
+    pub(crate) fn is_free(&self, frame: FrameId) -> bool {
+        let free = self.lock();
+        free.warm.contains(frame.0) || free.cold.contains(frame.0)
+    }
+}
+
+impl Free {
+    /// Frames that can be taken; 0 while the limit is exceeded.
+    fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.in_use())
+    }
+
+    fn in_use(&self) -> u32 {
+        self.resident - self.warm.len() as u32
+    }
+
+    /// See [`Purse::Reserve`].
+    fn reserve(&self) -> u32 {
+        self.limit / 32
+    }
+}
+
+impl FrameInfo {
+    /// The unit of this page has moved in; `sum` is the checksum of its far copy, if it has one.
+    pub(crate) fn moved_in(&self, page: u32, sum: u64) {
+        self.sum.store(sum, Ordering::Relaxed);
+        // The evictor reads the sum only after it has seen the frame word that is stored after this.
+        self.page.store(page + 1, Ordering::Relaxed);
+    }
+
+    /// Checksum of the far copy, for a frame inside a unit.
+    pub(crate) fn set_sum(&self, sum: u64) {
+        self.sum.store(sum, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sum(&self) -> u64 {
+        self.sum.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn page(&self) -> Option<u32> {
+        self.page.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn cooled(&self) -> u64 {
+        self.cooled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_cooled(&self, epoch: u64) {
+        self.cooled.store(epoch, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,156 @@
+//! Address space: memory that is reserved at once and costs only where it is touched.
+
+use crate::error::BuildError;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+/// A range of fresh, zeroed memory.
+pub(crate) struct Reserved {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is only an address range; whoever accesses it synchronises for itself.
+unsafe impl Send for Reserved {}
+// SAFETY: as above.
+unsafe impl Sync for Reserved {}
+
+/// So aligned, so that huge pages can back it.
+const ALIGN: usize = 2 << 20;
+
+impl Reserved {
+    /// `len` bytes that read as zeros.
+    pub(crate) fn new(len: usize) -> Result<Reserved, BuildError> {
+        #[cfg(not(miri))]
+        let base = {
+            let refused = |errno: farfield_os::Errno| BuildError::Os { what: "address space", why: errno.to_string() };
+            let mapped = farfield_os::memory::map_anonymous(len + ALIGN).map_err(refused)?;
+            let base = mapped.next_multiple_of(ALIGN);
+            let (before, after) = (base - mapped, mapped + ALIGN - base);
+            for (addr, len) in [(mapped, before), (base + len, after)] {
+                if len > 0 {
+                    // SAFETY: part of the mapping made above, which nobody knows yet. It cannot fail on such a range, and if
+                    // it did, address space would be wasted and nothing else.
+                    let _ = unsafe { farfield_os::memory::munmap(addr, len) };
+                }
+            }
+            base as *mut u8
+        };
+        #[cfg(miri)]
+        // SAFETY: the layout is not empty.
+        let base = unsafe { std::alloc::alloc_zeroed(Self::layout(len)) };
+        let base = NonNull::new(base).expect("a mapping is not at 0");
+        Ok(Reserved { base, len })
+    }
+
+    #[cfg(miri)]
+    fn layout(len: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len, ALIGN).expect("it fits")
+    }
+
+    /// Its first byte.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The bytes `at..at + len`.
+    fn range(&self, at: usize, len: usize) -> usize {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len));
+        self.base.as_ptr() as usize + at
+    }
+
+    /// Asks for huge pages in a range.
+    pub(crate) fn prefer_huge(&self, at: usize, len: usize) {
+        let addr = self.range(at, len);
+        if cfg!(not(miri)) {
+            // SAFETY: advice that changes no content. Refused where huge pages are off, which costs speed only.
+            let _ = unsafe { farfield_os::memory::madvise(addr, len, libc::MADV_HUGEPAGE) };
+        }
+    }
+
+    /// Gives a range back to the kernel; it reads as zeros afterwards.
+    ///
+    /// # Safety
+    /// Nobody uses the range now or relies on what is in it.
+    pub(crate) unsafe fn give_back(&self, at: usize, len: usize) {
+        let addr = self.range(at, len);
+        if cfg!(miri) {
+            // SAFETY: inside the allocation, and unused as the caller promises.
+            unsafe { core::ptr::write_bytes(self.base().add(at), 0, len) };
+        } else {
+            // SAFETY: passed on to the caller. It cannot fail on a mapping of ours.
+            let _ = unsafe { farfield_os::memory::madvise(addr, len, libc::MADV_DONTNEED) };
+        }
+    }
+
+    /// Allows or forbids any access.
+    ///
+    /// # Safety
+    /// When forbidden, nobody accesses the range.
+    pub(crate) unsafe fn set_access(&self, at: usize, len: usize, allowed: bool) {
+        let addr = self.range(at, len);
+        if cfg!(not(miri)) {
+            let protection = if allowed { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+            // SAFETY: passed on to the caller.
+            let result = unsafe { farfield_os::memory::mprotect(addr, len, protection) };
+            assert!(!allowed || result.is_ok(), "the kernel has no room for one more mapping: {result:?}");
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        #[cfg(not(miri))]
+        // SAFETY: made in `new`; the owner of the range is gone, so nobody uses it.
+        let _ = unsafe { farfield_os::memory::munmap(self.base() as usize, self.len) };
+        #[cfg(miri)]
+        // SAFETY: made in `new` with this layout.
+        unsafe {
+            std::alloc::dealloc(self.base(), Self::layout(self.len))
+        };
+    }
+}
+
+/// Types for which zeroed memory is a value, and that need no destructor.
+///
+/// # Safety
+/// All bytes zero is a valid value, the type is not larger in alignment than a page, and has no `Drop`.
+pub(crate) unsafe trait Zeroed {}
+
+// SAFETY: zero is a number.
+unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
+
+/// A long array in reserved memory.
+pub(crate) struct Table<T: Zeroed> {
+    memory: Reserved,
+    len: usize,
+    holds: PhantomData<T>,
+}
+
+impl<T: Zeroed> Table<T> {
+    pub(crate) fn new(len: usize) -> Result<Table<T>, BuildError> {
+        Ok(Table { memory: Reserved::new((len * size_of::<T>()).next_multiple_of(4096))?, len, holds: PhantomData })
+    }
+
+    pub(crate) fn base(&self) -> *const T {
+        self.memory.base().cast()
+    }
+}
+
+impl<T: Zeroed> core::ops::Index<u32> for Table<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: u32) -> &T {
+        assert!((index as usize) < self.len);
+        // SAFETY: inside the reserved memory, aligned because its base is, and zeroed memory is a value (Zeroed).
+        // Nobody has a `&mut` to an element, because none is ever given out.
+        unsafe { &*self.base().add(index as usize) }
+    }
+}
+
+// Shared access to elements is all that a table gives.
+// SAFETY: `&Table<T>` gives `&T` only.
+unsafe impl<T: Zeroed + Sync> Sync for Table<T> {}
+// SAFETY: it owns its elements, which have no ties to a thread if `T` is Send.
+unsafe impl<T: Zeroed + Send> Send for Table<T> {}

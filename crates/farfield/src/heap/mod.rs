@@ -1,0 +1,310 @@
+//! The heap: far pages, near frames, and the table that joins them.
+//!
+//! | file | decides |
+//! |---|---|
+//! | `memory` | address space |
+//! | `frames` | which near memory is free |
+//! | `segments` | which far addresses are in use |
+//! | `threads` | who is inside a scope, and since when |
+//! | `access` | what a dereference does when its guess was wrong |
+//! | `evictor`, `reclaimer` | who leaves, and when |
+//! | `directory` | which heap a far pointer belongs to |
+
+mod access;
+mod directory;
+mod evictor;
+mod frames;
+mod io;
+mod memory;
+mod objects;
+mod reclaimer;
+mod scope;
+mod segments;
+mod threads;
+mod verify;
+
+pub(crate) use access::Want;
+pub(crate) use directory::heap_of;
+pub(crate) use objects::{drop_far, take};
+pub use scope::Scope;
+pub(crate) use threads::Record;
+
+use crate::config::{Builder, Config};
+use crate::error::{AllocError, BuildError, FarError};
+use crate::ptr::FarBox;
+use crate::stats::Stats;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use evictor::Evictor;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_pool::Backend;
+use frames::Frames;
+use memory::Table;
+use reclaimer::Reclaimer;
+use segments::Segments;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use threads::Threads;
+
+/// A budget of near memory, a pool of far memory, and values that are in one or the other.
+///
+/// Values keep the heap's memory alive: a heap that is dropped before its values ends with the last of them.
+pub struct Heap {
+    core: NonNull<Core>,
+}
+
+// SAFETY: a heap is a reference to its core, which is made to be shared; the count of references decides when it goes.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+/// What heap, scopes and far pointers share.
+pub(crate) struct Core {
+    /// Never given twice.
+    pub(crate) serial: u64,
+    /// Number of its first page among the pages of all heaps.
+    pub(crate) first_page: u32,
+    /// Its pages. All page numbers inside the heap count from `first_page`; they are those of the region, too.
+    pub(crate) pages: u32,
+    /// A frame word per page.
+    pub(crate) words: Table<AtomicU64>,
+    pub(crate) frames: Frames,
+    pub(crate) segments: Segments,
+    pub(crate) threads: Threads,
+    /// See `threads`.
+    pub(crate) epoch: AtomicU64,
+    pub(crate) evictor: Evictor,
+    pub(crate) reclaimer: Reclaimer,
+    /// Pages that are Empty and may have a far copy.
+    discards: Mutex<Vec<u32>>,
+    /// Values whose destructor has to wait.
+    graves: objects::Graves,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) patience: Duration,
+    near: AtomicU64,
+    /// One for the [`Heap`], and one for each segment with objects.
+    references: AtomicU64,
+    /// The [`Heap`] is gone.
+    closed: AtomicBool,
+}
+
+/// Free frames to keep.
+#[derive(Clone, Copy)]
+pub(crate) struct Reserve {
+    /// Below this, the reclaimer begins.
+    pub(crate) low: u32,
+    /// At this, it ends.
+    pub(crate) high: u32,
+}
+
+impl Heap {
+    /// How to make one.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    pub(crate) fn from_config(config: Config) -> Result<Heap, BuildError> {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let backend = config.opener.open()?;
+        let pages = config.far_pages as u32;
+        let frames = Frames::new(config.frames, config.paranoid)?;
+        let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
+        let first_page = directory::reserve(config.far_pages)
+            .ok_or(BuildError::Argument("the heaps of this process have used up 16 TiB of far addresses"))?;
+        let core = Box::new(Core {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            first_page,
+            pages,
+            words,
+            frames,
+            segments,
+            threads: Threads::default(),
+            epoch: AtomicU64::new(1),
+            evictor: Evictor::new(config.near),
+            reclaimer: Reclaimer::new(),
+            discards: Mutex::new(Vec::new()),
+            graves: objects::Graves::default(),
+            backend,
+            patience: config.patience,
+            near: AtomicU64::new(config.near),
+            references: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+        });
+        core.fit();
+        let core = Box::into_raw(core);
+        directory::set(first_page, config.far_pages, core);
+        // SAFETY: just made, and gone only after `destroy` has taken it out of the registry and stopped the reclaimer.
+        let heap = unsafe {
+            threads::register(&*core);
+            Heap { core: NonNull::new_unchecked(core) }
+        };
+        heap.core().reclaimer.start(heap.core())?;
+        Ok(heap)
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        // SAFETY: the reference that this heap counts as keeps it.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they are.
+    ///
+    /// Scopes nest. A scope can bring about an eighth of the near memory near before [`FarError::NearFull`] tells to end it or
+    /// to [renew](Scope::renew) it; scopes that bring much at the same time share that.
+    #[inline]
+    pub fn enter(&self) -> Scope<'_> {
+        Scope::new(self.core())
+    }
+
+    /// Puts a value into the heap. It may leave for far memory as soon as no scope uses it.
+    ///
+    /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its own bytes.
+    pub fn alloc<T: Send + 'static>(&self, value: T) -> Result<FarBox<T>, AllocError<T>> {
+        FarBox::new_in(self.core(), value)
+    }
+
+    /// Changes the near budget. A smaller one is reached as pages leave; that takes longer the more is in use.
+    pub fn set_near(&self, bytes: u64) {
+        let core = self.core();
+        core.near.store(bytes.max(crate::config::NEAR_MIN), Ordering::Relaxed);
+        core.fit();
+        core.reclaimer.wake();
+    }
+
+    /// How it is doing.
+    pub fn stats(&self) -> Stats {
+        self.core().stats()
+    }
+
+    /// For tests: checks everything that the heap believes of itself, and panics where it is wrong. No other thread
+    /// uses the heap meanwhile, and this one is in no scope.
+    pub fn verify(&self) {
+        self.core().verify();
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        let core = self.core();
+        core.bury_all(true);
+        core.closed.store(true, Ordering::SeqCst);
+        // SAFETY: not used afterwards.
+        unsafe { Core::unreference(self.core.as_ptr()) };
+    }
+}
+
+impl core::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Heap({:?})", self.stats())
+    }
+}
+
+impl Core {
+    /// This thread's record.
+    #[inline]
+    pub(crate) fn record(&self) -> &Record {
+        self.threads.mine(self.serial)
+    }
+
+    /// Adapts the number of frames to the budget and to what the tables cost now.
+    pub(crate) fn fit(&self) {
+        let near = self.near.load(Ordering::Relaxed);
+        let frames = near.saturating_sub(self.table_bytes()) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
+        // A heap whose tables fill the budget still moves, slowly.
+        self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(32));
+    }
+
+    fn table_bytes(&self) -> u64 {
+        let words = u64::from(self.segments.high_page()) * size_of::<AtomicU64>() as u64;
+        let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
+        tables + self.threads.table_bytes() + self.evictor.near_bytes()
+    }
+
+    pub(crate) fn reserve(&self) -> Reserve {
+        let limit = self.frames.limit();
+        Reserve { low: (limit / 16).max(4), high: (limit / 16 + limit / 32).max(8) }
+    }
+
+    fn stats(&self) -> Stats {
+        let (resident, _) = self.frames.resident();
+        let infos = u64::from(resident) * frames::INFO_BYTES as u64;
+        let table_bytes = self.table_bytes() + infos;
+        Stats {
+            near_limit_bytes: self.near.load(Ordering::Relaxed),
+            near_bytes: u64::from(resident) * PAGE_BYTES as u64 + table_bytes,
+            table_bytes,
+            pages: u64::from(self.segments.high_page()),
+            misses: self.threads.sum(|counters| &counters.misses),
+            written_pages: self.evictor.written.load(Ordering::Relaxed),
+            clean_pages: self.evictor.clean.load(Ordering::Relaxed),
+            dead_pages: self.evictor.dead.load(Ordering::Relaxed),
+            taken_back: self.threads.sum(|counters| &counters.taken_back),
+            throttled: self.threads.sum(|counters| &counters.throttled),
+            discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),
+            lost_values: self.threads.sum(|counters| &counters.lost_values),
+        }
+    }
+
+    /// One reference less; the last one ends the heap.
+    ///
+    /// # Safety
+    /// The caller had a reference, is in no scope of the heap, and does not use it afterwards.
+    pub(crate) unsafe fn unreference(core: *const Core) {
+        // SAFETY: the caller's reference still keeps it.
+        if unsafe { &*core }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: that was the last one.
+            unsafe { Core::destroy(core.cast_mut()) };
+        }
+    }
+
+    /// # Safety
+    /// No reference is left; threads that dropped the last values may still be leaving their scope.
+    unsafe fn destroy(core: *mut Core) {
+        // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once.
+        let core = unsafe { Box::from_raw(core) };
+        // From here on threads that end do not find it.
+        threads::unregister(core.serial);
+        directory::set(core.first_page, u64::from(core.pages), core::ptr::null_mut());
+        core.reclaimer.stop();
+        // The last thing that a thread does in a heap is to leave its scope.
+        while !core.threads.is_quiet() {
+            std::thread::yield_now();
+        }
+        core.backend.release();
+        let (first, pages) = (core.first_page, u64::from(core.pages));
+        drop(core);
+        directory::give_back(first, pages);
+    }
+}
+
+/// Waits for something that is about to happen, and gives up after a while.
+pub(crate) struct Patience {
+    rounds: u32,
+    limit: Duration,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    pub(crate) fn new(limit: Duration) -> Patience {
+        Patience { rounds: 0, limit, since: None }
+    }
+
+    /// A moment; longer each time.
+    pub(crate) fn wait(&mut self) -> Result<(), FarError> {
+        self.rounds += 1;
+        match self.rounds {
+            0..=64 => core::hint::spin_loop(),
+            65..=256 => std::thread::yield_now(),
+            _ => {
+                let since = *self.since.get_or_insert_with(Instant::now);
+                if since.elapsed() > self.limit {
+                    return Err(FarError::Stalled { after: since.elapsed() });
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,335 @@
+//! Making and freeing objects.
+
+use super::access::Want;
+use super::segments::{Freed, Unit};
+use super::threads::{Record, count};
+use super::{Core, Patience};
+use crate::error::FarError;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{Class, FrameWord, Place};
+use farfield_pool::PoolError;
+use std::alloc::Layout;
+use std::sync::{Mutex, PoisonError};
+
+/// A scope of our own, in which no user has references.
+struct Inside<'a> {
+    record: &'a Record,
+}
+
+impl<'a> Inside<'a> {
+    fn new(core: &'a Core) -> Inside<'a> {
+        let record = core.record();
+        record.enter(&core.epoch);
+        Inside { record }
+    }
+
+    /// No scope of a user is open around it, so nothing is lost if it is renewed.
+    fn is_outermost(&self) -> bool {
+        self.record.is_single()
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.record.leave();
+    }
+}
+
+/// Values whose destructor could not run when they were dropped, because there was no room in a scope. It runs when a
+/// scope ends.
+#[derive(Default)]
+pub(crate) struct Graves {
+    waiting: Mutex<Vec<Grave>>,
+    count: AtomicUsize,
+}
+
+struct Grave {
+    page: u32,
+    card: u8,
+    bury: unsafe fn(*const Core, u32, u8) -> Result<(), FarError>,
+}
+
+impl Core {
+    /// Puts a value into the heap: its page number within the heap, and its place.
+    pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, Place), (FarError, T)> {
+        const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
+        let inside = Inside::new(self);
+        match self.make(inside.record, Layout::new::<T>(), inside.is_outermost()) {
+            Ok((page, place)) => {
+                // SAFETY: the place is ours alone: its bit was free and is set now. It is large enough for `T` and so aligned
+                // (Class::of), near since `make`, and stays so until our scope ends.
+                unsafe { self.frames.base().add(place.offset()).cast::<T>().write(value) };
+                Ok((page, place))
+            }
+            Err(error) => Err((error, value)),
+        }
+    }
+
+    /// Room for an object, near and dirty.
+    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
+        let Some(class) = Class::of(layout.size(), layout.align()) else {
+            let pages = layout.size().div_ceil(PAGE_BYTES);
+            let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
+            let pages = pages.ok_or(FarError::TooLarge { bytes: layout.size() as u64 })?;
+            let page = self.segments.take_large(pages)?;
+            self.references.fetch_add(1, Ordering::Relaxed);
+            self.fit();
+            return self.make_at(record, page, 0, renewable);
+        };
+        let cell = &record.segments[class.index()];
+        let (segment, object) = loop {
+            let segment = match cell.get() {
+                Some(segment) => segment,
+                None => {
+                    let segment = self.segments.own(class)?;
+                    self.fit();
+                    cell.set(Some(segment));
+                    segment
+                }
+            };
+            match self.segments.take_object(segment, class) {
+                Some((object, first)) => {
+                    if first {
+                        self.references.fetch_add(1, Ordering::Relaxed);
+                    }
+                    break (segment, object);
+                }
+                None => cell.set(None),
+            }
+        };
+        let (page, card) = class.locate(object);
+        self.make_at(record, segment * farfield_core::heap::SEGMENT_PAGES + page, card, renewable)
+    }
+
+    fn make_at(&self, record: &Record, page: u32, card: u8, renewable: bool) -> Result<(u32, Place), FarError> {
+        match self.bring(record, page, Want::Create, renewable) {
+            Ok(frame) => Ok((page, Place::new(frame, card))),
+            Err(error) => {
+                // Its pages were not made, or belong to others too: only the place is given back.
+                if self.free_place(page, card) {
+                    // Not the last reference: whoever makes objects has a heap.
+                    self.references.fetch_sub(1, Ordering::AcqRel);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees an object that the caller owned; true if its segment's reference is the caller's to give up.
+    fn free(&self, page: u32, card: u8) -> bool {
+        if let Some(unit) = self.segments.unit_of(page).filter(|unit| unit.pages > 1) {
+            self.release(unit);
+        }
+        self.free_place(page, card)
+    }
+
+    fn free_place(&self, page: u32, card: u8) -> bool {
+        let (freed, last) = self.segments.free_object(page, card);
+        if freed == Freed::Release {
+            self.release_segment(page);
+        }
+        last
+    }
+
+    fn release_segment(&self, page: u32) {
+        for unit in self.segments.units(page).filter(|unit| unit.pages == 1) {
+            self.release(unit);
+        }
+        self.segments.give_back(page);
+    }
+
+    /// Makes a unit Empty, in which no object lives. Nobody can refer to it, so its frames are free at once.
+    fn release(&self, unit: Unit) {
+        let word = &self.words[unit.page];
+        // The owner of a page that is Copying or being discarded does not wait for us, nor for anything without an end.
+        let mut patience = Patience::new(core::time::Duration::MAX);
+        let (released, frame) = loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            match seen.release() {
+                Some((next, frame)) if self.exchange(word, seen, next) => break (next, frame),
+                _ => patience.wait().unwrap_or(()),
+            }
+        };
+        for inside in unit.page + 1..unit.page + unit.pages {
+            let seen = FrameWord(self.words[inside].load(Ordering::Acquire));
+            let next = seen.unit_released(released.is_stored());
+            self.words[inside].store(next.0, Ordering::Release);
+            self.discard_later(inside, next.is_stored());
+        }
+        self.discard_later(unit.page, released.is_stored());
+        if let Some(frame) = frame {
+            self.frames.put(frame, unit.pages);
+        }
+    }
+
+    /// The page is Empty; if it is `stored`, the pool has a copy to give back when there is time.
+    pub(crate) fn discard_later(&self, page: u32, stored: bool) {
+        if stored {
+            let mut discards = self.discards.lock().unwrap_or_else(PoisonError::into_inner);
+            discards.push(page);
+            if discards.len().is_multiple_of(1024) {
+                drop(discards);
+                self.reclaimer.wake();
+            }
+        }
+    }
+
+    /// Up to `most` pages of those.
+    pub(crate) fn take_discards(&self, most: usize) -> Vec<u32> {
+        let mut discards = self.discards.lock().unwrap_or_else(PoisonError::into_inner);
+        let keep = discards.len().saturating_sub(most);
+        discards.split_off(keep)
+    }
+
+    /// A thread ends: its segments are for others.
+    pub(crate) fn detach(&self, record: &Record) {
+        for (index, cell) in record.segments.iter().enumerate() {
+            if let Some(segment) = cell.take()
+                && self.segments.disown(segment, Class::from_index(index)) == Freed::Release
+            {
+                self.release_segment(segment * farfield_core::heap::SEGMENT_PAGES);
+            }
+        }
+    }
+
+    /// Moves a value out of the heap and frees its place. If the flag is true, its segment's reference is the caller's to
+    /// give up, outside of all scopes.
+    ///
+    /// # Safety
+    /// A `T` lives there and is the caller's; unless there is an error, it lives there no more.
+    unsafe fn take_out<T>(&self, page: u32, card: u8) -> Result<(T, bool), FarError> {
+        let inside = Inside::new(self);
+        let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
+        let place = Place::new(frame, card);
+        // SAFETY: the page is in that frame until our scope ends, and a `T` at the place in it, as the caller promises.
+        let value = unsafe { self.frames.base().add(place.offset()).cast::<T>().read() };
+        Ok((value, self.free(page, card)))
+    }
+
+    /// Frees a value without its destructor; true as for `take_out`.
+    fn lose(&self, page: u32, card: u8) -> bool {
+        let inside = Inside::new(self);
+        count(&inside.record.counters.lost_values);
+        self.free(page, card)
+    }
+
+    /// Drops a value that is too large to be moved out, or needs no destructor, and frees its place. A destructor that panics
+    /// leaves the place in use for good.
+    ///
+    /// # Safety
+    /// As for `take_out`.
+    unsafe fn bury_in_place<T>(&self, page: u32, card: u8) -> Result<bool, FarError> {
+        let inside = Inside::new(self);
+        if core::mem::needs_drop::<T>() {
+            let frame = self.bring(inside.record, page, Want::Write, inside.is_outermost())?;
+            // SAFETY: larger than a page, so it begins at one; near until our scope ends. It lives there as the caller
+            // promises, and nobody else has it.
+            unsafe { self.frames.address(frame).cast::<T>().drop_in_place() };
+        }
+        Ok(self.free(page, card))
+    }
+
+    fn bury_later(&self, grave: Grave) {
+        let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push(grave);
+        self.graves.count.store(waiting.len(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn has_graves(&self) -> bool {
+        self.graves.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Runs destructors that had to wait. `finally`: those that still cannot run never will. The caller has a reference to the
+    /// heap and is in no scope.
+    #[cold]
+    pub(crate) fn bury_all(&self, finally: bool) {
+        let waiting = {
+            let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            self.graves.count.store(0, Ordering::Relaxed);
+            core::mem::take(&mut *waiting)
+        };
+        for grave in waiting {
+            // SAFETY: the value's owner has forgotten it, and the entry is its only owner. The caller's reference keeps the heap.
+            unsafe { settle(self, grave, finally) };
+        }
+    }
+}
+
+/// Moves a value out of its heap.
+///
+/// # Safety
+/// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
+/// does, and no longer for us.
+pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T, FarError> {
+    // SAFETY: the value keeps the heap; the borrow ends before we give up the reference.
+    let (value, last) = unsafe { (*core).take_out::<T>(page, card) }?;
+    // SAFETY: as above.
+    unsafe { unreference_if(core, last) };
+    Ok(value)
+}
+
+/// Drops a value where it is, and frees its place; later, if there is no room now; never, if its bytes are lost.
+///
+/// # Safety
+/// As for [`take`], except that the value is the heap's from now on, whatever happens.
+pub(crate) unsafe fn drop_far<T>(core: *const Core, page: u32, card: u8) {
+    // SAFETY: passed on to the caller.
+    unsafe { settle(core, Grave { page, card, bury: bury::<T> }, false) };
+}
+
+/// Buries, or decides what else becomes of the value.
+///
+/// # Safety
+/// As for [`drop_far`].
+unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
+    // SAFETY: passed on to the caller.
+    let Err(error) = (unsafe { (grave.bury)(core, grave.page, grave.card) }) else { return };
+    let lost = matches!(
+        error,
+        FarError::Pool(PoolError::ServerGone { .. } | PoolError::Corrupt { .. } | PoolError::Refused { .. })
+    );
+    // SAFETY: the value still lives, and keeps the heap.
+    let closed = unsafe { &*core }.closed.load(Ordering::SeqCst);
+    if !(lost || finally || closed) {
+        // SAFETY: as above.
+        unsafe { &*core }.bury_later(grave);
+        return;
+    }
+    // SAFETY: as above; the borrow ends before we give up the reference.
+    unsafe {
+        let last = (*core).lose(grave.page, grave.card);
+        unreference_if(core, last);
+    }
+}
+
+/// Drops a `T` in the heap and frees its place.
+///
+/// # Safety
+/// As for [`take`].
+unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError> {
+    if core::mem::needs_drop::<T>() && size_of::<T>() <= PAGE_BYTES {
+        // Out of the heap first: a destructor that drops a long chain of far values must not keep a scope open.
+        // SAFETY: passed on to the caller.
+        drop(unsafe { take::<T>(core, page, card) }?);
+        return Ok(());
+    }
+    // SAFETY: the value keeps the heap; the borrow ends before we give up the reference.
+    unsafe {
+        let last = (*core).bury_in_place::<T>(page, card)?;
+        unreference_if(core, last);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use the heap afterwards unless
+/// it has another reference.
+unsafe fn unreference_if(core: *const Core, last: bool) {
+    if last {
+        // SAFETY: it is the reference of a segment without objects. If scopes are open around us, they are of a user, whose
+        // `Heap` has a reference, or of the destructor of a value that lives still.
+        unsafe { Core::unreference(core) };
+    }
+}

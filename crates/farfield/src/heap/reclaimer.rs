@@ -1,0 +1,111 @@
+//! The reclaimer: a thread that runs the evictor ahead of need, and sleeps while there is room.
+
+use super::Core;
+use super::evictor::Outcome;
+use crate::error::BuildError;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Handle on the thread.
+pub(crate) struct Reclaimer {
+    /// Somebody said that there is little room. Set without the lock, so that saying it again costs a load.
+    awake: AtomicBool,
+    stop: AtomicBool,
+    asleep: Mutex<()>,
+    bell: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct CoreAddress(*const Core);
+// SAFETY: the core is `Sync`; it outlives the thread, because `destroy` stops the thread first.
+unsafe impl Send for CoreAddress {}
+
+/// How long to wait before trying again what did not work, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
+
+impl Reclaimer {
+    pub(crate) fn new() -> Reclaimer {
+        Reclaimer {
+            awake: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            asleep: Mutex::new(()),
+            bell: Condvar::new(),
+            thread: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn start(&self, core: &Core) -> Result<(), BuildError> {
+        let address = CoreAddress(core);
+        let body = move || {
+            let address = address;
+            // SAFETY: see `CoreAddress`.
+            let core = unsafe { &*address.0 };
+            core.reclaimer.run(core);
+        };
+        let thread = std::thread::Builder::new().name("farfield-reclaim".to_owned()).spawn(body);
+        let refused = |error: std::io::Error| BuildError::Os { what: "a thread", why: error.to_string() };
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.map_err(refused)?);
+        Ok(())
+    }
+
+    /// There is little room, or a reason to look.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        if !self.awake.load(Ordering::Relaxed) {
+            self.ring();
+        }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        let _guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.awake.store(true, Ordering::Release);
+        self.bell.notify_one();
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        // `ring` takes the lock, so the thread sees this before it sleeps, or wakes.
+        self.stop.store(true, Ordering::Release);
+        self.ring();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+
+    fn run(&self, core: &Core) {
+        let mut pause = PAUSE.0;
+        loop {
+            let mut guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+            while !self.awake.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire) {
+                guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(guard);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            match core.evictor.run(core, core.reserve().high) {
+                Ok(Outcome::Enough) => {
+                    self.awake.store(false, Ordering::Release);
+                    // Somebody who took frames since did not ring.
+                    if core.frames.room() < core.reserve().low {
+                        self.awake.store(true, Ordering::Release);
+                    }
+                    pause = PAUSE.0;
+                }
+                Ok(Outcome::Blocked(_) | Outcome::Hot) | Err(_) => {
+                    // Whoever needs room rings again, or runs the evictor itself and gets the error.
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(PAUSE.1);
+                    if core.frames.room() >= core.reserve().low || pause == PAUSE.1 {
+                        self.awake.store(false, Ordering::Release);
+                    }
+                }
+            }
+        }
+    }
+}

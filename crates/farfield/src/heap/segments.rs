@@ -1,0 +1,338 @@
+//! Which far addresses are in use: segments of one size class each, with a bit per object.
+//!
+//! A thread fills one segment per class, from low addresses to high, so what is made together lies together; holes of
+//! objects that are gone are used again. A segment is *owned* by the thread that fills it, *listed* when somebody may take it
+//! over, *full*, or *free*.
+
+use super::memory::{Table, Zeroed};
+use crate::error::{BuildError, FarError};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use farfield_core::heap::{Class, Runs, SEGMENT_PAGES};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A segment's number: its first page divided by [`SEGMENT_PAGES`].
+pub(crate) type SegmentId = u32;
+
+/// What one segment is used for.
+pub(crate) struct Segment {
+    /// One bit per object, set while it lives.
+    bits: AtomicPtr<AtomicU64>,
+    /// Objects that live.
+    live: AtomicU32,
+    /// Of a large object: its pages. Of a segment inside one: the number of its first segment.
+    extra: AtomicU32,
+    /// FREE, LARGE, INSIDE, or CLASS plus a class's index.
+    kind: AtomicU8,
+    status: AtomicU8,
+}
+
+// SAFETY: atomics, for which zero is a value.
+unsafe impl Zeroed for Segment {}
+
+const FREE: u8 = 0;
+const LARGE: u8 = 1;
+const INSIDE: u8 = 2;
+const CLASS: u8 = 3;
+
+const OWNED: u8 = 1;
+const LISTED: u8 = 2;
+const FULL: u8 = 3;
+
+/// What a segment costs beside its bits.
+pub(crate) const SEGMENT_HEAD_BYTES: usize = size_of::<Segment>();
+
+/// All segments of a heap.
+pub(crate) struct Segments {
+    heads: Table<Segment>,
+    free: Mutex<Runs>,
+    partial: [Mutex<BTreeSet<SegmentId>>; Class::COUNT],
+    /// Segments below this were used.
+    high: AtomicU32,
+    bit_bytes: AtomicU64,
+}
+
+/// Pages that come and go together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unit {
+    /// The first.
+    pub(crate) page: u32,
+    /// How many.
+    pub(crate) pages: u32,
+}
+
+/// What became of a segment when an object in it was freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Freed {
+    /// It is still in use, or its owner will use it again.
+    Stays,
+    /// The caller must release its pages, then call [`Segments::give_back`].
+    Release,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn words(class: Class) -> usize {
+    class.per_segment().div_ceil(64) as usize
+}
+
+impl Segments {
+    pub(crate) fn new(pages: u32) -> Result<Segments, BuildError> {
+        let count = pages / SEGMENT_PAGES;
+        let mut free = Runs::new();
+        free.put(0, count);
+        Ok(Segments {
+            heads: Table::new(count as usize)?,
+            free: Mutex::new(free),
+            partial: core::array::from_fn(|_| Mutex::new(BTreeSet::new())),
+            high: AtomicU32::new(0),
+            bit_bytes: AtomicU64::new(0),
+        })
+    }
+
+    fn take(&self, count: u32) -> Result<SegmentId, FarError> {
+        let first = lock(&self.free).take(count).ok_or(FarError::FarFull)?;
+        self.high.fetch_max(first + count, Ordering::Relaxed);
+        Ok(first)
+    }
+
+    /// Pages below this were used.
+    pub(crate) fn high_page(&self) -> u32 {
+        self.high.load(Ordering::Relaxed) * SEGMENT_PAGES
+    }
+
+    /// Near memory that the tables here cost.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.high.load(Ordering::Relaxed)) * SEGMENT_HEAD_BYTES as u64
+            + self.bit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A segment with room for this class, owned by the caller from now on.
+    pub(crate) fn own(&self, class: Class) -> Result<SegmentId, FarError> {
+        let partial = &self.partial[class.index()];
+        if let Some(id) = lock(partial).pop_first() {
+            self.heads[id].status.store(OWNED, Ordering::SeqCst);
+            return Ok(id);
+        }
+        let id = self.take(1)?;
+        let head = &self.heads[id];
+        let bits: Box<[AtomicU64]> = (0..words(class)).map(|_| AtomicU64::new(0)).collect();
+        self.bit_bytes.fetch_add(8 * words(class) as u64, Ordering::Relaxed);
+        head.bits.store(Box::into_raw(bits).cast(), Ordering::Relaxed);
+        head.live.store(0, Ordering::Relaxed);
+        head.status.store(OWNED, Ordering::Relaxed);
+        head.kind.store(CLASS + class.index() as u8, Ordering::Release);
+        Ok(id)
+    }
+
+    /// Bits of a segment of this class.
+    ///
+    /// # Safety
+    /// The segment is in use for the class and stays so during `'a`: the caller owns it, or one of its objects, or one
+    /// of its pages.
+    unsafe fn bits<'a>(&self, id: SegmentId, class: Class) -> &'a [AtomicU64] {
+        let bits = self.heads[id].bits.load(Ordering::Relaxed);
+        // SAFETY: `own` stored a boxed slice of this length before it published the kind; `give_back` frees it only when
+        // nobody owns anything of the segment, which the caller rules out.
+        unsafe { core::slice::from_raw_parts(bits, words(class)) }
+    }
+
+    /// Takes a free object of a segment that the caller owns, and says whether it is the only one there. `None` if there is
+    /// no room: then the segment is not owned any more.
+    pub(crate) fn take_object(&self, id: SegmentId, class: Class) -> Option<(u32, bool)> {
+        let head = &self.heads[id];
+        loop {
+            // SAFETY: the caller owns the segment.
+            let bits = unsafe { self.bits(id, class) };
+            for (index, word) in bits.iter().enumerate() {
+                let value = word.load(Ordering::Relaxed);
+                let object = index as u32 * 64 + value.trailing_ones();
+                if value == u64::MAX || object >= class.per_segment() {
+                    continue;
+                }
+                // Only the owner sets bits, so the bit is still free. Acquire: what the last user of the place did is over.
+                word.fetch_or(1 << (object % 64), Ordering::Acquire);
+                return Some((object, head.live.fetch_add(1, Ordering::SeqCst) == 0));
+            }
+            head.status.store(FULL, Ordering::SeqCst);
+            // Whoever freed an object before that did not see FULL, and leaves the segment to us.
+            let has_room = head.live.load(Ordering::SeqCst) < class.per_segment();
+            if !has_room || head.status.compare_exchange(FULL, OWNED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                return None;
+            }
+        }
+    }
+
+    /// The owner of a segment leaves it to others.
+    pub(crate) fn disown(&self, id: SegmentId, class: Class) -> Freed {
+        self.list(id, class)
+    }
+
+    fn list(&self, id: SegmentId, class: Class) -> Freed {
+        let head = &self.heads[id];
+        let mut partial = lock(&self.partial[class.index()]);
+        head.status.store(LISTED, Ordering::SeqCst);
+        if head.live.load(Ordering::SeqCst) == 0 {
+            return Freed::Release;
+        }
+        partial.insert(id);
+        Freed::Stays
+    }
+
+    /// Room for an object of so many pages; its first page.
+    pub(crate) fn take_large(&self, pages: u32) -> Result<u32, FarError> {
+        let count = pages.div_ceil(SEGMENT_PAGES);
+        let first = self.take(count)?;
+        for id in first + 1..first + count {
+            self.heads[id].extra.store(first, Ordering::Relaxed);
+            self.heads[id].kind.store(INSIDE, Ordering::Release);
+        }
+        self.heads[first].extra.store(pages, Ordering::Relaxed);
+        self.heads[first].live.store(1, Ordering::Relaxed);
+        self.heads[first].kind.store(LARGE, Ordering::Release);
+        Ok(first * SEGMENT_PAGES)
+    }
+
+    /// The unit to which a page belongs; `None` if it is not in use.
+    pub(crate) fn unit_of(&self, page: u32) -> Option<Unit> {
+        let id = page / SEGMENT_PAGES;
+        let head = &self.heads[id];
+        match head.kind.load(Ordering::Acquire) {
+            FREE => None,
+            LARGE => Some(Unit { page: id * SEGMENT_PAGES, pages: head.extra.load(Ordering::Relaxed) }),
+            INSIDE => {
+                let first = head.extra.load(Ordering::Relaxed);
+                let pages = self.heads[first].extra.load(Ordering::Relaxed);
+                Some(Unit { page: first * SEGMENT_PAGES, pages })
+            }
+            kind => {
+                let class = Class::from_index(usize::from(kind - CLASS));
+                let first = class.unit_of(page % SEGMENT_PAGES)?;
+                Some(Unit { page: id * SEGMENT_PAGES + first, pages: class.unit_pages() })
+            }
+        }
+    }
+
+    /// Does an object live in this unit? The caller owns the unit, so that its segment stays what it is.
+    pub(crate) fn is_live(&self, unit: Unit) -> bool {
+        let id = unit.page / SEGMENT_PAGES;
+        let kind = self.heads[id].kind.load(Ordering::Acquire);
+        if kind < CLASS {
+            return kind == LARGE && self.heads[id].live.load(Ordering::SeqCst) > 0;
+        }
+        let class = Class::from_index(usize::from(kind - CLASS));
+        // SAFETY: the caller owns a page of the segment.
+        let bits = unsafe { self.bits(id, class) };
+        let first = class.object_at(unit.page % SEGMENT_PAGES, 0);
+        (first..first + class.per_unit())
+            .any(|object| bits[object as usize / 64].load(Ordering::SeqCst) & 1 << (object % 64) != 0)
+    }
+
+    /// Frees the object that begins at this page and card, and says whether it was the only one in its segment. The caller
+    /// owned it; pages that it had for itself are released already.
+    pub(crate) fn free_object(&self, page: u32, card: u8) -> (Freed, bool) {
+        let id = page / SEGMENT_PAGES;
+        let head = &self.heads[id];
+        let kind = head.kind.load(Ordering::Acquire);
+        if kind == LARGE {
+            head.live.store(0, Ordering::Relaxed);
+            return (Freed::Release, true);
+        }
+        let class = Class::from_index(usize::from(kind - CLASS));
+        let object = class.object_at(page % SEGMENT_PAGES, card);
+        // SAFETY: the caller owns an object of the segment.
+        let bits = unsafe { self.bits(id, class) };
+        // Release: what we did to the object is over when somebody takes the place.
+        let before = bits[object as usize / 64].fetch_and(!(1 << (object % 64)), Ordering::AcqRel);
+        assert!(before & 1 << (object % 64) != 0, "an object was freed twice");
+        let last = head.live.fetch_sub(1, Ordering::SeqCst) == 1;
+        if head.status.compare_exchange(FULL, LISTED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return (self.list(id, class), last);
+        }
+        let release = last && self.unlist_if_empty(id, class);
+        (if release { Freed::Release } else { Freed::Stays }, last)
+    }
+
+    fn unlist_if_empty(&self, id: SegmentId, class: Class) -> bool {
+        let mut partial = lock(&self.partial[class.index()]);
+        // Whoever lists it later finds it empty and releases it.
+        self.heads[id].live.load(Ordering::SeqCst) == 0 && partial.remove(&id)
+    }
+
+    /// Units of the segment to which `page` belongs, for whoever releases them.
+    pub(crate) fn units(&self, page: u32) -> impl Iterator<Item = Unit> + use<> {
+        let id = page / SEGMENT_PAGES;
+        let head = &self.heads[id];
+        let kind = head.kind.load(Ordering::Acquire);
+        let (pages, count) = if kind == LARGE {
+            (head.extra.load(Ordering::Relaxed), 1)
+        } else {
+            let pages = Class::from_index(usize::from(kind - CLASS)).unit_pages();
+            (pages, SEGMENT_PAGES / pages)
+        };
+        (0..count).map(move |unit| Unit { page: id * SEGMENT_PAGES + unit * pages, pages })
+    }
+
+    /// The segment of an object whose [`Freed`] was `Release`, all its pages being Empty now, is free for any use.
+    pub(crate) fn give_back(&self, page: u32) {
+        let id = page / SEGMENT_PAGES;
+        let head = &self.heads[id];
+        let kind = head.kind.swap(FREE, Ordering::AcqRel);
+        let mut count = 1;
+        if kind == LARGE {
+            count = head.extra.load(Ordering::Relaxed).div_ceil(SEGMENT_PAGES);
+            for inside in id + 1..id + count {
+                self.heads[inside].kind.store(FREE, Ordering::Release);
+            }
+        } else {
+            let class = Class::from_index(usize::from(kind - CLASS));
+            self.drop_bits(head, class);
+        }
+        lock(&self.free).put(id, count);
+    }
+
+    fn drop_bits(&self, head: &Segment, class: Class) {
+        let bits = head.bits.swap(core::ptr::null_mut(), Ordering::Relaxed);
+        self.bit_bytes.fetch_sub(8 * words(class) as u64, Ordering::Relaxed);
+        // SAFETY: made by `own` from a box of this length; the segment is free, so nobody else reads it.
+        drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(bits, words(class))) });
+    }
+
+    /// For the verifier, on a heap at rest: checks that counts and bits agree; the number of segments with objects.
+    pub(crate) fn verify(&self) -> u64 {
+        let mut occupied = 0;
+        let free = lock(&self.free).clone();
+        for id in 0..self.high.load(Ordering::Relaxed) {
+            let head = &self.heads[id];
+            let kind = head.kind.load(Ordering::Acquire);
+            assert_eq!(kind == FREE, free.contains(id), "segment {id} is free and in use");
+            let live = head.live.load(Ordering::SeqCst);
+            if kind >= CLASS {
+                let class = Class::from_index(usize::from(kind - CLASS));
+                // SAFETY: the heap is at rest.
+                let bits = unsafe { self.bits(id, class) };
+                let set: u32 = bits.iter().map(|word| word.load(Ordering::SeqCst).count_ones()).sum();
+                assert_eq!(live, set, "segment {id}: objects and bits");
+                let listed = lock(&self.partial[class.index()]).contains(&id);
+                assert_eq!(listed, head.status.load(Ordering::SeqCst) == LISTED, "segment {id} is lost");
+                assert!(!listed || live > 0 && live < class.per_segment(), "segment {id} is in the wrong list");
+            }
+            occupied += u64::from(kind != FREE && kind != INSIDE && live > 0);
+        }
+        occupied
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        for id in 0..self.high.load(Ordering::Relaxed) {
+            let head = &self.heads[id];
+            let kind = head.kind.load(Ordering::Relaxed);
+            if kind >= CLASS {
+                self.drop_bits(head, Class::from_index(usize::from(kind - CLASS)));
+            }
+        }
+    }
+}

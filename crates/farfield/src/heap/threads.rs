@@ -1,0 +1,244 @@
+//! Threads and epochs: who is inside a scope, and since when.
+//!
+//! The heap has an epoch, which the evictor moves on after it has made a batch of pages Leaving. A thread that enters its
+//! outermost scope writes the epoch into its record, a fence follows, and then it reads frame words. The evictor makes
+//! pages Leaving, a fence follows, and then it reads the records. So either the evictor sees the scope, or the scope sees that
+//! the pages are Leaving (`crates/core/tests/heap_model.rs` tries all interleavings).
+
+use super::Core;
+use super::io::Io;
+use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use farfield_core::heap::Class;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What one thread is to one heap. Fields that are not atomic belong to the thread that is attached.
+#[repr(align(128))]
+pub(crate) struct Record {
+    /// Epoch in which the outermost scope was entered; 0 outside.
+    epoch: AtomicU64,
+    /// Counters of the attached thread, read by others.
+    pub(crate) counters: Counters,
+    attached: AtomicBool,
+    /// Scopes that are open.
+    depth: Cell<u32>,
+    /// Counts wrong guesses of slots; see `access`.
+    pub(crate) tick: Cell<u32>,
+    /// The segment that this thread fills, per class.
+    pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
+    pub(crate) io: RefCell<Option<Io>>,
+}
+
+/// Written by one thread only, so without read-modify-write.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) misses: AtomicU64,
+    pub(crate) taken_back: AtomicU64,
+    pub(crate) throttled: AtomicU64,
+    pub(crate) lost_values: AtomicU64,
+}
+
+/// One more, in a counter that only this thread writes.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+// SAFETY: other threads touch the atomics only; the cells are for the attached thread, of which there is one
+// (`attached` is claimed by a compare-exchange and released with the cells at rest).
+unsafe impl Sync for Record {}
+
+impl Record {
+    fn new() -> Record {
+        Record {
+            epoch: AtomicU64::new(0),
+            counters: Counters::default(),
+            attached: AtomicBool::new(true),
+            depth: Cell::new(0),
+            tick: Cell::new(0),
+            segments: core::array::from_fn(|_| Cell::new(None)),
+            io: RefCell::new(None),
+        }
+    }
+
+    /// One scope more.
+    #[inline]
+    pub(crate) fn enter(&self, epoch: &AtomicU64) {
+        let depth = self.depth.get();
+        if depth == 0 {
+            self.announce(epoch);
+        }
+        self.depth.set(depth + 1);
+    }
+
+    #[inline]
+    fn announce(&self, epoch: &AtomicU64) {
+        // Acquire: a scope of a later epoch sees the pages of earlier batches Leaving. Release: whoever sees this epoch sees
+        // what earlier scopes of this thread did to values.
+        self.epoch.store(epoch.load(Ordering::Acquire), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// One scope less; true if it was the outermost.
+    #[inline]
+    pub(crate) fn leave(&self) -> bool {
+        let depth = self.depth.get() - 1;
+        self.depth.set(depth);
+        if depth == 0 {
+            // Release: whatever the scope did to values is done.
+            self.epoch.store(0, Ordering::Release);
+        }
+        depth == 0
+    }
+
+    /// The only open scope of this thread begins anew; false if there are others.
+    pub(crate) fn renew(&self, epoch: &AtomicU64) -> bool {
+        let alone = self.depth.get() == 1;
+        if alone {
+            self.announce(epoch);
+        }
+        alone
+    }
+
+    /// Is exactly one scope open?
+    pub(crate) fn is_single(&self) -> bool {
+        self.depth.get() == 1
+    }
+
+    /// The epoch in which this thread's outermost scope was entered.
+    pub(crate) fn entered(&self) -> Option<u64> {
+        match self.epoch.load(Ordering::Acquire) {
+            0 => None,
+            epoch => Some(epoch),
+        }
+    }
+}
+
+/// Heaps that exist, by serial number; for threads that end. Guards each heap's existence while it is held.
+static HEAPS: Mutex<BTreeMap<u64, HeapAddress>> = Mutex::new(BTreeMap::new());
+
+struct HeapAddress(*const Core);
+// SAFETY: only used under the lock, as long as it is in the map, which `unregister` ends before the heap goes.
+unsafe impl Send for HeapAddress {}
+
+fn heaps() -> MutexGuard<'static, BTreeMap<u64, HeapAddress>> {
+    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The heap can be found by threads that end.
+pub(crate) fn register(core: &Core) {
+    heaps().insert(core.serial, HeapAddress(core));
+}
+
+/// The heap is about to go.
+pub(crate) fn unregister(serial: u64) {
+    heaps().remove(&serial);
+}
+
+/// The heaps to which this thread is attached.
+struct Attachments(Vec<(u64, *const Record)>);
+
+impl Drop for Attachments {
+    fn drop(&mut self) {
+        LAST.set((0, core::ptr::null()));
+        for (serial, record) in self.0.drain(..) {
+            let heaps = heaps();
+            let Some(core) = heaps.get(&serial) else { continue };
+            // SAFETY: it is in the map and the map is locked, so it exists, and its records with it.
+            let (core, record) = unsafe { (&*core.0, &*record) };
+            core.detach(record);
+            record.attached.store(false, Ordering::Release);
+        }
+    }
+}
+
+thread_local! {
+    /// The heap that this thread used last.
+    static LAST: Cell<(u64, *const Record)> = const { Cell::new((0, core::ptr::null())) };
+    static ATTACHED: RefCell<Attachments> = const { RefCell::new(Attachments(Vec::new())) };
+}
+
+/// All records of a heap.
+#[derive(Default)]
+pub(crate) struct Threads {
+    // Shared: threads keep their addresses.
+    records: Mutex<Vec<Arc<Record>>>,
+}
+
+impl Threads {
+    /// This thread's record.
+    #[inline]
+    pub(crate) fn mine(&self, serial: u64) -> &Record {
+        let (last, record) = LAST.get();
+        if last == serial {
+            // SAFETY: serial numbers are never given twice, so it is a record of this heap, which lives as long as the heap.
+            return unsafe { &*record };
+        }
+        self.find(serial)
+    }
+
+    #[cold]
+    fn find(&self, serial: u64) -> &Record {
+        let known = ATTACHED.try_with(|attached| {
+            let mut attached = attached.borrow_mut();
+            let found = attached.0.iter().find(|(known, _)| *known == serial).map(|(_, record)| *record);
+            found.unwrap_or_else(|| {
+                let heaps = heaps();
+                attached.0.retain(|(known, _)| heaps.contains_key(known));
+                drop(heaps);
+                let record: *const Record = self.attach();
+                attached.0.push((serial, record));
+                record
+            })
+        });
+        match known {
+            Ok(record) => {
+                LAST.set((serial, record));
+                // SAFETY: as in `mine`.
+                unsafe { &*record }
+            }
+            // The thread is ending, and a destructor of its thread-local values uses the heap. Nobody will detach this record;
+            // it goes with the heap.
+            Err(_) => self.attach(),
+        }
+    }
+
+    fn attach(&self) -> &Record {
+        let mut records = self.lock();
+        let claim = |record: &Arc<Record>| {
+            record.attached.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let index = records.iter().position(claim).unwrap_or_else(|| {
+            records.push(Arc::new(Record::new()));
+            records.len() - 1
+        });
+        let record = Arc::as_ptr(&records[index]);
+        // SAFETY: never removed as long as the heap exists, which `&self` borrows.
+        unsafe { &*record }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Can no scope refer to a page that became Leaving in this epoch and was not taken back?
+    pub(crate) fn is_over(&self, epoch: u64) -> bool {
+        fence(Ordering::SeqCst);
+        self.lock().iter().all(|record| record.entered().is_none_or(|entered| entered > epoch))
+    }
+
+    /// Is no thread inside a scope?
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_over(u64::MAX)
+    }
+
+    /// The sum of one counter.
+    pub(crate) fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+        self.lock().iter().map(|record| counter(&record.counters).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Near memory that the records cost.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.lock().len() as u64 * (size_of::<Record>() as u64 + Io::NEAR_BYTES)
+    }
+}

@@ -1,0 +1,32 @@
+//! Farfield makes memory: values that may be far, and come near when they are used.
+//!
+//! A [`Heap`] has a near budget and a pool of far memory. [`Heap::alloc`] puts a value into it and returns a [`FarBox`],
+//! eight bytes that own the value wherever it is. Inside a [`Scope`], [`FarBox::get`] gives a reference; the compiler sees
+//! to it that no reference outlives its scope.
+//!
+//! ```
+//! use farfield::Heap;
+//!
+//! let heap = Heap::builder().near(16 << 20).build()?; // far = this process: to try it out
+//! let greeting = heap.alloc(String::from("hello"))?;
+//! {
+//!     let scope = heap.enter();
+//!     assert_eq!(greeting.get(&scope)?, "hello");
+//! } // from here on the string may leave
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! How it works is in `docs/design/heap.md`.
+
+mod config;
+mod error;
+mod heap;
+mod ptr;
+mod stats;
+
+pub use config::Builder;
+pub use error::{AllocError, BuildError, FarError};
+pub use farfield_pool::{OpenError, PoolError};
+pub use heap::{Heap, Scope};
+pub use ptr::FarBox;
+pub use stats::Stats;

@@ -1,0 +1,140 @@
+//! `FarBox`: one owner, eight bytes.
+
+use crate::error::{AllocError, FarError};
+use crate::heap::{Core, Scope, Want, drop_far, heap_of, take};
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::heap::{FrameWord, Place};
+
+/// Owns a value of a [`Heap`](crate::Heap), near or far, as `Box` owns one of the memory.
+///
+/// Eight bytes, also as an `Option`; it may lie anywhere, inside other far values too. Dropping it drops the value, once,
+/// wherever it is: a far value with a destructor comes near for it. If that is not possible now, it happens later; if its
+/// bytes are lost, never ([`Stats::lost_values`](crate::Stats::lost_values)).
+///
+/// A reference ends with its scope, and the value does not change or go while there is one:
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let value = heap.alloc(7).unwrap();
+/// let scope = heap.enter();
+/// let seven = value.get(&scope).unwrap();
+/// drop(value); // error: cannot move out of `value` because it is borrowed
+/// println!("{seven}");
+/// ```
+///
+/// ```compile_fail,E0502
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let mut value = heap.alloc(7).unwrap();
+/// let scope = heap.enter();
+/// let seven = value.get(&scope).unwrap();
+/// *value.get_mut(&scope).unwrap() = 8; // error: cannot borrow `value` as mutable
+/// println!("{seven}");
+/// ```
+///
+/// Values must be able to leave the thread, and to live as long as their box:
+///
+/// ```compile_fail,E0277
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let value = heap.alloc(std::rc::Rc::new(7)); // error: `Rc<i32>` cannot be sent between threads safely
+/// ```
+#[repr(C, align(8))]
+pub struct FarBox<T: Send + 'static> {
+    /// The lower half of the slot word, a [`Place`]. Its guess is corrected while others read.
+    place: AtomicU32,
+    /// The upper half: the page's number among all heaps' pages. Never 0, and never changes.
+    page: NonZeroU32,
+    owns: PhantomData<T>,
+}
+
+const _: () = assert!(size_of::<FarBox<u8>>() == 8 && size_of::<Option<FarBox<u8>>>() == 8);
+
+impl<T: Send + 'static> FarBox<T> {
+    pub(crate) fn new_in(core: &Core, value: T) -> Result<FarBox<T>, AllocError<T>> {
+        match core.put_in(value) {
+            Ok((page, place)) => {
+                let Some(page) = NonZeroU32::new(core.first_page + page) else { unreachable!("page 0 is nobody's") };
+                Ok(FarBox { place: AtomicU32::new(place.0), page, owns: PhantomData })
+            }
+            Err((error, value)) => Err(AllocError { error, value }),
+        }
+    }
+
+    /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
+    #[inline]
+    pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        let address = self.address(scope, Want::Read)?;
+        // SAFETY:
+        // - initialised: `new_in` wrote a `T` there, and `self` owns it;
+        // - alive: the page was Near after the scope began (`address`), so it keeps its frame until the scope ends, and the
+        //   reference borrows the scope; it borrows `self` too, so the value is not dropped or moved out meanwhile;
+        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
+        Ok(unsafe { &*address })
+    }
+
+    /// The value, to be changed.
+    #[inline]
+    pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
+        let address = self.address(scope, Want::Write)?;
+        // SAFETY: as in `get`, and `&mut self` makes it exclusive.
+        Ok(unsafe { &mut *address })
+    }
+
+    /// Where the value is, as long as the scope lasts.
+    #[inline]
+    fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
+        let mut place = Place(self.place.load(Ordering::Relaxed));
+        let page = match scope.page(self.page.get()) {
+            Some(page) => page,
+            None => return Err(FarError::OtherHeap),
+        };
+        // SAFETY: `page` is below `scope.pages`, the length of the table.
+        let word = unsafe { &*scope.words.add(page as usize) };
+        // Acquire: who brought the page has filled the frame.
+        let word = FrameWord(word.load(Ordering::Acquire));
+        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
+        if !found {
+            place = scope.core.find(scope, page, &self.place, want)?;
+        }
+        scope.mark_used();
+        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
+        Ok(unsafe { scope.arena.add(place.offset()) }.cast())
+    }
+
+    /// Takes the value out of the heap. If it cannot be brought near, it stays where it is.
+    pub fn into_inner(self) -> Result<T, (FarBox<T>, FarError)> {
+        let (core, page, card) = self.parts();
+        // SAFETY: `self` owns a `T` there, which keeps the heap. On success it is forgotten.
+        match unsafe { take(core, page, card) } {
+            Ok(value) => {
+                core::mem::forget(self);
+                Ok(value)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Heap, page within the heap, and card.
+    fn parts(&self) -> (*const Core, u32, u8) {
+        let page = self.page.get();
+        let core = heap_of(page);
+        // SAFETY: our value keeps the heap.
+        let first = unsafe { &*core }.first_page;
+        (core, page - first, Place(self.place.load(Ordering::Relaxed)).card())
+    }
+}
+
+impl<T: Send + 'static> Drop for FarBox<T> {
+    fn drop(&mut self) {
+        let (core, page, card) = self.parts();
+        // SAFETY: `self` owns a `T` there, which keeps the heap; nobody uses it after this.
+        unsafe { drop_far::<T>(core, page, card) };
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for FarBox<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarBox(page {})", self.page)
+    }
+}

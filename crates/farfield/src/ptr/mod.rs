@@ -1,0 +1,5 @@
+//! Far pointers.
+
+mod far_box;
+
+pub use far_box::FarBox;

@@ -1,0 +1,30 @@
+//! What a heap tells about itself.
+
+/// A look at a heap. Counters run from its beginning on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// The near budget in bytes.
+    pub near_limit_bytes: u64,
+    /// Near bytes in use: frames that hold pages, free ones that the kernel has not got back, and tables.
+    pub near_bytes: u64,
+    /// Of these, tables.
+    pub table_bytes: u64,
+    /// Pages in which values can lie, near or far.
+    pub pages: u64,
+    /// Times that a value was not near and was brought.
+    pub misses: u64,
+    /// Pages that left and had to be written.
+    pub written_pages: u64,
+    /// Pages that left and were equal to their far copy.
+    pub clean_pages: u64,
+    /// Pages that left because no value was in them any more.
+    pub dead_pages: u64,
+    /// Pages that were about to leave and were used again.
+    pub taken_back: u64,
+    /// Times that a thread found no free frame and had to make one, or wait.
+    pub throttled: u64,
+    /// Far pages given back to the pool.
+    pub discarded_pages: u64,
+    /// Values whose destructor could not run, because their bytes are lost.
+    pub lost_values: u64,
+}

@@ -1,0 +1,41 @@
+//! What tests of the heap share.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use farfield::{Heap, Stats};
+
+/// A small random generator; its seed is printed by the test that uses it.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// `FARFIELD_SEED`, or a fixed one; printed, so that a failure can be repeated.
+pub(crate) fn seed() -> u64 {
+    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    println!("seed {seed} (FARFIELD_SEED={seed})");
+    seed
+}
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A paranoid heap with so many MiB near.
+pub(crate) fn heap(near_mib: u64) -> Heap {
+    Heap::builder().near(near_mib * MIB).near_max(near_mib * MIB).far(1 << 30).paranoid(true).build().unwrap()
+}
+
+/// The heap holds to its budget.
+pub(crate) fn assert_in_budget(stats: Stats) {
+    assert!(stats.near_bytes <= stats.near_limit_bytes, "{stats:?}");
+}

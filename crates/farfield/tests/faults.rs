@@ -1,0 +1,167 @@
+//! The pool fails: typed errors in time, near values stay usable, no garbage, no hang. Danger: everything else.
+
+mod common;
+
+use common::{MIB, Random};
+use farfield::{FarBox, FarError, Heap, PoolError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A heap of 1 MiB near over a pool with these faults.
+fn heap(faults: &str, patience: Duration) -> Heap {
+    let url = format!("fault:{faults}@ram:");
+    Heap::builder().near(MIB).near_max(MIB).far(1 << 30).patience(patience).pool(url).paranoid(true).build().unwrap()
+}
+
+/// Two MiB of pages, or as many as there is room for.
+fn fill(heap: &Heap) -> (Vec<FarBox<[u64; 512]>>, Option<FarError>) {
+    let mut values = Vec::new();
+    for index in 0..512 {
+        match heap.alloc([index; 512]) {
+            Ok(value) => values.push(value),
+            Err(error) => {
+                assert_eq!(error.value, [index; 512], "the value comes back");
+                return (values, Some(error.error));
+            }
+        }
+    }
+    (values, None)
+}
+
+#[test]
+fn a_server_that_dies_leaves_what_is_near() {
+    // Whenever it dies: while values are made, while they are read, or never.
+    for die in [1, 2, 40, 200, 300, 400, 600] {
+        let started = Instant::now();
+        let alive = Arc::new(AtomicI64::new(0));
+        struct Guard([u64; 500], Arc<AtomicI64>);
+        impl Drop for Guard {
+            fn drop(&mut self) {
+                self.1.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        let heap = heap(&format!("die={die}"), Duration::from_secs(5));
+        let mut values = Vec::new();
+        for index in 0..512 {
+            alive.fetch_add(1, Ordering::Relaxed);
+            match heap.alloc(Guard([index; 500], alive.clone())) {
+                Ok(value) => values.push(value),
+                Err(error) => {
+                    assert!(matches!(error.error, FarError::Pool(PoolError::ServerGone { .. })), "{error:?}");
+                    break;
+                }
+            }
+        }
+        let (mut good, mut gone) = (0, 0);
+        for (index, value) in values.iter().enumerate() {
+            let scope = heap.enter();
+            match value.get(&scope) {
+                Ok(value) => {
+                    assert_eq!(value.0, [index as u64; 500]);
+                    good += 1;
+                }
+                Err(FarError::Pool(PoolError::ServerGone { .. })) => gone += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert!(good >= values.len().min(100), "{good} of {} with die={die}", values.len());
+        assert_eq!(good + gone, values.len());
+        let kept = values.len() as i64;
+        assert_eq!(alive.load(Ordering::Relaxed), kept);
+        drop(values);
+        let lost = heap.stats().lost_values as i64;
+        assert_eq!(alive.load(Ordering::Relaxed), lost, "dropped once, or lost and counted");
+        assert!(lost == 0 || lost + 100 <= kept, "{lost} of {kept}: what is near is dropped");
+        heap.verify();
+        assert!(started.elapsed() < Duration::from_secs(20), "no waiting for the dead");
+    }
+}
+
+#[test]
+fn corrupt_pages_are_errors_and_never_values() {
+    let heap = heap("corrupt=0.2,seed=5", Duration::from_secs(5));
+    let (values, error) = fill(&heap);
+    assert_eq!(error, None);
+    let (mut corrupt, mut random) = (0, Random(9));
+    for _ in 0..2_000 {
+        let index = random.below(values.len());
+        let scope = heap.enter();
+        match values[index].get(&scope) {
+            Ok(value) => assert_eq!(*value, [index as u64; 512]),
+            Err(FarError::Pool(PoolError::Corrupt { .. })) => corrupt += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(corrupt > 100, "{corrupt}");
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
+    let patience = Duration::from_millis(30);
+    let heap = heap("drop=0.05,seed=2", patience);
+    let mut random = Random(3);
+    let mut values = Vec::new();
+    let mut late = 0;
+    while values.len() < 400 {
+        match heap.alloc([values.len() as u64; 512]) {
+            Ok(value) => values.push(value),
+            Err(error)
+                if matches!(error.error, FarError::Pool(PoolError::TimedOut { .. }) | FarError::Stalled { .. }) =>
+            {
+                late += 1;
+                assert!(late < 1_000);
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    for _ in 0..500 {
+        let index = random.below(values.len());
+        let started = Instant::now();
+        loop {
+            let scope = heap.enter();
+            match values[index].get(&scope) {
+                Ok(value) => break assert_eq!(*value, [index as u64; 512]),
+                Err(FarError::Pool(PoolError::TimedOut { .. }) | FarError::Stalled { .. }) => late += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+            assert!(started.elapsed() < Duration::from_secs(20));
+        }
+    }
+    assert!(late > 0, "the test needs lost answers");
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn a_slow_pool_is_slow_and_nothing_else() {
+    let heap = heap("delay=200us", Duration::from_secs(5));
+    let (values, error) = fill(&heap);
+    assert_eq!(error, None);
+    std::thread::scope(|threads| {
+        for thread in 0..3 {
+            let (heap, values) = (&heap, &values);
+            threads.spawn(move || {
+                let mut random = Random(thread);
+                for _ in 0..200 {
+                    let index = random.below(values.len());
+                    let scope = heap.enter();
+                    assert_eq!(*values[index].get(&scope).unwrap(), [index as u64; 512]);
+                }
+            });
+        }
+    });
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn wrong_arguments_and_absent_pools_are_errors() {
+    assert!(Heap::builder().near(10).build().is_err());
+    assert!(Heap::builder().far(0).build().is_err());
+    assert!(Heap::builder().near(2 * MIB).near_max(MIB).build().is_err());
+    let error = Heap::builder().pool("rdma://x").build().unwrap_err();
+    assert!(error.to_string().contains("tcp://HOST:PORT"), "{error}");
+}
