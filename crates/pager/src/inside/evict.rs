@@ -99,8 +99,8 @@ pub enum Share {
 }
 
 impl Share {
-    /// What to evict while a page travels: little, so that it does not arrive before. Pages that must be written would
-    /// wait for an answer of their own, each time.
+    /// What to evict while a page travels: little, so that it does not arrive before; but dirty pages in whole batches, so
+    /// that neighbours are written together.
     pub fn while_waiting(runtime: &Runtime) -> Share {
         if runtime.dirty_share.load(Ordering::Relaxed) < 16 { Share::WhileWaiting } else { Share::Batch }
     }
