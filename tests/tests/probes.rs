@@ -46,6 +46,7 @@ probes! {
     big_io,
     waiting_calls,
     async_io,
+    direct_io,
     fork_far,
     borrowers,
     exec_far,

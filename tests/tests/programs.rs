@@ -25,7 +25,7 @@ macro_rules! at_a_quarter_and_a_tenth {
 }
 
 at_a_quarter_and_a_tenth! {
-    gnu_sort, gzip, gunzip, xz, unxz, numpy, pandas, scikit_learn, sqlite, redis, openjdk, nodejs, gcc, stress_ng, perl, pipeline,
+    gnu_sort, gzip, gunzip, xz, unxz, numpy, pandas, scikit_learn, sqlite, redis, openjdk, nodejs, gcc, stress_ng, asynchronous_io, perl, pipeline,
 }
 
 fn source(name: &str) -> PathBuf {
@@ -177,6 +177,14 @@ mod jobs {
         let job = Job::new("stress-ng", [program("stress-ng")?]).within(minutes(10));
         let job = job.args(["--quiet", "--vm", "2", "--vm-bytes", "128M", "--vm-method", "all", "--verify"]);
         Some(job.args(["--vm-ops", tier("1500", "60000"), "--timeout", tier("60", "300")]).footprint(Footprint::Any))
+    }
+
+    /// io_uring and `io_submit`, with somebody beside them who needs the room.
+    pub(crate) fn asynchronous_io() -> Option<Job> {
+        let job = Job::new("asynchronous-io", [program("stress-ng")?]).within(minutes(10)).footprint(Footprint::Any);
+        let job = job.args(["--quiet", "--verify", "--io-uring", "1", "--io-uring-ops", tier("2000", "100000")]);
+        let job = job.args(["--aiol", "1", "--aiol-ops", tier("300", "20000"), "--timeout", tier("60", "300")]);
+        Some(job.args(["--vm", "1", "--vm-bytes", "64M", "--vm-ops", tier("200", "20000")]))
     }
 
     pub(crate) fn perl() -> Option<Job> {

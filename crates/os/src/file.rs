@@ -101,6 +101,13 @@ pub fn is_regular(fd: i32) -> bool {
     kind(fd) == Some(libc::S_IFREG)
 }
 
+/// Do transfers of `fd` bypass the page cache (`O_DIRECT`)?
+pub fn is_direct(fd: i32) -> bool {
+    // SAFETY: numbers only.
+    unsafe { syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }
+        .is_ok_and(|flags| flags as i32 & libc::O_DIRECT != 0)
+}
+
 /// Is `fd` a stream, of which a read or write may take a part: a pipe, a terminal, a stream socket?
 pub fn is_stream(fd: i32) -> bool {
     match kind(fd) {

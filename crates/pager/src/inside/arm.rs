@@ -151,14 +151,12 @@ fn arm_now(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     runtime.set_armed(armed);
     let armed = runtime.armed();
     // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
-    if ticket.is_none() && armed.mode == Mode::Signal {
+    if ticket.is_none() {
         for record in runtime.threads.all() {
             for frame in record.all_frames() {
                 populate_frame(runtime, frame);
             }
         }
-    }
-    if ticket.is_none() {
         super::flights::arm(runtime);
     }
     // Files that the program mapped into the window are the kernel's.

@@ -188,7 +188,7 @@ fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
     parts[1] = (words[0], 4);
     parts[2] = (words[1], 4);
     home.active.store(1, Ordering::SeqCst);
-    guard::hold_for(runtime, home, guard::collect(runtime, &parts));
+    guard::hold_for(runtime, home, guard::collect(runtime, &parts), || runtime.guards());
 }
 
 #[cfg(test)]

@@ -186,7 +186,7 @@ fn resume_in_stub(
     let mut collector = Collector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
     let guarded = collected.len > 0;
-    hold_for(runtime, frame, collected);
+    hold_for(runtime, frame, collected, || must_hold(runtime, number, context.arguments()[0]));
     if guarded {
         runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
     }
@@ -202,7 +202,7 @@ fn resume_in_stub(
 }
 
 /// Holds pages until the frame, which is active, is not active any more.
-pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages) {
+pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages, must: impl FnOnce() -> bool) {
     let mut pages = frame.pages.lock();
     pages.release(runtime);
     *pages = collected;
@@ -210,7 +210,7 @@ pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages) {
     // From here on whoever arms holds these pages; if somebody is just doing so, or has done it before he could see
     // them, they are held here.
     settled_phase(runtime);
-    if runtime.guards() {
+    if must() {
         let mut pages = frame.pages.lock();
         if !pages.held {
             hold_all(runtime, &mut pages);
@@ -224,6 +224,17 @@ pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
     let mut collector = Collector::new(runtime, &mut pages);
     buffers.iter().for_each(|&(address, len)| collector.add(address, len));
     pages
+}
+
+/// Must the buffers of a call be near and held? In signal mode always, once faults are ours. In thread mode, where faults
+/// inside calls are served too, only where a device fills memory that the kernel has looked up before: a page that left in
+/// between would miss what arrives.
+fn must_hold(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
+    let reads = matches!(
+        number as i64,
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2
+    );
+    settled_phase(runtime) == Phase::Armed && (runtime.guards() || reads && file::is_direct(descriptor as i32))
 }
 
 /// Holds the pages that a frame names.
@@ -254,11 +265,10 @@ fn waiting_bytes_max(runtime: &Runtime) -> usize {
 /// Reads and writes larger than what one call may hold. Of files: piece by piece, so that the program gets what it
 /// asked for. Of streams: the call is shortened, which a program must expect there. `Some` if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
-    settled_phase(runtime);
-    if !runtime.guards() {
+    let args = context.arguments();
+    if !must_hold(runtime, number, args[0]) {
         return None;
     }
-    let args = context.arguments();
     if args[1].checked_add(args[2]).is_none_or(|end| end > USER_END) {
         // Nonsense: the kernel's answer is the right one.
         return None;
