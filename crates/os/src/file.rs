@@ -96,6 +96,40 @@ impl RaisedLimit {
     }
 }
 
+/// The first open descriptor of this process that `is` what is looked for.
+pub fn find_descriptor(mut is: impl FnMut(i32) -> bool) -> Option<i32> {
+    let folder = open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY).ok()?;
+    let mut entries = [0u64; 256];
+    let found = loop {
+        let args = [folder as usize, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0];
+        // SAFETY: `entries` is writable.
+        let len = match unsafe { syscall(libc::SYS_getdents64, args) } {
+            Ok(0) | Err(_) => break None,
+            Ok(len) => len,
+        };
+        // SAFETY: plain numbers, seen as the bytes that the kernel wrote.
+        let bytes =
+            unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), len.min(size_of_val(&entries))) };
+        if let Some(found) = names(bytes).filter(|&fd| fd != folder).find(|&fd| is(fd)) {
+            break Some(found);
+        }
+    };
+    close(folder);
+    found
+}
+
+/// The numbers among the names of `struct linux_dirent64`s: the length of each at 16, its name from 19 on.
+fn names(mut bytes: &[u8]) -> impl Iterator<Item = i32> {
+    core::iter::from_fn(move || {
+        let len = u16::from_ne_bytes(bytes.get(16..18)?.try_into().ok()?);
+        let name = bytes.get(19..usize::from(len))?;
+        bytes = &bytes[usize::from(len)..];
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        Some(core::str::from_utf8(&name[..end]).ok().and_then(|text| text.parse().ok()))
+    })
+    .flatten()
+}
+
 /// Is `fd` a regular file?
 pub fn is_regular(fd: i32) -> bool {
     kind(fd) == Some(libc::S_IFREG)
@@ -150,4 +184,19 @@ fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: `stat` is writable.
     unsafe { syscall(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) }.ok()?;
     Some(stat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_open_descriptor_is_found() {
+        let all: Vec<i32> = (0..100).map(|_| open(c"/dev/null", libc::O_RDONLY).unwrap()).collect();
+        for &fd in &all {
+            assert_eq!(find_descriptor(|one| one == fd), Some(fd));
+        }
+        all.iter().for_each(|&fd| close(fd));
+        assert_eq!(find_descriptor(|one| one == i32::MAX), None);
+    }
 }

@@ -752,10 +752,8 @@ pub fn find_closed(runtime: &Runtime) {
 
 /// Another descriptor of the program for the same ring.
 fn another_descriptor(ring: &Ring) -> Option<i32> {
-    let limit = file::raise_descriptor_limit(0).available().min(1 << 16) as i32;
-    (0..limit)
-        .filter(|descriptor| !(window::DESCRIPTORS..window::DESCRIPTORS_END).contains(descriptor))
-        .find(|&descriptor| identity_of(descriptor) == Ok(ring.identity))
+    let ours = window::DESCRIPTORS..window::DESCRIPTORS_END;
+    file::find_descriptor(|descriptor| !ours.contains(&descriptor) && identity_of(descriptor) == Ok(ring.identity))
 }
 
 /// Asks a ring to cancel all that it has under way.
