@@ -7,6 +7,8 @@ pub mod control;
 pub mod elf;
 pub mod filter;
 pub mod inside;
+#[cfg(feature = "model")]
+pub mod model;
 pub mod runner;
 pub mod space;
 pub mod submission;

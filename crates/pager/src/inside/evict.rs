@@ -469,7 +469,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
                 ),
             );
         }
-        super::lock::pause(&mut spins);
+        super::sync::pause(&mut spins);
     }
     runtime.charge(pages);
 }

@@ -1,13 +1,12 @@
 //! Ingress: a page that is not near is needed.
 
 use super::evict::{Share, make_room};
-use super::lock::pause;
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
+use super::sync::{AtomicU64, Ordering, pause, tid};
 use super::thread;
 use crate::control::{bucket_of, exit};
 use crate::window;
-use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::Fault;
 use farfield_core::policy::prefetch::Ahead;
@@ -40,14 +39,18 @@ pub fn on_fault(address: usize, write: bool) -> bool {
     } else if SPURIOUS.fetch_add(1, Ordering::Relaxed) > u64::from(RETRIES_MAX) {
         fail(exit::INTERNAL, format_args!("page {} is near but cannot be accessed", page.0));
     }
-    runtime.table().word(page).state() != State::Absent
-        || !matches!(runtime.space.lock().stretch(page.0), Some((_, crate::space::FOREIGN)))
+    runtime.table().word(page).state() != State::Absent || !is_foreign(runtime, page)
+}
+
+/// Is it a file that the program mapped into the window? Then it is not ours to provide.
+fn is_foreign(runtime: &Runtime, page: PageId) -> bool {
+    matches!(runtime.space.lock().stretch(page.0), Some((_, crate::space::FOREIGN)))
 }
 
 /// Enters a section during which no fork may take its snapshot.
 pub fn enter(runtime: &Runtime) {
     let mut spins = 0;
-    let me = process::tid() as u32;
+    let me = tid() as u32;
     loop {
         runtime.busy.fetch_add(1, Ordering::SeqCst);
         let frozen_by = runtime.frozen_by.load(Ordering::SeqCst);
@@ -190,8 +193,8 @@ pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
                 break;
             }
             bring(runtime, page, true);
-            if table.word(page).state() == State::Absent {
-                // Could not be provided: not mapped.
+            // Absent is also a page of zeros that has left again.
+            if table.word(page).state() == State::Absent && is_foreign(runtime, page) {
                 return index;
             }
         }

@@ -6,7 +6,7 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
-use super::{arm, emulate, evict, fault, flights, heap, store, thread};
+use super::{arm, emulate, evict, fault, flights, heap, store, sync, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::page_word::State;
@@ -59,13 +59,13 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let space = runtime.space.lock();
     let books = flights::BOOKS.lock();
     let mut spins = 0;
-    let me = process::tid() as u32;
+    let me = sync::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        super::lock::pause(&mut spins);
+        sync::pause(&mut spins);
     }
     while runtime.busy.load(Ordering::SeqCst) != 0 {
         runtime.armed().store.progress();
-        super::lock::pause(&mut spins);
+        sync::pause(&mut spins);
     }
     // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();

@@ -1,8 +1,9 @@
 //! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself while holding.
 
+pub use super::sync::pause;
+use super::sync::{AtomicU32, Ordering};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Mutual exclusion over `T`.
 pub struct Lock<T> {
@@ -46,18 +47,6 @@ impl<T> Lock<T> {
     /// No guard may be in use.
     pub unsafe fn reset(&self) {
         self.taken.store(0, Ordering::Release);
-    }
-}
-
-/// One step of waiting: spin first, then give the processor away.
-pub fn pause(spins: &mut u32) {
-    *spins += 1;
-    if *spins < 100 {
-        core::hint::spin_loop();
-    } else if *spins < 1000 {
-        farfield_os::process::yield_now();
-    } else {
-        farfield_os::process::sleep(core::time::Duration::from_micros(50));
     }
 }
 

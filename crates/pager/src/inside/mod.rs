@@ -26,5 +26,6 @@ pub mod runtime;
 pub mod signal;
 pub mod start;
 pub mod store;
+pub mod sync;
 pub mod table;
 pub mod thread;

@@ -5,12 +5,12 @@ use super::evict::Evictor;
 use super::lock::Lock;
 use super::queue::Queue;
 use super::store::Store;
+use super::sync::{AtomicI64, AtomicPtr, AtomicU32, Ordering};
 use super::table::Table;
 use super::thread::Threads;
 use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
-use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::{pagemap::Pagemap, process, uffd::Uffd};
 
@@ -308,6 +308,9 @@ impl Runtime {
 /// Ends the program because of us: says why, tells the runner, never returns.
 pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
     use core::fmt::Write;
+    if cfg!(feature = "model") {
+        panic!("exit code {code}: {reason}");
+    }
     let ending = RUNTIME.ending.load(Ordering::Acquire);
     if ending != 0 {
         // Another thread is ending the program and has given its far memory up: nothing is wrong.

@@ -4,18 +4,18 @@
 //! that page is near and goes on; pages still under way are completed by whoever polls the lane next.
 
 use super::evict::{Share, make_room};
-use super::lock::{Guard, Lock, pause};
+use super::lock::{Guard, Lock};
 use super::runtime::{RUNTIME, Runtime, fail};
+use super::sync::{AtomicU64, AtomicUsize, Ordering, pause, tid};
 use crate::control::{Mode, exit};
 use crate::window;
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::page_word::{PageWord, State};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
-use farfield_os::{Errno, process, uffd::Track};
+use farfield_os::{Errno, uffd::Track};
 use farfield_pool::{Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ impl Store {
     }
 
     fn channel(&self) -> Borrowed<'_> {
-        let start = process::tid() as usize;
+        let start = tid() as usize;
         let mut spins = 0;
         loop {
             let open = self.open.load(Ordering::Acquire);
@@ -203,7 +203,12 @@ impl Store {
         let track = if write { TAG_WRITE } else { 0 };
         channel.submit(
             self,
-            Request { tag: page.0 | TAG_READ | track, priority: Priority::Demand, deadline: DEADLINE, op: Op::Read { page, buffer } },
+            Request {
+                tag: page.0 | TAG_READ | track,
+                priority: Priority::Demand,
+                deadline: DEADLINE,
+                op: Op::Read { page, buffer },
+            },
         );
         for &(start, count) in ahead {
             let mut at = 0;
@@ -235,6 +240,9 @@ impl Store {
             let mut channel = Borrowed(guard);
             channel.lane.wait(Duration::from_micros(200));
             channel.progress(self);
+            drop(channel);
+            // The page may have another owner already, who waits for the lane.
+            pause(&mut spins);
         }
     }
 

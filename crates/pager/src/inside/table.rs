@@ -1,8 +1,8 @@
 //! One page word and one checksum per page of the window, in sparse memory.
 
 use super::runtime::RUNTIME;
+use super::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::window;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farfield_core::{PageId, page_word::PageWord};
 use farfield_os::{Result, memory};
 

@@ -6,11 +6,11 @@
 
 use super::lock::Lock;
 use super::runtime::{RUNTIME, Runtime};
+use super::sync::{self, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farfield_core::PageId;
 use farfield_core::policy::prefetch::Prefetcher;
-use farfield_os::{memory, process};
+use farfield_os::memory;
 
 core::arch::global_asm!(
     ".pushsection .tbss.farfield_thread,\"awT\",@nobits",
@@ -122,7 +122,7 @@ impl Threads {
     fn acquire(&self, tid: i32) -> Option<&Record> {
         for record in self.all() {
             let old = record.tid.load(Ordering::Acquire);
-            let free = old == 0 || !process::thread_exists(old);
+            let free = old == 0 || !sync::thread_exists(old);
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 record.let_go();
                 record.hidden_mask.store(0, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Threads {
             let tid = record.tid.load(Ordering::Acquire);
             // Taken before it is emptied: nobody may have it meanwhile.
             if tid > 0
-                && !process::thread_exists(tid)
+                && !sync::thread_exists(tid)
                 && record.tid.compare_exchange(tid, UNNAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
                 record.leave();
@@ -177,7 +177,7 @@ impl Threads {
                 unsafe { frame.pages.reset() };
             }
             if me.is_some_and(|me| core::ptr::eq(record, me)) {
-                record.tid.store(process::tid(), Ordering::Release);
+                record.tid.store(sync::tid(), Ordering::Release);
                 record.remember();
             } else {
                 record.leave();
@@ -219,7 +219,7 @@ pub fn current() -> Option<&'static Record> {
     let shared = SHARED_STORAGE.load(Ordering::Relaxed) != 0;
     let tid;
     if shared || RUNTIME.loans.none().is_none() {
-        tid = process::tid();
+        tid = sync::tid();
         let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
         if known.is_some() {
             return known;
@@ -230,7 +230,7 @@ pub fn current() -> Option<&'static Record> {
         if known.is_some() {
             return known;
         }
-        tid = process::tid();
+        tid = sync::tid();
     }
     let record = RUNTIME.threads.acquire(tid)?;
     if !shared {

@@ -1,0 +1,32 @@
+//! Atomics, thread ids and waiting, as the code inside the program uses them.
+//!
+//! They are core's and the kernel's. Only in the models (feature `model`) each access is also a point at which another
+//! thread of the model may go on, and threads are the model's.
+
+pub use core::sync::atomic::{AtomicPtr, Ordering};
+
+#[cfg(not(feature = "model"))]
+pub use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+#[cfg(not(feature = "model"))]
+pub use farfield_os::process::{thread_exists, tid};
+
+#[cfg(feature = "model")]
+pub use crate::model::schedule::{
+    AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, thread_exists, tid,
+};
+
+/// One step of waiting: spin first, then give the processor away.
+pub fn pause(spins: &mut u32) {
+    *spins += 1;
+    #[cfg(feature = "model")]
+    if crate::model::schedule::give_way() {
+        return;
+    }
+    if *spins < 100 {
+        core::hint::spin_loop();
+    } else if *spins < 1000 {
+        farfield_os::process::yield_now();
+    } else {
+        farfield_os::process::sleep(core::time::Duration::from_micros(50));
+    }
+}

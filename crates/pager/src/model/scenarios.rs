@@ -1,0 +1,189 @@
+//! What the threads of a model do.
+
+use super::*;
+use crate::inside::call::{Context, Outcome};
+use crate::inside::thread::{FramePages, RUNS, Run};
+use crate::inside::{forking, guard, sync};
+
+/// A scenario: its name, and one schedule of it.
+pub type Scenario = (&'static str, fn());
+
+/// All of them.
+pub const ALL: [Scenario; 5] = [
+    ("faults, eviction, discards and holds of the same pages", same_pages),
+    ("every fault makes its own room", tight),
+    ("two threads bring pages ahead of need", ahead),
+    ("a fork while memory changes", fork),
+    ("arming while the program runs", arming),
+];
+
+type Threads = Vec<Box<dyn FnOnce() + Send>>;
+
+fn thread(body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce() + Send> {
+    Box::new(body)
+}
+
+/// A program thread that stores in these pages, one after the other, so many times.
+fn writer(number: usize, rounds: u64, pages: core::ops::Range<u64>) -> Box<dyn FnOnce() + Send> {
+    thread(move || {
+        let mut writer = Writer::new(number);
+        for _ in 0..rounds {
+            pages.clone().for_each(|index| writer.write(index));
+        }
+        pages.for_each(|index| writer.check(index));
+    })
+}
+
+fn same_pages() {
+    let threads: Threads = vec![
+        writer(0, 3, 0..2),
+        writer(1, 2, 0..2),
+        thread(|| (0..3).for_each(|_| evict())),
+        thread(|| (0..2).for_each(|_| discard(0))),
+        thread(|| (0..2).for_each(|_| system_call(2, 1))),
+    ];
+    run(Start::ARMED, threads);
+}
+
+fn tight() {
+    let threads: Threads = vec![
+        writer(0, 2, 0..3),
+        writer(1, 2, 0..3),
+        thread(|| discard(1)),
+        thread(|| (0..2).for_each(|_| system_call(2, 2))),
+    ];
+    run(Start::TIGHT, threads);
+}
+
+fn ahead() {
+    let threads: Threads = vec![
+        thread(|| {
+            let mut writer = Writer::new(0);
+            for _ in 0..2 {
+                (0..PAGES).for_each(|index| writer.write(index));
+                evict();
+                evict();
+            }
+        }),
+        writer(1, 2, 0..PAGES),
+        thread(|| (0..3).for_each(|_| monitor())),
+        thread(|| discard(2)),
+    ];
+    run(Start::ARMED, threads);
+}
+
+fn fork() {
+    let threads: Threads = vec![
+        thread(|| {
+            let mut writer = Writer::new(0);
+            writer.write(0);
+            writer.write(1);
+            fork_and_check();
+            writer.write(0);
+            writer.write(1);
+        }),
+        writer(1, 2, 0..3),
+        thread(|| (0..2).for_each(|_| monitor())),
+        thread(|| discard(2)),
+    ];
+    run(Start::ARMED, threads);
+}
+
+fn arming() {
+    let threads: Threads = vec![
+        writer(0, 2, 0..2),
+        thread(|| {
+            let mut writer = Writer::new(1);
+            writer.write(0);
+            arm::arm(&RUNTIME, None);
+            writer.write(1);
+        }),
+        thread(|| (0..2).for_each(|_| system_call(2, 1))),
+        thread(|| {
+            arm::arm(&RUNTIME, None);
+            monitor();
+        }),
+        thread(|| discard(0)),
+    ];
+    run(Start::DORMANT, threads);
+}
+
+/// A guarded system call that reads and writes a page: once its pages are held, the kernel never misses one.
+fn system_call(number: usize, index: u64) {
+    let record = crate::inside::thread::current().expect("a record");
+    let frame = record.enter(0x1000 * (number + 1));
+    let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    pages.runs[0] = Run { start: page(index), count: 1 };
+    pages.len = 1;
+    guard::hold_for(&RUNTIME, frame, pages, || RUNTIME.guards());
+    let mut value = KNOWN.stored[number][index as usize].load(Ordering::Relaxed);
+    for _ in 0..2 {
+        value += 1;
+        let mut encoded = Writer::encode(value);
+        // While dormant the kernel itself serves the fault, also in the middle of the call.
+        assert!(access(libc::SYS_process_vm_writev, address(index, number), &mut encoded), "EFAULT for a held page");
+        KNOWN.stored[number][index as usize].store(value, Ordering::Relaxed);
+        let mut spins = 0;
+        sync::pause(&mut spins);
+        let mut found = 0;
+        assert!(access(libc::SYS_process_vm_readv, address(index, number), &mut found), "EFAULT for a held page");
+        assert_eq!(found, encoded, "a held page lost a write");
+    }
+    frame.active.store(0, Ordering::Release);
+    record.reap();
+}
+
+/// Forks. The child must find every word as it was at one moment, and go on independently.
+fn fork_and_check() {
+    // SAFETY: the context is not looked at.
+    let context = unsafe { Context::new(core::ptr::null_mut()) };
+    match forking::fork(&context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
+        Outcome::Done(0) => process::exit_group(child()),
+        Outcome::Done(child) if child > 0 => {
+            let mut status = -1;
+            // SAFETY: our child; `status` is writable.
+            assert_eq!(unsafe { libc::waitpid(child as i32, &mut status, 0) }, child as i32);
+            assert_eq!(status, 0, "the child found something wrong");
+            // As the runner does it.
+            let slots = &RUNTIME.control().slots;
+            let left = slots.iter().find(|slot| slot.pid.load(Ordering::Acquire) == child as u32);
+            RUNTIME.control().free_slot(left.expect("the child had a slot"));
+        }
+        other => panic!("fork: {other:?}"),
+    }
+}
+
+/// The only thread of the child. Its exit code.
+fn child() -> i32 {
+    let mut code = 0;
+    for number in 0..WRITERS {
+        for index in 0..PAGES {
+            let known = KNOWN.stored[number][index as usize].load(Ordering::Relaxed);
+            let mut found = 0;
+            insist(libc::SYS_process_vm_readv, address(index, number), &mut found);
+            // A store that was under way may be there or not.
+            let expected = [known, known + 1].map(Writer::encode);
+            let discarded = found == 0 && KNOWN.begun[index as usize].load(Ordering::Relaxed) > 0;
+            if !discarded && !expected.contains(&found) {
+                eprintln!("child: word {number} of page {index} is {found} instead of {expected:?}");
+                code = 1;
+            }
+        }
+    }
+    for round in 1..3 {
+        for index in 0..PAGES {
+            let mut value = 1000 * round + index;
+            insist(libc::SYS_process_vm_writev, address(index, 0), &mut value);
+        }
+        evict();
+        for index in 0..PAGES {
+            let mut found = 0;
+            insist(libc::SYS_process_vm_readv, address(index, 0), &mut found);
+            if found != 1000 * round + index {
+                eprintln!("child: page {index} lost a write: {found} in round {round}");
+                code = 1;
+            }
+        }
+    }
+    code
+}

@@ -1,0 +1,102 @@
+//! Who runs next: atomics that ask the model's scheduler before each access.
+
+use core::cell::Cell;
+use core::sync::atomic::{self, Ordering};
+use farfield_os::process;
+
+std::thread_local! {
+    /// The process in which the scheduler runs threads on this one; 0 while it does not.
+    static SCHEDULED: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Every access to this one lets the scheduler choose.
+static POINT: shuttle::sync::atomic::AtomicBool = shuttle::sync::atomic::AtomicBool::new(false);
+
+/// From here to the end of the schedule the scheduler chooses who runs.
+pub fn begin() {
+    SCHEDULED.set(process::pid());
+}
+
+/// From here on there is one thread.
+pub fn end() {
+    SCHEDULED.set(0);
+}
+
+/// Not in the child of a fork, which has one thread.
+fn is_scheduled() -> bool {
+    let pid = SCHEDULED.get();
+    pid != 0 && pid == process::pid()
+}
+
+fn point() {
+    if is_scheduled() {
+        POINT.load(Ordering::SeqCst);
+    }
+}
+
+/// Another thread may be what this one waits for. `false` outside of a schedule.
+pub fn give_way() -> bool {
+    let scheduled = is_scheduled();
+    if scheduled {
+        shuttle::thread::yield_now();
+    }
+    scheduled
+}
+
+/// This thread of the model.
+pub fn tid() -> i32 {
+    if is_scheduled() { usize::from(shuttle::current::me()) as i32 + 1 } else { process::tid() }
+}
+
+/// Threads of the model stay until the end of the schedule.
+pub fn thread_exists(tid: i32) -> bool {
+    is_scheduled() || process::thread_exists(tid)
+}
+
+macro_rules! atomics {
+    ($($name:ident $value:ty),* $(,)?) => {$(
+        /// As core's.
+        #[derive(Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name(atomic::$name);
+
+        #[allow(missing_docs, reason = "as core's")]
+        impl $name {
+            pub const fn new(value: $value) -> $name {
+                $name(atomic::$name::new(value))
+            }
+            pub const fn as_ptr(&self) -> *mut $value {
+                self.0.as_ptr()
+            }
+            pub fn load(&self, order: Ordering) -> $value {
+                point();
+                self.0.load(order)
+            }
+            pub fn store(&self, value: $value, order: Ordering) {
+                point();
+                self.0.store(value, order);
+            }
+            pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                point();
+                self.0.swap(value, order)
+            }
+            pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
+                point();
+                self.0.fetch_add(value, order)
+            }
+            pub fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
+                point();
+                self.0.fetch_sub(value, order)
+            }
+            pub fn compare_exchange(&self, old: $value, new: $value, won: Ordering, lost: Ordering) -> Result<$value, $value> {
+                point();
+                self.0.compare_exchange(old, new, won, lost)
+            }
+            pub fn compare_exchange_weak(&self, old: $value, new: $value, won: Ordering, lost: Ordering) -> Result<$value, $value> {
+                self.compare_exchange(old, new, won, lost)
+            }
+        }
+    )*};
+}
+
+atomics! { AtomicI32 i32, AtomicI64 i64, AtomicU8 u8, AtomicU32 u32, AtomicU64 u64, AtomicUsize usize }
