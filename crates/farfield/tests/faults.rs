@@ -141,7 +141,7 @@ fn a_slow_pool_is_slow_and_nothing_else() {
     let (values, error) = fill(&heap);
     assert_eq!(error, None);
     std::thread::scope(|threads| {
-        for thread in 0..3 {
+        let start = |thread| {
             let (heap, values) = (&heap, &values);
             threads.spawn(move || {
                 let mut random = Random(thread);
@@ -150,8 +150,10 @@ fn a_slow_pool_is_slow_and_nothing_else() {
                     let scope = heap.enter();
                     assert_eq!(*values[index].get(&scope).unwrap(), [index as u64; 512]);
                 }
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..3).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     drop(values);
     heap.verify();

@@ -179,7 +179,7 @@ impl Heap {
     }
 
     /// For tests: checks everything that the heap believes of itself, and panics where it is wrong. No other thread
-    /// uses the heap meanwhile, and this one is in no scope.
+    /// uses the heap meanwhile (threads that did are joined), and this one is in no scope.
     pub fn verify(&self) {
         self.core().verify();
     }
@@ -262,17 +262,21 @@ impl Core {
     /// # Safety
     /// No reference is left; threads that dropped the last values may still be leaving their scope.
     unsafe fn destroy(core: *mut Core) {
-        // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once.
-        let core = unsafe { Box::from_raw(core) };
-        // From here on threads that end do not find it.
-        threads::unregister(core.serial);
-        directory::set(core.first_page, u64::from(core.pages), core::ptr::null_mut());
-        core.reclaimer.stop();
-        // The last thing that a thread does in a heap is to leave its scope.
-        while !core.threads.is_quiet() {
-            std::thread::yield_now();
+        {
+            // SAFETY: it exists until the end of this function; others may still use it, until all is quiet.
+            let core = unsafe { &*core };
+            // From here on threads that end do not find it.
+            threads::unregister(core.serial);
+            directory::set(core.first_page, u64::from(core.pages), core::ptr::null_mut());
+            core.reclaimer.stop();
+            // The last thing that a thread does in a heap is to leave its scope.
+            while !core.threads.is_quiet() {
+                std::thread::yield_now();
+            }
+            core.backend.release();
         }
-        core.backend.release();
+        // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once. Nobody uses it any more.
+        let core = unsafe { Box::from_raw(core) };
         let (first, pages) = (core.first_page, u64::from(core.pages));
         drop(core);
         directory::give_back(first, pages);

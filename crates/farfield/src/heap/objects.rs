@@ -12,7 +12,8 @@ use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
 
-/// A scope of our own, in which no user has references.
+/// A scope of our own, in which no user has references. Whoever frees a value holds it in a function that has no reference to
+/// the heap as an argument: when it ends, another thread may end the heap.
 struct Inside<'a> {
     record: &'a Record,
 }
@@ -198,8 +199,7 @@ impl Core {
     ///
     /// # Safety
     /// A `T` lives there and is the caller's; unless there is an error, it lives there no more.
-    unsafe fn take_out<T>(&self, page: u32, card: u8) -> Result<(T, bool), FarError> {
-        let inside = Inside::new(self);
+    unsafe fn take_out<T>(&self, inside: &Inside<'_>, page: u32, card: u8) -> Result<(T, bool), FarError> {
         let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
         let place = Place::new(frame, card);
         // SAFETY: the page is in that frame until our scope ends, and a `T` at the place in it, as the caller promises.
@@ -208,8 +208,7 @@ impl Core {
     }
 
     /// Frees a value without its destructor; true as for `take_out`.
-    fn lose(&self, page: u32, card: u8) -> bool {
-        let inside = Inside::new(self);
+    fn lose(&self, inside: &Inside<'_>, page: u32, card: u8) -> bool {
         count(&inside.record.counters.lost_values);
         self.free(page, card)
     }
@@ -219,8 +218,7 @@ impl Core {
     ///
     /// # Safety
     /// As for `take_out`.
-    unsafe fn bury_in_place<T>(&self, page: u32, card: u8) -> Result<bool, FarError> {
-        let inside = Inside::new(self);
+    unsafe fn bury_in_place<T>(&self, inside: &Inside<'_>, page: u32, card: u8) -> Result<bool, FarError> {
         if core::mem::needs_drop::<T>() {
             let frame = self.bring(inside.record, page, Want::Write, inside.is_outermost())?;
             // SAFETY: larger than a page, so it begins at one; near until our scope ends. It lives there as the caller
@@ -263,8 +261,12 @@ impl Core {
 /// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
 /// does, and no longer for us.
 pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T, FarError> {
-    // SAFETY: the value keeps the heap; the borrow ends before we give up the reference.
-    let (value, last) = unsafe { (*core).take_out::<T>(page, card) }?;
+    let (value, last) = {
+        // SAFETY: the value keeps the heap until its place is free, and our scope does from then on.
+        let inside = Inside::new(unsafe { &*core });
+        // SAFETY: as above, and passed on to the caller.
+        unsafe { (*core).take_out::<T>(&inside, page, card) }?
+    };
     // SAFETY: as above.
     unsafe { unreference_if(core, last) };
     Ok(value)
@@ -297,11 +299,13 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
         unsafe { &*core }.bury_later(grave);
         return;
     }
-    // SAFETY: as above; the borrow ends before we give up the reference.
-    unsafe {
-        let last = (*core).lose(grave.page, grave.card);
-        unreference_if(core, last);
-    }
+    let last = {
+        // SAFETY: as in `take`.
+        let (core, inside) = unsafe { (&*core, Inside::new(&*core)) };
+        core.lose(&inside, grave.page, grave.card)
+    };
+    // SAFETY: `lose` said so, and our scope is over.
+    unsafe { unreference_if(core, last) };
 }
 
 /// Drops a `T` in the heap and frees its place.
@@ -315,11 +319,14 @@ unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError
         drop(unsafe { take::<T>(core, page, card) }?);
         return Ok(());
     }
-    // SAFETY: the value keeps the heap; the borrow ends before we give up the reference.
-    unsafe {
-        let last = (*core).bury_in_place::<T>(page, card)?;
-        unreference_if(core, last);
-    }
+    let last = {
+        // SAFETY: as in `take`.
+        let inside = Inside::new(unsafe { &*core });
+        // SAFETY: as in `take`, and passed on to the caller.
+        unsafe { (*core).bury_in_place::<T>(&inside, page, card) }?
+    };
+    // SAFETY: `bury_in_place` said so, and our scope is over.
+    unsafe { unreference_if(core, last) };
     Ok(())
 }
 

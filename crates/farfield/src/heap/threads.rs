@@ -135,8 +135,9 @@ pub(crate) fn unregister(serial: u64) {
     heaps().remove(&serial);
 }
 
-/// The heaps to which this thread is attached.
-struct Attachments(Vec<(u64, *const Record)>);
+/// The heaps to which this thread is attached. The records are shared with the heaps, so that leaving its last scope a thread
+/// never touches memory that somebody frees.
+struct Attachments(Vec<(u64, Arc<Record>)>);
 
 impl Drop for Attachments {
     fn drop(&mut self) {
@@ -144,9 +145,8 @@ impl Drop for Attachments {
         for (serial, record) in self.0.drain(..) {
             let heaps = heaps();
             let Some(core) = heaps.get(&serial) else { continue };
-            // SAFETY: it is in the map and the map is locked, so it exists, and its records with it.
-            let (core, record) = unsafe { (&*core.0, &*record) };
-            core.detach(record);
+            // SAFETY: it is in the map and the map is locked, so it exists.
+            unsafe { &*core.0 }.detach(&record);
             record.attached.store(false, Ordering::Release);
         }
     }
@@ -171,7 +171,7 @@ impl Threads {
     pub(crate) fn mine(&self, serial: u64) -> &Record {
         let (last, record) = LAST.get();
         if last == serial {
-            // SAFETY: serial numbers are never given twice, so it is a record of this heap, which lives as long as the heap.
+            // SAFETY: serial numbers are never given twice, so it is a record of this heap, which keeps its records.
             return unsafe { &*record };
         }
         self.find(serial)
@@ -181,14 +181,14 @@ impl Threads {
     fn find(&self, serial: u64) -> &Record {
         let known = ATTACHED.try_with(|attached| {
             let mut attached = attached.borrow_mut();
-            let found = attached.0.iter().find(|(known, _)| *known == serial).map(|(_, record)| *record);
+            let found = attached.0.iter().find(|(known, _)| *known == serial).map(|(_, record)| Arc::as_ptr(record));
             found.unwrap_or_else(|| {
                 let heaps = heaps();
                 attached.0.retain(|(known, _)| heaps.contains_key(known));
                 drop(heaps);
-                let record: *const Record = self.attach();
-                attached.0.push((serial, record));
-                record
+                let record = self.attach();
+                attached.0.push((serial, record.clone()));
+                Arc::as_ptr(&record)
             })
         });
         match known {
@@ -199,11 +199,12 @@ impl Threads {
             }
             // The thread is ending, and a destructor of its thread-local values uses the heap. Nobody will detach this record;
             // it goes with the heap.
-            Err(_) => self.attach(),
+            // SAFETY: as in `mine`.
+            Err(_) => unsafe { &*Arc::as_ptr(&self.attach()) },
         }
     }
 
-    fn attach(&self) -> &Record {
+    fn attach(&self) -> Arc<Record> {
         let mut records = self.lock();
         let claim = |record: &Arc<Record>| {
             record.attached.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -212,9 +213,7 @@ impl Threads {
             records.push(Arc::new(Record::new()));
             records.len() - 1
         });
-        let record = Arc::as_ptr(&records[index]);
-        // SAFETY: never removed as long as the heap exists, which `&self` borrows.
-        unsafe { &*record }
+        records[index].clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {

@@ -1,0 +1,58 @@
+//! A small history for Miri, which checks every access against the rules of the language:
+//! `MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test -p farfield --test miri`. Runs everywhere else too.
+//! Danger: undefined behaviour that happens to work. The values have no padding and no pointers, because Miri cannot run the empty
+//! assembly block that makes ordinary bytes of those (`launder` in the evictor).
+
+use farfield::{FarBox, Heap};
+use std::time::Duration;
+
+struct Pair([FarBox<[u64; 2]>; 2]);
+
+#[test]
+fn a_small_history() {
+    let near = 1 << 20;
+    let heap = Heap::builder().near(near).near_max(near).far(1).patience(Duration::from_secs(3600)).build().unwrap();
+    let mut pairs: Vec<FarBox<Pair>> = Vec::new();
+    for index in 0..8 {
+        let pair = [0, 1].map(|side| heap.alloc([index, side]).unwrap());
+        pairs.push(heap.alloc(Pair(pair)).unwrap());
+    }
+    // Large enough that the first ones leave.
+    let mut pages = Vec::new();
+    for index in 0..260u64 {
+        pages.push(heap.alloc([index; 512]).unwrap());
+    }
+    for (index, page) in pages.iter_mut().enumerate().step_by(16) {
+        let scope = heap.enter();
+        page.get_mut(&scope).unwrap()[1] += 1;
+        let inner = heap.enter();
+        assert_eq!(page.get(&inner).unwrap()[..2], [index as u64, index as u64 + 1]);
+    }
+    let thread = std::thread::scope(|threads| {
+        let pages = &pages;
+        let heap = &heap;
+        let thread = threads.spawn(move || {
+            let scope = heap.enter();
+            pages[3].get(&scope).unwrap()[0]
+        });
+        {
+            let scope = heap.enter();
+            assert_eq!(pages[3].get(&scope).unwrap()[0], 3);
+        }
+        thread.join().unwrap()
+    });
+    assert_eq!(thread, 3);
+    let Pair([first, _second]) = pairs.remove(3).into_inner().map_err(|(_, error)| error).unwrap();
+    assert_eq!(first.into_inner().map_err(|(_, error)| error), Ok([3, 0]));
+    for (index, pair) in pairs.iter().enumerate().skip(3) {
+        let scope = heap.enter();
+        let second = &pair.get(&scope).unwrap().0[1];
+        assert_eq!(second.get(&scope).unwrap(), &[index as u64 + 1, 1]);
+    }
+    drop(pairs);
+    let big = heap.alloc([7u8; 10_000]).unwrap();
+    drop(pages);
+    heap.verify();
+    drop(heap);
+    drop(big);
+}
