@@ -9,6 +9,7 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::{arm, emulate, evict, fault, flights, heap, store, sync, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::State;
 use farfield_os::{gate, process};
 use farfield_pool::CloneTicket;
@@ -33,18 +34,17 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), flights::BOOKS.lock());
     let heap = heap::lock();
-    let reserved = runtime.copy_bytes();
-    runtime.reserve(reserved);
+    let share = Share::take(runtime);
     let me = thread::current();
     // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
     if result.is_err() {
-        runtime.reserve(-reserved);
+        share.give_back(runtime);
     }
     if result == Ok(0) {
         let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
-        become_child(runtime, me, reserved);
+        become_child(runtime, me, share);
         if watched {
             arm::start_monitor(runtime);
         }
@@ -70,8 +70,6 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();
     evict::shrink_for_copy(runtime);
-    let reserved = runtime.copy_bytes();
-    runtime.reserve(reserved);
     let evictor = armed.evictor.lock();
     armed.store.drain();
     let ticket: CloneTicket = match arm::with_descriptors(|| armed.store.backend().clone_region()) {
@@ -82,20 +80,20 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let queue = runtime.queue.lock();
     let heap = heap::lock();
     let me = thread::current();
+    let share = Share::take(runtime);
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions));
     match result {
         Ok(child) => mark_shared(runtime, &queue, child == 0),
-        Err(_) => runtime.reserve(-reserved),
+        Err(_) => share.give_back(runtime),
     }
     drop((queue, evictor, books, space, end));
     if result == Ok(0) {
-        let far = runtime.slot().far_bytes.load(Ordering::Relaxed);
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
         unsafe { runtime.drop_inherited() };
-        become_child(runtime, me, reserved);
-        runtime.charge_far(far / 4096);
+        become_child(runtime, me, share);
+        runtime.charge_far(share.far_bytes / PAGE_BYTES as i64);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
         arm::arm(runtime, Some(&ticket));
@@ -111,9 +109,36 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     done(result)
 }
 
-/// The child takes a place of its own in the job, for which the parent has `reserved` bytes.
-fn become_child(runtime: &Runtime, me: Option<&thread::Record>, reserved: i64) {
-    let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
+/// What a child gets, known before it exists: afterwards its parent's accounts change without it.
+#[derive(Clone, Copy)]
+struct Share {
+    near_bytes: i64,
+    far_bytes: i64,
+    /// What the job has been charged for it.
+    reserved_bytes: i64,
+}
+
+impl Share {
+    /// Charges the job. Nothing may come near or leave until the child exists.
+    fn take(runtime: &Runtime) -> Share {
+        let slot = runtime.slot();
+        let share = Share {
+            near_bytes: slot.near_bytes.load(Ordering::Relaxed),
+            far_bytes: slot.far_bytes.load(Ordering::Relaxed),
+            reserved_bytes: runtime.copy_bytes(),
+        };
+        runtime.reserve(share.reserved_bytes);
+        share
+    }
+
+    /// There is no child.
+    fn give_back(self, runtime: &Runtime) {
+        runtime.reserve(-self.reserved_bytes);
+    }
+}
+
+/// The child takes a place of its own in the job.
+fn become_child(runtime: &Runtime, me: Option<&thread::Record>, share: Share) {
     let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
@@ -124,7 +149,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, reserved: i64) {
     unsafe { runtime.loans.forked() };
     runtime.threads.forked(me);
     flights::forked();
-    runtime.adopt(near, reserved);
+    runtime.adopt(share.near_bytes, share.reserved_bytes);
 }
 
 /// Near pages are shared between parent and child now.
