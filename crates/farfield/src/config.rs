@@ -36,7 +36,8 @@ impl Config {
     pub(crate) const FAR_STEP_PAGES: u64 = 1 << 16;
 }
 
-pub(crate) const NEAR_MIN: u64 = 1 << 20;
+/// Miri takes milliseconds for a page.
+pub(crate) const NEAR_MIN: u64 = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
 const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
 

@@ -229,6 +229,26 @@ fn destructors_wait_for_the_end_of_a_full_scope() {
 }
 
 #[test]
+fn a_forgotten_scope_costs_memory_and_no_hang() {
+    let patience = std::time::Duration::from_millis(50);
+    let heap = Heap::builder().near(MIB).near_max(MIB).patience(patience).build().unwrap();
+    let value = heap.alloc(5u32).unwrap();
+    std::mem::forget(heap.enter());
+    let thread = std::thread::scope(|threads| {
+        let forget = || {
+            let scope = heap.enter();
+            let seen = *value.get(&scope).unwrap();
+            std::mem::forget(scope);
+            seen
+        };
+        threads.spawn(forget).join().unwrap()
+    });
+    assert_eq!(thread, 5);
+    drop(heap);
+    drop(value);
+}
+
+#[test]
 fn heaps_do_not_mix() {
     let (one, two) = (heap(1), heap(1));
     let value = one.alloc(5u32).unwrap();

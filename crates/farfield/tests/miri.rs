@@ -10,7 +10,7 @@ struct Pair([FarBox<[u64; 2]>; 2]);
 
 #[test]
 fn a_small_history() {
-    let near = 1 << 20;
+    let (near, count) = if cfg!(miri) { (1 << 18, 70) } else { (1 << 20, 280) };
     let heap = Heap::builder().near(near).near_max(near).far(1).patience(Duration::from_secs(3600)).build().unwrap();
     let mut pairs: Vec<FarBox<Pair>> = Vec::new();
     for index in 0..8 {
@@ -19,8 +19,8 @@ fn a_small_history() {
     }
     // Large enough that the first ones leave.
     let mut pages = Vec::new();
-    for index in 0..260u64 {
-        pages.push(heap.alloc([index; 512]).unwrap());
+    for index in 0..count {
+        pages.push(heap.alloc([index as u64; 512]).unwrap());
     }
     for (index, page) in pages.iter_mut().enumerate().step_by(16) {
         let scope = heap.enter();

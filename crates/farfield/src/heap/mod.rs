@@ -270,8 +270,12 @@ impl Core {
             directory::set(core.first_page, u64::from(core.pages), core::ptr::null_mut());
             core.reclaimer.stop();
             // The last thing that a thread does in a heap is to leave its scope.
+            let mut patience = Patience::new(core.patience);
             while !core.threads.is_quiet() {
-                std::thread::yield_now();
+                if patience.wait().is_err() {
+                    // A scope was forgotten (`mem::forget`). Then so is the heap.
+                    return;
+                }
             }
             core.backend.release();
         }

@@ -7,6 +7,8 @@ use core::sync::atomic::AtomicU64;
 
 /// The time in which values that were dereferenced stay near, and where they are. Belongs to the thread that entered it.
 ///
+/// A scope that is forgotten (`mem::forget`) never ends: what is near stays near, and the heap's memory is never freed.
+///
 /// References cannot outlive it:
 ///
 /// ```compile_fail,E0505

@@ -142,7 +142,8 @@ struct Attachments(Vec<(u64, Arc<Record>)>);
 impl Drop for Attachments {
     fn drop(&mut self) {
         LAST.set((0, core::ptr::null()));
-        for (serial, record) in self.0.drain(..) {
+        // A record with a scope that was forgotten, or that ends later than this, stays attached for good.
+        for (serial, record) in self.0.drain(..).filter(|(_, record)| record.depth.get() == 0) {
             let heaps = heaps();
             let Some(core) = heaps.get(&serial) else { continue };
             // SAFETY: it is in the map and the map is locked, so it exists.
