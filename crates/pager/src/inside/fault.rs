@@ -69,6 +69,8 @@ pub fn leave(runtime: &Runtime) {
 
 /// Makes `page` near. Did this call do it?
 pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
+    // Before anything is owned: the thread's storage may be far itself, even in this very page.
+    let me = thread::current();
     enter(runtime);
     let table = runtime.table();
     let mut spins = 0;
@@ -85,7 +87,7 @@ pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
                 });
                 match need {
                     Fault::Zero => touch(runtime, page, write),
-                    Fault::Read => read_in(runtime, page, write),
+                    Fault::Read => read_in(runtime, me, page, write),
                     Fault::Retry | Fault::Wait => continue,
                 }
                 break true;
@@ -128,11 +130,11 @@ fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
 }
 
 /// A page in the pool: reads it, and what will be wanted next behind it.
-fn read_in(runtime: &Runtime, page: PageId, write: bool) {
+fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: bool) {
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
     runtime.armed().store.will_need(page);
-    let ahead = match thread::current().and_then(|record| record.prefetcher.try_lock()) {
+    let ahead = match me.and_then(|record| record.prefetcher.try_lock()) {
         Some(mut prefetcher) => {
             let ahead = prefetcher.on_fault(page.0);
             counters.prefetch_hits.fetch_add(prefetcher.take_hits(), Ordering::Relaxed);
