@@ -39,7 +39,7 @@ static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 const OPERATIONS_MAX: u64 = 1 << 15;
 const PAGES_MIN: u64 = 256;
 /// How long a submission waits for earlier operations to make room, if none of them ends meanwhile.
-const PATIENCE_NS: u64 = 100_000_000;
+const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// Most pages that may be held after calls have returned: a quarter of the budget.
 fn pages_max(runtime: &Runtime) -> u64 {
