@@ -690,6 +690,7 @@ impl Lane for ShmLane {
             && net::poll(self.connection.fd, libc::POLLIN, timeout).is_ok_and(|events| events != 0)
         {
             self.next_pulse = 0;
+            self.pulse();
         }
     }
 }

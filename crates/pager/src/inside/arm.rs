@@ -25,6 +25,8 @@ use farfield_pool::{CloneTicket, Opener};
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
+/// How often it looks for the server: a few times a second.
+const SERVER_TICKS: u32 = 64;
 /// A program that uses less processor time than this between two looks, so many times in a row, waits for something.
 const IDLE_NS: u64 = 20_000;
 const IDLE_LOOKS: u32 = 8;
@@ -72,6 +74,7 @@ extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
     let mut idle = Idle::default();
+    let mut ticks = 0u32;
     let mut turn = 0usize;
     loop {
         match runtime.phase() {
@@ -87,6 +90,10 @@ extern "C" fn monitor(_: usize) -> ! {
             Phase::Armed => {
                 runtime.settle_heap();
                 runtime.armed().store.progress();
+                ticks = ticks.wrapping_add(1);
+                if ticks % SERVER_TICKS == 0 {
+                    runtime.armed().store.look_for_server();
+                }
                 if idle.look() || evicts_ahead(runtime) {
                     evict::reclaim_ahead(runtime);
                 }

@@ -183,10 +183,7 @@ impl Store {
                 // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
                 // the page, which it does not while the page is Fetching.
                 Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
-                None if self.backend.health() == Health::Gone => fail(
-                    exit::SERVER_LOST,
-                    format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
-                ),
+                None if self.backend.health() == Health::Gone => gone(),
                 // SAFETY: inside `copies`. The server has lost the page, which the checksum will show.
                 None => unsafe { core::ptr::write_bytes(copy, 0, PAGE_BYTES) },
             }
@@ -255,6 +252,18 @@ impl Store {
             if let Some(channel) = channel.try_lock() {
                 Borrowed(channel).progress(self);
             }
+        }
+    }
+
+    /// Ends the program if the server is gone: pages that can be loaded without it would hide that for as long as nothing
+    /// is written.
+    pub fn look_for_server(&self) {
+        if let Some(mut channel) = self.open_channels()[0].try_lock().map(Borrowed) {
+            channel.lane.wait(Duration::ZERO);
+            channel.progress(self);
+        }
+        if self.backend.health() == Health::Gone {
+            gone();
         }
     }
 
@@ -562,6 +571,13 @@ pub fn enqueue(runtime: &Runtime, page: PageId) {
 pub fn wait_for(runtime: &Runtime, spins: &mut u32) {
     runtime.armed().store.progress();
     pause(spins);
+}
+
+fn gone() -> ! {
+    fail(
+        exit::SERVER_LOST,
+        format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
+    )
 }
 
 /// The pool failed: there is nothing to go on with.
