@@ -91,7 +91,7 @@ extern "C" fn monitor(_: usize) -> ! {
                 runtime.settle_heap();
                 runtime.armed().store.progress();
                 ticks = ticks.wrapping_add(1);
-                if ticks % SERVER_TICKS == 0 {
+                if ticks.is_multiple_of(SERVER_TICKS) {
                     runtime.armed().store.look_for_server();
                 }
                 if idle.look() || evicts_ahead(runtime) {
