@@ -14,12 +14,13 @@ struct Part {
 }
 
 /// In the order in which they say most, soonest.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
     Part { name: "faults", alone: true },
     Part { name: "leftovers", alone: true },
     Part { name: "budget", alone: true },
+    Part { name: "users", alone: true },
     Part { name: "examples", alone: false },
     Part { name: "probes", alone: false },
     Part { name: "programs", alone: false },
