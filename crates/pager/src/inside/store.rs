@@ -26,8 +26,8 @@ const SINGLES: usize = 32;
 const RUNS: usize = 6;
 /// Pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
-/// Pages loaded at once: one system call maps them, and their copies fit the first cache and the signal stack.
-const LOAD_PAGES: usize = 4;
+/// Pages loaded at once: one system call maps them, and their copies fit the signal stack and, just, the first cache.
+const LOAD_PAGES: usize = 8;
 /// How long the pool may take for one operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 

@@ -35,7 +35,7 @@ pub const RUNS: usize = 40;
 const STACK_BYTES: usize = 256 << 10;
 
 /// What our handlers touch of a stack.
-const STACK_TOUCHED: i64 = 32 << 10;
+const STACK_TOUCHED: i64 = 48 << 10;
 
 /// A run of held pages.
 #[derive(Clone, Copy)]
