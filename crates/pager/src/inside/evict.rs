@@ -494,17 +494,22 @@ pub fn reclaim_ahead(runtime: &Runtime) {
 }
 
 /// Before a fork: this process would be there twice. Evicts, and waits a moment for other processes to do so, until
-/// both fit the budget.
+/// both fit the budget. Other threads of this process may bring pages near as fast as they leave.
 pub fn make_room_for_copy(runtime: &Runtime) {
     let deadline = process::now_ns() + COPY_PATIENCE_NS;
-    while !shrink_for_copy(runtime) && process::now_ns() < deadline {
+    while !shrink_for_copy(runtime, deadline) && process::now_ns() < deadline {
         process::sleep(Duration::from_millis(1));
     }
 }
 
-/// Evicts until a second process like this one fits the budget, as far as this process can help: a small share is kept
-/// for the two to run with. Does it fit?
-pub fn shrink_for_copy(runtime: &Runtime) -> bool {
+/// While nobody else of this process brings pages near: evicts until a second process like this one fits the budget, as
+/// far as this process can help.
+pub fn make_room_for_copy_frozen(runtime: &Runtime) {
+    shrink_for_copy(runtime, u64::MAX);
+}
+
+/// A small share is kept for the two to run with. Does it fit?
+fn shrink_for_copy(runtime: &Runtime, deadline: u64) -> bool {
     let armed = runtime.armed();
     let mut fruitless = 0;
     loop {
@@ -513,7 +518,7 @@ pub fn shrink_for_copy(runtime: &Runtime) -> bool {
             return true;
         }
         let own = runtime.slot().near_bytes.load(Ordering::Relaxed);
-        if own <= limit / COPY_SHARE || fruitless == 64 {
+        if own <= limit / COPY_SHARE || fruitless == 64 || process::now_ns() > deadline {
             return false;
         }
         let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct, Share::Batch);

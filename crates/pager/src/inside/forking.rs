@@ -34,17 +34,17 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), flights::BOOKS.lock());
     let heap = heap::lock();
-    let share = Share::take(runtime);
+    let inherited = Inheritance::take(runtime);
     let me = thread::current();
     // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
     if result.is_err() {
-        share.give_back(runtime);
+        inherited.give_back(runtime);
     }
     if result == Ok(0) {
         let watched = runtime.monitor.load(Ordering::Relaxed) != 0;
-        become_child(runtime, me, share);
+        become_child(runtime, me, inherited);
         if watched {
             arm::start_monitor(runtime);
         }
@@ -69,7 +69,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();
-    evict::shrink_for_copy(runtime);
+    evict::make_room_for_copy_frozen(runtime);
     let evictor = armed.evictor.lock();
     armed.store.drain();
     let ticket: CloneTicket = match arm::with_descriptors(|| armed.store.backend().clone_region()) {
@@ -80,20 +80,20 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let queue = runtime.queue.lock();
     let heap = heap::lock();
     let me = thread::current();
-    let share = Share::take(runtime);
+    let inherited = Inheritance::take(runtime);
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions));
     match result {
         Ok(child) => mark_shared(runtime, &queue, child == 0),
-        Err(_) => share.give_back(runtime),
+        Err(_) => inherited.give_back(runtime),
     }
     drop((queue, evictor, books, space, end));
     if result == Ok(0) {
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
         unsafe { runtime.drop_inherited() };
-        become_child(runtime, me, share);
-        runtime.charge_far(share.far_bytes / PAGE_BYTES as i64);
+        become_child(runtime, me, inherited);
+        runtime.charge_far(inherited.far_bytes / PAGE_BYTES as i64);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
         arm::arm(runtime, Some(&ticket));
@@ -111,24 +111,24 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 
 /// What a child gets, known before it exists: afterwards its parent's accounts change without it.
 #[derive(Clone, Copy)]
-struct Share {
+struct Inheritance {
     near_bytes: i64,
     far_bytes: i64,
     /// What the job has been charged for it.
     reserved_bytes: i64,
 }
 
-impl Share {
+impl Inheritance {
     /// Charges the job. Nothing may come near or leave until the child exists.
-    fn take(runtime: &Runtime) -> Share {
+    fn take(runtime: &Runtime) -> Inheritance {
         let slot = runtime.slot();
-        let share = Share {
+        let inherited = Inheritance {
             near_bytes: slot.near_bytes.load(Ordering::Relaxed),
             far_bytes: slot.far_bytes.load(Ordering::Relaxed),
             reserved_bytes: runtime.copy_bytes(),
         };
-        runtime.reserve(share.reserved_bytes);
-        share
+        runtime.reserve(inherited.reserved_bytes);
+        inherited
     }
 
     /// There is no child.
@@ -138,7 +138,7 @@ impl Share {
 }
 
 /// The child takes a place of its own in the job.
-fn become_child(runtime: &Runtime, me: Option<&thread::Record>, share: Share) {
+fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inheritance) {
     let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
@@ -149,7 +149,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, share: Share) {
     unsafe { runtime.loans.forked() };
     runtime.threads.forked(me);
     flights::forked();
-    runtime.adopt(share.near_bytes, share.reserved_bytes);
+    runtime.adopt(inherited.near_bytes, inherited.reserved_bytes);
 }
 
 /// Near pages are shared between parent and child now.
