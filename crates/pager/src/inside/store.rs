@@ -272,8 +272,7 @@ impl Store {
         for channel in self.open_channels() {
             let mut channel = Borrowed(channel.lock());
             while channel.lane.in_flight() > 0 {
-                channel.progress(self);
-                channel.lane.wait(Duration::from_micros(200));
+                channel.advance(self);
             }
         }
     }
@@ -363,7 +362,7 @@ impl Channel {
             if let Some(buffer) = self.singles.take(1) {
                 return buffer;
             }
-            self.wait(store);
+            self.advance(store);
         }
     }
 
@@ -372,14 +371,15 @@ impl Channel {
             if let Some(buffer) = self.runs.take(RUN_PAGES) {
                 return buffer;
             }
-            self.wait(store);
+            self.advance(store);
         }
     }
 
-    /// Waits for something to complete, a little.
-    fn wait(&mut self, store: &Store) {
-        self.progress(store);
-        self.lane.wait(Duration::from_micros(200));
+    /// Completes something, or waits for it a little.
+    fn advance(&mut self, store: &Store) {
+        if self.progress(store) == 0 {
+            self.lane.wait(Duration::from_micros(200));
+        }
     }
 
     fn recycle(&mut self, buffer: Buffer) {
@@ -402,18 +402,15 @@ impl Channel {
     }
 
     fn finish_writes(&mut self, store: &Store) {
-        loop {
-            self.progress(store);
-            if self.writing == 0 {
-                return;
-            }
-            self.wait(store);
+        while self.writing > 0 {
+            self.advance(store);
         }
     }
 
-    fn progress(&mut self, store: &Store) {
+    /// Completes what has arrived; how much.
+    fn progress(&mut self, store: &Store) -> usize {
         let mut done = core::mem::take(&mut self.done);
-        self.lane.poll(&mut done);
+        let count = self.lane.poll(&mut done);
         for completion in done.drain(..) {
             if let Err(error) = completion.result {
                 lost(error);
@@ -434,6 +431,7 @@ impl Channel {
             }
         }
         self.done = done;
+        count
     }
 }
 
