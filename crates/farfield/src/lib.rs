@@ -18,6 +18,7 @@
 //!
 //! How it works is in `docs/design/heap.md`.
 
+pub mod collections;
 mod config;
 mod error;
 mod heap;

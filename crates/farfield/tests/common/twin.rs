@@ -1,0 +1,80 @@
+//! The conformance test of collections: a far one and its std twin take the same random steps, with little to everything near.
+//!
+//! Dangers: elements mixed up, lost, torn, or dropped never or twice; near memory beyond the budget.
+
+use super::{MIB, Random, assert_in_budget, seed};
+use farfield::{Heap, Stats};
+
+/// A far collection and its twin.
+pub(crate) trait Twin: Sized {
+    /// Both with about so many bytes of elements.
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Self;
+    /// One random operation on both, in a scope of its own, with equal results. The size should not drift far away.
+    fn step(&mut self, heap: &Heap, random: &mut Random);
+    /// Every element of one is in the other.
+    fn compare(&self, heap: &Heap);
+}
+
+/// Steps of a test; a hundred times as many with `FARFIELD_DEEP=1`.
+pub(crate) fn steps(few: u64) -> u64 {
+    if std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1") { few * 100 } else { few }
+}
+
+/// So many random steps with this share of the elements near.
+pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
+    let mut random = Random(seed() ^ near_percent << 32);
+    // The smallest heap has 1 MiB near.
+    let bytes = (MIB * 100 / near_percent).max(4 * MIB);
+    let near = if near_percent < 100 { bytes * near_percent / 100 } else { bytes * 4 };
+    let heap = Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
+    let mut twin = T::filled(&heap, bytes, &mut random);
+    twin.compare(&heap);
+    let count = steps(few);
+    for step in 0..count {
+        twin.step(&heap, &mut random);
+        if step % (count / 4).max(1) == 0 {
+            assert_in_budget(heap.stats());
+            twin.compare(&heap);
+        }
+    }
+    twin.compare(&heap);
+    heap.verify();
+    let stats = heap.stats();
+    assert_in_budget(stats);
+    assert_eq!(stats.misses > 0, near_percent < 100, "{stats:?}");
+    drop(twin);
+    heap.verify();
+    assert_eq!(heap.stats().lost_values, 0);
+    println!("{stats:?}");
+    stats
+}
+
+/// A module of tests, one per near share: `twins!(name, Type, steps)`.
+macro_rules! twins {
+    ($name:ident, $twin:ty, $steps:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn two_percent_near() {
+                $crate::common::twin::random_steps::<$twin>(2, $steps);
+            }
+
+            #[test]
+            fn a_tenth_near() {
+                $crate::common::twin::random_steps::<$twin>(10, $steps);
+            }
+
+            #[test]
+            fn a_quarter_near() {
+                $crate::common::twin::random_steps::<$twin>(25, $steps);
+            }
+
+            #[test]
+            fn everything_near() {
+                $crate::common::twin::random_steps::<$twin>(100, $steps);
+            }
+        }
+    };
+}
+pub(crate) use twins;
