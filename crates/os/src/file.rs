@@ -173,6 +173,11 @@ pub fn size(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_size as u64)
 }
 
+/// Links to the file behind `fd`.
+pub fn links(fd: i32) -> Option<u64> {
+    stat(fd).map(|stat| stat.st_nlink)
+}
+
 /// The file type of `fd` (`S_IF…`).
 fn kind(fd: i32) -> Option<libc::mode_t> {
     stat(fd).map(|stat| stat.st_mode & libc::S_IFMT)

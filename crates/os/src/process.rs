@@ -1,6 +1,7 @@
 //! Processes, threads and time.
 
 use crate::errno::{Errno, Result};
+use crate::file;
 use crate::gate::syscall;
 use core::time::Duration;
 
@@ -111,6 +112,33 @@ pub fn faults() -> u64 {
     // SAFETY: `usage` is writable.
     let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
     usage.ru_minflt as u64 + usage.ru_majflt as u64
+}
+
+/// The threads of this process, counted by one system call.
+#[derive(Debug)]
+pub struct ThreadCount(i32);
+
+impl ThreadCount {
+    /// Opens the descriptor that it asks.
+    pub fn open() -> Result<ThreadCount> {
+        file::open(c"/proc/self/task", libc::O_RDONLY | libc::O_DIRECTORY).map(ThreadCount)
+    }
+
+    /// With a descriptor that was moved.
+    pub fn from_fd(fd: i32) -> ThreadCount {
+        ThreadCount(fd)
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> i32 {
+        self.0
+    }
+
+    /// How many there are, those included that are on their way out: beside its own two links the directory has one for
+    /// each. `None` if that cannot be found out.
+    pub fn count(&self) -> Option<u64> {
+        file::links(self.0)?.checked_sub(2)
+    }
 }
 
 fn timespec(duration: Duration) -> libc::timespec {

@@ -12,6 +12,8 @@
 //!    written (a first write to a protected page is a fault, counted before the write is retried), and their memory is let
 //!    go unread. Otherwise they are read and compared by checksum.
 //! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
+//!
+//! A program of one thread that evicts in this thread writes nothing meanwhile: its clean pages need neither 3 nor 5.
 
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
@@ -135,10 +137,11 @@ impl Evictor {
         self.unshare();
         let before = Writes::count(runtime);
         let epoch = self.look_at_epoch(runtime, before);
-        self.find_dirty(runtime, armed, epoch);
-        let (taken, surplus) = self.take_away(runtime, armed);
-        let undisturbed = before.is_some() && Writes::count(runtime) == before;
-        self.settle(runtime, armed, taken, undisturbed);
+        let clean = self.find_dirty(runtime, armed, epoch);
+        let free = if urgency == Urgency::Direct && clean > 0 && runtime.is_alone() { clean } else { 0 };
+        let (taken, surplus) = self.take_away(runtime, armed, free);
+        let undisturbed = free > 0 || before.is_some() && Writes::count(runtime) == before;
+        self.settle(runtime, armed, taken, free, undisturbed);
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
         }
@@ -208,8 +211,8 @@ impl Evictor {
     }
 
     /// Asks the kernel which of the clean-looking victims were written, run by run. Those that arrived in this epoch
-    /// were not.
-    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed, epoch: u32) {
+    /// were not. How many are clean; they come first.
+    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed, epoch: u32) -> usize {
         let mut at = 0;
         let in_doubt = |victim: &Victim| !victim.dirty && victim.epoch != epoch;
         while at < self.count {
@@ -240,20 +243,24 @@ impl Evictor {
             }
             at = end;
         }
-        // Clean ones first: the pipe is emptied in this order.
+        // The pipe is emptied in this order.
         self.victims[..self.count].sort_unstable_by_key(|victim| (victim.dirty, victim.page));
         let dirty = self.victims[..self.count].iter().filter(|victim| victim.dirty).count();
         let share = runtime.dirty_share.load(Ordering::Relaxed);
         let new = (share * 7 + (dirty * 256 / self.count) as u32) / 8;
         runtime.dirty_share.store(new, Ordering::Relaxed);
+        self.count - dirty
     }
 
-    /// Takes references, then unmaps. The number of victims that are gone, and of references in the pipe to pages
-    /// that are not; these have gone back to Near.
-    fn take_away(&mut self, runtime: &Runtime, armed: &Armed) -> (usize, usize) {
+    /// Takes references to all but the first `free` victims, then unmaps. The number of victims that are gone, and of
+    /// references in the pipe to pages that are not; these have gone back to Near.
+    fn take_away(&mut self, runtime: &Runtime, armed: &Armed, free: usize) -> (usize, usize) {
         let mut ranges = [NO_RANGE; BATCH];
-        let count = merge(&self.victims[..self.count], &mut ranges);
-        let held = self.pipe.take(&ranges[..count]).unwrap_or(0) / PAGE_BYTES;
+        let mut held = free;
+        if free < self.count {
+            let count = merge(&self.victims[free..self.count], &mut ranges);
+            held += self.pipe.take(&ranges[..count]).unwrap_or(0) / PAGE_BYTES;
+        }
         let held = held.min(self.count);
         let count = merge(&self.victims[..held], &mut ranges);
         let mut gone = 0;
@@ -283,11 +290,11 @@ impl Evictor {
             runtime.queue.lock().push(page, |_| false);
         }
         self.count = gone;
-        (gone, held - gone)
+        (gone, held - gone.max(free))
     }
 
-    /// The victims are unmapped: decides for each where it is now.
-    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, undisturbed: bool) {
+    /// The victims are unmapped: decides for each where it is now. The pipe has nothing of the first `free`.
+    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, free: usize, undisturbed: bool) {
         if gone == 0 {
             return;
         }
@@ -296,7 +303,8 @@ impl Evictor {
         let now = runtime.evictions.fetch_add(gone as u32, Ordering::Relaxed);
         let clean = self.victims[..gone].iter().take_while(|victim| !victim.dirty).count();
         let first_read = if undisturbed {
-            if clean > 0 && self.pipe.release(armed.null, clean * PAGE_BYTES).is_err() {
+            let held = clean.saturating_sub(free);
+            if held > 0 && self.pipe.release(armed.null, held * PAGE_BYTES).is_err() {
                 fail(exit::INTERNAL, format_args!("references to pages could not be released"));
             }
             for victim in &self.victims[..clean] {

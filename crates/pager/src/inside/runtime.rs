@@ -5,14 +5,15 @@ use super::evict::Evictor;
 use super::lock::Lock;
 use super::queue::Queue;
 use super::store::Store;
-use super::sync::{AtomicI64, AtomicPtr, AtomicU32, Ordering};
+use super::sync::{AtomicI64, AtomicPtr, AtomicU32, KERNEL_KNOWS_THREADS, Ordering};
 use super::table::Table;
-use super::thread::Threads;
+use super::thread::{self, Threads};
 use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_os::{pagemap::Pagemap, process, uffd::Uffd};
+use farfield_os::process::{self, ThreadCount};
+use farfield_os::{pagemap::Pagemap, uffd::Uffd};
 
 /// The one runtime of this process.
 pub static RUNTIME: Runtime = Runtime::new();
@@ -43,6 +44,8 @@ pub struct Armed {
     pub pidfd: i32,
     /// `/dev/null`.
     pub null: i32,
+    /// Threads of this process, ours among them.
+    pub threads: Option<ThreadCount>,
     /// The pool.
     pub store: Store,
     /// Eviction buffers; whoever holds the lock evicts.
@@ -198,7 +201,8 @@ impl Runtime {
         // SAFETY: made by `set_armed`, and nobody else looks at it, by the caller.
         let armed = unsafe { Box::from_raw(armed) };
         armed.store.backend().abandon();
-        for fd in [armed.pagemap.fd(), armed.pidfd, armed.null] {
+        let threads = armed.threads.as_ref().map(ThreadCount::fd);
+        for fd in [armed.pagemap.fd(), armed.pidfd, armed.null].into_iter().chain(threads) {
             farfield_os::file::close(fd);
         }
         armed.evictor.lock().close_inherited();
@@ -207,6 +211,18 @@ impl Runtime {
     /// Must system calls find their buffers near? Not in thread mode, where faults inside them are served too.
     pub fn guards(&self) -> bool {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
+    }
+
+    /// Is the calling thread the only one that can write the program's memory now? The monitor does not, and nobody can
+    /// start another thread meanwhile.
+    pub fn is_alone(&self) -> bool {
+        let armed = self.armed();
+        let ours = u64::from(self.monitor.load(Ordering::Relaxed));
+        KERNEL_KNOWS_THREADS
+            && armed.mode == Mode::Signal
+            && thread::current().is_some()
+            && self.loans.none().is_some()
+            && armed.threads.as_ref().and_then(ThreadCount::count).is_some_and(|count| count <= 1 + ours)
     }
 
     /// Sets it.

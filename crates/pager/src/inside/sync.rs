@@ -15,6 +15,9 @@ pub use crate::model::schedule::{
     AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, thread_exists, tid,
 };
 
+/// Does the kernel know every thread? Not those of a model.
+pub const KERNEL_KNOWS_THREADS: bool = cfg!(not(feature = "model"));
+
 /// One step of waiting: spin first, then give the processor away.
 pub fn pause(spins: &mut u32) {
     *spins += 1;
