@@ -395,7 +395,10 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
                 far.swap(index, other);
                 twin.swap(index, other);
             }
-            4..=6 => {
+            4 => {
+                heap.prefetch(far[index..].iter().flatten().take(4));
+            }
+            5..=6 => {
                 let scope = heap.enter();
                 if let (Some(value), Some(twin)) = (&mut far[index], &mut twin[index]) {
                     *value.get_mut(&scope).unwrap() = make(new);

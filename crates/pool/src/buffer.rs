@@ -7,9 +7,11 @@ pub struct Buffer {
     bytes: *mut u8,
     sums: Box<[u64]>,
     pages: usize,
+    /// Made by `new`, and not over somebody's memory.
+    owned: bool,
 }
 
-// SAFETY: the memory is owned by the buffer alone (private mapping made in `new`).
+// SAFETY: the memory is the buffer's alone (`new`, `over`).
 unsafe impl Send for Buffer {}
 
 impl core::fmt::Debug for Buffer {
@@ -28,7 +30,18 @@ impl Buffer {
         if bytes.is_null() {
             std::alloc::handle_alloc_error(layout);
         }
-        Buffer { bytes, sums: vec![0; capacity].into_boxed_slice(), pages: capacity }
+        Buffer { bytes, sums: vec![0; capacity].into_boxed_slice(), pages: capacity, owned: true }
+    }
+
+    /// A buffer over `pages` pages of memory that somebody else allocated and will free: what is read arrives where it shall
+    /// stay.
+    ///
+    /// # Safety
+    /// `bytes` is aligned to a page, and so many pages from there on are initialised memory that nobody else accesses or frees
+    /// before the buffer is dropped.
+    pub unsafe fn over(bytes: *mut u8, pages: usize) -> Buffer {
+        assert!(pages > 0 && (bytes as usize).is_multiple_of(PAGE_BYTES));
+        Buffer { bytes, sums: vec![0; pages].into_boxed_slice(), pages, owned: false }
     }
 
     fn layout(capacity: usize) -> std::alloc::Layout {
@@ -53,7 +66,7 @@ impl Buffer {
 
     /// The bytes of the pages in use.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated in `new` with at least this many bytes, initialised (zeroed), exclusively ours.
+        // SAFETY: at least this many bytes, initialised, exclusively ours (`new`, `over`).
         unsafe { core::slice::from_raw_parts(self.bytes, self.pages * PAGE_BYTES) }
     }
 
@@ -93,7 +106,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout.
-        unsafe { std::alloc::dealloc(self.bytes, Self::layout(self.sums.len())) }
+        if self.owned {
+            // SAFETY: allocated in `new` with the same layout.
+            unsafe { std::alloc::dealloc(self.bytes, Self::layout(self.sums.len())) }
+        }
     }
 }

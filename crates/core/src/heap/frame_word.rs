@@ -19,7 +19,8 @@
 //! *Place* is the frame number while the page is Near, and a number that no slot ever holds otherwise: one comparison with a slot
 //! tells a mutator that its guess is right and the page usable (`FrameWord::confirms`). *Leaving* means that slots do
 //! not find the page any more, so whoever uses it next takes it back and marks it as referenced: that is the clock's access
-//! mark, and the price of it is paid when a page is about to leave and not at every access.
+//! mark, and the price of it is paid when a page is about to leave and not at every access. A page that came *ahead* of need
+//! is Near without a place until its first use, so that we know whether it was of use.
 //!
 //! Fetching and Copying have an owner, and others wait for it. In Copying the owner reads the bytes while nobody can write
 //! them; it is short, because no I/O happens in it. In every other state, whoever needs the page takes it.
@@ -68,6 +69,7 @@ const DIRTY: u64 = 1;
 const STORED: u64 = 1 << 1;
 const REFERENCED: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
+const AHEAD: u64 = 1 << 4;
 const PLACE_MASK: u64 = 0xFFFF_FF00;
 /// In the place field: no slot holds this frame number.
 const NOWHERE: u64 = PLACE_MASK;
@@ -131,6 +133,11 @@ impl FrameWord {
         self.0 & WANTED != 0
     }
 
+    /// Was brought before anybody needed it, and has not been used since.
+    pub fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
     /// The one comparison of the fast path: the page is Near in exactly the frame that the slot guesses.
     ///
     /// A guess of frame 0 is confirmed by a word of fresh memory (Empty), which no live object's page has; callers that
@@ -158,7 +165,11 @@ impl FrameWord {
         };
         let frame = frame.map_or(0, |frame| u64::from(frame.0));
         let place = if state == State::Near { frame << 8 } else { NOWHERE };
-        FrameWord(frame << FRAME_SHIFT | bits << STATE_SHIFT | place | self.0 & (DIRTY | STORED | REFERENCED | WANTED))
+        let mut flags = DIRTY | STORED | REFERENCED | WANTED;
+        if matches!(state, State::Leaving | State::Copying) {
+            flags |= AHEAD;
+        }
+        FrameWord(frame << FRAME_SHIFT | bits << STATE_SHIFT | place | self.0 & flags)
     }
 
     fn set(self, flag: u64, on: bool) -> FrameWord {
@@ -169,7 +180,9 @@ impl FrameWord {
     /// of ours, and the caller's to report.
     pub fn deref(self, write: bool) -> (FrameWord, Deref) {
         match (self.state(), self.frame()) {
-            (State::Near, Some(frame)) => (self.set(DIRTY, self.is_dirty() || write), Deref::Here(frame)),
+            (State::Near, frame @ Some(here)) => {
+                (self.to(State::Near, frame).set(DIRTY, self.is_dirty() || write), Deref::Here(here))
+            }
             (State::Leaving, Some(frame)) => {
                 let word = self.to(State::Near, Some(frame)).set(REFERENCED, true);
                 (word.set(DIRTY, self.is_dirty() || write), Deref::Here(frame))
@@ -197,6 +210,12 @@ impl FrameWord {
     pub fn arrived(self, frame: FrameId, dirty: bool) -> FrameWord {
         assert!(self.state() == State::Fetching && frame.0 != 0 && frame.0 < FRAMES_MAX);
         self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED, false)
+    }
+
+    /// The owner of a Fetching page has filled `frame` from the far copy, before anybody needs it.
+    pub fn arrived_ahead(self, frame: FrameId) -> FrameWord {
+        let word = self.arrived(frame, false);
+        FrameWord(word.0 | NOWHERE | AHEAD)
     }
 
     /// The owner of a Fetching page gives up: back to `origin`, Far or Empty.
@@ -306,6 +325,7 @@ mod tests {
         match word.state() {
             State::Fetching => {
                 next.extend(FRAMES.iter().flat_map(|f| [word.arrived(*f, false), word.arrived(*f, true)]));
+                next.extend(FRAMES.iter().map(|f| word.arrived_ahead(*f)));
                 next.extend([word.gave_up(State::Empty), word.discarded()]);
                 next.extend([word.unit_released(false), word.unit_released(true)]);
                 // Only what was Far goes back to Far.
@@ -341,7 +361,7 @@ mod tests {
         for word in words {
             for frame in [FrameId(1), FrameId(2), FrameId(FRAMES_MAX - 1)] {
                 for card in [0, 1, 255] {
-                    let usable = word.state() == State::Near && word.frame() == Some(frame);
+                    let usable = word.state() == State::Near && word.frame() == Some(frame) && !word.is_ahead();
                     assert_eq!(word.confirms(Place::new(frame, card)), usable, "{word:?}");
                     assert_eq!(word.confirms_dirty(Place::new(frame, card)), usable && word.is_dirty());
                 }
@@ -362,6 +382,19 @@ mod tests {
                 State::Copying => assert!(word.frame().is_some()),
                 State::Copied => assert!(word.frame().is_some() && word.is_stored()),
             }
+        }
+    }
+
+    /// What came ahead of need is found by its first use, which counts it; one that leaves first is known, too.
+    #[test]
+    fn pages_ahead_are_counted_once() {
+        for word in reachable().into_iter().filter(|word| word.is_ahead()) {
+            assert!(matches!(word.state(), State::Near | State::Leaving | State::Copying), "{word:?}");
+            if word.state() != State::Copying {
+                assert!(matches!(word.deref(false), (after, Deref::Here(_)) if !after.is_ahead()));
+            }
+            assert!(word.cool().is_none_or(FrameWord::is_ahead));
+            assert!(word.seal().is_none_or(FrameWord::is_ahead));
         }
     }
 

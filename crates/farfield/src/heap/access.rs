@@ -2,6 +2,8 @@
 
 use super::evictor::Outcome;
 use super::frames::Purse;
+use super::io::{Flight, Landing};
+use super::segments::Unit;
 use super::threads::{Record, count};
 use super::{Core, Patience, Scope};
 use crate::error::FarError;
@@ -63,11 +65,17 @@ impl Core {
                         if seen.state() != State::Near {
                             count(&record.counters.taken_back);
                         }
+                        if seen.is_ahead() {
+                            count(&record.counters.prefetches_used);
+                        }
                         return Ok(frame);
                     }
                 }
                 Deref::Wait => {
                     if next == seen || self.exchange(word, seen, next) {
+                        if seen.state() == State::Fetching {
+                            self.help(record, Some(page));
+                        }
                         patience.wait()?;
                     }
                 }
@@ -79,18 +87,19 @@ impl Core {
                         self.frames.put(frame, pages);
                         continue;
                     }
-                    return match self.fill(record, page, pages, frame, seen.state()) {
-                        Ok(()) => {
-                            let dirty = want != Want::Read;
-                            word.store(next.arrived(frame, dirty).0, Ordering::Release);
-                            Ok(frame)
-                        }
-                        Err(error) => {
-                            self.frames.put(frame, pages);
-                            word.store(next.gave_up(seen.state()).0, Ordering::Release);
-                            Err(error)
-                        }
-                    };
+                    if what == Deref::Fetch {
+                        count(&record.counters.misses);
+                        let landing = if want == Want::Read { Landing::Clean } else { Landing::Dirty };
+                        self.fetch(record, Flight { unit: Unit { page, pages }, frame, landing })?;
+                        return Ok(frame);
+                    }
+                    if let Err(error) = self.make_zero(page, pages, frame) {
+                        self.frames.put(frame, pages);
+                        word.store(next.gave_up(State::Empty).0, Ordering::Release);
+                        return Err(error);
+                    }
+                    word.store(next.arrived(frame, true).0, Ordering::Release);
+                    return Ok(frame);
                 }
             }
         }
@@ -102,30 +111,13 @@ impl Core {
         word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Fills the frames of a unit whose word we made Fetching: from the pool if it was Far, else with zeros.
-    fn fill(&self, record: &Record, page: u32, pages: u32, frame: FrameId, was: State) -> Result<(), FarError> {
-        let target = self.frames.address(frame);
-        if was == State::Empty {
-            self.claim_rest(page, pages)?;
-            // SAFETY: the frames are ours since `take_frames`, and so many.
-            unsafe { target.write_bytes(0, pages as usize * PAGE_BYTES) };
-            self.frames.infos[frame.0].moved_in(page, 0);
-            return Ok(());
-        }
-        count(&record.counters.misses);
-        let mut io = record.io.borrow_mut();
-        if io.is_none() {
-            *io = Some(super::io::Io::new(&*self.backend, self.patience)?);
-        }
-        let Some(io) = io.as_mut() else { unreachable!("a lane was just opened") };
-        io.read(u64::from(page), pages, |index, bytes, sum| {
-            // SAFETY: as above; `index` is below `pages`, and `bytes` is a page of the lane's buffer.
-            unsafe { target.add(index as usize * PAGE_BYTES).copy_from_nonoverlapping(bytes.as_ptr(), PAGE_BYTES) };
-            match index {
-                0 => self.frames.infos[frame.0].moved_in(page, sum),
-                _ => self.frames.infos[frame.0 + index].set_sum(sum),
-            }
-        })
+    /// Fills the frames of a unit that was Empty, and whose word we made Fetching.
+    fn make_zero(&self, page: u32, pages: u32, frame: FrameId) -> Result<(), FarError> {
+        self.claim_rest(page, pages)?;
+        // SAFETY: the frames are ours since `take_frames`, and so many.
+        unsafe { self.frames.address(frame).write_bytes(0, pages as usize * PAGE_BYTES) };
+        self.frames.infos[frame.0].moved_in(page);
+        Ok(())
     }
 
     /// A unit of several pages comes into being: the words of all but the first stay Fetching as long as it exists, so that
@@ -189,6 +181,8 @@ impl Core {
                 }
                 _ => {}
             }
+            // What has arrived can leave again.
+            self.help(record, None);
             step = (step * 2).min((limit / 8).max(pages));
             patience.wait()?;
         }

@@ -38,6 +38,8 @@ pub(crate) struct Evictor {
     pub(crate) clean: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) discarded: AtomicU64,
+    /// Units that came ahead of need and left unused.
+    pub(crate) ahead: AtomicU64,
 }
 
 /// Pages made Leaving together.
@@ -90,6 +92,7 @@ impl Evictor {
             clean: AtomicU64::new(0),
             dead: AtomicU64::new(0),
             discarded: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
         }
     }
 
@@ -233,6 +236,7 @@ impl EvictorState {
             self.settle(word, |word| word.dropped(false));
             core.frames.put(frame, unit.pages);
             core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+            core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
             return Ok(());
         }
         if unit.pages as usize > self.batch {
@@ -467,7 +471,7 @@ fn sum(core: &Core, first: FrameId, index: u32) -> u64 {
 /// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they are bytes like any others;
 /// the compiler must not conclude otherwise from the types that were written there. It has to assume that the empty assembly
 /// block wrote all of them.
-fn launder(address: *mut u8) {
+pub(super) fn launder(address: *mut u8) {
     #[cfg(not(miri))]
     // SAFETY: no instruction; memory is clobbered by default.
     unsafe {

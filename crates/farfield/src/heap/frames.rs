@@ -248,14 +248,13 @@ impl Free {
 }
 
 impl FrameInfo {
-    /// The unit of this page has moved in; `sum` is the checksum of its far copy, if it has one.
-    pub(crate) fn moved_in(&self, page: u32, sum: u64) {
-        self.sum.store(sum, Ordering::Relaxed);
-        // The evictor reads the sum only after it has seen the frame word that is stored after this.
+    /// The unit of this page has moved in. The evictor reads what is said here only after it has seen the frame word that is
+    /// stored afterwards.
+    pub(crate) fn moved_in(&self, page: u32) {
         self.page.store(page + 1, Ordering::Relaxed);
     }
 
-    /// Checksum of the far copy, for a frame inside a unit.
+    /// Checksum of the far copy.
     pub(crate) fn set_sum(&self, sum: u64) {
         self.sum.store(sum, Ordering::Relaxed);
     }

@@ -1,86 +1,248 @@
-//! A lane and its buffer: reading and writing pages, with an end to every wait.
+//! One thread's lane, and the units that are on their way on it.
+//!
+//! A unit that is being read is a *flight*. It owns its page (Fetching) and its frames, where the lane puts the bytes, until it
+//! lands: Near, or Far again. No thread belongs to it: whoever polls the lane lands what has arrived (`fetch`).
 
-use crate::error::FarError;
+use super::Core;
+use super::segments::Unit;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::FrameId;
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use std::collections::VecDeque;
 use std::time::Instant;
 
-/// One thread's way to the pool.
+/// How a unit comes near.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Landing {
+    /// To be read.
+    Clean,
+    /// To be written.
+    Dirty,
+    /// Nobody wants it yet.
+    Ahead,
+}
+
+/// A unit on its way.
+#[derive(Clone, Copy)]
+pub(crate) struct Flight {
+    pub(crate) unit: Unit,
+    pub(crate) frame: FrameId,
+    pub(crate) landing: Landing,
+}
+
+/// Names a request: its flight's number, whether it is in the background, and its first page in the unit.
+struct Tag(u64);
+
+impl Tag {
+    fn new(number: u32, is_background: bool, first: u32) -> Tag {
+        Tag(u64::from(first) << 32 | u64::from(is_background) << 31 | u64::from(number))
+    }
+
+    fn parts(self) -> (u32, bool, u32) {
+        (self.0 as u32 & !(1 << 31), self.0 & 1 << 31 != 0, (self.0 >> 32) as u32)
+    }
+}
+
+struct Entry {
+    flight: Flight,
+    priority: Priority,
+    /// Pages that the lane was asked for.
+    asked: u32,
+    /// Requests in the lane.
+    open: u32,
+    result: Result<(), PoolError>,
+}
+
+/// A lane and its flights.
 pub(crate) struct Io {
     lane: Box<dyn Lane>,
-    /// `None` only while it is under way.
-    buffer: Option<Buffer>,
+    /// By number. For the tags of their requests see [`Tag`].
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Flights of which the lane has not taken all requests: demand in front, so that it overtakes what is ahead of need.
+    queue: VecDeque<u32>,
+    /// Background requests in the lane.
+    background: usize,
     done: Vec<Completion>,
-    /// Of the last operation. An answer to an earlier one comes too late for anybody.
-    tag: u64,
+    /// The flight that the lane's thread waits for, and how it ended.
+    awaited: Option<u32>,
+    outcome: Option<Result<(), PoolError>>,
     deadline: Duration,
 }
 
-/// Most pages read at a time.
+/// Most pages of a request.
 const READ_PAGES: u32 = 16;
+/// Most background requests in the lane: what is there cannot be overtaken.
+const BACKGROUND_MAX: usize = 32;
 
 impl Io {
-    /// Near memory of one of these, about: most have met pages only.
+    /// Near memory of one of these, about. The bytes of flights are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
 
     pub(crate) fn new(backend: &dyn Backend, deadline: Duration) -> Result<Io, PoolError> {
-        let lane = backend.open_lane()?;
-        Ok(Io { lane, buffer: Some(Buffer::new(1)), done: Vec::with_capacity(4), tag: 0, deadline })
+        Ok(Io {
+            lane: backend.open_lane()?,
+            entries: Vec::new(),
+            free: Vec::new(),
+            queue: VecDeque::new(),
+            background: 0,
+            done: Vec::with_capacity(32),
+            awaited: None,
+            outcome: None,
+            deadline,
+        })
     }
 
-    /// Reads `count` pages from `page` on. `each` gets them in order, with their checksums.
-    pub(crate) fn read(
-        &mut self,
-        page: u64,
-        count: u32,
-        mut each: impl FnMut(u32, &[u8], u64),
-    ) -> Result<(), FarError> {
-        let mut at = 0;
-        while at < count {
-            let pages = (count - at).min(READ_PAGES) as usize;
-            // A buffer that did not come back in time is the lane's for good.
-            let mut buffer = self.buffer.take().unwrap_or_else(|| Buffer::new(pages));
-            if buffer.capacity() < pages {
-                buffer = Buffer::new(READ_PAGES as usize);
+    /// Flights that have not landed.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Starts a flight. Its page is Fetching and ours, and so are its frames.
+    pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) -> u32 {
+        let entry = Some(Entry { flight, priority, asked: 0, open: 0, result: Ok(()) });
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.entries[number as usize] = entry;
+                number
             }
-            buffer.set_pages(pages);
-            let (buffer, result) = self.one(Op::Read { page: PageId(page + u64::from(at)), buffer });
-            if let (Ok(()), Some(buffer)) = (&result, &buffer) {
-                for index in 0..pages {
-                    each(at + index as u32, buffer.page(index), buffer.sums()[index]);
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u32 - 1
+            }
+        };
+        match priority {
+            Priority::Demand => self.queue.push_front(number),
+            Priority::Background => self.queue.push_back(number),
+        }
+        self.ask(core);
+        number
+    }
+
+    /// Somebody waits for the page: if its flight is still queued, it goes first.
+    pub(crate) fn hurry(&mut self, core: &Core, page: u32) {
+        let queued = |number: &u32| self.entry(*number).is_some_and(|entry| entry.flight.unit.page == page);
+        if let Some(at) = self.queue.iter().position(queued)
+            && let Some(number) = self.queue.remove(at)
+        {
+            if let Some(entry) = &mut self.entries[number as usize] {
+                entry.priority = Priority::Demand;
+            }
+            self.queue.push_front(number);
+            self.ask(core);
+        }
+    }
+
+    fn entry(&self, number: u32) -> Option<&Entry> {
+        self.entries[number as usize].as_ref()
+    }
+
+    /// Gives the lane what it takes.
+    fn ask(&mut self, core: &Core) {
+        while let Some(number) = self.queue.front()
+            && let Some(entry) = &mut self.entries[*number as usize]
+        {
+            let Flight { unit, frame, .. } = entry.flight;
+            while entry.asked < unit.pages && entry.result.is_ok() {
+                let is_background = entry.priority == Priority::Background;
+                if is_background && self.background >= BACKGROUND_MAX {
+                    return;
                 }
+                let pages = (unit.pages - entry.asked).min(READ_PAGES);
+                let target = core.frames.address(FrameId(frame.0 + entry.asked));
+                super::evictor::launder(target);
+                // SAFETY: frames are pages of initialised memory (`launder`). These are the flight's alone until it lands, which
+                // is when the lane has given back all its buffers, or is gone.
+                let buffer = unsafe { Buffer::over(target, pages as usize) };
+                let request = Request {
+                    tag: Tag::new(*number, is_background, entry.asked).0,
+                    priority: entry.priority,
+                    deadline: self.deadline,
+                    op: Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer },
+                };
+                if self.lane.submit(request).is_err() {
+                    return;
+                }
+                self.background += usize::from(is_background);
+                entry.asked += pages;
+                entry.open += 1;
             }
-            self.buffer = buffer;
-            result?;
-            at += pages as u32;
+            self.queue.pop_front();
         }
-        // Large values are rare; a large buffer is not kept for them.
-        self.buffer = self.buffer.take().filter(|buffer| buffer.capacity() == 1).or_else(|| Some(Buffer::new(1)));
-        Ok(())
     }
 
-    fn one(&mut self, op: Op) -> (Option<Buffer>, Result<(), FarError>) {
-        let started = Instant::now();
-        self.tag += 1;
-        let request = Request { tag: self.tag, priority: Priority::Demand, deadline: self.deadline, op };
-        if let Err(back) = self.lane.submit(request) {
-            let buffer = match back.op {
-                Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
-                Op::Discard { .. } => None,
-            };
-            return (buffer, Err(FarError::Stalled { after: Duration::ZERO }));
+    /// Lands what has arrived; how many flights. Does not wait.
+    pub(crate) fn collect(&mut self, core: &Core) -> usize {
+        let mut landed = 0;
+        let mut done = core::mem::take(&mut self.done);
+        loop {
+            let moved = self.lane.poll(&mut done);
+            for completion in done.drain(..) {
+                landed += usize::from(self.complete(core, completion));
+            }
+            self.ask(core);
+            if moved < done.capacity() {
+                break;
+            }
         }
-        // The lane keeps the deadline; this is for a lane that does not.
+        self.done = done;
+        landed
+    }
+
+    /// One request has ended; true if its flight landed.
+    fn complete(&mut self, core: &Core, completion: Completion) -> bool {
+        let (number, is_background, first) = Tag(completion.tag).parts();
+        self.background -= usize::from(is_background);
+        let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };
+        let Flight { unit, frame, .. } = entry.flight;
+        entry.open -= 1;
+        entry.result = entry.result.and(completion.result);
+        for (index, sum) in completion.buffer.iter().flat_map(|buffer| buffer.sums()).enumerate() {
+            core.frames.infos[frame.0 + first + index as u32].set_sum(*sum);
+        }
+        // The frames may be somebody else's from here on.
+        drop(completion.buffer);
+        if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {
+            return false;
+        }
+        self.land(core, number);
+        true
+    }
+
+    fn land(&mut self, core: &Core, number: u32) {
+        let Some(Entry { flight, result, .. }) = self.entries[number as usize].take() else { return };
+        self.free.push(number);
+        if self.awaited == Some(number) {
+            self.outcome = Some(result);
+        }
+        core.land(flight, result);
+    }
+
+    /// Waits for a flight of this lane; how it ended. `None`: the lane has forgotten it, and is of no use any more.
+    pub(crate) fn wait_for(&mut self, core: &Core, number: u32) -> Option<Result<(), PoolError>> {
+        let started = Instant::now();
+        self.awaited = Some(number);
+        // The lane keeps the deadline; ours is for a lane that does not.
         while started.elapsed() < self.deadline * 2 {
-            self.lane.poll(&mut self.done);
-            let tag = self.tag;
-            if let Some(completion) = self.done.drain(..).find(|completion| completion.tag == tag) {
-                return (completion.buffer, completion.result.map_err(FarError::Pool));
+            self.collect(core);
+            if let Some(outcome) = self.outcome.take() {
+                self.awaited = None;
+                return Some(outcome);
             }
             self.lane.wait(self.deadline);
         }
-        (None, Err(FarError::Stalled { after: started.elapsed() }))
+        None
+    }
+
+    /// The lane has forgotten flights. It goes, and they fail.
+    pub(crate) fn abandon(self, core: &Core) {
+        let Io { lane, entries, deadline, .. } = self;
+        // With it go its buffers: nobody writes into frames of ours after this.
+        drop(lane);
+        for Entry { flight, .. } in entries.into_iter().flatten() {
+            core.land(flight, Err(PoolError::TimedOut { server: 0, after: deadline * 2 }));
+        }
     }
 }

@@ -7,12 +7,14 @@
 //! | `segments` | which far addresses are in use |
 //! | `threads` | who is inside a scope, and since when |
 //! | `access` | what a dereference does when its guess was wrong |
+//! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `directory` | which heap a far pointer belongs to |
 
 mod access;
 mod directory;
 mod evictor;
+mod fetch;
 mod frames;
 mod io;
 mod memory;
@@ -165,6 +167,14 @@ impl Heap {
         FarBox::new_in(self.core(), value)
     }
 
+    /// Begins to bring these values near, and does not wait: for values that will be needed soon. How many pages (or large
+    /// values) are on their way now. It is advice: what is near, belongs to another heap, or finds no room, is passed over.
+    pub fn prefetch<'a, T: Send + 'static>(&self, values: impl IntoIterator<Item = &'a FarBox<T>>) -> usize {
+        let core = self.core();
+        let pages = values.into_iter().filter_map(|value| value.page_in(core));
+        core.prefetch(core.record(), pages) as usize
+    }
+
     /// Changes the near budget. A smaller one is reached as pages leave; that takes longer the more is in use.
     pub fn set_near(&self, bytes: u64) {
         let core = self.core();
@@ -244,6 +254,9 @@ impl Core {
             throttled: self.threads.sum(|counters| &counters.throttled),
             discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),
             lost_values: self.threads.sum(|counters| &counters.lost_values),
+            prefetches: self.threads.sum(|counters| &counters.prefetches),
+            prefetches_used: self.threads.sum(|counters| &counters.prefetches_used),
+            prefetches_unused: self.evictor.ahead.load(Ordering::Relaxed),
         }
     }
 
@@ -277,6 +290,7 @@ impl Core {
                     return;
                 }
             }
+            core.threads.close_lanes();
             core.backend.release();
         }
         // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once. Nobody uses it any more.

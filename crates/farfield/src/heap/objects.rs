@@ -149,7 +149,11 @@ impl Core {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.release() {
                 Some((next, frame)) if self.exchange(word, seen, next) => break (next, frame),
-                _ => patience.wait().unwrap_or(()),
+                _ => {
+                    // Somebody may have wished for it ahead of need.
+                    self.help(self.record(), None);
+                    patience.wait().unwrap_or(());
+                }
             }
         };
         for inside in unit.page + 1..unit.page + unit.pages {

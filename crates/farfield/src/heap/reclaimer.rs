@@ -98,6 +98,7 @@ impl Reclaimer {
                     pause = PAUSE.0;
                 }
                 Ok(Outcome::Blocked(_) | Outcome::Hot) | Err(_) => {
+                    core.help_all();
                     // Whoever needs room rings again, or runs the evictor itself and gets the error.
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(PAUSE.1);

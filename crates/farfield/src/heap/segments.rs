@@ -205,7 +205,9 @@ impl Segments {
             INSIDE => {
                 let first = head.extra.load(Ordering::Relaxed);
                 let pages = self.heads[first].extra.load(Ordering::Relaxed);
-                Some(Unit { page: first * SEGMENT_PAGES, pages })
+                let unit = Unit { page: first * SEGMENT_PAGES, pages };
+                // The last segment may have more pages than the object.
+                (page < unit.page + unit.pages).then_some(unit)
             }
             kind => {
                 let class = Class::from_index(usize::from(kind - CLASS));

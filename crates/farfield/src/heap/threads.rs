@@ -8,7 +8,7 @@
 use super::Core;
 use super::io::Io;
 use core::cell::{Cell, RefCell};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use farfield_core::heap::Class;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,10 @@ pub(crate) struct Record {
     pub(crate) tick: Cell<u32>,
     /// The segment that this thread fills, per class.
     pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
-    pub(crate) io: RefCell<Option<Io>>,
+    /// Its lane. Others look at it too, for pages that they wait for.
+    pub(crate) io: Mutex<Option<Io>>,
+    /// Flights of that lane, about.
+    pub(crate) in_flight: AtomicU32,
 }
 
 /// Written by one thread only, so without read-modify-write.
@@ -37,6 +40,8 @@ pub(crate) struct Counters {
     pub(crate) taken_back: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) lost_values: AtomicU64,
+    pub(crate) prefetches: AtomicU64,
+    pub(crate) prefetches_used: AtomicU64,
 }
 
 /// One more, in a counter that only this thread writes.
@@ -44,7 +49,7 @@ pub(crate) fn count(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
-// SAFETY: other threads touch the atomics only; the cells are for the attached thread, of which there is one
+// SAFETY: other threads touch the atomics and what a lock guards only; the cells are for the attached thread, of which there is one
 // (`attached` is claimed by a compare-exchange and released with the cells at rest).
 unsafe impl Sync for Record {}
 
@@ -57,7 +62,8 @@ impl Record {
             depth: Cell::new(0),
             tick: Cell::new(0),
             segments: core::array::from_fn(|_| Cell::new(None)),
-            io: RefCell::new(None),
+            io: Mutex::new(None),
+            in_flight: AtomicU32::new(0),
         }
     }
 
@@ -230,6 +236,19 @@ impl Threads {
     /// Is no thread inside a scope?
     pub(crate) fn is_quiet(&self) -> bool {
         self.is_over(u64::MAX)
+    }
+
+    /// Those whose lanes have something in flight.
+    pub(crate) fn in_flight(&self) -> Vec<Arc<Record>> {
+        let records = self.lock();
+        records.iter().filter(|record| record.in_flight.load(Ordering::Acquire) > 0).cloned().collect()
+    }
+
+    /// Closes all lanes. Nobody uses the heap any more.
+    pub(crate) fn close_lanes(&self) {
+        for record in self.lock().iter() {
+            record.io.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
     }
 
     /// The sum of one counter.

@@ -6,6 +6,7 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 
 impl Core {
     pub(crate) fn verify(&self) {
+        self.land_all();
         self.evictor.paused(|| {
             let occupied = self.segments.verify();
             assert_eq!(self.references.load(Ordering::SeqCst), occupied + 1, "references and segments with objects");

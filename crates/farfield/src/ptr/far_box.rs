@@ -115,6 +115,20 @@ impl<T: Send + 'static> FarBox<T> {
         }
     }
 
+    /// Begins to bring the value near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
+    pub fn prefetch(&self) {
+        let (core, page, _) = self.parts();
+        // SAFETY: our value keeps the heap.
+        let core = unsafe { &*core };
+        core.prefetch(core.record(), [page]);
+    }
+
+    /// Its page's number within this heap.
+    pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
+        let page = self.page.get().wrapping_sub(core.first_page);
+        (page < core.pages).then_some(page)
+    }
+
     /// Heap, page within the heap, and card.
     fn parts(&self) -> (*const Core, u32, u8) {
         let page = self.page.get();
