@@ -129,7 +129,7 @@ impl Idle {
 /// program goes on. Dropping clean ones costs less than the interruptions.
 fn evicts_ahead(runtime: &Runtime) -> bool {
     let (near, limit) = runtime.near();
-    near > limit || (runtime.dirty_share.load(Ordering::Relaxed) > 48 && runtime.armed().store.is_mapped())
+    near > limit || (runtime.dirty_share.get() > 48 && runtime.armed().store.is_mapped())
 }
 
 /// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.

@@ -62,6 +62,8 @@ struct Victim {
     page: PageId,
     dirty: bool,
     shared: bool,
+    /// Has a far copy.
+    stored: bool,
     epoch: u32,
 }
 
@@ -104,7 +106,7 @@ impl Share {
     /// What to evict while a page travels: little, so that it does not arrive before; but dirty pages in whole batches, so
     /// that neighbours are written together.
     pub fn while_waiting(runtime: &Runtime) -> Share {
-        if runtime.dirty_share.load(Ordering::Relaxed) < 16 { Share::WhileWaiting } else { Share::Batch }
+        if runtime.dirty_share.get() < 16 { Share::WhileWaiting } else { Share::Batch }
     }
 }
 
@@ -113,7 +115,7 @@ impl Evictor {
     pub fn new(pipe: PagePipe) -> Evictor {
         Evictor {
             pipe,
-            victims: [Victim { page: PageId(0), dirty: false, shared: false, epoch: 0 }; BATCH],
+            victims: [Victim { page: PageId(0), dirty: false, shared: false, stored: false, epoch: 0 }; BATCH],
             count: 0,
             vectored: true,
             writes: None,
@@ -180,8 +182,8 @@ impl Evictor {
                 queue.push(page, |_| false);
             } else if word.state() == farfield_core::page_word::State::Leaving {
                 let shared = word.is_shared();
-                self.victims[self.count] =
-                    Victim { page, dirty: word.is_dirty() || shared, shared, epoch: word.epoch() };
+                let (dirty, stored) = (word.is_dirty() || shared, word.is_stored());
+                self.victims[self.count] = Victim { page, dirty, shared, stored, epoch: word.epoch() };
                 self.count += 1;
             }
         }
@@ -246,9 +248,7 @@ impl Evictor {
         // The pipe is emptied in this order.
         self.victims[..self.count].sort_unstable_by_key(|victim| (victim.dirty, victim.page));
         let dirty = self.victims[..self.count].iter().filter(|victim| victim.dirty).count();
-        let share = runtime.dirty_share.load(Ordering::Relaxed);
-        let new = (share * 7 + (dirty * 256 / self.count) as u32) / 8;
-        runtime.dirty_share.store(new, Ordering::Relaxed);
+        runtime.dirty_share.count(dirty, self.count);
         self.count - dirty
     }
 
@@ -316,14 +316,19 @@ impl Evictor {
             0
         };
         runtime.charge(-(first_read as i64));
+        let mut changed = 0;
         if first_read < gone {
-            self.read_and_write(runtime, armed, first_read, gone, now);
+            changed = self.read_and_write(runtime, armed, first_read, gone, now);
+        }
+        let stored = self.victims[..gone].iter().filter(|victim| victim.stored).count();
+        if stored > 0 {
+            runtime.changed_share.count(changed, stored);
         }
     }
 
     /// Reads the victims from `first` to `gone` out of the pipe, in the order in which they went in, and writes those that
-    /// changed.
-    fn read_and_write(&mut self, runtime: &Runtime, armed: &Armed, first: usize, gone: usize, now: u32) {
+    /// changed. How many are others than their far copy.
+    fn read_and_write(&mut self, runtime: &Runtime, armed: &Armed, first: usize, gone: usize, now: u32) -> usize {
         let table = runtime.table();
         let mut fates = [Fate::Unchanged; BATCH];
         let mut writer = armed.store.writer();
@@ -354,7 +359,7 @@ impl Evictor {
                     counters.clean_drops.fetch_add(1, Ordering::Relaxed);
                 }
                 Fate::Zero => {
-                    if table.word(victim.page).is_stored() {
+                    if victim.stored {
                         armed.store.discard(victim.page, 1);
                         runtime.charge_far(-1);
                     }
@@ -366,6 +371,8 @@ impl Evictor {
             }
         }
         runtime.charge(-((gone - first) as i64));
+        let differs = |(victim, fate): &(&Victim, &Fate)| victim.stored && !matches!(fate, Fate::Unchanged);
+        self.victims[first..gone].iter().zip(&fates[first..gone]).filter(differs).count()
     }
 }
 
@@ -386,11 +393,7 @@ impl Victim {
             return Fate::Zero;
         }
         let sum = checksum(bytes);
-        if table.word(self.page).is_stored() && sum == table.sum(self.page) {
-            Fate::Unchanged
-        } else {
-            Fate::Changed(sum)
-        }
+        if self.stored && sum == table.sum(self.page) { Fate::Unchanged } else { Fate::Changed(sum) }
     }
 }
 

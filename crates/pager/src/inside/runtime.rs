@@ -82,8 +82,10 @@ pub struct Runtime {
     pub break_end: Lock<usize>,
     /// Process id, cached: differs from the kernel's in a vfork child.
     pub pid: AtomicU32,
-    /// Recent share of dirty pages among victims, in 1/256.
-    pub dirty_share: AtomicU32,
+    /// Victims of late that had to be read.
+    pub dirty_share: RecentShare,
+    /// Victims of late with a far copy that differed from it.
+    pub changed_share: RecentShare,
     /// What our heap has been charged with.
     heap_charged: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
@@ -119,7 +121,8 @@ impl Runtime {
             busy: AtomicU32::new(0),
             break_end: Lock::new(window::BASE),
             pid: AtomicU32::new(0),
-            dirty_share: AtomicU32::new(0),
+            dirty_share: RecentShare::new(),
+            changed_share: RecentShare::new(),
             heap_charged: AtomicI64::new(0),
             wiped: Lock::new(Vec::new()),
             program_actions: Lock::new(
@@ -356,5 +359,24 @@ impl core::fmt::Write for Text {
         self.bytes[self.len..self.len + take].copy_from_slice(&s.as_bytes()[..take]);
         self.len += take;
         Ok(())
+    }
+}
+
+/// How many of what was counted lately were such, in 1/256: a moving average over eight counts.
+pub struct RecentShare(AtomicU32);
+
+impl RecentShare {
+    const fn new() -> RecentShare {
+        RecentShare(AtomicU32::new(0))
+    }
+
+    /// In 1/256.
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// `part` of `whole` were such. For one thread at a time.
+    pub fn count(&self, part: usize, whole: usize) {
+        self.0.store((self.get() * 7 + (part * 256 / whole) as u32) / 8, Ordering::Relaxed);
     }
 }

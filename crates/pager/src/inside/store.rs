@@ -28,6 +28,8 @@ const RUNS: usize = 6;
 pub const RUN_PAGES: usize = 16;
 /// Pages loaded at once: one system call maps them, and their copies fit the signal stack and, just, the first cache.
 const LOAD_PAGES: usize = 8;
+/// So many changed pages of 256 that leave are many.
+const MANY: u32 = 64;
 /// How long the pool may take for one operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -140,10 +142,12 @@ impl Store {
     }
 
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
-    /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too: that
-    /// saves the kernel a fault a page, and costs a checksum at egress if it is wrong.
+    /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too, and so is
+    /// every page while many pages leave changed: that saves the kernel a fault a page, and costs a checksum at egress if
+    /// it is wrong.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
         let runtime = &RUNTIME;
+        let write = write || runtime.changed_share.get() > MANY;
         let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
         let Some(mapped) = self.backend.mapped() else {
             runtime.charge(pages);
