@@ -75,6 +75,7 @@ const PLACE_MASK: u64 = 0xFFFF_FF00;
 const NOWHERE: u64 = PLACE_MASK;
 const STATE_SHIFT: u32 = 32;
 const STATE_MASK: u64 = 7 << STATE_SHIFT;
+const NEAR: u64 = 3 << STATE_SHIFT;
 const FRAME_SHIFT: u32 = 40;
 
 const _: () = assert!((FRAMES_MAX as u64) << 8 == NOWHERE);
@@ -151,6 +152,18 @@ impl FrameWord {
     #[inline]
     pub fn confirms_dirty(self, place: Place) -> bool {
         self.confirms(place) && self.0 & DIRTY != 0
+    }
+
+    /// The frame of a page that is Near and was used before, for those who find it without a slot.
+    #[inline]
+    pub fn near(self) -> Option<FrameId> {
+        (self.0 & (STATE_MASK | AHEAD) == NEAR).then_some(FrameId((self.0 >> FRAME_SHIFT) as u32))
+    }
+
+    /// [`FrameWord::near`], and writing needs no further mark.
+    #[inline]
+    pub fn near_dirty(self) -> Option<FrameId> {
+        (self.0 & (STATE_MASK | AHEAD | DIRTY) == NEAR | DIRTY).then_some(FrameId((self.0 >> FRAME_SHIFT) as u32))
     }
 
     fn to(self, state: State, frame: Option<FrameId>) -> FrameWord {
@@ -366,6 +379,9 @@ mod tests {
                     assert_eq!(word.confirms_dirty(Place::new(frame, card)), usable && word.is_dirty());
                 }
             }
+            let near = if word.state() == State::Near && !word.is_ahead() { word.frame() } else { None };
+            assert_eq!(word.near(), near);
+            assert_eq!(word.near_dirty(), near.filter(|_| word.is_dirty()));
             // A slot without a guess is confirmed by fresh memory only.
             assert_eq!(word.confirms(Place::new(FrameId(0), 9)), word == FrameWord::EMPTY);
         }

@@ -1,11 +1,13 @@
-//! What the far heap decides: frame words, slot words, size classes, free runs. `docs/design/heap.md` draws the whole.
+//! What the far heap decides: frame words, slot words, size classes, extents, free runs. `docs/design/heap.md` draws the whole.
 
 mod class;
+mod extents;
 mod frame_word;
 mod runs;
 mod slot;
 
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
+pub use extents::Extents;
 pub use frame_word::{Deref, FrameWord, State};
 pub use runs::Runs;
 pub use slot::{FRAMES_MAX, FrameId, Place};

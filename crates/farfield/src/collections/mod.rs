@@ -15,3 +15,10 @@
 //! - **Memory comes back**: far memory of what is removed is used again; dropping elements without destructors does no I/O.
 //!   The page of a member says what it keeps near beside its elements.
 //! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
+
+mod chunks;
+mod paged;
+mod vec;
+
+pub use chunks::{Chunks, ChunksMut, Scan, ScanMut};
+pub use vec::FarVec;

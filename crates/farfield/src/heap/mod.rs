@@ -6,6 +6,8 @@
 //! | `frames` | which near memory is free |
 //! | `segments` | which far addresses are in use |
 //! | `threads` | who is inside a scope, and since when |
+//! | `objects` | who makes and frees values |
+//! | `runs` | the same for collections that need no slots |
 //! | `access` | what a dereference does when its guess was wrong |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `evictor`, `reclaimer` | who leaves, and when |
@@ -20,6 +22,7 @@ mod io;
 mod memory;
 mod objects;
 mod reclaimer;
+mod runs;
 mod scope;
 mod segments;
 mod threads;
@@ -27,7 +30,8 @@ mod verify;
 
 pub(crate) use access::Want;
 pub(crate) use directory::heap_of;
-pub(crate) use objects::{drop_far, take};
+pub(crate) use objects::{Bury, bury_later, drop_far, take};
+pub(crate) use runs::free_run;
 pub use scope::Scope;
 pub(crate) use threads::Record;
 

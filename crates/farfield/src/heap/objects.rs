@@ -14,19 +14,19 @@ use std::sync::{Mutex, PoisonError};
 
 /// A scope of our own, in which no user has references. Whoever frees a value holds it in a function that has no reference to
 /// the heap as an argument: when it ends, another thread may end the heap.
-struct Inside<'a> {
-    record: &'a Record,
+pub(super) struct Inside<'a> {
+    pub(super) record: &'a Record,
 }
 
 impl<'a> Inside<'a> {
-    fn new(core: &'a Core) -> Inside<'a> {
+    pub(super) fn new(core: &'a Core) -> Inside<'a> {
         let record = core.record();
         record.enter(&core.epoch);
         Inside { record }
     }
 
     /// No scope of a user is open around it, so nothing is lost if it is renewed.
-    fn is_outermost(&self) -> bool {
+    pub(super) fn is_outermost(&self) -> bool {
         self.record.is_single()
     }
 }
@@ -41,8 +41,19 @@ impl Drop for Inside<'_> {
 /// scope ends.
 #[derive(Default)]
 pub(crate) struct Graves {
-    waiting: Mutex<Vec<Grave>>,
+    waiting: Mutex<Vec<Waiting>>,
     count: AtomicUsize,
+}
+
+enum Waiting {
+    Value(Grave),
+    Collection(Box<dyn Bury>),
+}
+
+/// What is left of a collection that was dropped.
+pub(crate) trait Bury: Send {
+    /// Drops its elements. False if some have to wait; `finally`: those are lost.
+    fn bury(&mut self, finally: bool) -> bool;
 }
 
 struct Grave {
@@ -73,7 +84,7 @@ impl Core {
             let pages = layout.size().div_ceil(PAGE_BYTES);
             let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
             let pages = pages.ok_or(FarError::TooLarge { bytes: layout.size() as u64 })?;
-            let page = self.segments.take_large(pages)?;
+            let page = self.segments.take_run(1, pages)?;
             self.references.fetch_add(1, Ordering::Relaxed);
             self.fit();
             return self.make_at(record, page, 0, renewable);
@@ -141,7 +152,7 @@ impl Core {
     }
 
     /// Makes a unit Empty, in which no object lives. Nobody can refer to it, so its frames are free at once.
-    fn release(&self, unit: Unit) {
+    pub(super) fn release(&self, unit: Unit) {
         let word = &self.words[unit.page];
         // The owner of a page that is Copying or being discarded does not wait for us, nor for anything without an end.
         let mut patience = Patience::new(core::time::Duration::MAX);
@@ -232,9 +243,16 @@ impl Core {
         Ok(self.free(page, card))
     }
 
-    fn bury_later(&self, grave: Grave) {
+    /// Will the value whose bytes could not be had never be had again?
+    pub(crate) fn is_lost(&self, error: FarError) -> bool {
+        use PoolError::{Corrupt, Refused, ServerGone};
+        matches!(error, FarError::Pool(ServerGone { .. } | Corrupt { .. } | Refused { .. }))
+            || self.closed.load(Ordering::SeqCst)
+    }
+
+    fn bury_later(&self, what: Waiting) {
         let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push(grave);
+        waiting.push(what);
         self.graves.count.store(waiting.len(), Ordering::Relaxed);
     }
 
@@ -252,9 +270,17 @@ impl Core {
             self.graves.count.store(0, Ordering::Relaxed);
             core::mem::take(&mut *waiting)
         };
-        for grave in waiting {
-            // SAFETY: the value's owner has forgotten it, and the entry is its only owner. The caller's reference keeps the heap.
-            unsafe { settle(self, grave, finally) };
+        for what in waiting {
+            match what {
+                // SAFETY: the value's owner has forgotten it, and the entry is its only owner. The caller's reference keeps
+                // the heap.
+                Waiting::Value(grave) => unsafe { settle(self, grave, finally) },
+                Waiting::Collection(mut remains) => {
+                    if !remains.bury(finally) {
+                        self.bury_later(Waiting::Collection(remains));
+                    }
+                }
+            }
         }
     }
 }
@@ -292,15 +318,10 @@ pub(crate) unsafe fn drop_far<T>(core: *const Core, page: u32, card: u8) {
 unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
     // SAFETY: passed on to the caller.
     let Err(error) = (unsafe { (grave.bury)(core, grave.page, grave.card) }) else { return };
-    let lost = matches!(
-        error,
-        FarError::Pool(PoolError::ServerGone { .. } | PoolError::Corrupt { .. } | PoolError::Refused { .. })
-    );
     // SAFETY: the value still lives, and keeps the heap.
-    let closed = unsafe { &*core }.closed.load(Ordering::SeqCst);
-    if !(lost || finally || closed) {
+    if !(finally || unsafe { &*core }.is_lost(error)) {
         // SAFETY: as above.
-        unsafe { &*core }.bury_later(grave);
+        unsafe { &*core }.bury_later(Waiting::Value(grave));
         return;
     }
     let last = {
@@ -310,6 +331,20 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
     };
     // SAFETY: `lose` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
+}
+
+/// What is left of a collection is dropped when a scope ends.
+///
+/// # Safety
+/// The collection keeps the heap.
+pub(crate) unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
+    // As soon as it is in the list, others may bury it, and it keeps the heap no more.
+    // SAFETY: passed on to the caller.
+    unsafe { &*core }.references.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the reference above keeps it.
+    unsafe { &*core }.bury_later(Waiting::Collection(remains));
+    // SAFETY: the reference above.
+    unsafe { unreference_if(core, true) };
 }
 
 /// Drops a `T` in the heap and frees its place.
@@ -337,7 +372,7 @@ unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError
 /// # Safety
 /// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use the heap afterwards unless
 /// it has another reference.
-unsafe fn unreference_if(core: *const Core, last: bool) {
+pub(super) unsafe fn unreference_if(core: *const Core, last: bool) {
     if last {
         // SAFETY: it is the reference of a segment without objects. If scopes are open around us, they are of a user, whose
         // `Heap` has a reference, or of the destructor of a value that lives still.

@@ -20,9 +20,11 @@ pub(crate) struct Segment {
     bits: AtomicPtr<AtomicU64>,
     /// Objects that live.
     live: AtomicU32,
-    /// Of a large object: its pages. Of a segment inside one: the number of its first segment.
+    /// Of a run: its pages. Of a segment inside one: the number of its first segment.
     extra: AtomicU32,
-    /// FREE, LARGE, INSIDE, or CLASS plus a class's index.
+    /// Of a run: the pages that come and go together.
+    unit: AtomicU32,
+    /// FREE, RUN, INSIDE, or CLASS plus a class's index.
     kind: AtomicU8,
     status: AtomicU8,
 }
@@ -31,7 +33,8 @@ pub(crate) struct Segment {
 unsafe impl Zeroed for Segment {}
 
 const FREE: u8 = 0;
-const LARGE: u8 = 1;
+/// The first segment of a run: one large object, or the units of a collection.
+const RUN: u8 = 1;
 const INSIDE: u8 = 2;
 const CLASS: u8 = 3;
 
@@ -181,8 +184,9 @@ impl Segments {
         Freed::Stays
     }
 
-    /// Room for an object of so many pages; its first page.
-    pub(crate) fn take_large(&self, pages: u32) -> Result<u32, FarError> {
+    /// Room for so many units of so many pages each; its first page. The caller owns all of it.
+    pub(crate) fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
+        let pages = units.checked_mul(unit_pages).ok_or(FarError::FarFull)?;
         let count = pages.div_ceil(SEGMENT_PAGES);
         let first = self.take(count)?;
         for id in first + 1..first + count {
@@ -190,8 +194,9 @@ impl Segments {
             self.heads[id].kind.store(INSIDE, Ordering::Release);
         }
         self.heads[first].extra.store(pages, Ordering::Relaxed);
+        self.heads[first].unit.store(unit_pages, Ordering::Relaxed);
         self.heads[first].live.store(1, Ordering::Relaxed);
-        self.heads[first].kind.store(LARGE, Ordering::Release);
+        self.heads[first].kind.store(RUN, Ordering::Release);
         Ok(first * SEGMENT_PAGES)
     }
 
@@ -201,14 +206,8 @@ impl Segments {
         let head = &self.heads[id];
         match head.kind.load(Ordering::Acquire) {
             FREE => None,
-            LARGE => Some(Unit { page: id * SEGMENT_PAGES, pages: head.extra.load(Ordering::Relaxed) }),
-            INSIDE => {
-                let first = head.extra.load(Ordering::Relaxed);
-                let pages = self.heads[first].extra.load(Ordering::Relaxed);
-                let unit = Unit { page: first * SEGMENT_PAGES, pages };
-                // The last segment may have more pages than the object.
-                (page < unit.page + unit.pages).then_some(unit)
-            }
+            RUN => self.unit_in_run(id, page),
+            INSIDE => self.unit_in_run(head.extra.load(Ordering::Relaxed), page),
             kind => {
                 let class = Class::from_index(usize::from(kind - CLASS));
                 let first = class.unit_of(page % SEGMENT_PAGES)?;
@@ -217,12 +216,20 @@ impl Segments {
         }
     }
 
+    fn unit_in_run(&self, first: SegmentId, page: u32) -> Option<Unit> {
+        let head = &self.heads[first];
+        let (start, pages) = (first * SEGMENT_PAGES, head.unit.load(Ordering::Relaxed));
+        let within = page - start;
+        (within < head.extra.load(Ordering::Relaxed)).then(|| Unit { page: start + within / pages * pages, pages })
+    }
+
     /// Does an object live in this unit? The caller owns the unit, so that its segment stays what it is.
     pub(crate) fn is_live(&self, unit: Unit) -> bool {
         let id = unit.page / SEGMENT_PAGES;
         let kind = self.heads[id].kind.load(Ordering::Acquire);
         if kind < CLASS {
-            return kind == LARGE && self.heads[id].live.load(Ordering::SeqCst) > 0;
+            // Whoever owns a run releases its units.
+            return kind != FREE;
         }
         let class = Class::from_index(usize::from(kind - CLASS));
         // SAFETY: the caller owns a page of the segment.
@@ -232,13 +239,13 @@ impl Segments {
             .any(|object| bits[object as usize / 64].load(Ordering::SeqCst) & 1 << (object % 64) != 0)
     }
 
-    /// Frees the object that begins at this page and card, and says whether it was the only one in its segment. The caller
-    /// owned it; pages that it had for itself are released already.
+    /// Frees the object that begins at this page and card (of a run: all of it), and says whether it was the only one in its
+    /// segment. The caller owned it; pages that it had for itself are released already.
     pub(crate) fn free_object(&self, page: u32, card: u8) -> (Freed, bool) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
         let kind = head.kind.load(Ordering::Acquire);
-        if kind == LARGE {
+        if kind == RUN {
             head.live.store(0, Ordering::Relaxed);
             return (Freed::Release, true);
         }
@@ -268,8 +275,9 @@ impl Segments {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
         let kind = head.kind.load(Ordering::Acquire);
-        let (pages, count) = if kind == LARGE {
-            (head.extra.load(Ordering::Relaxed), 1)
+        let (pages, count) = if kind == RUN {
+            let pages = head.unit.load(Ordering::Relaxed);
+            (pages, head.extra.load(Ordering::Relaxed) / pages)
         } else {
             let pages = Class::from_index(usize::from(kind - CLASS)).unit_pages();
             (pages, SEGMENT_PAGES / pages)
@@ -283,7 +291,7 @@ impl Segments {
         let head = &self.heads[id];
         let kind = head.kind.swap(FREE, Ordering::AcqRel);
         let mut count = 1;
-        if kind == LARGE {
+        if kind == RUN {
             count = head.extra.load(Ordering::Relaxed).div_ceil(SEGMENT_PAGES);
             for inside in id + 1..id + count {
                 self.heads[inside].kind.store(FREE, Ordering::Release);

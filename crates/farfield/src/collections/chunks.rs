@@ -1,0 +1,191 @@
+//! Walking through paged storage: slices of neighbours, with one check each.
+
+use super::paged::Paged;
+use crate::error::FarError;
+use crate::heap::{Scope, Want};
+use core::ops::Range;
+
+/// Elements of paged storage that exist and have not been visited yet.
+#[derive(Clone)]
+struct Span {
+    at: usize,
+    end: usize,
+}
+
+/// Pages in a chunk, at most.
+const CHUNK_PAGES: usize = 16;
+
+impl Span {
+    fn new(range: Range<usize>) -> Span {
+        Span { at: range.start, end: range.end }
+    }
+
+    /// Where the next elements begin and how many lie there side by side; `None` at the end. They are visited with this.
+    #[inline]
+    fn next<T: Send + 'static>(
+        &mut self,
+        units: &Paged<T>,
+        scope: &Scope<'_>,
+        want: Want,
+    ) -> Result<Option<(*mut T, usize)>, FarError> {
+        if self.at >= self.end {
+            return Ok(None);
+        }
+        let (unit, first) = (self.at / Paged::<T>::PER_UNIT, self.at % Paged::<T>::PER_UNIT);
+        let (address, found) = units.units(scope, unit, CHUNK_PAGES, want)?;
+        let count = (found * Paged::<T>::PER_UNIT - first).min(self.end - self.at);
+        self.at += count;
+        // SAFETY: `first` is below the number of elements in a unit.
+        Ok(Some((unsafe { address.add(first) }, count)))
+    }
+
+    fn units(&self, per_unit: usize) -> usize {
+        if self.at >= self.end { 0 } else { (self.end - 1) / per_unit - self.at / per_unit + 1 }
+    }
+}
+
+/// Slices that together are the elements, in order. See [`FarVec::chunks`](super::FarVec::chunks).
+pub struct Chunks<'a, T: Send + 'static> {
+    units: &'a Paged<T>,
+    scope: &'a Scope<'a>,
+    span: Span,
+}
+
+impl<'a, T: Send + 'static> Chunks<'a, T> {
+    /// The elements of the range exist.
+    pub(super) fn new(units: &'a Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> Chunks<'a, T> {
+        Chunks { units, scope, span: Span::new(range) }
+    }
+}
+
+impl<'a, T: Send + 'static> Iterator for Chunks<'a, T> {
+    type Item = Result<&'a [T], FarError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.span.next(self.units, self.scope, Want::Read);
+        self.scope.mark_used();
+        if next.is_err() {
+            self.span.at = self.span.end;
+        }
+        // SAFETY:
+        // - initialised: the elements exist, and lie there side by side;
+        // - alive: the unit became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
+        //   that; it also ends before the storage is changed;
+        // - shared: whoever writes has `&mut` to the storage, or does so through interior mutability, which `T` allows.
+        next.map(|next| next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) })).transpose()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let units = self.span.units(Paged::<T>::PER_UNIT);
+        (units.min(1), Some(units))
+    }
+}
+
+/// The same, to be changed. See [`FarVec::chunks_mut`](super::FarVec::chunks_mut).
+pub struct ChunksMut<'a, T: Send + 'static> {
+    units: &'a mut Paged<T>,
+    scope: &'a Scope<'a>,
+    span: Span,
+}
+
+impl<'a, T: Send + 'static> ChunksMut<'a, T> {
+    /// The elements of the range exist.
+    pub(super) fn new(units: &'a mut Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> ChunksMut<'a, T> {
+        ChunksMut { units, scope, span: Span::new(range) }
+    }
+}
+
+impl<'a, T: Send + 'static> Iterator for ChunksMut<'a, T> {
+    type Item = Result<&'a mut [T], FarError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.span.next(self.units, self.scope, Want::Write);
+        self.scope.mark_used();
+        if next.is_err() {
+            self.span.at = self.span.end;
+        }
+        // SAFETY: as in `Chunks`; exclusive, because the storage is borrowed mutably for `'a` and the span never comes back to an
+        // element.
+        next.map(|next| next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
+            .transpose()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let units = self.span.units(Paged::<T>::PER_UNIT);
+        (units.min(1), Some(units))
+    }
+}
+
+/// A walk that may be longer than near memory: each chunk ends when the next one is asked for, and the scope is renewed on the
+/// way. (If another scope of this thread is open in the heap, it cannot be: then the walk ends with
+/// [`FarError::NearFull`].) After an error, the same chunk can be asked for again.
+pub struct Scan<'a, 'heap, T: Send + 'static> {
+    units: &'a Paged<T>,
+    steps: Steps<'a, 'heap>,
+}
+
+/// The same, to change elements.
+pub struct ScanMut<'a, 'heap, T: Send + 'static> {
+    units: &'a mut Paged<T>,
+    steps: Steps<'a, 'heap>,
+}
+
+struct Steps<'a, 'heap> {
+    /// Borrowed mutably: nobody else has references from it.
+    scope: &'a mut Scope<'heap>,
+    span: Span,
+    /// Pages visited since the scope was renewed.
+    visited: u32,
+}
+
+/// Pages that a scan visits before it renews its scope, which costs a fence.
+const RENEW_PAGES: u32 = 16;
+
+impl Steps<'_, '_> {
+    /// Where the next elements begin, and how many there are. The last ones are not used any more.
+    #[inline]
+    fn next<T: Send + 'static>(&mut self, units: &Paged<T>, want: Want) -> Result<Option<(*mut T, usize)>, FarError> {
+        if self.visited >= RENEW_PAGES {
+            self.scope.renew();
+            self.visited = 0;
+        }
+        let next = self.span.next(units, self.scope, want)?;
+        if let Some((_, count)) = next {
+            self.visited += count.div_ceil(Paged::<T>::PER_UNIT) as u32 * Paged::<T>::UNIT_PAGES;
+        }
+        Ok(next)
+    }
+}
+
+impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
+    /// The elements of the range exist.
+    pub(super) fn new(units: &'a Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Scan<'a, 'heap, T> {
+        Scan { units, steps: Steps { scope, span: Span::new(range), visited: RENEW_PAGES } }
+    }
+
+    /// The next elements; `None` at the end.
+    #[inline]
+    pub fn next_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
+        let next = self.steps.next(self.units, Want::Read)?;
+        // SAFETY: as in `Chunks`; the scope is renewed by the next call at the earliest, which needs `&mut self`, and our caller
+        // has that only when the slice is gone.
+        Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
+    }
+}
+
+impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
+    /// The elements of the range exist.
+    pub(super) fn new(units: &'a mut Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Self {
+        ScanMut { units, steps: Steps { scope, span: Span::new(range), visited: RENEW_PAGES } }
+    }
+
+    /// The next elements; `None` at the end.
+    #[inline]
+    pub fn next_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
+        let next = self.steps.next(self.units, Want::Write)?;
+        // SAFETY: as in `Scan`; exclusive, because the storage is borrowed mutably.
+        Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
+    }
+}

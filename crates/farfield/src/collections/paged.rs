@@ -1,0 +1,164 @@
+//! Paged storage: units of elements in far space, found by their number. What vectors and arrays are made of.
+
+use crate::error::FarError;
+use crate::heap::{Bury, Core, Scope, Want, bury_later, free_run, heap_of};
+use core::marker::PhantomData;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::Extents;
+
+/// Units `0..made`, of [`Paged::PER_UNIT`] elements each. It knows which units exist, not which elements do.
+pub(super) struct Paged<T: Send + 'static> {
+    /// First page of each extent, among the pages of all heaps.
+    extents: Vec<u32>,
+    made: usize,
+    owns: PhantomData<T>,
+}
+
+impl<T: Send + 'static> Paged<T> {
+    const EXTENTS: Extents = {
+        assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page");
+        Extents::of(size_of::<T>())
+    };
+    /// Elements in a unit.
+    pub(super) const PER_UNIT: usize = Self::EXTENTS.per_unit();
+    /// Pages of a unit.
+    pub(super) const UNIT_PAGES: u32 = Self::EXTENTS.unit_pages();
+
+    pub(super) const fn new() -> Paged<T> {
+        Paged { extents: Vec::new(), made: 0, owns: PhantomData }
+    }
+
+    /// Units that exist.
+    pub(super) fn made(&self) -> usize {
+        self.made
+    }
+
+    fn page(&self, unit: usize) -> u32 {
+        let (extent, within) = Self::EXTENTS.locate(unit);
+        self.extents[extent] + within as u32 * Self::UNIT_PAGES
+    }
+
+    /// Where the elements of a unit are. See [`Scope::unit`] for how long.
+    #[inline]
+    pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut T, FarError> {
+        assert!(unit < self.made);
+        scope.unit(self.page(unit), want).map(<*mut u8>::cast)
+    }
+
+    /// The same, and how many units, at most `most` from that one on, have their elements side by side there. They are near for
+    /// as long.
+    #[inline]
+    pub(super) fn units(
+        &self,
+        scope: &Scope<'_>,
+        unit: usize,
+        most: usize,
+        want: Want,
+    ) -> Result<(*mut T, usize), FarError> {
+        assert!(unit < self.made && most > 0);
+        let (extent, within) = Self::EXTENTS.locate(unit);
+        let page = self.extents[extent] + within as u32 * Self::UNIT_PAGES;
+        let address = scope.unit(page, want)?;
+        if Self::PER_UNIT * size_of::<T>() != PAGE_BYTES {
+            return Ok((address.cast(), 1));
+        }
+        let most = most.min(self.made - unit).min(Self::EXTENTS.units(extent) - within);
+        Ok((address.cast(), scope.side_by_side(page, address, most, want)))
+    }
+
+    /// One unit more, of zeros; the same about where it is.
+    pub(super) fn make(&mut self, scope: &Scope<'_>) -> Result<*mut T, FarError> {
+        let (extent, _) = Self::EXTENTS.locate(self.made);
+        if extent == self.extents.len() {
+            if self.extents.first().is_some_and(|page| scope.page(*page).is_none()) {
+                return Err(FarError::OtherHeap);
+            }
+            self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
+            let page = scope.core.take_run(Self::EXTENTS.units(extent), Self::UNIT_PAGES)?;
+            self.extents.push(page);
+        }
+        let address = scope.unit(self.page(self.made), Want::Create)?;
+        self.made += 1;
+        Ok(address.cast())
+    }
+
+    /// Gives back all units from `keep` on. Nothing lives in them.
+    pub(super) fn release(&mut self, keep: usize) {
+        let Some(core) = self.core() else { return };
+        while let Some(last) = self.extents.len().checked_sub(1) {
+            let start = Self::EXTENTS.units_before(last);
+            let from = keep.max(start);
+            if from < self.made {
+                // SAFETY: our extents keep the heap.
+                unsafe { &*core }.release_units(self.page(from), self.made - from, Self::UNIT_PAGES);
+                self.made = from;
+            }
+            if keep > start {
+                break;
+            }
+            let Some(page) = self.extents.pop() else { break };
+            // SAFETY: it came from `take_run`, all its units are released, and it is in `extents` no more.
+            unsafe { free_run(core, page) };
+        }
+    }
+
+    /// The heap; it exists as long as there is an extent.
+    fn core(&self) -> Option<*const Core> {
+        self.extents.first().map(|page| heap_of(*page))
+    }
+
+    /// Drops the first `len` elements, and gives everything back; what cannot be done now is done later.
+    pub(super) fn drop_elements(self, len: usize) {
+        if !core::mem::needs_drop::<T>() || len == 0 {
+            return;
+        }
+        let Some(core) = self.core() else { unreachable!("elements without an extent") };
+        let mut remains = Remains { paged: self, at: 0, len };
+        if !remains.bury(false) {
+            // SAFETY: the extents in `remains` keep it.
+            unsafe { bury_later(core, Box::new(remains)) };
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Paged<T> {
+    fn drop(&mut self) {
+        self.release(0);
+    }
+}
+
+/// Elements of a collection that is gone.
+struct Remains<T: Send + 'static> {
+    paged: Paged<T>,
+    /// Elements before this one are dropped.
+    at: usize,
+    len: usize,
+}
+
+impl<T: Send + 'static> Bury for Remains<T> {
+    fn bury(&mut self, finally: bool) -> bool {
+        let Some(core) = self.paged.core() else { return true };
+        // SAFETY: our extents keep the heap.
+        let core = unsafe { &*core };
+        // Out of the heap first: destructors must not run in a scope that holds our unit.
+        let mut taken: Vec<T> = Vec::with_capacity(Paged::<T>::PER_UNIT.min(self.len));
+        while self.at < self.len {
+            let (unit, within) = (self.at / Paged::<T>::PER_UNIT, self.at % Paged::<T>::PER_UNIT);
+            let count = (Paged::<T>::PER_UNIT - within).min(self.len - self.at);
+            let target = taken.as_mut_ptr();
+            let copied = core.with_unit(self.paged.page(unit), |address| {
+                // SAFETY: elements `at..at + count` are initialised and lie there; `taken` is empty and has room for them.
+                unsafe { target.copy_from_nonoverlapping(address.cast::<T>().add(within), count) };
+            });
+            match copied {
+                Err(error) if !finally && !core.is_lost(error) => return false,
+                Err(_) => core.lose_values(count),
+                // SAFETY: just filled, and from here on `taken` owns them.
+                Ok(()) => unsafe { taken.set_len(count) },
+            }
+            self.at += count;
+            taken.clear();
+        }
+        true
+    }
+}

@@ -1,0 +1,99 @@
+//! Runs of units: far space for collections, which find their elements by number and so need no slots.
+
+use super::access::Want;
+use super::objects::{Inside, unreference_if};
+use super::segments::Unit;
+use super::{Core, Scope};
+use crate::error::FarError;
+use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{FrameId, FrameWord};
+
+impl Scope<'_> {
+    /// Where the unit that begins at this page (of all heaps' pages) is. It stays there as long as the scope lasts, or until the
+    /// scope is renewed; so the caller marks the scope as used before a second call, or a reference, relies on the first.
+    #[inline]
+    pub(crate) fn unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
+        let Some(page) = self.page(page) else { return Err(FarError::OtherHeap) };
+        // SAFETY: `page` is below `self.pages`, the length of the table.
+        let word = unsafe { &*self.words.add(page as usize) };
+        // Acquire: who brought the page has filled the frame.
+        let word = FrameWord(word.load(Ordering::Acquire));
+        let near = if want == Want::Read { word.near() } else { word.near_dirty() };
+        let FrameId(frame) = match near {
+            Some(frame) => frame,
+            None => self.bring_unit(page, want)?,
+        };
+        // SAFETY: a page's word names a frame of the arena.
+        Ok(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
+    }
+
+    /// How many units of one page, from this page on and at most `most`, are near side by side. The first is at `address`.
+    #[inline]
+    pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, want: Want) -> usize {
+        let first = page - self.first_page;
+        let frame = ((address as usize - self.arena as usize) / PAGE_BYTES) as u32;
+        let is_next = |count: &usize| {
+            // SAFETY: units of one run, so their pages are below `self.pages`, too.
+            let word = FrameWord(unsafe { &*self.words.add(first as usize + count) }.load(Ordering::Acquire));
+            let near = if want == Want::Read { word.near() } else { word.near_dirty() };
+            near == Some(FrameId(frame + *count as u32))
+        };
+        (1..most).take_while(is_next).count() + 1
+    }
+
+    #[cold]
+    fn bring_unit(&self, page: u32, want: Want) -> Result<FrameId, FarError> {
+        self.core.bring(self.record, page, want, self.is_renewable())
+    }
+}
+
+impl Core {
+    /// Far space for so many units of so many pages; its first page, among all heaps' pages. It keeps the heap until
+    /// [`free_run`].
+    pub(crate) fn take_run(&self, units: usize, unit_pages: u32) -> Result<u32, FarError> {
+        let units = u32::try_from(units).map_err(|_| FarError::FarFull)?;
+        let page = self.segments.take_run(units, unit_pages)?;
+        self.references.fetch_add(1, Ordering::Relaxed);
+        self.fit();
+        Ok(self.first_page + page)
+    }
+
+    /// Units of a run, one after the other, that hold nothing any more: their frames are free, their far copies given back.
+    /// They were made, or are of one page; nobody refers to them.
+    pub(crate) fn release_units(&self, page: u32, units: usize, unit_pages: u32) {
+        for unit in 0..units as u32 {
+            self.release(Unit { page: page - self.first_page + unit * unit_pages, pages: unit_pages });
+        }
+    }
+
+    /// Calls `action` with the address of a unit that was made, near as long as that takes.
+    pub(crate) fn with_unit<R>(&self, page: u32, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
+        let inside = Inside::new(self);
+        let frame = self.bring(inside.record, page - self.first_page, Want::Read, inside.is_outermost())?;
+        Ok(action(self.frames.address(frame)))
+    }
+
+    /// Values whose destructor will not run.
+    pub(crate) fn lose_values(&self, count: usize) {
+        let counter = &self.record().counters.lost_values;
+        counter.store(counter.load(Ordering::Relaxed) + count as u64, Ordering::Relaxed);
+    }
+}
+
+/// Gives a run back, all units of which are released.
+///
+/// # Safety
+/// `page` came from [`Core::take_run`] of this heap and was not given back; the caller uses neither run nor heap afterwards,
+/// unless it has another reference.
+pub(crate) unsafe fn free_run(core: *const Core, page: u32) {
+    {
+        // SAFETY: the run keeps the heap until its reference is given up below.
+        let core = unsafe { &*core };
+        let page = page - core.first_page;
+        core.segments.free_object(page, 0);
+        core.segments.give_back(page);
+    }
+    // SAFETY: the reference of the run, which is no more.
+    unsafe { unreference_if(core, true) };
+}
