@@ -3,6 +3,7 @@
 mod common;
 
 use common::{MIB, Random};
+use farfield::collections::FarVec;
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -166,4 +167,48 @@ fn wrong_arguments_and_absent_pools_are_errors() {
     assert!(Heap::builder().near(2 * MIB).near_max(MIB).build().is_err());
     let error = Heap::builder().pool("rdma://x").build().unwrap_err();
     assert!(error.to_string().contains("tcp://HOST:PORT"), "{error}");
+}
+
+/// Elements of a vector that a pool loses are dropped once or counted as lost, whatever was going on.
+#[test]
+fn a_vector_whose_server_dies_keeps_its_books() {
+    struct Counted(Arc<AtomicI64>, #[allow(dead_code, reason = "makes it larger")] [u64; 29]);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    for die in (1..4000).step_by(399) {
+        let heap = heap(&format!("die={die}"), Duration::from_secs(5));
+        let alive = Arc::new(AtomicI64::new(0));
+        let new = || {
+            alive.fetch_add(1, Ordering::Relaxed);
+            Counted(alive.clone(), [7; 29])
+        };
+        let mut vec = FarVec::new();
+        let mut failed = 0;
+        for _ in 0..12_000 {
+            failed += u64::from(vec.push(&heap.enter(), new()).is_err());
+        }
+        let len = vec.len();
+        assert_eq!(len as u64 + failed, 12_000);
+        for index in [0, len / 2, len - 1] {
+            let scope = heap.enter();
+            if vec.insert(&scope, index, new()).is_err() {
+                failed += 1;
+                assert_eq!(vec.len(), len);
+            } else {
+                let removed = vec.remove(&scope, index);
+                failed += u64::from(removed.is_err());
+                assert!(removed.is_err() || vec.len() == len);
+            }
+            vec.truncate(&scope, len).ok();
+        }
+        assert_eq!(alive.load(Ordering::Relaxed), vec.len() as i64, "elements that came out are dropped");
+        drop(vec);
+        let lost = heap.stats().lost_values as i64;
+        assert_eq!(alive.load(Ordering::Relaxed), lost, "dropped once, or lost and counted, with die={die}");
+        println!("die={die}: {failed} operations failed, {lost} elements lost");
+        heap.verify();
+    }
 }

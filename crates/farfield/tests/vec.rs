@@ -71,33 +71,81 @@ impl<T: Element> Twin for Vecs<T> {
         let mut scope = heap.enter();
         let index = random.below(near.len() + 1);
         let element = T::new(random.next());
-        match random.below(8) {
-            0 => {
+        // As many elements as fit into two pages, or three.
+        let few = 8192 / size_of::<T>() + 3;
+        match random.below(40) {
+            0..3 => {
                 far.push(&scope, element.clone()).unwrap();
                 near.push(element);
             }
-            1 => assert_eq!(far.pop(&scope).unwrap(), near.pop()),
-            2 if index < near.len() => {
-                *far.at_mut(&scope, index).unwrap() = element.clone();
-                near[index] = element;
+            3..6 => assert_eq!(far.pop(&scope).unwrap(), near.pop()),
+            6 if index < near.len() => {
+                assert_eq!(
+                    far.set(&scope, index, element.clone()).unwrap(),
+                    std::mem::replace(&mut near[index], element)
+                );
             }
-            3 => {
+            7 => {
                 if let Some(change) = far.get_mut(&scope, index).unwrap() {
                     *change = element.clone();
                     near[index] = element;
                 }
             }
-            4 => {
-                let mut at = 0;
-                for chunk in far.chunks(&scope).take(3) {
+            8 if index < near.len() => {
+                let other = random.below(near.len());
+                far.swap(&scope, index, other).unwrap();
+                near.swap(index, other);
+            }
+            9 if index < near.len() => assert_eq!(far.swap_remove(&scope, index).unwrap(), near.swap_remove(index)),
+            10 => {
+                // Through many pages, or few: it would take long from anywhere.
+                let index = near.len() - random.below(2 * few);
+                far.insert(&scope, index, element.clone()).unwrap();
+                near.insert(index, element);
+            }
+            11 => {
+                let index = near.len() - 1 - random.below(2 * few);
+                assert_eq!(far.remove(&scope, index).unwrap(), near.remove(index));
+            }
+            12 => {
+                let more: Vec<T> = (0..random.below(few)).map(|_| T::new(random.next())).collect();
+                far.extend_from_slice(&scope, &more).unwrap();
+                near.extend_from_slice(&more);
+            }
+            13 => {
+                let more: Vec<T> = (0..random.below(few)).map(|_| T::new(random.next())).collect();
+                far.extend(&scope, more.clone()).unwrap();
+                near.extend(more);
+            }
+            14 => {
+                let len = near.len() - random.below(2 * few);
+                far.truncate(&scope, len).unwrap();
+                near.truncate(len);
+            }
+            15 => {
+                let len = near.len() - 2 + random.below(5);
+                far.resize(&scope, len, element.clone()).unwrap();
+                near.resize(len, element);
+            }
+            16..20 => {
+                let end = (index + random.below(few)).min(near.len());
+                let mut at = index;
+                for chunk in far.chunks_in(&scope, index..end) {
                     let chunk = chunk.unwrap();
                     assert_eq!(chunk, &near[at..at + chunk.len()]);
                     at += chunk.len();
                 }
+                assert_eq!(at, end);
             }
-            5 => {
-                let mut scan = far.scan_mut(&mut scope);
-                let mut at = 0;
+            20..23 => {
+                for (far, near) in far.iter_mut(&scope).zip(near.iter_mut()).take(few) {
+                    *far.unwrap() = element.clone();
+                    *near = element.clone();
+                }
+            }
+            23..27 => {
+                let mut scan = far.scan_mut_in(&mut scope, index..);
+                let mut at = index;
                 for _ in 0..random.below(20) {
                     let Some(chunk) = scan.next_chunk().unwrap() else { break };
                     let within = random.below(chunk.len());
@@ -105,6 +153,10 @@ impl<T: Element> Twin for Vecs<T> {
                     near[at + within] = element.clone();
                     at += chunk.len();
                 }
+            }
+            27..30 => {
+                let equal = far.iter(&scope).take(few).map(Result::unwrap).eq(near.iter().take(few));
+                assert!(equal, "the first elements");
             }
             _ => assert_eq!(far.get(&scope, index).unwrap(), near.get(index)),
         }
@@ -295,4 +347,64 @@ fn an_index_out_of_bounds_panics_as_in_std() {
     let heap = heap(1);
     let vec = filled(&heap, 24);
     let _ = vec.at(&heap.enter(), 3);
+}
+
+#[test]
+#[should_panic(expected = "range end index 4 out of range for length 3")]
+fn a_range_out_of_bounds_panics_as_in_std() {
+    let heap = heap(1);
+    let vec = filled(&heap, 24);
+    let _ = vec.chunks_in(&heap.enter(), 1..4);
+}
+
+#[test]
+fn insert_and_remove_move_more_than_near_memory() {
+    let heap = heap(1);
+    let mut vec = filled(&heap, 3 * MIB);
+    let mut twin: Vec<u64> = (0..3 * MIB / 8).collect();
+    for index in [0, 1, 511, 512, 200_000] {
+        let scope = heap.enter();
+        vec.insert(&scope, index, 7).unwrap();
+        twin.insert(index, 7);
+        assert_eq!(vec.remove(&scope, index / 2).unwrap(), twin.remove(index / 2));
+    }
+    let mut scope = heap.enter();
+    let mut scan = vec.scan(&mut scope);
+    let mut rest = &twin[..];
+    while let Some(chunk) = scan.next_chunk().unwrap() {
+        let (these, others) = rest.split_at(chunk.len());
+        assert_eq!(chunk, these);
+        rest = others;
+    }
+    assert!(rest.is_empty());
+    vec.clear();
+    assert_eq!((vec.len(), vec.get(&scope, 0)), (0, Ok(None)));
+    drop(scope);
+    heap.verify();
+}
+
+#[test]
+fn what_fails_in_a_full_scope_changes_nothing() {
+    let heap = heap(1);
+    let words = filled(&heap, 2 * MIB);
+    let mut vec = filled(&heap, MIB);
+    let scope = heap.enter();
+    assert_eq!(words.chunks(&scope).find_map(Result::err), Some(FarError::NearFull));
+    let error = vec.insert(&scope, 10, 99).unwrap_err();
+    assert_eq!((error.error, error.value), (FarError::NearFull, 99));
+    assert_eq!(vec.remove(&scope, 10), Err(FarError::NearFull));
+    drop(scope);
+    let scope = heap.enter();
+    assert_eq!(vec.get(&scope, 10), Ok(Some(&10)));
+    assert_eq!(vec.len() as u64, MIB / 8);
+    drop(scope);
+    let mut scope = heap.enter();
+    let mut scan = vec.scan(&mut scope);
+    let mut expected = 0;
+    while let Some(chunk) = scan.next_chunk().unwrap() {
+        for word in chunk {
+            assert_eq!(*word, expected);
+            expected += 1;
+        }
+    }
 }

@@ -118,6 +118,64 @@ impl<'a, T: Send + 'static> Iterator for ChunksMut<'a, T> {
     }
 }
 
+/// Elements in order. See [`FarVec::iter`](super::FarVec::iter).
+pub struct Iter<'a, T: Send + 'static> {
+    chunks: Chunks<'a, T>,
+    here: core::slice::Iter<'a, T>,
+}
+
+impl<'a, T: Send + 'static> Iter<'a, T> {
+    /// The elements of these chunks.
+    pub(super) fn new(chunks: Chunks<'a, T>) -> Iter<'a, T> {
+        Iter { chunks, here: [].iter() }
+    }
+}
+
+impl<'a, T: Send + 'static> Iterator for Iter<'a, T> {
+    type Item = Result<&'a T, FarError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(element) = self.here.next() {
+            return Some(Ok(element));
+        }
+        match self.chunks.next()? {
+            Ok(chunk) => self.here = chunk.iter(),
+            Err(error) => return Some(Err(error)),
+        }
+        self.here.next().map(Ok)
+    }
+}
+
+/// Elements in order, to be changed. See [`FarVec::iter_mut`](super::FarVec::iter_mut).
+pub struct IterMut<'a, T: Send + 'static> {
+    chunks: ChunksMut<'a, T>,
+    here: core::slice::IterMut<'a, T>,
+}
+
+impl<'a, T: Send + 'static> IterMut<'a, T> {
+    /// The elements of these chunks.
+    pub(super) fn new(chunks: ChunksMut<'a, T>) -> IterMut<'a, T> {
+        IterMut { chunks, here: [].iter_mut() }
+    }
+}
+
+impl<'a, T: Send + 'static> Iterator for IterMut<'a, T> {
+    type Item = Result<&'a mut T, FarError>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(element) = self.here.next() {
+            return Some(Ok(element));
+        }
+        match self.chunks.next()? {
+            Ok(chunk) => self.here = chunk.iter_mut(),
+            Err(error) => return Some(Err(error)),
+        }
+        self.here.next().map(Ok)
+    }
+}
+
 /// A walk that may be longer than near memory: each chunk ends when the next one is asked for, and the scope is renewed on the
 /// way. (If another scope of this thread is open in the heap, it cannot be: then the walk ends with
 /// [`FarError::NearFull`].) After an error, the same chunk can be asked for again.

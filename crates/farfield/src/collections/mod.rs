@@ -18,7 +18,27 @@
 
 mod chunks;
 mod paged;
+mod shift;
 mod vec;
 
-pub use chunks::{Chunks, ChunksMut, Scan, ScanMut};
+pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use vec::FarVec;
+
+/// The elements of a range, as std's slices understand it.
+#[track_caller]
+fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
+    use core::ops::Bound::{Excluded, Included, Unbounded};
+    let start = match range.start_bound() {
+        Included(start) => *start,
+        Excluded(before) => before.saturating_add(1),
+        Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Included(last) => last.saturating_add(1),
+        Excluded(end) => *end,
+        Unbounded => len,
+    };
+    assert!(start <= end, "range starts at {start} but ends at {end}");
+    assert!(end <= len, "range end index {end} out of range for length {len}");
+    start..end
+}

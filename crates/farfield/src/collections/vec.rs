@@ -1,9 +1,13 @@
 //! `FarVec`: a growing vector.
 
-use super::chunks::{Chunks, ChunksMut, Scan, ScanMut};
+use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;
+use super::range_of;
+use super::shift::Stuck;
 use crate::error::{AllocError, FarError};
 use crate::heap::{Scope, Want};
+use core::mem::MaybeUninit;
+use core::ops::RangeBounds;
 
 /// A `Vec` whose elements are near or far.
 ///
@@ -169,25 +173,236 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(Some(value))
     }
 
-    /// Slices that together are all elements, in order: one check for each page and none for its elements. How long they are
-    /// depends on how pages lie near; all but the last have at least the elements of a page.
-    pub fn chunks<'a>(&'a self, scope: &'a Scope<'_>) -> Chunks<'a, T> {
-        Chunks::new(&self.units, scope, 0..self.len)
+    /// Puts a value in the place of the element with this index, which comes out.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn set(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<T, AllocError<T>> {
+        match self.at_mut(scope, index) {
+            Ok(element) => Ok(core::mem::replace(element, value)),
+            Err(error) => Err(AllocError { error, value }),
+        }
     }
 
-    /// The same, to be changed.
+    /// Swaps two elements.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn swap(&mut self, scope: &Scope<'_>, one: usize, other: usize) -> Result<(), FarError> {
+        self.check(one);
+        self.check(other);
+        let _both = scope.hold();
+        let one = self.element(scope, one, Want::Write)?;
+        let other = self.element(scope, other, Want::Write)?;
+        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still there.
+        unsafe { one.swap(other) };
+        Ok(())
+    }
+
+    /// Puts an element at this index; those from there on move by one, through all pages up to the end.
+    ///
+    /// If it fails, all is as it was; but if the pool fails again while that is restored, the value given back is another element,
+    /// which found no place.
+    ///
+    /// # Panics
+    /// If the index is beyond the end.
+    pub fn insert(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<(), AllocError<T>> {
+        assert!(index <= self.len, "insertion index (is {index}) should be <= len (is {})", self.len);
+        if self.len / Self::PER_UNIT == self.units.made()
+            && let Err(error) = self.units.make(scope)
+        {
+            return Err(AllocError { error, value });
+        }
+        let mut carry = MaybeUninit::new(value);
+        match self.units.shift_to_end(scope, index..=self.len, &mut carry) {
+            // What came out is the free slot at the end.
+            Ok(()) => self.len += 1,
+            // SAFETY: the value or an element, as it says.
+            Err(stuck) => return Err(AllocError { error: stuck.error, value: unsafe { carry.assume_init() } }),
+        }
+        Ok(())
+    }
+
+    /// Takes an element out; those behind it move by one, through all pages up to the end.
+    ///
+    /// If it fails, all is as it was; but if the pool fails again while that is restored, another element is dropped.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
+        assert!(index < self.len, "removal index (is {index}) should be < len (is {})", self.len);
+        let mut carry = MaybeUninit::uninit();
+        let moved = self.units.shift_to_start(scope, index..=self.len - 1, &mut carry);
+        if let Err(Stuck { error, restored: true }) = moved {
+            return Err(error);
+        }
+        self.len -= 1;
+        self.trim();
+        // SAFETY: what was at `index`, or the element that found no place.
+        let value = unsafe { carry.assume_init() };
+        moved.map(|()| value).map_err(|stuck| stuck.error)
+    }
+
+    /// Takes an element out; the last one comes to its place.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn swap_remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
+        assert!(index < self.len, "swap_remove index (is {index}) should be < len (is {})", self.len);
+        let _both = scope.hold();
+        let element = self.element(scope, index, Want::Write)?;
+        let last = self.element(scope, self.len - 1, Want::Read)?;
+        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still there. The last one is none
+        // from the next line on, and its value is where the other was.
+        let value = unsafe {
+            let value = element.read();
+            element.copy_from(last, 1);
+            value
+        };
+        self.len -= 1;
+        self.trim();
+        Ok(value)
+    }
+
+    /// Elements from an iterator, at the end. If it fails, those before the one given back are in.
+    pub fn extend(&mut self, scope: &Scope<'_>, values: impl IntoIterator<Item = T>) -> Result<(), AllocError<T>> {
+        values.into_iter().try_for_each(|value| self.push(scope, value))
+    }
+
+    /// Copies of these elements, at the end. If it fails, some of them are in.
+    pub fn extend_from_slice(&mut self, scope: &Scope<'_>, values: &[T]) -> Result<(), FarError>
+    where
+        T: Clone,
+    {
+        let mut values = values;
+        while !values.is_empty() {
+            let (unit, within) = (self.len / Self::PER_UNIT, self.len % Self::PER_UNIT);
+            let made = unit < self.units.made();
+            // The scope is not renewed while the values are cloned, by whatever code does that.
+            let _held = scope.hold();
+            let address = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) }?;
+            let (now, later) = values.split_at(values.len().min(Self::PER_UNIT - within));
+            for (index, value) in now.iter().enumerate() {
+                // SAFETY: within the unit, near and ours alone; no element lives there.
+                unsafe { address.add(within + index).write(value.clone()) };
+            }
+            self.len += now.len();
+            values = later;
+        }
+        Ok(())
+    }
+
+    /// Drops all elements from this index on, the last pages first. Their far memory is given back. If it fails, those are left that could
+    /// not be brought near for their destructor.
+    pub fn truncate(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
+        while core::mem::needs_drop::<T>() && self.len > len {
+            let unit = (self.len - 1) / Self::PER_UNIT;
+            let first = len.max(unit * Self::PER_UNIT);
+            let count = self.len - first;
+            let address = self.units.unit(scope, unit, Want::Read)?;
+            let mut taken: Vec<T> = Vec::with_capacity(count);
+            // SAFETY: initialised elements, near; `taken` has room for them and owns them from here on, because they are beyond
+            // the length before any destructor runs.
+            unsafe {
+                let source = address.add(first % Self::PER_UNIT);
+                taken.as_mut_ptr().copy_from_nonoverlapping(source, count);
+                taken.set_len(count);
+            }
+            self.len = first;
+        }
+        self.len = self.len.min(len);
+        self.trim();
+        Ok(())
+    }
+
+    /// Drops all elements. Their far memory is given back.
+    pub fn clear(&mut self) {
+        drop(core::mem::take(self));
+    }
+
+    /// Copies of the last element up to this length, or fewer elements.
+    pub fn resize(&mut self, scope: &Scope<'_>, len: usize, value: T) -> Result<(), FarError>
+    where
+        T: Clone,
+    {
+        self.truncate(scope, len)?;
+        while self.len < len {
+            self.push(scope, value.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Elements in order.
+    pub fn iter<'a>(&'a self, scope: &'a Scope<'_>) -> Iter<'a, T> {
+        Iter::new(self.chunks(scope))
+    }
+
+    /// Elements in order, to be changed.
+    pub fn iter_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> IterMut<'a, T> {
+        IterMut::new(self.chunks_mut(scope))
+    }
+
+    /// Slices that together are all elements, in order: one check for each page and none for its elements. How long they are
+    /// depends on how pages lie near; all but the first and last have at least the elements of a page.
+    pub fn chunks<'a>(&'a self, scope: &'a Scope<'_>) -> Chunks<'a, T> {
+        self.chunks_in(scope, ..)
+    }
+
+    /// The same for the elements of a range.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn chunks_in<'a>(&'a self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> Chunks<'a, T> {
+        Chunks::new(&self.units, scope, range_of(range, self.len))
+    }
+
+    /// Slices that together are all elements, to be changed.
     pub fn chunks_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> ChunksMut<'a, T> {
-        ChunksMut::new(&mut self.units, scope, 0..self.len)
+        self.chunks_mut_in(scope, ..)
+    }
+
+    /// The same for the elements of a range.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn chunks_mut_in<'a>(&'a mut self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> ChunksMut<'a, T> {
+        let range = range_of(range, self.len);
+        ChunksMut::new(&mut self.units, scope, range)
     }
 
     /// All elements, however many, in chunks of which one at a time is held near.
     pub fn scan<'a, 'heap>(&'a self, scope: &'a mut Scope<'heap>) -> Scan<'a, 'heap, T> {
-        Scan::new(&self.units, scope, 0..self.len)
+        self.scan_in(scope, ..)
     }
 
-    /// The same, to be changed.
+    /// The same for the elements of a range.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn scan_in<'a, 'heap>(
+        &'a self,
+        scope: &'a mut Scope<'heap>,
+        range: impl RangeBounds<usize>,
+    ) -> Scan<'a, 'heap, T> {
+        Scan::new(&self.units, scope, range_of(range, self.len))
+    }
+
+    /// All elements, however many, to be changed.
     pub fn scan_mut<'a, 'heap>(&'a mut self, scope: &'a mut Scope<'heap>) -> ScanMut<'a, 'heap, T> {
-        ScanMut::new(&mut self.units, scope, 0..self.len)
+        self.scan_mut_in(scope, ..)
+    }
+
+    /// The same for the elements of a range.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn scan_mut_in<'a, 'heap>(
+        &'a mut self,
+        scope: &'a mut Scope<'heap>,
+        range: impl RangeBounds<usize>,
+    ) -> ScanMut<'a, 'heap, T> {
+        let range = range_of(range, self.len);
+        ScanMut::new(&mut self.units, scope, range)
     }
 
     /// Gives units without elements back, but for one: pushing and popping by turns shall not make a page each time.

@@ -90,11 +90,32 @@ impl<'heap> Scope<'heap> {
         !self.used.get() && self.record.is_single()
     }
 
+    /// Until the guard goes, what is brought near with this scope stays, as if references had been given out. For operations that
+    /// need several places at a time.
+    pub(crate) fn hold(&self) -> Hold<'_> {
+        if self.is_renewable() {
+            self.record.renew(&self.core.epoch);
+        }
+        Hold { scope: self, used: self.used.replace(true) }
+    }
+
     /// Is it a scope of the heap that this page belongs to? Its number within the heap.
     #[inline]
     pub(crate) fn page(&self, page: u32) -> Option<u32> {
         let page = page.wrapping_sub(self.first_page);
         (page < self.pages).then_some(page)
+    }
+}
+
+/// See [`Scope::hold`].
+pub(crate) struct Hold<'a> {
+    scope: &'a Scope<'a>,
+    used: bool,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.scope.used.set(self.used);
     }
 }
 

@@ -1,0 +1,84 @@
+//! Moving neighbours by one place, unit by unit: what `insert` and `remove` are made of.
+
+use super::paged::Paged;
+use crate::error::FarError;
+use crate::heap::{Scope, Want};
+use core::mem::MaybeUninit;
+use core::ops::RangeInclusive;
+
+/// Which way elements move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Toward {
+    End,
+    Start,
+}
+
+/// Why elements were not moved.
+pub(super) struct Stuck {
+    pub(super) error: FarError,
+    /// All is as it was. Otherwise the pool failed once more on the way back: the elements between there and the end that was not
+    /// reached have moved, the value is in its place, and the element that found none came out.
+    pub(super) restored: bool,
+}
+
+impl<T: Send + 'static> Paged<T> {
+    /// What is at `slots` moves one place toward the end; `value` comes to the first slot, and what was in the last one comes
+    /// out. One unit at a time is near for it.
+    pub(super) fn shift_to_end(
+        &mut self,
+        scope: &Scope<'_>,
+        slots: RangeInclusive<usize>,
+        value: &mut MaybeUninit<T>,
+    ) -> Result<(), Stuck> {
+        let (at, end) = (*slots.start(), *slots.end());
+        self.pass(scope, at, end, value, Toward::End).map_err(|(error, unit)| {
+            let next = unit * Self::PER_UNIT;
+            let restored = next <= at || self.pass(scope, at, next - 1, value, Toward::Start).is_ok();
+            Stuck { error, restored }
+        })
+    }
+
+    /// What is at `slots` moves one place toward the start; `value` comes to the last slot, and what was in the first one comes
+    /// out.
+    pub(super) fn shift_to_start(
+        &mut self,
+        scope: &Scope<'_>,
+        slots: RangeInclusive<usize>,
+        value: &mut MaybeUninit<T>,
+    ) -> Result<(), Stuck> {
+        let (at, end) = (*slots.start(), *slots.end());
+        self.pass(scope, at, end, value, Toward::Start).map_err(|(error, unit)| {
+            let next = (unit + 1) * Self::PER_UNIT;
+            let restored = next > end || self.pass(scope, next, end, value, Toward::End).is_ok();
+            Stuck { error, restored }
+        })
+    }
+
+    /// On an error, the unit that could not be had.
+    fn pass(
+        &mut self,
+        scope: &Scope<'_>,
+        at: usize,
+        end: usize,
+        carry: &mut MaybeUninit<T>,
+        toward: Toward,
+    ) -> Result<(), (FarError, usize)> {
+        let (first, last) = (at / Self::PER_UNIT, end / Self::PER_UNIT);
+        for step in 0..=last - first {
+            let unit = if toward == Toward::End { first + step } else { last - step };
+            let low = at.saturating_sub(unit * Self::PER_UNIT);
+            let high = (end - unit * Self::PER_UNIT).min(Self::PER_UNIT - 1);
+            let address = self.unit(scope, unit, Want::Write).map_err(|error| (error, unit))?.cast::<MaybeUninit<T>>();
+            // SAFETY: slots `low..=high` are in the unit, which is near and ours alone (`&mut self`).
+            let slots = unsafe { core::slice::from_raw_parts_mut(address.add(low), high - low + 1) };
+            match toward {
+                Toward::End => slots.rotate_right(1),
+                Toward::Start => slots.rotate_left(1),
+            }
+            let open = if toward == Toward::End { slots.first_mut() } else { slots.last_mut() };
+            let Some(open) = open else { unreachable!("a unit has slots") };
+            core::mem::swap(open, carry);
+        }
+        Ok(())
+    }
+}
