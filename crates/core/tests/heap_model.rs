@@ -190,3 +190,60 @@ fn two_readers_take_a_page_back_at_once() {
         assert_eq!(model.value(), 0);
     });
 }
+
+/// An object that a collection has unlinked while a page is about to leave: both wait for scopes, and both move the epoch on.
+/// The cell stands for what the scope may look at: the page in its frame, the object in its place.
+#[test]
+fn a_retired_object_and_a_page_wait_for_the_same_scope() {
+    struct Retiring {
+        page: Arc<Model>,
+        /// Names the object; 0 when it is unlinked.
+        slot: AtomicU64,
+        object: UnsafeCell<u64>,
+    }
+    // SAFETY: as for `Model`.
+    unsafe impl Sync for Retiring {}
+    // SAFETY: nothing in it belongs to a thread.
+    unsafe impl Send for Retiring {}
+
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let page = Model::new(near());
+        let model = Arc::new(Retiring { page, slot: AtomicU64::new(1), object: UnsafeCell::new(7) });
+        let reader = {
+            let model = model.clone();
+            move || {
+                let Model { records, epoch, word, frame, .. } = &*model.page;
+                records[0].store(epoch.load(Ordering::Acquire), Ordering::Release);
+                fence(Ordering::SeqCst);
+                if model.slot.load(Ordering::Acquire) != 0 {
+                    assert_eq!(read(&model.object), 7);
+                }
+                let seen = FrameWord(word.load(Ordering::Acquire));
+                if let (next, Deref::Here(_)) = seen.deref(false)
+                    && (next == seen || model.page.exchange(seen, next))
+                {
+                    assert_eq!(read(frame), 0);
+                }
+                records[0].store(0, Ordering::Release);
+            }
+        };
+        let retirer = {
+            let model = model.clone();
+            move || {
+                model.slot.store(0, Ordering::Release);
+                let epoch = model.page.epoch.fetch_add(1, Ordering::AcqRel);
+                fence(Ordering::SeqCst);
+                let entered = model.page.records[0].load(Ordering::Acquire);
+                if entered == 0 || entered > epoch {
+                    write(&model.object, u64::MAX);
+                }
+            }
+        };
+        let (reader, retirer) = (loom::thread::spawn(reader), loom::thread::spawn(retirer));
+        model.page.evict();
+        reader.join().unwrap();
+        retirer.join().unwrap();
+    });
+}

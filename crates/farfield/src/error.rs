@@ -26,6 +26,14 @@ pub enum FarError {
         /// What it needs.
         bytes: u64,
     },
+    /// The near memory is too small for the tables of what the heap holds.
+    #[error(
+        "near memory has no room for {bytes} bytes of tables: raise near, or build the collection with a far index"
+    )]
+    TablesFull {
+        /// What was asked for.
+        bytes: u64,
+    },
     /// All far addresses are in use.
     #[error("the heap's far addresses are used up: build it with more far")]
     FarFull,
@@ -46,6 +54,9 @@ pub enum BuildError {
     /// The pool opens, but gives no lane.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The first near or far memory cannot be had.
+    #[error(transparent)]
+    Far(#[from] FarError),
     /// The kernel gives no address space or no thread.
     #[error("the operating system refused {what}: {why}")]
     Os {

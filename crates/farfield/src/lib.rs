@@ -25,6 +25,7 @@ mod heap;
 mod ptr;
 mod stats;
 
+pub use collections::{Change, FarMap};
 pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_pool::{OpenError, PoolError};

@@ -1,5 +1,7 @@
-//! What the far heap decides: frame words, slot words, size classes, extents, free runs. `docs/design/heap.md` draws the whole.
+//! What the far heap decides: frame words, slot words, size classes, extents, free runs, buckets of hash maps.
+//! `docs/design/heap.md` draws the whole.
 
+pub mod buckets;
 mod class;
 mod extents;
 mod frame_word;

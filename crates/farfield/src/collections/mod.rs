@@ -17,11 +17,13 @@
 //! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
 
 mod chunks;
+mod map;
 mod paged;
 mod shift;
 mod vec;
 
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
+pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
 pub use vec::FarVec;
 
 /// The elements of a range, as std's slices understand it.

@@ -40,15 +40,44 @@ impl Core {
     /// again for a guess; so only one in 64 of those is corrected, which costs a small share of the time that a used slot saves.
     #[cold]
     pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
-        let record = scope.record;
-        let frame = self.bring(record, page, want, scope.is_renewable())?;
+        let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
         let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
-        let tick = record.tick.get().wrapping_add(1);
-        record.tick.set(tick);
-        if !self.frames.contains(slot.as_ptr() as usize) || tick.is_multiple_of(CORRECT_EVERY) {
+        if self.may_correct(scope.record, slot.as_ptr() as usize) {
             slot.store(place.0, Ordering::Relaxed);
         }
         Ok(place)
+    }
+
+    /// Is it time to correct the guess of the slot at this address?
+    pub(crate) fn may_correct(&self, record: &Record, slot: usize) -> bool {
+        let tick = record.tick.get().wrapping_add(1);
+        record.tick.set(tick);
+        !self.frames.contains(slot) || tick.is_multiple_of(CORRECT_EVERY)
+    }
+
+    /// The frame of the page, if it is near and nobody has to be waited for. The caller is inside a scope.
+    #[cold]
+    pub(crate) fn near_now(&self, record: &Record, page: u32) -> Option<FrameId> {
+        let word = &self.words[page];
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let (next, Deref::Here(frame)) = seen.deref(false) else { return None };
+            if next == seen || self.exchange(word, seen, next) {
+                if seen.state() != State::Near {
+                    count(&record.counters.taken_back);
+                }
+                return Some(frame);
+            }
+        }
+    }
+
+    /// Renews the only scope of this thread, which nobody has a reference from, and waits until there is room.
+    #[cold]
+    pub(crate) fn make_room(&self, record: &Record) -> Result<(), FarError> {
+        record.renew(&self.epoch);
+        let frame = self.take_frames(record, 1, true)?;
+        self.frames.put(frame, 1);
+        Ok(())
     }
 
     /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be

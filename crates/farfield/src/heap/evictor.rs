@@ -44,7 +44,10 @@ pub(crate) struct Evictor {
 
 /// Pages made Leaving together.
 struct Batch {
+    /// Its name: frames remember it.
     epoch: u64,
+    /// Scopes of later epochs see its pages Leaving.
+    last: u64,
     frames: Vec<FrameId>,
 }
 
@@ -143,7 +146,7 @@ impl EvictorState {
             }
             match self.batches.front() {
                 None => return Ok(Outcome::Hot),
-                Some(batch) if !core.threads.is_over(batch.epoch) => return Ok(Outcome::Blocked(batch.epoch)),
+                Some(batch) if !core.threads.is_over(batch.last) => return Ok(Outcome::Blocked(batch.last)),
                 Some(_) => {}
             }
             if let Some(batch) = self.batches.pop_front() {
@@ -178,9 +181,9 @@ impl EvictorState {
         }
         if !frames.is_empty() {
             self.cooling += frames.len();
-            self.batches.push_back(Batch { epoch, frames });
-            // Scopes that begin after this see the batch Leaving (AcqRel: they acquire what is stored here).
-            core.epoch.fetch_add(1, Ordering::AcqRel);
+            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too, so it may not be `epoch`.
+            let last = core.next_epoch();
+            self.batches.push_back(Batch { epoch, last, frames });
         }
         passed.max(1)
     }

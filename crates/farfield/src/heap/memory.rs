@@ -135,6 +135,17 @@ impl<T: Zeroed> Table<T> {
     pub(crate) fn base(&self) -> *const T {
         self.memory.base().cast()
     }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Asks for huge pages for the bytes `at..at + len`, as far as there are so many.
+    pub(crate) fn prefer_huge(&self, at: usize, len: usize) {
+        if at + len <= self.len * size_of::<T>() {
+            self.memory.prefer_huge(at, len);
+        }
+    }
 }
 
 impl<T: Zeroed> core::ops::Index<u32> for Table<T> {

@@ -12,6 +12,7 @@
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `directory` | which heap a far pointer belongs to |
+//! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
 mod access;
 mod directory;
@@ -21,7 +22,9 @@ mod frames;
 mod io;
 mod memory;
 mod objects;
+mod raw;
 mod reclaimer;
+mod retired;
 mod runs;
 mod scope;
 mod segments;
@@ -30,7 +33,10 @@ mod verify;
 
 pub(crate) use access::Want;
 pub(crate) use directory::heap_of;
-pub(crate) use objects::{Bury, bury_later, drop_far, take};
+pub(crate) use memory::{Table, Zeroed};
+pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
+pub(crate) use raw::{Slot, SlotCell};
+pub(crate) use retired::Retired;
 pub(crate) use runs::free_run;
 pub use scope::Scope;
 pub(crate) use threads::Record;
@@ -46,7 +52,6 @@ use evictor::Evictor;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Backend;
 use frames::Frames;
-use memory::Table;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use std::sync::{Arc, Mutex};
@@ -89,8 +94,11 @@ pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) patience: Duration,
     near: AtomicU64,
-    /// One for the [`Heap`], and one for each segment with objects.
+    /// Near memory of collections' tables.
+    charged: AtomicU64,
+    /// One for the [`Heap`], one for each segment with objects, and one for each [`Anchor`].
     references: AtomicU64,
+    anchors: AtomicU64,
     /// The [`Heap`] is gone.
     closed: AtomicBool,
 }
@@ -134,7 +142,9 @@ impl Heap {
             backend,
             patience: config.patience,
             near: AtomicU64::new(config.near),
+            charged: AtomicU64::new(0),
             references: AtomicU64::new(1),
+            anchors: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         core.fit();
@@ -233,7 +243,24 @@ impl Core {
     fn table_bytes(&self) -> u64 {
         let words = u64::from(self.segments.high_page()) * size_of::<AtomicU64>() as u64;
         let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
-        tables + self.threads.table_bytes() + self.evictor.near_bytes()
+        tables + self.threads.table_bytes() + self.evictor.near_bytes() + self.charged.load(Ordering::Relaxed)
+    }
+
+    /// A collection is about to use so much near memory for its tables. An eighth of the budget stays for pages.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<(), FarError> {
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
+        if self.table_bytes() > self.near.load(Ordering::Relaxed) / 8 * 7 {
+            self.charged.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(FarError::TablesFull { bytes });
+        }
+        self.fit();
+        Ok(())
+    }
+
+    /// It has given back what it charged.
+    pub(crate) fn uncharge(&self, bytes: u64) {
+        self.charged.fetch_sub(bytes, Ordering::Relaxed);
+        self.fit();
     }
 
     pub(crate) fn reserve(&self) -> Reserve {
@@ -302,6 +329,43 @@ impl Core {
         let (first, pages) = (core.first_page, u64::from(core.pages));
         drop(core);
         directory::give_back(first, pages);
+    }
+}
+
+/// What a collection has of its heap: it exists as long as this does.
+pub(crate) struct Anchor(NonNull<Core>);
+
+// SAFETY: a reference to the core, which is made to be shared; the count of references decides when it goes.
+unsafe impl Send for Anchor {}
+// SAFETY: as above.
+unsafe impl Sync for Anchor {}
+
+impl Anchor {
+    pub(crate) fn new(heap: &Heap) -> Anchor {
+        let core = heap.core();
+        core.references.fetch_add(1, Ordering::Relaxed);
+        core.anchors.fetch_add(1, Ordering::Relaxed);
+        Anchor(heap.core)
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        // SAFETY: our reference keeps it.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Is it a scope of this heap?
+    #[inline]
+    pub(crate) fn check(&self, scope: &Scope<'_>) -> Result<(), FarError> {
+        if core::ptr::eq(scope.core, self.0.as_ptr()) { Ok(()) } else { Err(FarError::OtherHeap) }
+    }
+}
+
+impl Drop for Anchor {
+    fn drop(&mut self) {
+        self.core().anchors.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: not used afterwards. If a scope of this thread is open, it is of a `Heap`, which has a reference too.
+        unsafe { Core::unreference(self.0.as_ptr()) };
     }
 }
 

@@ -59,8 +59,11 @@ pub(crate) trait Bury: Send {
 struct Grave {
     page: u32,
     card: u8,
-    bury: unsafe fn(*const Core, u32, u8) -> Result<(), FarError>,
+    bury: BuryFn,
 }
+
+/// Drops an object and frees its place.
+pub(crate) type BuryFn = unsafe fn(*const Core, u32, u8) -> Result<(), FarError>;
 
 impl Core {
     /// Puts a value into the heap: its page number within the heap, and its place.
@@ -79,7 +82,7 @@ impl Core {
     }
 
     /// Room for an object, near and dirty.
-    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
+    pub(crate) fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
         let Some(class) = Class::of(layout.size(), layout.align()) else {
             let pages = layout.size().div_ceil(PAGE_BYTES);
             let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
@@ -209,16 +212,22 @@ impl Core {
         }
     }
 
-    /// Moves a value out of the heap and frees its place. If the flag is true, its segment's reference is the caller's to
-    /// give up, outside of all scopes.
+    /// Moves a value out of the heap, as `read` does it from its address, and frees its place. If the flag is true, its segment's
+    /// reference is the caller's to give up, outside of all scopes.
     ///
     /// # Safety
-    /// A `T` lives there and is the caller's; unless there is an error, it lives there no more.
-    unsafe fn take_out<T>(&self, inside: &Inside<'_>, page: u32, card: u8) -> Result<(T, bool), FarError> {
+    /// An object lives there and is the caller's; unless there is an error, it lives there no more.
+    unsafe fn take_out<R>(
+        &self,
+        inside: &Inside<'_>,
+        page: u32,
+        card: u8,
+        read: impl FnOnce(*mut u8) -> R,
+    ) -> Result<(R, bool), FarError> {
         let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
         let place = Place::new(frame, card);
-        // SAFETY: the page is in that frame until our scope ends, and a `T` at the place in it, as the caller promises.
-        let value = unsafe { self.frames.base().add(place.offset()).cast::<T>().read() };
+        // SAFETY: the page is in that frame until our scope ends.
+        let value = read(unsafe { self.frames.base().add(place.offset()) });
         Ok((value, self.free(page, card)))
     }
 
@@ -228,17 +237,22 @@ impl Core {
         self.free(page, card)
     }
 
-    /// Drops a value that is too large to be moved out, or needs no destructor, and frees its place. A destructor that panics
-    /// leaves the place in use for good.
+    /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no destructor, and frees its
+    /// place. A destructor that panics leaves the place in use for good.
     ///
     /// # Safety
     /// As for `take_out`.
-    unsafe fn bury_in_place<T>(&self, inside: &Inside<'_>, page: u32, card: u8) -> Result<bool, FarError> {
-        if core::mem::needs_drop::<T>() {
+    unsafe fn bury_in_place(
+        &self,
+        inside: &Inside<'_>,
+        page: u32,
+        card: u8,
+        bury: Option<impl FnOnce(*mut u8)>,
+    ) -> Result<bool, FarError> {
+        if let Some(bury) = bury {
             let frame = self.bring(inside.record, page, Want::Write, inside.is_outermost())?;
-            // SAFETY: larger than a page, so it begins at one; near until our scope ends. It lives there as the caller
-            // promises, and nobody else has it.
-            unsafe { self.frames.address(frame).cast::<T>().drop_in_place() };
+            // SAFETY: the page is in that frame until our scope ends.
+            bury(unsafe { self.frames.base().add(Place::new(frame, card).offset()) });
         }
         Ok(self.free(page, card))
     }
@@ -291,11 +305,25 @@ impl Core {
 /// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
 /// does, and no longer for us.
 pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T, FarError> {
+    // SAFETY: the object there is a `T`, and passed on to the caller.
+    unsafe { take_with(core, page, card, |at| at.cast::<T>().read()) }
+}
+
+/// The same for an object that only the caller knows: `read` moves its parts out.
+///
+/// # Safety
+/// As for [`take`].
+pub(crate) unsafe fn take_with<R>(
+    core: *const Core,
+    page: u32,
+    card: u8,
+    read: impl FnOnce(*mut u8) -> R,
+) -> Result<R, FarError> {
     let (value, last) = {
         // SAFETY: the value keeps the heap until its place is free, and our scope does from then on.
         let inside = Inside::new(unsafe { &*core });
         // SAFETY: as above, and passed on to the caller.
-        unsafe { (*core).take_out::<T>(&inside, page, card) }?
+        unsafe { (*core).take_out(&inside, page, card, read) }?
     };
     // SAFETY: as above.
     unsafe { unreference_if(core, last) };
@@ -308,7 +336,17 @@ pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T
 /// As for [`take`], except that the value is the heap's from now on, whatever happens.
 pub(crate) unsafe fn drop_far<T>(core: *const Core, page: u32, card: u8) {
     // SAFETY: passed on to the caller.
-    unsafe { settle(core, Grave { page, card, bury: bury::<T> }, false) };
+    unsafe { drop_far_with(core, page, card, bury::<T>) };
+}
+
+/// The same for an object that only the caller knows: `bury` drops it and frees its place, as [`take_with`] or
+/// [`dropped_in_place`] do.
+///
+/// # Safety
+/// As for [`drop_far`]; `bury` may be called later, and by another thread.
+pub(crate) unsafe fn drop_far_with(core: *const Core, page: u32, card: u8, bury: BuryFn) {
+    // SAFETY: passed on to the caller.
+    unsafe { settle(core, Grave { page, card, bury }, false) };
 }
 
 /// Buries, or decides what else becomes of the value.
@@ -358,11 +396,32 @@ unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError
         drop(unsafe { take::<T>(core, page, card) }?);
         return Ok(());
     }
+    // SAFETY: the object there is a `T` and nobody else has it; passed on to the caller.
+    unsafe {
+        dropped_in_place(
+            core,
+            page,
+            card,
+            core::mem::needs_drop::<T>().then_some(|at: *mut u8| at.cast::<T>().drop_in_place()),
+        )
+    }
+}
+
+/// Frees an object after `bury` has dropped it where it is, if it has a destructor.
+///
+/// # Safety
+/// As for [`take`].
+pub(crate) unsafe fn dropped_in_place(
+    core: *const Core,
+    page: u32,
+    card: u8,
+    bury: Option<impl FnOnce(*mut u8)>,
+) -> Result<(), FarError> {
     let last = {
-        // SAFETY: as in `take`.
+        // SAFETY: as in `take_with`.
         let inside = Inside::new(unsafe { &*core });
-        // SAFETY: as in `take`, and passed on to the caller.
-        unsafe { (*core).bury_in_place::<T>(&inside, page, card) }?
+        // SAFETY: as in `take_with`, and passed on to the caller.
+        unsafe { (*core).bury_in_place(&inside, page, card, bury) }?
     };
     // SAFETY: `bury_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };

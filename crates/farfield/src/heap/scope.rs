@@ -56,7 +56,7 @@ pub struct Scope<'heap> {
 
 impl<'heap> Scope<'heap> {
     #[inline]
-    pub(super) fn new(core: &'heap Core) -> Scope<'heap> {
+    pub(crate) fn new(core: &'heap Core) -> Scope<'heap> {
         let record = core.record();
         record.enter(&core.epoch);
         Scope {

@@ -9,7 +9,12 @@ impl Core {
         self.land_all();
         self.evictor.paused(|| {
             let occupied = self.segments.verify();
-            assert_eq!(self.references.load(Ordering::SeqCst), occupied + 1, "references and segments with objects");
+            let expected = occupied + 1 + self.anchors.load(Ordering::SeqCst);
+            assert_eq!(
+                self.references.load(Ordering::SeqCst),
+                expected,
+                "references, segments with objects, collections"
+            );
             let in_use = self.verify_words();
             let (resident, counted) = self.frames.resident();
             assert_eq!(counted, in_use, "frames in use");

@@ -1,0 +1,187 @@
+//! Where buckets are: near, in one growing table, or far, 64 to a page, with a near slot per page.
+
+use crate::error::{BuildError, FarError};
+use crate::heap::{Core, Scope, Slot, SlotCell, Table, Want, Zeroed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::buckets::BucketWord;
+use std::alloc::Layout;
+
+/// Entries that a bucket has places for; the last one is a link if there are more.
+pub(super) const PLACES: usize = 5;
+
+/// One cache line: hashes and slots of a few entries.
+#[repr(C, align(64))]
+pub(super) struct Bucket {
+    /// A [`BucketWord`].
+    pub(super) word: AtomicU32,
+    pub(super) hashes: [AtomicU32; PLACES],
+    /// Objects, or in the last place the number of another bucket plus one, of which the upper half is 0.
+    pub(super) slots: [SlotCell; PLACES],
+}
+
+const BUCKET_BYTES: usize = 64;
+const PER_PAGE: u32 = (PAGE_BYTES / BUCKET_BYTES) as u32;
+const _: () = assert!(size_of::<Bucket>() == BUCKET_BYTES);
+
+// SAFETY: atomics, for which zero is a value.
+unsafe impl Zeroed for Bucket {}
+
+/// Most buckets of a table, so that all arithmetic on them fits.
+const BUCKETS_MAX: u64 = 1 << 31;
+/// From this size on a near table grows by whole huge pages.
+const HUGE_FROM: u64 = 16 << 20;
+const HUGE_BYTES: u64 = 2 << 20;
+
+/// A growing row of buckets.
+pub(super) struct Buckets {
+    home: Home,
+    /// Near bytes that were charged to the heap.
+    charged: AtomicU64,
+}
+
+enum Home {
+    Near(Table<Bucket>),
+    /// A slot per page of buckets.
+    Far(Table<SlotCell>),
+}
+
+/// Where the index of a map is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Index {
+    /// In near memory, about 20 bytes per entry: a value that is far costs one fetch.
+    #[default]
+    Near,
+    /// In far memory, like the values: parts that are not used leave. For maps whose index would fill the near budget.
+    Far,
+}
+
+impl Bucket {
+    #[inline]
+    pub(super) fn look(&self, order: Ordering) -> BucketWord {
+        BucketWord(self.word.load(order))
+    }
+
+    /// Everything in it is gone. The caller has it for itself.
+    pub(super) fn reset(&self, depth: u32) {
+        for (hash, slot) in self.hashes.iter().zip(&self.slots) {
+            hash.store(0, Ordering::Relaxed);
+            slot.store(0);
+        }
+        self.word.store(BucketWord::new(depth).0, Ordering::Release);
+    }
+}
+
+impl Buckets {
+    pub(super) fn new(core: &Core, index: Index) -> Result<Buckets, BuildError> {
+        let home = match index {
+            Index::Near => {
+                Home::Near(Table::new(u64::from(core.frames.count()).saturating_mul(64).min(BUCKETS_MAX) as usize)?)
+            }
+            Index::Far => Home::Far(Table::new(u64::from(core.pages).min(BUCKETS_MAX / u64::from(PER_PAGE)) as usize)?),
+        };
+        Ok(Buckets { home, charged: AtomicU64::new(0) })
+    }
+
+    /// Most buckets that fit.
+    pub(super) fn max(&self) -> u32 {
+        match &self.home {
+            Home::Near(table) => table.len() as u32,
+            Home::Far(pages) => pages.len() as u32 * PER_PAGE,
+        }
+    }
+
+    /// A bucket that was [prepared](Buckets::prepare). It stays where it is as long as the scope lasts.
+    #[inline]
+    pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Result<&'a Bucket, FarError> {
+        match &self.home {
+            Home::Near(table) => Ok(&table[bucket]),
+            Home::Far(pages) => {
+                let cell = &pages[bucket / PER_PAGE];
+                let Some(slot) = cell.load() else { unreachable!("a bucket before it was prepared") };
+                let page = cell.address(scope, slot, Want::Read)?;
+                // SAFETY: `prepare` made a page of buckets there, which lives as long as `self`. They are changed through
+                // atomics only; where it is does not change before the scope ends.
+                Ok(unsafe { in_page(page, bucket) })
+            }
+        }
+    }
+
+    /// The same, if it is near.
+    pub(super) fn get_now<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Option<&'a Bucket> {
+        match &self.home {
+            Home::Near(table) => Some(&table[bucket]),
+            Home::Far(pages) => {
+                let page = pages[bucket / PER_PAGE].load()?.address_now(scope)?;
+                // SAFETY: as in `get`.
+                Some(unsafe { in_page(page, bucket) })
+            }
+        }
+    }
+
+    /// Makes room for one bucket more: number `bucket`, after all smaller ones. One at a time; without effect if there is room.
+    pub(super) fn prepare(&self, scope: &Scope<'_>, bucket: u32) -> Result<(), FarError> {
+        if !bucket.is_multiple_of(PER_PAGE) {
+            return Ok(());
+        }
+        match &self.home {
+            Home::Near(table) => {
+                let end = (u64::from(bucket) + u64::from(PER_PAGE)) * BUCKET_BYTES as u64;
+                let from = self.charged.load(Ordering::Relaxed);
+                if end > from {
+                    let huge = from >= HUGE_FROM;
+                    let step = if huge { HUGE_BYTES } else { PAGE_BYTES as u64 };
+                    self.charge(scope.core, step)?;
+                    if huge {
+                        table.prefer_huge(from as usize, step as usize);
+                    }
+                }
+            }
+            Home::Far(pages) => {
+                let page = bucket / PER_PAGE;
+                let end = (u64::from(page) + 1) * size_of::<SlotCell>() as u64;
+                if end > self.charged.load(Ordering::Relaxed) {
+                    self.charge(scope.core, PAGE_BYTES as u64)?;
+                }
+                if pages[page].load().is_none() {
+                    let layout = Layout::from_size_align(PAGE_BYTES, BUCKET_BYTES).unwrap_or_else(|_| unreachable!());
+                    let (slot, address) = Slot::make(scope, layout)?;
+                    // SAFETY: a new object of a page, near as long as the scope lasts, which nobody else knows.
+                    unsafe { address.write_bytes(0, PAGE_BYTES) };
+                    pages[page].store(slot.word());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn charge(&self, core: &Core, bytes: u64) -> Result<(), FarError> {
+        core.charge(bytes)?;
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Frees far pages and what was charged. The map is going.
+    pub(super) fn clear(&mut self, core: &Core) {
+        if let Home::Far(pages) = &self.home {
+            for cell in (0..pages.len() as u32).map(|page| &pages[page]) {
+                let Some(slot) = cell.load() else { break };
+                cell.store(0);
+                // SAFETY: made by `prepare`, and nobody follows the cell any more.
+                unsafe { slot.free(core) };
+            }
+        }
+        core.uncharge(core::mem::take(self.charged.get_mut()));
+    }
+}
+
+/// A bucket in a page of them.
+///
+/// # Safety
+/// There is a page of buckets, which stays there during `'a`.
+#[expect(clippy::cast_ptr_alignment, reason = "objects of a page begin at one")]
+#[inline]
+unsafe fn in_page<'a>(page: *mut u8, bucket: u32) -> &'a Bucket {
+    // SAFETY: passed on to the caller; the number is below that of buckets in a page.
+    unsafe { &*page.cast::<Bucket>().add((bucket % PER_PAGE) as usize) }
+}

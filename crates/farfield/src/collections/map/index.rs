@@ -1,0 +1,431 @@
+//! The index: from a hash to the slots of the entries that have it.
+//!
+//! Readers take no lock. An entry that stays in the map stays in its place, except while its bucket moves entries (a link
+//! is made, or the bucket is split), which its word tells. So what is found was there, and what is not found was not there at some moment of
+//! the search, or the search is repeated. Writers search in the same way, then lock the bucket for a moment, in which
+//! they only compare slots: no user code runs and nothing is waited for under a bucket's lock.
+
+use super::buckets::{Bucket, Buckets, Index, PLACES};
+use crate::error::{BuildError, FarError};
+use crate::heap::{Core, Patience, Scope, Slot, Want};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use farfield_core::heap::buckets::{BucketWord, after, bucket_of, has, low_bits, split_for};
+use std::sync::{Mutex, PoisonError};
+
+/// The buckets of a map.
+pub(super) struct Table {
+    main: Buckets,
+    /// Buckets that continue others.
+    spare: Buckets,
+    spares: Mutex<Spares>,
+    count: AtomicU32,
+    growing: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Spares {
+    free: Vec<u32>,
+    prepared: u32,
+}
+
+/// What a search saw of the entries with its hash.
+#[derive(Default)]
+pub(super) struct Search {
+    /// The entry with the key: its slot and its address.
+    pub(super) found: Option<(Slot, *mut u8)>,
+    /// Entries of other keys.
+    unequal: Vec<Slot>,
+    /// A bucket for a link, if one was needed and not used.
+    spare: Option<u32>,
+}
+
+/// Entries per bucket above which the table grows: half of seven.
+const SEVENTH_HALVES: u64 = 7;
+
+/// A bucket's lock.
+struct Locked<'a> {
+    bucket: &'a Bucket,
+    word: BucketWord,
+}
+
+impl Locked<'_> {
+    /// From here on searches that find nothing are repeated.
+    fn begin_move(&mut self) {
+        self.word = self.word.moving();
+        self.bucket.word.store(self.word.0, Ordering::Relaxed);
+        // Who sees a store of the move sees the mark, or a later word.
+        fence(Ordering::Release);
+    }
+
+    fn end_move(&mut self, depth: u32, linked: bool) {
+        self.word = self.word.moved(depth, linked);
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.bucket.word.store(self.word.unlock().0, Ordering::Release);
+    }
+}
+
+impl Table {
+    pub(super) fn new(core: &Core, index: Index) -> Result<Table, BuildError> {
+        Ok(Table {
+            main: Buckets::new(core, index)?,
+            spare: Buckets::new(core, index)?,
+            spares: Mutex::default(),
+            count: AtomicU32::new(0),
+            growing: Mutex::new(()),
+        })
+    }
+
+    /// The first buckets, enough for so many entries. Before that there is none.
+    pub(super) fn start(&self, scope: &mut Scope<'_>, entries: u64) -> Result<(), FarError> {
+        self.main.prepare(scope, 0)?;
+        self.main.get(scope, 0)?.reset(0);
+        self.count.store(1, Ordering::Release);
+        let count = (entries.saturating_mul(2) / SEVENTH_HALVES).min(u64::from(self.main.max())) as u32;
+        while self.count.load(Ordering::Relaxed) < count {
+            scope.with_room(|| self.split(scope))?;
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// The bucket that has the hash, and its word when it had it.
+    #[inline]
+    fn home<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<(&'a Bucket, BucketWord), FarError> {
+        let mut number = bucket_of(hash, self.count.load(Ordering::Acquire));
+        loop {
+            let bucket = self.main.get(scope, number)?;
+            let word = bucket.look(Ordering::Acquire);
+            if has(number, word.depth(), hash) {
+                return Ok((bucket, word));
+            }
+            // It was split. The count may be one behind: then the bucket's own depth tells.
+            let again = bucket_of(hash, self.count.load(Ordering::Acquire));
+            number = if again == number { low_bits(hash, word.depth()) } else { again };
+        }
+    }
+
+    /// The bucket that continues this one, if `word` says so. A word that is gone by now leads nowhere, and proves nothing.
+    #[inline]
+    fn link(bucket: &Bucket, word: BucketWord) -> Option<u32> {
+        if !word.is_linked() {
+            return None;
+        }
+        let link = bucket.slots[PLACES - 1].word();
+        if link >> 32 == 0 { (link as u32).checked_sub(1) } else { None }
+    }
+
+    /// The entry that `is_key` accepts, among those with the hash.
+    #[inline]
+    pub(super) fn find(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        want: Want,
+        mut is_key: impl FnMut(*const u8, Slot) -> bool,
+    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+        let mut patience = None;
+        loop {
+            let (first, before) = self.home(scope, hash)?;
+            let (mut bucket, mut word) = (first, before);
+            loop {
+                let places = if word.is_linked() { PLACES - 1 } else { PLACES };
+                for place in 0..places {
+                    if bucket.hashes[place].load(Ordering::Relaxed) != hash {
+                        continue;
+                    }
+                    let Some(slot) = bucket.slots[place].load() else { continue };
+                    let address = bucket.slots[place].address(scope, slot, want)?;
+                    if is_key(address, slot) {
+                        return Ok(Some((slot, address)));
+                    }
+                }
+                let Some(next) = Self::link(bucket, word) else { break };
+                bucket = self.spare.get(scope, next)?;
+                word = bucket.look(Ordering::Acquire);
+            }
+            // The second look comes after everything that was read above.
+            fence(Ordering::Acquire);
+            if before.proves_absence(first.look(Ordering::Relaxed)) {
+                return Ok(None);
+            }
+            patience.get_or_insert_with(|| Patience::new(scope.core.patience)).wait()?;
+        }
+    }
+
+    /// The same, for who wants to change the entry with [`Table::exchange`].
+    pub(super) fn search(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        search: &mut Search,
+        mut is_key: impl FnMut(*const u8) -> bool,
+    ) -> Result<(), FarError> {
+        let unequal = &mut search.unequal;
+        unequal.clear();
+        search.found = self.find(scope, hash, Want::Read, |address, slot| {
+            let found = is_key(address);
+            if !found {
+                unequal.push(slot);
+            }
+            found
+        })?;
+        Ok(())
+    }
+
+    /// Puts `new` in place of what the search found, or of nothing; `None` takes it away. False if the map is not as the
+    /// search saw it: search again.
+    pub(super) fn exchange(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        search: &mut Search,
+        new: Option<Slot>,
+    ) -> Result<bool, FarError> {
+        let mut locked = self.lock(scope, hash)?;
+        let first = locked.bucket;
+        let (mut bucket, mut word) = (first, locked.word);
+        let (mut old, mut free) = (None, None);
+        'places: loop {
+            let places = if word.is_linked() { PLACES - 1 } else { PLACES };
+            for place in 0..places {
+                let Some(slot) = bucket.slots[place].load() else {
+                    free = free.or(Some((bucket, place)));
+                    continue;
+                };
+                if bucket.hashes[place].load(Ordering::Relaxed) != hash {
+                    continue;
+                }
+                if search.found.is_some_and(|(found, _)| found.is(slot)) {
+                    old = Some((bucket, place));
+                    break 'places;
+                }
+                if !search.unequal.iter().any(|seen| seen.is(slot)) {
+                    return Ok(false);
+                }
+            }
+            let Some(next) = Self::link(bucket, word) else { break };
+            let Some(next) = self.spare.get_now(scope, next) else { return Ok(false) };
+            bucket = next;
+            word = bucket.look(Ordering::Relaxed);
+        }
+        if old.is_none() && search.found.is_some() {
+            return Ok(false);
+        }
+        match (old, new, free) {
+            (Some((bucket, place)), new, _) => bucket.slots[place].store(new.map_or(0, Slot::word)),
+            (None, None, _) => {}
+            (None, Some(new), Some((bucket, place))) => {
+                bucket.hashes[place].store(hash, Ordering::Relaxed);
+                bucket.slots[place].store(new.word());
+            }
+            (None, Some(new), None) => match search.spare.take() {
+                Some(spare) => self.add_link(scope, &mut locked, bucket, spare, (hash, new))?,
+                None => {
+                    drop(locked);
+                    search.spare = Some(self.take_spare(scope)?);
+                    return Ok(false);
+                }
+            },
+        }
+        Ok(true)
+    }
+
+    /// The search is over; what it kept is for others.
+    pub(super) fn finish(&self, search: &mut Search) {
+        if let Some(spare) = search.spare.take() {
+            self.lock_spares().free.push(spare);
+        }
+    }
+
+    fn lock<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<Locked<'a>, FarError> {
+        let mut patience = None;
+        loop {
+            let (bucket, seen) = self.home(scope, hash)?;
+            if let Some(word) = seen.lock()
+                && bucket.word.compare_exchange(seen.0, word.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return Ok(Locked { bucket, word });
+            }
+            patience.get_or_insert_with(|| Patience::new(scope.core.patience)).wait()?;
+        }
+    }
+
+    /// Continues `last`, which is full, in a spare bucket, with an entry more.
+    fn add_link(
+        &self,
+        scope: &Scope<'_>,
+        locked: &mut Locked<'_>,
+        last: &Bucket,
+        spare: u32,
+        (hash, new): (u32, Slot),
+    ) -> Result<(), FarError> {
+        let next = self.spare.get(scope, spare)?;
+        next.reset(0);
+        next.hashes[0].store(last.hashes[PLACES - 1].load(Ordering::Relaxed), Ordering::Relaxed);
+        next.slots[0].store(last.slots[PLACES - 1].word());
+        next.hashes[1].store(hash, Ordering::Relaxed);
+        next.slots[1].store(new.word());
+        locked.begin_move();
+        last.slots[PLACES - 1].store(u64::from(spare) + 1);
+        let is_first = core::ptr::eq(last, locked.bucket);
+        if !is_first {
+            last.word.store(BucketWord::new(0).as_linked().0, Ordering::Release);
+        }
+        locked.end_move(locked.word.depth(), is_first || locked.word.is_linked());
+        Ok(())
+    }
+
+    fn lock_spares(&self) -> std::sync::MutexGuard<'_, Spares> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A bucket for a link, near as long as the scope lasts.
+    fn take_spare(&self, scope: &Scope<'_>) -> Result<u32, FarError> {
+        let mut spares = self.lock_spares();
+        let spare = match spares.free.pop() {
+            Some(spare) => spare,
+            None => {
+                let spare = spares.prepared;
+                if spare == self.spare.max() {
+                    return Err(FarError::FarFull);
+                }
+                self.spare.prepare(scope, spare)?;
+                spares.prepared += 1;
+                spare
+            }
+        };
+        drop(spares);
+        match self.spare.get(scope, spare) {
+            Ok(_) => Ok(spare),
+            Err(error) => {
+                self.lock_spares().free.push(spare);
+                Err(error)
+            }
+        }
+    }
+
+    /// Grows by a bucket or two if there are so many entries, and nobody else is at it. What fails is done later.
+    #[inline]
+    pub(super) fn grow(&self, scope: &Scope<'_>, entries: u64) {
+        for _ in 0..2 {
+            if entries * 2 > u64::from(self.count.load(Ordering::Relaxed)) * SEVENTH_HALVES {
+                // A table that cannot grow gets longer chains.
+                let _ = self.split(scope);
+            }
+        }
+    }
+
+    #[cold]
+    fn split(&self, scope: &Scope<'_>) -> Result<(), FarError> {
+        let Ok(_growing) = self.growing.try_lock() else { return Ok(()) };
+        let count = self.count.load(Ordering::Acquire);
+        if count == self.main.max() {
+            return Ok(());
+        }
+        self.main.prepare(scope, count)?;
+        let target = self.main.get(scope, count)?;
+        let (source, depth) = split_for(count);
+        // All of the chain near first: nothing is waited for under the lock.
+        self.find(scope, source, Want::Read, |_, _| false)?;
+        let mut locked = self.lock(scope, source)?;
+        let (mut stay, mut go, mut spares) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut bucket, mut word) = (locked.bucket, locked.word);
+        loop {
+            let places = if word.is_linked() { PLACES - 1 } else { PLACES };
+            for place in 0..places {
+                let hash = bucket.hashes[place].load(Ordering::Relaxed);
+                let Some(slot) = bucket.slots[place].load() else { continue };
+                if has(source, depth, hash) { stay.push((hash, slot)) } else { go.push((hash, slot)) }
+            }
+            let Some(next) = Self::link(bucket, word) else { break };
+            let Some(bucket_now) = self.spare.get_now(scope, next) else { return Ok(()) };
+            (bucket, word) = (bucket_now, bucket_now.look(Ordering::Relaxed));
+            spares.push((next, bucket));
+        }
+        locked.begin_move();
+        let linked = fill(target, &go, &mut spares);
+        let target_word = BucketWord::new(depth);
+        target.word.store(if linked { target_word.as_linked() } else { target_word }.0, Ordering::Release);
+        let linked = fill(locked.bucket, &stay, &mut spares);
+        locked.end_move(depth, linked);
+        drop(locked);
+        self.count.store(count + 1, Ordering::Release);
+        self.lock_spares().free.extend(spares.iter().map(|(spare, _)| *spare));
+        Ok(())
+    }
+
+    /// All entries of the bucket at this position of a walk, and where the walk goes on.
+    pub(super) fn entries_at(
+        &self,
+        scope: &Scope<'_>,
+        position: u32,
+        entries: &mut Vec<Slot>,
+    ) -> Result<Option<u32>, FarError> {
+        let mut patience = Patience::new(scope.core.patience);
+        loop {
+            entries.clear();
+            let (first, before) = self.home(scope, position.reverse_bits())?;
+            let (mut bucket, mut word) = (first, before);
+            loop {
+                let places = if word.is_linked() { PLACES - 1 } else { PLACES };
+                entries.extend(bucket.slots[..places].iter().filter_map(|cell| cell.load()));
+                let Some(next) = Self::link(bucket, word) else { break };
+                bucket = self.spare.get(scope, next)?;
+                word = bucket.look(Ordering::Acquire);
+            }
+            fence(Ordering::Acquire);
+            if before.proves_absence(first.look(Ordering::Relaxed)) {
+                return Ok(after(position, before.depth()));
+            }
+            patience.wait()?;
+        }
+    }
+
+    /// Buckets that have hashes of their own.
+    pub(super) fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Buckets in use, for statistics: the first ones, and those that continue others.
+    pub(super) fn bucket_counts(&self) -> (u32, u32) {
+        let spares = self.lock_spares();
+        (self.count(), spares.prepared - spares.free.len() as u32)
+    }
+
+    /// Frees the buckets. The map is going.
+    pub(super) fn clear(&mut self, core: &Core) {
+        self.main.clear(core);
+        self.spare.clear(core);
+    }
+}
+
+/// Writes entries into a bucket and as many spare ones as they need; is it linked? The entries of a bucket that is split
+/// never need more spares than it had.
+fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &'a Bucket)>) -> bool {
+    let (mut bucket, mut rest) = (first, entries);
+    loop {
+        let linked = rest.len() > PLACES;
+        let (here, later) = rest.split_at(if linked { PLACES - 1 } else { rest.len() });
+        for place in 0..PLACES {
+            let (hash, word) = here.get(place).map_or((0, 0), |(hash, slot)| (*hash, slot.word()));
+            bucket.hashes[place].store(hash, Ordering::Relaxed);
+            bucket.slots[place].store(word);
+        }
+        let mut next = None;
+        if linked {
+            next = spares.pop();
+            let Some((number, _)) = next else { unreachable!("two chains are not longer than one was") };
+            bucket.slots[PLACES - 1].store(u64::from(number) + 1);
+        }
+        if !core::ptr::eq(bucket, first) {
+            let word = BucketWord::new(0);
+            bucket.word.store(if linked { word.as_linked() } else { word }.0, Ordering::Release);
+        }
+        let Some((_, next)) = next else { return !core::ptr::eq(bucket, first) || linked };
+        (bucket, rest) = (next, later);
+    }
+}

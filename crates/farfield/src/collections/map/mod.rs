@@ -1,0 +1,496 @@
+//! `FarMap`: a hash map for many threads, with entries that are near or far.
+//!
+//! One far object per entry, key and value together; an index (`index`, `buckets`) from hashes to their slots. An entry's value
+//! is replaced as a whole: a new object, one store in the index, and the old object is retired until no scope can
+//! look at it. So readers take no lock and write nothing, and what a scope has seen stays as it was.
+
+mod buckets;
+mod entry;
+mod index;
+mod item;
+mod remains;
+mod walk;
+
+pub use buckets::Index;
+pub use entry::{Entry, OccupiedEntry, VacantEntry};
+pub use item::{Item, Source};
+pub use walk::Walk;
+
+use crate::error::{AllocError, BuildError, FarError};
+use crate::heap::{Anchor, Core, Heap, Retired, Scope, Slot, Want};
+use core::borrow::Borrow;
+use core::hash::{BuildHasher, Hash};
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU64, Ordering};
+use index::{Search, Table};
+use item::Shape;
+use remains::{Remains, drop_entry};
+use std::hash::RandomState;
+
+/// A hash map whose entries are near or far, shared by threads.
+///
+/// Keys and values are any `T: Send + Sync + 'static`, or `[u8]` or `str` of any length: `FarMap<[u8], [u8]>` holds binary keys
+/// and values. All but a few methods take `&self`: threads look up, insert and remove at the same time, without a lock for readers. A
+/// reference from a scope shows the value as it was when it was looked up, also if it is replaced or removed meanwhile;
+/// its destructor runs when no scope can see it any more, at the latest when the map is dropped.
+///
+/// ```
+/// use farfield::{Change, FarMap, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let map: FarMap<str, u64> = FarMap::new(&heap)?;
+/// let scope = heap.enter();
+/// map.insert(&scope, "one", 1)?;
+/// assert_eq!(map.get(&scope, "one")?, Some(&1));
+/// map.update(&scope, "one", |old| Change::Put(old.copied().unwrap_or(0) + 1))?;
+/// assert_eq!(map.remove(&scope, "one")?, Some(&2));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A reference ends with its scope, and with the map:
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let map: farfield::FarMap<u32, u32> = farfield::FarMap::new(&heap).unwrap();
+/// let scope = heap.enter();
+/// let seven = map.get(&scope, &7).unwrap();
+/// drop(map); // error: cannot move out of `map` because it is borrowed
+/// println!("{seven:?}");
+/// ```
+pub struct FarMap<K: Item + ?Sized, V: Item + ?Sized, S = RandomState> {
+    body: ManuallyDrop<Body<K, V>>,
+    len: Counter,
+    hasher: S,
+}
+
+/// What has to be dropped.
+struct Body<K: Item + ?Sized, V: Item + ?Sized> {
+    table: Table,
+    retired: Retired,
+    anchor: Anchor,
+    owns: PhantomData<(Box<K>, Box<V>)>,
+}
+
+/// What [`FarMap::update`] does with an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change<B> {
+    /// Leaves it as it is.
+    Keep,
+    /// Puts this value in.
+    Put(B),
+    /// Takes it out.
+    Remove,
+}
+
+/// What putting an entry in did.
+struct Put<'a, V: ?Sized> {
+    /// The value that was there.
+    old: Option<&'a V>,
+    /// The entry, if it was put in.
+    new: Option<Slot>,
+}
+
+/// On a line of its own: writers change it, readers of what lies beside it must not notice.
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+/// How a [`FarMap`] is made.
+pub struct FarMapBuilder<K: ?Sized, V: ?Sized, S = RandomState> {
+    entries: u64,
+    index: Index,
+    hasher: S,
+    makes: PhantomData<fn(&K, &V)>,
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
+    /// Room for so many entries from the beginning. It grows anyway, a bucket at a time.
+    pub fn capacity(mut self, entries: u64) -> Self {
+        self.entries = entries;
+        self
+    }
+
+    /// Where the index is. Default: near.
+    pub fn index(mut self, index: Index) -> Self {
+        self.index = index;
+        self
+    }
+
+    /// Another hash function.
+    pub fn hasher<H: BuildHasher>(self, hasher: H) -> FarMapBuilder<K, V, H> {
+        FarMapBuilder { entries: self.entries, index: self.index, hasher, makes: PhantomData }
+    }
+
+    /// Makes the map.
+    pub fn build(self, heap: &Heap) -> Result<FarMap<K, V, S>, BuildError> {
+        let anchor = Anchor::new(heap);
+        let table = Table::new(anchor.core(), self.index)?;
+        let body = ManuallyDrop::new(Body { table, retired: Retired::default(), anchor, owns: PhantomData });
+        let map = FarMap { body, len: Counter(AtomicU64::new(0)), hasher: self.hasher };
+        map.body.table.start(&mut heap.enter(), self.entries)?;
+        Ok(map)
+    }
+}
+
+impl<K: ?Sized, V: ?Sized, S> core::fmt::Debug for FarMapBuilder<K, V, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarMapBuilder({} entries, {:?})", self.entries, self.index)
+    }
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized> FarMap<K, V> {
+    /// An empty map in this heap.
+    pub fn new(heap: &Heap) -> Result<FarMap<K, V>, BuildError> {
+        Self::builder().build(heap)
+    }
+
+    /// How to make one otherwise.
+    pub fn builder() -> FarMapBuilder<K, V> {
+        FarMapBuilder { entries: 0, index: Index::Near, hasher: RandomState::new(), makes: PhantomData }
+    }
+}
+
+impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
+    /// Entries. While others change the map, the number at some moment.
+    pub fn len(&self) -> u64 {
+        self.len.0.load(Ordering::Relaxed)
+    }
+
+    /// Is there no entry?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Buckets of 64 bytes that the index uses.
+    pub fn index_bytes(&self) -> u64 {
+        let (first, more) = self.body.table.bucket_counts();
+        (u64::from(first) + u64::from(more)) * 64
+    }
+
+    fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u32 {
+        let hash = self.hasher.hash_one(key);
+        // Both halves, for hash functions that leave one of them empty.
+        (hash ^ hash >> 32) as u32
+    }
+
+    /// Is this the key of the entry there?
+    ///
+    /// # Safety
+    /// There is an entry, and its map exists.
+    #[inline]
+    unsafe fn is_key<Q: Eq + ?Sized>(key: &Q, at: *const u8) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        // SAFETY: passed on to the caller; keys never change.
+        unsafe { Shape::<K, V>::key(at) }.borrow() == key
+    }
+
+    /// The value of a key.
+    #[inline]
+    pub fn get<'a, Q: Hash + Eq + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        // SAFETY: as in `get_key_value`.
+        Ok(self.locate(scope, key, Want::Read)?.map(|at| unsafe { Shape::<K, V>::value(at) }))
+    }
+
+    /// The key in the map and its value.
+    pub fn get_key_value<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<(&'a K, &'a V)>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let found = self.locate(scope, key, Want::Read)?;
+        // SAFETY: an entry of this map, near until the scope ends. It was in the map when the scope had begun, so it is
+        // freed only after the scope, or with the map, which is borrowed. Nobody changes it: that takes `&mut self`.
+        Ok(found.map(|at| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) }))
+    }
+
+    /// Has it the key?
+    pub fn contains_key<Q: Hash + Eq + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<bool, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        Ok(self.locate(scope, key, Want::Read)?.is_some())
+    }
+
+    /// The value of a key, to be changed.
+    pub fn get_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let found = self.locate(scope, key, Want::Write)?;
+        // SAFETY: as in `get_key_value`, and `&mut self` makes it exclusive.
+        Ok(found.map(|at| unsafe { Shape::<K, V>::value_mut(at) }))
+    }
+
+    /// The address of an entry, good as long as the scope lasts.
+    #[inline]
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.body.anchor.check(scope)?;
+        let hash = self.hash(key);
+        let found = scope.with_room(|| {
+            // SAFETY: the index names entries of this map.
+            self.body.table.find(scope, hash, want, |at, _| unsafe { Self::is_key(key, at) })
+        })?;
+        scope.mark_used();
+        Ok(found.map(|(_, at)| at))
+    }
+
+    /// Puts an entry in; the value that it replaces.
+    pub fn insert<'a, A: Source<K>, B: Source<V>>(
+        &'a self,
+        scope: &'a Scope<'_>,
+        key: A,
+        value: B,
+    ) -> Result<Option<&'a V>, AllocError<(A, B)>> {
+        self.put(scope, key, value, |_| true).map(|put| put.old)
+    }
+
+    /// Puts an entry in if the key has none; the value that is there, if it has one.
+    pub fn insert_new<'a, A: Source<K>, B: Source<V>>(
+        &'a self,
+        scope: &'a Scope<'_>,
+        key: A,
+        value: B,
+    ) -> Result<Option<&'a V>, AllocError<(A, B)>> {
+        self.put(scope, key, value, |old| old.is_none()).map(|put| put.old)
+    }
+
+    /// Puts an entry in if `when` accepts the value that is there now.
+    fn put<'a, A: Source<K>, B: Source<V>>(
+        &'a self,
+        scope: &'a Scope<'_>,
+        key: A,
+        value: B,
+        when: impl Fn(Option<&V>) -> bool,
+    ) -> Result<Put<'a, V>, AllocError<(A, B)>> {
+        let hash = self.hash::<K>(key.borrow());
+        let mut search = Search::default();
+        let result = self.body.anchor.check(scope).and_then(|()| {
+            scope.with_room(|| {
+                loop {
+                    self.search(scope, hash, &mut search, key.borrow())?;
+                    // SAFETY: as in `get_key_value`.
+                    if !when(search.found.map(|(_, at)| unsafe { Shape::<K, V>::value(at) })) {
+                        return Ok(None);
+                    }
+                    if let Some(new) = self.replace(scope, hash, &mut search, &key, &value)? {
+                        return Ok(Some(new));
+                    }
+                }
+            })
+        });
+        self.body.table.finish(&mut search);
+        match result {
+            Ok(new) => {
+                if new.is_some() {
+                    key.placed();
+                    value.placed();
+                }
+                Ok(Put { old: self.changed(scope, &search, new.is_some(), new.is_some()), new })
+            }
+            Err(error) => Err(AllocError { error, value: (key, value) }),
+        }
+    }
+
+    /// Looks at an entry and replaces it, as one step: `change` is called with the value that is there, again if another thread
+    /// changes the entry meanwhile, and what it says last is done. Gives back the value that was there.
+    pub fn update<'a, A: Source<K>, B: Source<V>>(
+        &'a self,
+        scope: &'a Scope<'_>,
+        key: A,
+        mut change: impl FnMut(Option<&V>) -> Change<B>,
+    ) -> Result<Option<&'a V>, FarError> {
+        self.body.anchor.check(scope)?;
+        let hash = self.hash::<K>(key.borrow());
+        let mut search = Search::default();
+        let result = scope.with_room(|| {
+            loop {
+                self.search(scope, hash, &mut search, key.borrow())?;
+                // SAFETY: as in `get_key_value`.
+                let done = match change(search.found.map(|(_, at)| unsafe { Shape::<K, V>::value(at) })) {
+                    Change::Keep => return Ok((false, false)),
+                    Change::Remove => self.body.table.exchange(scope, hash, &mut search, None)?,
+                    Change::Put(value) => {
+                        let done = self.replace(scope, hash, &mut search, &key, &value)?.is_some();
+                        if done {
+                            value.placed();
+                            return Ok((true, true));
+                        }
+                        false
+                    }
+                };
+                if done {
+                    return Ok((true, false));
+                }
+            }
+        });
+        self.body.table.finish(&mut search);
+        let (done, put) = result?;
+        if put {
+            key.placed();
+        }
+        Ok(self.changed(scope, &search, done, put))
+    }
+
+    fn search(&self, scope: &Scope<'_>, hash: u32, search: &mut Search, key: &K) -> Result<(), FarError> {
+        // SAFETY: the index names entries of this map.
+        self.body.table.search(scope, hash, search, |at| unsafe { Self::is_key(key, at) })
+    }
+
+    /// Makes an entry and puts it in place of what the search found; `None` if that is not there any more. The entry is a copy:
+    /// key and value are `placed` if it is in the map.
+    fn replace(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        search: &mut Search,
+        key: &impl Source<K>,
+        value: &impl Source<V>,
+    ) -> Result<Option<Slot>, FarError> {
+        let (slot, at) = Slot::make(scope, Shape::<K, V>::layout_of(key.borrow(), value.borrow())?)?;
+        // SAFETY: room for an entry of this layout, which nobody else knows.
+        unsafe { Shape::<K, V>::write(at, key, value) };
+        let result = self.body.table.exchange(scope, hash, search, Some(slot));
+        if result != Ok(true) {
+            // SAFETY: made above, and in no index.
+            unsafe { slot.free(scope.core) };
+        }
+        result.map(|done| done.then_some(slot))
+    }
+
+    /// The map was changed as the search saw it, or (not `done`) was not: counts, retires what was replaced or removed, grows. The
+    /// value that the search found.
+    fn changed<'a>(&'a self, scope: &'a Scope<'_>, search: &Search, done: bool, put: bool) -> Option<&'a V> {
+        let Some((old, at)) = search.found else {
+            if put {
+                let len = self.len.0.fetch_add(1, Ordering::Relaxed) + 1;
+                self.body.table.grow(scope, len);
+            }
+            return None;
+        };
+        scope.mark_used();
+        if done {
+            if !put {
+                self.len.0.fetch_sub(1, Ordering::Relaxed);
+            }
+            // SAFETY: an entry of this map; we took it out of the index, so we retire it, and nobody else does.
+            unsafe { self.retire(scope.core, old, Shape::<K, V>::bytes(at)) };
+        }
+        // SAFETY: as in `get_key_value`: retired now, it is freed after this scope, or with the map.
+        Some(unsafe { Shape::<K, V>::value(at) })
+    }
+
+    /// # Safety
+    /// The entry was in this map's index, and the caller has taken it out.
+    unsafe fn retire(&self, core: &Core, slot: Slot, bytes: usize) {
+        for over in self.body.retired.push(core, slot, bytes) {
+            // SAFETY: it was an entry of this map, and no scope can see it any more.
+            unsafe { drop_entry::<K, V>(core, over) };
+        }
+    }
+
+    /// Takes an entry out; its value.
+    pub fn remove<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.remove_if(scope, key, |_| true)
+    }
+
+    /// Takes an entry out if `when` accepts its value; the value that is or was there.
+    pub fn remove_if<'a, Q>(
+        &'a self,
+        scope: &'a Scope<'_>,
+        key: &Q,
+        when: impl Fn(&V) -> bool,
+    ) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.body.anchor.check(scope)?;
+        let hash = self.hash(key);
+        let mut search = Search::default();
+        let result = scope.with_room(|| {
+            loop {
+                // SAFETY: the index names entries of this map.
+                self.body.table.search(scope, hash, &mut search, |at| unsafe { Self::is_key(key, at) })?;
+                // SAFETY: as in `get_key_value`.
+                if !search.found.is_some_and(|(_, at)| when(unsafe { Shape::<K, V>::value(at) })) {
+                    return Ok(false);
+                }
+                if self.body.table.exchange(scope, hash, &mut search, None)? {
+                    return Ok(true);
+                }
+            }
+        });
+        self.body.table.finish(&mut search);
+        let done = result?;
+        Ok(self.changed(scope, &search, done, false))
+    }
+
+    /// Takes all entries out that are there from the beginning to the end of it.
+    pub fn clear(&self, scope: &mut Scope<'_>) -> Result<(), FarError> {
+        let mut walk = self.walk();
+        while let Some(entries) = walk.next(scope)? {
+            for (key, _) in entries {
+                self.remove::<K>(scope, key)?;
+            }
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// Keeps the entries that `keep` accepts, of those that are there from the beginning to the end of it.
+    pub fn retain(&self, scope: &mut Scope<'_>, mut keep: impl FnMut(&K, &V) -> bool) -> Result<(), FarError> {
+        let mut walk = self.walk();
+        while let Some(entries) = walk.next(scope)? {
+            for (key, value) in entries {
+                if !keep(key, value) {
+                    self.remove_if::<K>(scope, key, |now| core::ptr::eq(now, value))?;
+                }
+            }
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// A walk over all entries, a bucket at a time, in no order.
+    pub fn walk(&self) -> Walk<'_, K, V, S> {
+        Walk::new(self)
+    }
+
+    /// Visits all entries; renews the scope between them. Entries that come or go meanwhile may be visited or not.
+    pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        let mut walk = self.walk();
+        while let Some(entries) = walk.next(scope)? {
+            entries.into_iter().for_each(|(key, value)| visit(key, value));
+            scope.renew();
+        }
+        Ok(())
+    }
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized, S> Drop for FarMap<K, V, S> {
+    fn drop(&mut self) {
+        // SAFETY: not used afterwards.
+        let body = unsafe { ManuallyDrop::take(&mut self.body) };
+        Remains::drop_now(body, *self.len.0.get_mut());
+    }
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized, S> core::fmt::Debug for FarMap<K, V, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarMap({} entries)", self.len.0.load(Ordering::Relaxed))
+    }
+}

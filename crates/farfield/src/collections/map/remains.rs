@@ -1,0 +1,72 @@
+//! Dropping a map, whose buckets and entries may be far.
+
+use super::Body;
+use super::item::{Item, Shape};
+use crate::heap::{Bury, Core, Scope, Slot, bury_later, drop_far_with};
+
+/// A map that nobody has any more, dropped up to a bucket.
+pub(super) struct Remains<K: Item + ?Sized, V: Item + ?Sized> {
+    body: Body<K, V>,
+    bucket: u32,
+    /// Entries that are still in the index.
+    left: u64,
+    /// Taken out of the index or of the retired ones.
+    slots: Vec<Slot>,
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized> Remains<K, V> {
+    /// Drops everything, or what can be dropped now, and the rest when a scope ends.
+    pub(super) fn drop_now(mut body: Body<K, V>, entries: u64) {
+        let slots = body.retired.take_all();
+        let mut remains = Remains { body, bucket: 0, left: entries, slots };
+        if !remains.bury(false) {
+            let core: *const Core = remains.body.anchor.core();
+            // SAFETY: its anchor keeps the heap.
+            unsafe { bury_later(core, Box::new(remains)) };
+        }
+    }
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
+    fn bury(&mut self, finally: bool) -> bool {
+        let core = self.body.anchor.core();
+        loop {
+            for slot in self.slots.drain(..) {
+                // SAFETY: an entry of this map, which nobody uses any more.
+                unsafe { drop_entry::<K, V>(core, slot) };
+            }
+            if self.bucket == self.body.table.count() {
+                break;
+            }
+            let found = {
+                // No scope of ours is open while destructors run.
+                let scope = Scope::new(core);
+                let position = self.bucket.reverse_bits();
+                scope.with_room(|| self.body.table.entries_at(&scope, position, &mut self.slots))
+            };
+            match found {
+                Ok(_) => self.left = self.left.saturating_sub(self.slots.len() as u64),
+                Err(error) if finally || core.is_lost(error) => self.slots.clear(),
+                Err(_) => {
+                    self.slots.clear();
+                    return false;
+                }
+            }
+            self.bucket += 1;
+        }
+        // Nobody knows where those are whose bucket is lost.
+        core.lose_values(self.left as usize);
+        self.body.table.clear(core);
+        true
+    }
+}
+
+/// Drops an entry, now or when there is room.
+///
+/// # Safety
+/// An entry of a map of these types that nobody uses any more.
+pub(super) unsafe fn drop_entry<K: Item + ?Sized, V: Item + ?Sized>(core: &Core, slot: Slot) {
+    let (page, card) = slot.parts(core);
+    // SAFETY: passed on to the caller.
+    unsafe { drop_far_with(core, page, card, Shape::<K, V>::bury) };
+}

@@ -1,0 +1,53 @@
+//! Walking through a map while others change it.
+
+use super::FarMap;
+use super::item::{Item, Shape};
+use crate::error::FarError;
+use crate::heap::{Scope, Slot};
+use core::hash::{BuildHasher, Hash};
+
+/// A walk over the entries of a [`FarMap`], made by [`FarMap::walk`].
+///
+/// What is in the map from the beginning to the end is met once, whatever comes and goes meanwhile. Each step may use
+/// another scope, so a walk holds nothing near for long.
+pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
+    map: &'map FarMap<K, V, S>,
+    /// Position among the reversed hashes.
+    at: Option<u32>,
+    slots: Vec<Slot>,
+}
+
+impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<'map, K, V, S> {
+    pub(super) fn new(map: &'map FarMap<K, V, S>) -> Self {
+        Walk { map, at: Some(0), slots: Vec::new() }
+    }
+
+    /// The entries of the next bucket that has some; `None` at the end. After an error the same step can be tried again.
+    pub fn next<'a>(&mut self, scope: &'a Scope<'_>) -> Result<Option<Vec<(&'a K, &'a V)>>, FarError>
+    where
+        'map: 'a,
+    {
+        self.map.body.anchor.check(scope)?;
+        while let Some(at) = self.at {
+            let (next, addresses) = scope.with_room(|| {
+                let next = self.map.body.table.entries_at(scope, at, &mut self.slots)?;
+                let addresses = self.slots.iter().map(|slot| slot.address(scope)).collect::<Result<Vec<_>, _>>()?;
+                Ok((next, addresses))
+            })?;
+            self.at = next;
+            if !addresses.is_empty() {
+                scope.mark_used();
+                // SAFETY: as in `FarMap::get_key_value`.
+                let view = |at: *mut u8| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
+                return Ok(Some(addresses.into_iter().map(view).collect()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl<K: Item + ?Sized, V: Item + ?Sized, S> core::fmt::Debug for Walk<'_, K, V, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Walk(at {:?})", self.at)
+    }
+}

@@ -1,0 +1,170 @@
+//! Slots of collections: far pointers to objects whose layout only the collection knows, and which others follow and replace at
+//! the same time.
+//!
+//! A slot word is read as a whole, so page and place always belong together; a better guess is put in by a compare-exchange,
+//! which fails when the slot names something else by now.
+
+use super::access::Want;
+use super::{Core, Scope};
+use crate::error::FarError;
+use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::heap::{FrameWord, Place};
+use std::alloc::Layout;
+
+/// A slot word: page among all heaps' pages, and place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot(NonZeroU64);
+
+impl Slot {
+    fn new(page: u32, place: Place) -> Slot {
+        let word = u64::from(page) << 32 | u64::from(place.0);
+        Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("page 0 is nobody's")))
+    }
+
+    /// `None` if the word names nothing: no page has number 0.
+    #[inline]
+    pub(crate) fn from_word(word: u64) -> Option<Slot> {
+        if word >> 32 == 0 { None } else { NonZeroU64::new(word).map(Slot) }
+    }
+
+    /// The word that is stored in a [`SlotCell`].
+    #[inline]
+    pub(crate) fn word(self) -> u64 {
+        self.0.get()
+    }
+
+    #[inline]
+    fn page(self) -> u32 {
+        (self.0.get() >> 32) as u32
+    }
+
+    #[inline]
+    fn place(self) -> Place {
+        Place(self.0.get() as u32)
+    }
+
+    /// Do both name the same object, whatever they guess?
+    #[inline]
+    pub(crate) fn is(self, other: Slot) -> bool {
+        (self.0.get() ^ other.0.get()) & 0xFFFF_FFFF_0000_00FF == 0
+    }
+
+    /// Page within its heap, and card.
+    pub(crate) fn parts(self, core: &Core) -> (u32, u8) {
+        (self.page() - core.first_page, self.place().card())
+    }
+
+    /// Makes an object: its slot and its address, which is good as long as the scope lasts. Its bytes are arbitrary.
+    pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
+        let core = scope.core;
+        let (page, place) = core.make(scope.record, layout, false)?;
+        // SAFETY: `make` gave a place in a frame.
+        let address = unsafe { scope.arena.add(place.offset()) };
+        Ok((Slot::new(core.first_page + page, place), address))
+    }
+
+    /// Frees an object without a destructor.
+    ///
+    /// # Safety
+    /// The caller owns the object, which nobody uses any more, and keeps the heap by other means.
+    pub(crate) unsafe fn free(self, core: &Core) {
+        let (page, card) = self.parts(core);
+        // SAFETY: passed on to the caller. Without a destructor it needs no I/O, so it does not fail.
+        let freed = unsafe { super::objects::dropped_in_place(core, page, card, None::<fn(*mut u8)>) };
+        debug_assert_eq!(freed, Ok(()));
+    }
+
+    /// Its address, as long as the scope lasts.
+    pub(crate) fn address(self, scope: &Scope<'_>) -> Result<*mut u8, FarError> {
+        SlotCell(AtomicU64::new(self.word())).address(scope, self, Want::Read)
+    }
+
+    /// Its address, as long as the scope lasts, if it is near and nobody has to be waited for.
+    #[inline]
+    pub(crate) fn address_now(self, scope: &Scope<'_>) -> Option<*mut u8> {
+        let page = scope.page(self.page())?;
+        // SAFETY: `page` is below `scope.pages`, the length of the table.
+        let word = unsafe { &*scope.words.add(page as usize) };
+        // Acquire: who brought the page has filled the frame.
+        let place = match FrameWord(word.load(Ordering::Acquire)).confirms(self.place()) {
+            true => self.place(),
+            false => self.place().in_frame(scope.core.near_now(scope.record, page)?),
+        };
+        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
+        Some(unsafe { scope.arena.add(place.offset()) })
+    }
+}
+
+/// Where a collection keeps a slot.
+#[repr(transparent)]
+pub(crate) struct SlotCell(AtomicU64);
+
+// SAFETY: an atomic, for which zero is a value.
+unsafe impl super::Zeroed for SlotCell {}
+
+impl SlotCell {
+    /// The word. Acquire: who stored a slot has made its object.
+    #[inline]
+    pub(crate) fn word(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// What it names.
+    #[inline]
+    pub(crate) fn load(&self) -> Option<Slot> {
+        Slot::from_word(self.word())
+    }
+
+    /// Stores a word; `0` for nothing.
+    #[inline]
+    pub(crate) fn store(&self, word: u64) {
+        self.0.store(word, Ordering::Release);
+    }
+
+    /// The address of the object that `slot`, loaded from here, names; near as long as the scope lasts. Never renews the scope.
+    #[inline]
+    pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
+        let mut place = slot.place();
+        let Some(page) = scope.page(slot.page()) else { return Err(FarError::OtherHeap) };
+        // SAFETY: `page` is below `scope.pages`, the length of the table.
+        let word = unsafe { &*scope.words.add(page as usize) };
+        // Acquire: who brought the page has filled the frame.
+        let word = FrameWord(word.load(Ordering::Acquire));
+        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
+        if !found {
+            place = self.find(scope, slot, page, want)?;
+        }
+        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
+        Ok(unsafe { scope.arena.add(place.offset()) })
+    }
+
+    #[cold]
+    fn find(&self, scope: &Scope<'_>, slot: Slot, page: u32, want: Want) -> Result<Place, FarError> {
+        let core = scope.core;
+        let place = slot.place().in_frame(core.bring(scope.record, page, want, false)?);
+        if core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
+            let better = Slot::new(slot.page(), place);
+            // It fails if the slot names something else now, or somebody else has corrected it.
+            let _ = self.0.compare_exchange(slot.word(), better.word(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Ok(place)
+    }
+}
+
+impl Scope<'_> {
+    /// Does what may need room, again if the scope has used up its share and holds nothing for the caller: then the scope is
+    /// renewed, and what `action` has seen is seen anew.
+    pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
+        let mut patience = super::Patience::new(self.core.patience);
+        loop {
+            match action() {
+                Err(FarError::NearFull) if self.is_renewable() => {
+                    patience.wait()?;
+                    self.core.make_room(self.record)?;
+                }
+                other => return other,
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Objects that a collection has unlinked while others may still look at them: freed when no scope can.
+//!
+//! Unlink, then note the heap's epoch *E* and add one to it. A scope of a later epoch has acquired the addition, and one that
+//! nobody sees begins after the look at the records: both find the object unlinked. So it is free when every scope is of a later epoch than
+//! *E*, by the same argument as for pages that leave (`threads`).
+
+use super::Core;
+use super::raw::Slot;
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+/// The unlinked objects of one collection.
+#[derive(Default)]
+pub(crate) struct Retired(Mutex<Batches>);
+
+#[derive(Default)]
+struct Batches {
+    open: Vec<Slot>,
+    /// Of `open`.
+    bytes: usize,
+    closed: VecDeque<(u64, Vec<Slot>)>,
+}
+
+/// A batch is closed when it has so many objects, or bytes.
+const OBJECTS_MAX: usize = 64;
+const BYTES_MAX: usize = 64 << 10;
+
+impl Core {
+    /// Ends an epoch: scopes of later ones see everything that the caller did before.
+    pub(crate) fn next_epoch(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::AcqRel)
+    }
+}
+
+impl Retired {
+    /// Takes over an object of so many bytes, which no slot names any more. Gives back those that nobody can look at now,
+    /// to be freed by the caller.
+    #[must_use]
+    pub(crate) fn push(&self, core: &Core, slot: Slot, bytes: usize) -> Vec<Slot> {
+        let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        batches.open.push(slot);
+        batches.bytes += bytes;
+        if batches.open.len() < OBJECTS_MAX && batches.bytes < BYTES_MAX {
+            return Vec::new();
+        }
+        let batch = core::mem::take(&mut batches.open);
+        batches.bytes = 0;
+        batches.closed.push_back((core.next_epoch(), batch));
+        let mut over = Vec::new();
+        while let Some((epoch, _)) = batches.closed.front()
+            && core.threads.is_over(*epoch)
+        {
+            over.extend(batches.closed.pop_front().into_iter().flat_map(|(_, batch)| batch));
+        }
+        over
+    }
+
+    /// All of them. The caller has the collection for itself.
+    #[must_use]
+    pub(crate) fn take_all(&mut self) -> Vec<Slot> {
+        let batches = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
+        batches.closed.into_iter().flat_map(|(_, batch)| batch).chain(batches.open).collect()
+    }
+}

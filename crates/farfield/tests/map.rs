@@ -1,0 +1,540 @@
+//! `FarMap` is a `HashMap`, wherever its entries are. Dangers: an entry lost while the table grows, a value of another key,
+//! a reference to what was removed, a destructor that never runs or runs twice.
+
+mod common;
+
+use common::twin::{Twin, twins};
+use common::{MIB, Random, heap, seed};
+use farfield::collections::{Entry, Index};
+use farfield::{Change, FarError, FarMap, Heap};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// Binary keys and values of any size, and their twin.
+struct Bytes {
+    far: FarMap<[u8], [u8]>,
+    near: HashMap<Vec<u8>, Vec<u8>>,
+    keys: u64,
+}
+
+fn key(number: u64) -> Vec<u8> {
+    // Short ones, long ones, with zeros inside, and beginning alike.
+    let mut key = number.to_be_bytes().to_vec();
+    key.resize(8 + (number % 40) as usize, 0);
+    key
+}
+
+fn value(random: &mut Random) -> Vec<u8> {
+    let bytes = match random.below(100) {
+        0 => random.below(20_000),
+        1..20 => random.below(40),
+        _ => 2500 + random.below(4000),
+    };
+    let mut value = vec![random.next() as u8; bytes];
+    for byte in value.iter_mut().take(8) {
+        *byte = random.next() as u8;
+    }
+    value
+}
+
+impl Bytes {
+    fn with_index(heap: &Heap, bytes: u64, random: &mut Random, index: Index) -> Bytes {
+        let far = FarMap::<[u8], [u8]>::builder().index(index).build(heap).unwrap();
+        let mut twin = Bytes { far, near: HashMap::new(), keys: bytes / 2500 };
+        let mut filled = 0;
+        while filled < bytes {
+            let (key, value) = (key(random.next() % twin.keys), value(random));
+            filled += value.len() as u64;
+            let scope = heap.enter();
+            let old = twin.far.insert(&scope, &key[..], &value[..]).unwrap().map(<[u8]>::to_vec);
+            assert_eq!(old, twin.near.insert(key, value));
+        }
+        twin
+    }
+}
+
+impl Twin for Bytes {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Bytes {
+        Bytes::with_index(heap, bytes, random, Index::Near)
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Random) {
+        let key = key(random.next() % self.keys);
+        let scope = heap.enter();
+        match random.below(10) {
+            0..2 => {
+                let value = value(random);
+                let old = self.far.insert(&scope, &key[..], &value[..]).unwrap();
+                assert_eq!(old, self.near.insert(key, value).as_deref());
+            }
+            2 => {
+                let value = value(random);
+                let old = self.far.insert_new(&scope, &key[..], value.clone()).unwrap();
+                assert_eq!(old, self.near.get(&key).map(|value| &value[..]));
+                self.near.entry(key).or_insert(value);
+            }
+            3 => assert_eq!(self.far.remove(&scope, &key).unwrap(), self.near.remove(&key).as_deref()),
+            4 => {
+                // Longer by one byte, if it is there; away, if it is long.
+                let change = |old: Option<&[u8]>| match old {
+                    None => Change::Keep,
+                    Some(old) if old.len() > 6000 => Change::Remove,
+                    Some(old) => Change::Put([old, &[7][..]].concat()),
+                };
+                let old = self.far.update(&scope, &key[..], change).unwrap();
+                assert_eq!(old, self.near.get(&key).map(|value| &value[..]));
+                match self.near.get_mut(&key) {
+                    Some(value) if value.len() > 6000 => drop(self.near.remove(&key)),
+                    Some(value) => value.push(7),
+                    None => {}
+                }
+            }
+            5 => {
+                let value = self.far.get_mut(&scope, &key[..]).unwrap();
+                let twin = self.near.get_mut(&key);
+                assert_eq!(value.is_some(), twin.is_some());
+                if let (Some(value), Some(twin)) = (value, twin) {
+                    value.reverse();
+                    twin.reverse();
+                }
+            }
+            6 => {
+                let entry = self.far.entry(&scope, &key[..]).unwrap();
+                assert_eq!(matches!(entry, Entry::Occupied(_)), self.near.contains_key(&key));
+                let value = entry.and_modify(|value| value.fill(3)).or_insert(&b"new"[..]).unwrap();
+                let twin = self.near.entry(key).and_modify(|value| value.fill(3)).or_insert(b"new".to_vec());
+                assert_eq!(value, &twin[..]);
+            }
+            7 => assert_eq!(self.far.contains_key(&scope, &key[..]).unwrap(), self.near.contains_key(&key)),
+            _ => assert_eq!(self.far.get(&scope, &key[..]).unwrap(), self.near.get(&key).map(|value| &value[..])),
+        }
+        assert_eq!(self.far.len(), self.near.len() as u64);
+    }
+
+    fn compare(&self, heap: &Heap) {
+        let mut met = 0;
+        let mut scope = heap.enter();
+        let visit = |key: &[u8], value: &[u8]| {
+            met += 1;
+            assert_eq!(self.near.get(key).map(|value| &value[..]), Some(value));
+        };
+        self.far.for_each(&mut scope, visit).unwrap();
+        assert_eq!(met, self.near.len());
+    }
+}
+
+twins!(bytes, Bytes, 1_000);
+
+/// The same with the index in far memory.
+struct FarIndex(Bytes);
+
+impl Twin for FarIndex {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> FarIndex {
+        FarIndex(Bytes::with_index(heap, bytes, random, Index::Far))
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Random) {
+        self.0.step(heap, random);
+    }
+
+    fn compare(&self, heap: &Heap) {
+        self.0.compare(heap);
+    }
+}
+
+#[test]
+fn a_far_index_with_a_tenth_near() {
+    common::twin::random_steps::<FarIndex>(10, 2_000);
+}
+
+#[test]
+fn a_far_index_with_everything_near() {
+    common::twin::random_steps::<FarIndex>(100, 2_000);
+}
+
+/// Counts how many exist.
+struct Counted {
+    alive: Arc<AtomicI64>,
+    number: u64,
+    fill: [u64; 500],
+}
+
+impl Counted {
+    fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
+        alive.fetch_add(1, Ordering::Relaxed);
+        Counted { alive: alive.clone(), number, fill: [number; 500] }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        assert_eq!(self.fill, [self.number; 500]);
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Values and keys with destructors.
+struct Typed {
+    alive: Arc<AtomicI64>,
+    far: FarMap<String, Counted>,
+    near: HashMap<String, u64>,
+    keys: u64,
+}
+
+impl Twin for Typed {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Typed {
+        let far = FarMap::new(heap).unwrap();
+        let mut twin = Typed { alive: Arc::default(), far, near: HashMap::new(), keys: bytes / 2_600 };
+        for _ in 0..bytes / 4_100 {
+            let number = random.next() % twin.keys;
+            let scope = heap.enter();
+            twin.far.insert(&scope, number.to_string(), Counted::new(&twin.alive, number)).unwrap();
+            twin.near.insert(number.to_string(), number);
+        }
+        twin
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Random) {
+        let key = (random.next() % self.keys).to_string();
+        let number = random.next();
+        let scope = heap.enter();
+        match random.below(4) {
+            0 => {
+                let old = self.far.insert(&scope, key.clone(), Counted::new(&self.alive, number)).unwrap();
+                assert_eq!(old.map(|old| old.number), self.near.insert(key, number));
+            }
+            1 => {
+                let old = self.far.remove(&scope, &key).unwrap();
+                assert_eq!(old.map(|old| old.number), self.near.remove(&key));
+            }
+            2 => {
+                let change = |old: Option<&Counted>| match old {
+                    Some(old) => Change::Put(Counted::new(&old.alive, old.number + 1)),
+                    None => Change::Keep,
+                };
+                self.far.update(&scope, key.clone(), change).unwrap();
+                self.near.entry(key).and_modify(|number| *number += 1);
+            }
+            _ => {
+                let value = self.far.get(&scope, &key).unwrap();
+                assert_eq!(value.map(|value| (value.number, value.fill[499])), self.near.get(&key).map(|n| (*n, *n)));
+            }
+        }
+    }
+
+    fn compare(&self, heap: &Heap) {
+        let mut met = 0;
+        let mut scope = heap.enter();
+        let visit = |key: &String, value: &Counted| {
+            met += 1;
+            assert_eq!(self.near.get(key), Some(&value.number));
+        };
+        self.far.for_each(&mut scope, visit).unwrap();
+        assert_eq!(met, self.near.len());
+        let alive = self.alive.load(Ordering::Relaxed);
+        assert!(alive >= self.near.len() as i64, "{alive} alive of {}", self.near.len());
+        assert!(alive < self.near.len() as i64 + 300, "what was removed goes: {alive} of {}", self.near.len());
+    }
+}
+
+#[test]
+fn values_with_destructors_with_a_tenth_near() {
+    common::twin::random_steps::<Typed>(10, 1_000);
+}
+
+#[test]
+fn values_with_destructors_with_everything_near() {
+    common::twin::random_steps::<Typed>(100, 1_000);
+}
+
+#[test]
+fn every_entry_is_dropped_once() {
+    let alive = Arc::new(AtomicI64::new(0));
+    let heap = heap(1);
+    let map: FarMap<u64, Counted> = FarMap::new(&heap).unwrap();
+    for number in 0..5_000 {
+        let scope = heap.enter();
+        map.insert(&scope, number % 3_000, Counted::new(&alive, number)).unwrap();
+        if number % 7 == 0 {
+            map.remove(&scope, &(number / 2)).unwrap();
+        }
+    }
+    assert!(alive.load(Ordering::Relaxed) >= map.len() as i64);
+    map.clear(&mut heap.enter()).unwrap();
+    assert!(map.is_empty());
+    map.insert(&heap.enter(), 1, Counted::new(&alive, 1)).unwrap();
+    drop(map);
+    assert_eq!((alive.load(Ordering::Relaxed), heap.stats().lost_values), (0, 0));
+    heap.verify();
+}
+
+#[test]
+fn what_a_scope_has_seen_stays_as_it_was() {
+    let heap = heap(8);
+    let map: FarMap<u64, [u64; 100]> = FarMap::new(&heap).unwrap();
+    let scope = heap.enter();
+    map.insert(&scope, 1, [1; 100]).unwrap();
+    let one = map.get(&scope, &1).unwrap().unwrap();
+    std::thread::scope(|threads| {
+        let replace = || {
+            for round in 0..2_000u64 {
+                let scope = heap.enter();
+                let old = map.insert(&scope, 1, [round + 2; 100]).unwrap().unwrap();
+                assert_eq!(*old, [round + 1; 100]);
+            }
+        };
+        threads.spawn(replace).join().unwrap();
+    });
+    assert_eq!(*one, [1; 100]);
+    assert_eq!(*map.remove(&scope, &1).unwrap().unwrap(), [2001; 100]);
+    assert_eq!((*one, map.get(&scope, &1).unwrap()), ([1; 100], None));
+    drop(scope);
+    drop(map);
+    heap.verify();
+}
+
+#[test]
+fn a_map_outlives_its_heap_and_dropping_it_needs_no_scope() {
+    let alive = Arc::new(AtomicI64::new(0));
+    let heap = heap(1);
+    let map: FarMap<u64, Counted> = FarMap::new(&heap).unwrap();
+    for number in 0..3_000 {
+        map.insert(&heap.enter(), number, Counted::new(&alive, number)).unwrap();
+    }
+    drop(heap);
+    std::thread::spawn(move || drop(map)).join().unwrap();
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn far_maps_lie_in_far_values() {
+    let heap = heap(1);
+    let mut shelves = Vec::new();
+    for shelf in 0..20u64 {
+        let map: FarMap<u64, [u64; 64]> = FarMap::new(&heap).unwrap();
+        for number in 0..200 {
+            map.insert(&heap.enter(), number, [shelf * number; 64]).unwrap();
+        }
+        shelves.push(heap.alloc(map).unwrap());
+    }
+    for (shelf, map) in shelves.iter().enumerate() {
+        let scope = heap.enter();
+        let map = map.get(&scope).unwrap();
+        assert_eq!(map.get(&scope, &7).unwrap(), Some(&[shelf as u64 * 7; 64]));
+    }
+    drop(shelves);
+    heap.verify();
+}
+
+#[test]
+fn other_heaps_are_refused_and_give_back_what_they_were_given() {
+    let (one, two) = (heap(1), heap(1));
+    let map: FarMap<u32, String> = FarMap::new(&one).unwrap();
+    let scope = two.enter();
+    assert_eq!(map.get(&scope, &1), Err(FarError::OtherHeap));
+    let error = map.insert(&scope, 1, "value".to_owned()).unwrap_err();
+    assert_eq!((error.error, error.value), (FarError::OtherHeap, (1, "value".to_owned())));
+    assert!(map.is_empty());
+}
+
+/// The index is near memory, and counted.
+#[test]
+fn the_index_is_in_the_budget() {
+    for index in [Index::Near, Index::Far] {
+        let heap = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).build().unwrap();
+        let before = heap.stats().table_bytes;
+        let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();
+        let error = (0..200_000).find_map(|number| map.insert(&heap.enter(), number, number).err());
+        common::assert_in_budget(heap.stats());
+        let tables = heap.stats().table_bytes - before;
+        match index {
+            // No near memory is too small to say so.
+            Index::Near => {
+                assert!(matches!(error.unwrap().error, FarError::TablesFull { .. }));
+                assert!(tables > map.index_bytes() && map.index_bytes() > map.len() * 16, "{tables}");
+            }
+            Index::Far => {
+                assert!(error.is_none());
+                assert!(tables < 400_000, "{tables}");
+            }
+        }
+        for number in (0..map.len()).step_by(37) {
+            assert_eq!(map.get(&heap.enter(), &number).unwrap(), Some(&number));
+        }
+        drop(map);
+        assert!(heap.stats().table_bytes - before < tables / 2 + 100_000);
+        heap.verify();
+    }
+}
+
+#[test]
+fn hashes_that_are_all_equal_are_slow_and_nothing_else() {
+    #[derive(PartialEq, Eq, Debug)]
+    struct Same(u32);
+    impl std::hash::Hash for Same {
+        fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+            state.write_u8(1);
+        }
+    }
+    let heap = heap(4);
+    let map: FarMap<Same, u32> = FarMap::new(&heap).unwrap();
+    for number in 0..300 {
+        let scope = heap.enter();
+        assert_eq!(map.insert(&scope, Same(number), number).unwrap(), None);
+    }
+    for number in 0..300 {
+        let scope = heap.enter();
+        assert_eq!(map.get(&scope, &Same(number)).unwrap(), Some(&number));
+        assert_eq!(map.remove(&scope, &Same(number)).unwrap(), Some(&number));
+        assert_eq!(map.get(&scope, &Same(number)).unwrap(), None);
+    }
+    drop(map);
+    heap.verify();
+}
+
+/// AIFM's hopscotch test: whatever is read belongs to its key and names a thread.
+fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
+    let heap = heap(near_mib);
+    let map = FarMap::<[u8], [u8]>::builder().index(index).build(&heap).unwrap();
+    let seed = seed();
+    std::thread::scope(|threads| {
+        for thread in 0..4u8 {
+            let (map, heap) = (&map, &heap);
+            threads.spawn(move || {
+                let mut random = Random(seed + u64::from(thread));
+                for _ in 0..common::twin::steps(rounds) {
+                    let number = random.next() % 2_000;
+                    let key = key(number);
+                    let mut value = key.clone();
+                    value.resize(1500, thread);
+                    let check = |value: &[u8]| {
+                        assert!(value.starts_with(&key) && value.len() == 1500);
+                        assert!(value[1499] < 4 && value[key.len()..].iter().all(|byte| *byte == value[1499]));
+                    };
+                    let scope = heap.enter();
+                    let seen = map.get(&scope, &key).unwrap();
+                    let old = match random.below(4) {
+                        0 | 1 => map.insert(&scope, &key[..], value).unwrap(),
+                        2 => map.remove(&scope, &key[..]).unwrap(),
+                        _ => map.get(&scope, &key[..]).unwrap(),
+                    };
+                    seen.into_iter().chain(old).for_each(check);
+                }
+            });
+        }
+    });
+    let mut met = 0;
+    map.for_each(&mut heap.enter(), |_, _| met += 1).unwrap();
+    assert_eq!(met, map.len());
+    common::assert_in_budget(heap.stats());
+    drop(map);
+    heap.verify();
+}
+
+#[test]
+fn threads_put_get_and_remove_with_a_third_near() {
+    threads_put_get_and_remove(1, Index::Near, 4_000);
+}
+
+#[test]
+fn threads_put_get_and_remove_with_everything_near() {
+    threads_put_get_and_remove(16, Index::Near, 10_000);
+}
+
+#[test]
+fn threads_put_get_and_remove_with_a_far_index() {
+    threads_put_get_and_remove(1, Index::Far, 4_000);
+}
+
+#[test]
+fn updates_of_threads_are_not_lost() {
+    let heap = heap(1);
+    let map: FarMap<u64, u64> = FarMap::new(&heap).unwrap();
+    let (threads, each, keys) = (4, common::twin::steps(5_000), 10);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (map, heap) = (&map, &heap);
+            scope.spawn(move || {
+                let mut first = 0;
+                for step in 0..each {
+                    let scope = heap.enter();
+                    let add = |old: Option<&u64>| Change::Put(old.map_or(1, |old| old + 1));
+                    map.update(&scope, (step + thread) % keys, add).unwrap();
+                    // Who comes first, and nobody else.
+                    first += u64::from(map.insert_new(&scope, 1_000 + step, 0).unwrap().is_none());
+                }
+                let scope = heap.enter();
+                map.update(&scope, 999, |old| Change::Put(old.map_or(first, |old| old + first))).unwrap();
+            });
+        }
+    });
+    let mut sum = 0;
+    for key in 0..keys {
+        sum += map.get(&heap.enter(), &key).unwrap().unwrap();
+    }
+    assert_eq!(sum, threads * each);
+    assert_eq!(map.get(&heap.enter(), &999).unwrap(), Some(&each));
+    drop(map);
+    heap.verify();
+}
+
+/// The danger of growth: who looks while a bucket is split must not miss what is there all the time, nor meet it twice.
+#[test]
+fn nothing_is_missed_while_the_map_grows() {
+    for index in [Index::Near, Index::Far] {
+        let heap = heap(8);
+        let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();
+        let stable = 500u64;
+        for number in 0..stable {
+            map.insert(&heap.enter(), number, number).unwrap();
+        }
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let writer = |thread: u64| {
+                let (map, heap) = (&map, &heap);
+                threads.spawn(move || {
+                    let count = common::twin::steps(15_000);
+                    for number in 0..count {
+                        map.insert(&heap.enter(), 1_000_000 * (thread + 1) + number, number).unwrap();
+                    }
+                    for number in 0..count {
+                        let scope = heap.enter();
+                        let key = 1_000_000 * (thread + 1) + number;
+                        assert_eq!(map.remove(&scope, &key).unwrap(), Some(&number));
+                    }
+                })
+            };
+            let writers = [writer(0), writer(1)];
+            let reader = threads.spawn(|| {
+                let mut random = Random(seed());
+                let mut rounds = 0;
+                while !done.load(Ordering::Relaxed) {
+                    for _ in 0..100 {
+                        let number = random.next() % stable;
+                        assert_eq!(map.get(&heap.enter(), &number).unwrap(), Some(&number));
+                    }
+                    rounds += 1;
+                    if rounds % 10 == 0 {
+                        let mut met = vec![0; stable as usize];
+                        let visit = |key: &u64, _: &u64| {
+                            if let Some(met) = met.get_mut(*key as usize) {
+                                *met += 1;
+                            }
+                        };
+                        map.for_each(&mut heap.enter(), visit).unwrap();
+                        assert!(met.iter().all(|met| *met == 1), "{met:?}");
+                    }
+                }
+            });
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+            reader.join().unwrap();
+        });
+        assert_eq!(map.len(), stable);
+        drop(map);
+        heap.verify();
+    }
+}
