@@ -11,8 +11,9 @@ use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
 use core::sync::atomic::Ordering;
+use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{PageId, page_word::State};
+use farfield_core::page_word::{PageWord, State};
 use farfield_os::seccomp::{Instruction, Program};
 use farfield_os::signals::{self, Action, SignalSet};
 use farfield_os::{gate, memory, process};
@@ -115,7 +116,7 @@ fn end(runtime: &Runtime, code: usize) -> ! {
 }
 
 /// The range of whole pages that the kernel would take `address, len` for; `None` if it is not in the window.
-fn pages_of(address: usize, len: usize) -> Option<Range> {
+pub fn pages_of(address: usize, len: usize) -> Option<Range> {
     let len = len.checked_next_multiple_of(PAGE_BYTES)?;
     let inside = address.is_multiple_of(PAGE_BYTES)
         && len > 0
@@ -127,7 +128,8 @@ fn pages_of(address: usize, len: usize) -> Option<Range> {
     })
 }
 
-fn address_of(range: Range) -> (usize, usize) {
+/// Address and length of a range.
+pub fn address_of(range: Range) -> (usize, usize) {
     (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES)
 }
 
@@ -206,9 +208,6 @@ fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
 pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range) {
     for (part, prot) in space.parts_in(range) {
         let (address, len) = address_of(part);
-        if prot != FOREIGN {
-            discard(runtime, part, true);
-        }
         if prot == FOREIGN || runtime.phase() == Phase::Dormant {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
             // SAFETY: the program gave the range up. Mapping anew also frees its page tables.
@@ -219,6 +218,10 @@ pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range)
         } else {
             // SAFETY: the program gave the range up.
             let _ = unsafe { memory::mprotect(address, len, libc::PROT_NONE) };
+        }
+        // Nobody writes it any more: what is mapped here next begins with zeros.
+        if prot != FOREIGN {
+            discard(runtime, part, true);
         }
     }
     space.unmap(range);
@@ -249,46 +252,44 @@ pub fn discard(runtime: &Runtime, range: Range, populated: bool) {
 }
 
 fn discard_chunk(runtime: &Runtime, range: Range) {
-    let table = runtime.table();
-    let armed = runtime.armed();
-    let mut near = 0;
-    let mut far = 0;
-    let mut run: Option<Range> = None;
-    for number in range.start..range.end {
-        let page = PageId(number);
-        let mut spins = 0;
-        let (old, _) = loop {
-            match table.update(page, |word| word.seize()) {
-                Some(change) => break change,
-                None => store::wait_for(runtime, &mut spins),
-            }
-        };
-        near += i64::from(old.state() == State::Near);
-        if old.is_stored() {
-            far += 1;
-            run = match run {
-                Some(run) if run.end == number => Some(Range { start: run.start, end: number + 1 }),
-                Some(run) => {
-                    armed.store.discard(PageId(run.start), run.pages());
-                    Some(Range { start: number, end: number + 1 })
-                }
-                None => Some(Range { start: number, end: number + 1 }),
-            };
-        }
-    }
-    if let Some(run) = run {
-        armed.store.discard(PageId(run.start), run.pages());
-    }
+    let was_near = |&page: &u64| seize(runtime, PageId(page)).state() == State::Near;
+    let near = (range.start..range.end).filter(was_near).count() as i64;
     if near > 0 {
         let (address, len) = address_of(range);
         // SAFETY: the program gave the content up, and no other thread moves these pages: they are seized.
         let _ = unsafe { memory::madvise(address, len, libc::MADV_DONTNEED) };
     }
-    for number in range.start..range.end {
-        table.update(PageId(number), |word| Some(word.discarded()));
-    }
+    forget(runtime, range);
     runtime.charge(-near);
-    runtime.charge_far(-far);
+}
+
+/// Seizes a page, whoever moves it now; its word before.
+fn seize(runtime: &Runtime, page: PageId) -> PageWord {
+    let mut spins = 0;
+    loop {
+        match runtime.table().update(page, |word| word.seize()) {
+            Some((before, _)) => return before,
+            None => store::wait_for(runtime, &mut spins),
+        }
+    }
+}
+
+/// Seized pages, which are not near any more, are nowhere from now on.
+pub fn forget(runtime: &Runtime, range: Range) {
+    let table = runtime.table();
+    let mut page = range.start;
+    while page < range.end {
+        let stored = (page..range.end).take_while(|&page| table.word(PageId(page)).is_stored()).count() as u64;
+        if stored > 0 {
+            runtime.armed().store.discard(PageId(page), stored);
+            runtime.charge_far(-(stored as i64));
+        }
+        // The one behind them is not stored.
+        page += stored + 1;
+    }
+    for page in range.start..range.end {
+        table.update(PageId(page), |word| Some(word.discarded()));
+    }
 }
 
 fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {

@@ -1,59 +1,61 @@
 //! `mremap` in the window.
+//!
+//! The far copy of a page belongs to its place, so pages come near and are copied to their new place one by one. Other
+//! threads see of that what the kernel shows them: the new place cannot be touched before its pages are seized, and a page
+//! of it is let go with its content; the old place cannot be written from the first copy on, and cannot be touched when
+//! its pages are let go.
 
-use super::call::{Outcome, error};
-use super::emulate::{discard, release};
-use super::fault::{enter, leave, settled_phase};
-use super::runtime::{Phase, Runtime};
+use super::call::{Outcome, done, error};
+use super::emulate::{address_of, discard, forget, pages_of, release};
+use super::fault::{bring, settled_phase};
+use super::runtime::{Phase, Runtime, fail};
 use super::store::{self, enqueue};
 use super::table::CHUNK;
+use crate::control::exit;
 use crate::space::{FOREIGN, Range, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, page_word::State};
-use farfield_os::{gate, memory};
+use farfield_os::uffd::Track;
+use farfield_os::{Errno, Result, gate, memory};
 
-/// Serves `mremap(old, old_len, new_len, flags, new)` for an old range in the window.
+/// Serves `mremap(old, old_len, new_len, flags, new)` where `old` or `new` is in the window.
 pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let [old, old_len, new_len, flags, new, _] = args;
     let flags = flags as i32;
     let pages = |len: usize| len.checked_next_multiple_of(PAGE_BYTES).map(|len| (len / PAGE_BYTES) as u64);
     let (Some(old_pages), Some(new_pages)) = (pages(old_len), pages(new_len)) else { return error(libc::ENOMEM) };
-    if !window::contains(old) || !old.is_multiple_of(PAGE_BYTES) || new_pages == 0 || old_pages == 0 {
-        return error(libc::EINVAL);
-    }
+    let fixed = flags & libc::MREMAP_FIXED != 0;
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     // A fixed place, and leaving the old one mapped, need leave to move.
     let unmovable = flags & libc::MREMAP_MAYMOVE == 0;
-    if unmovable && (flags & libc::MREMAP_FIXED != 0 || stays) || stays && old_pages != new_pages {
+    if unmovable && (fixed || stays) || stays && old_pages != new_pages || new_pages == 0 {
+        return error(libc::EINVAL);
+    }
+    let overlap = fixed && new < old.saturating_add(old_len) && old < new.saturating_add(new_len);
+    if overlap || !old.is_multiple_of(PAGE_BYTES) {
+        return error(libc::EINVAL);
+    }
+    let mut space = runtime.space.lock();
+    if !window::contains(old) {
+        return remap_other(runtime, &mut space, args, None);
+    }
+    if old_pages == 0 {
         return error(libc::EINVAL);
     }
     let start = window::page_of(old).0;
     let from = Range { start, end: start + old_pages };
-    let overlap = flags & libc::MREMAP_FIXED != 0 && new < old + old_len && old < new.saturating_add(new_len);
-    if overlap {
-        return error(libc::EINVAL);
-    }
-    let mut space = runtime.space.lock();
     if !space.is_mapped(from) {
         return error(libc::EFAULT);
     }
-    let (_, prot) = space.stretch(start).expect("mapped");
-    if prot == FOREIGN {
-        // Not ours: the kernel moves it, anywhere but in the window.
-        // SAFETY: the program's own call on its own mapping.
-        let result = unsafe { gate::syscall(libc::SYS_mremap, args) };
-        if result.is_ok_and(|address| address != old) {
-            space.map(from, FOREIGN);
-            release(runtime, &mut space, from);
-        }
-        return super::call::done(result);
+    let parts = space.parts_in(from);
+    if parts.iter().any(|(_, prot)| *prot == FOREIGN) {
+        // Ours and others in one call: as kernels before 6.17 answer whenever mappings differ.
+        return if parts.len() > 1 { error(libc::EFAULT) } else { remap_other(runtime, &mut space, args, Some(from)) };
     }
-    let target = if flags & libc::MREMAP_FIXED != 0 {
-        if !window::contains(new) || !new.is_multiple_of(PAGE_BYTES) {
-            return error(libc::EINVAL);
-        }
-        let first = window::page_of(new).0;
-        let target = Range { start: first, end: first + new_pages };
+    let (_, prot) = parts[parts.len() - 1];
+    let target = if fixed {
+        let Some(target) = pages_of(new, new_len) else { return error(libc::EINVAL) };
         release(runtime, &mut space, target);
         target
     } else if new_pages <= old_pages && !stays {
@@ -62,12 +64,15 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     } else {
         let growth = Range { start: from.end, end: start + new_pages };
         if !stays && growth.end <= window::PAGES && space.is_free(growth) {
-            return match open(&mut space, growth, prot) {
-                Ok(()) => Outcome::Done(old as isize),
+            return match protect(growth, prot) {
+                Ok(()) => {
+                    space.map(growth, prot);
+                    Outcome::Done(old as isize)
+                }
                 Err(errno) => error(errno.0),
             };
         }
-        if flags & libc::MREMAP_MAYMOVE == 0 {
+        if unmovable {
             return error(libc::ENOMEM);
         }
         // With as much room behind it again: who grows once grows often.
@@ -76,91 +81,210 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             None => return error(libc::ENOMEM),
         }
     };
-    if let Err(errno) = open(&mut space, target, prot) {
+    let kept = Range { start, end: start + old_pages.min(new_pages) };
+    if let Err(errno) = (Move { runtime, from: kept, target, stays }).carry_out(&mut space) {
+        // The kernel may have unmapped it.
+        space.map(target, FOREIGN);
+        release(runtime, &mut space, target);
         return error(errno.0);
     }
-    let kept = Range { start, end: start + old_pages.min(new_pages) };
-    move_pages(runtime, kept, target);
     if !stays {
         release(runtime, &mut space, from);
     }
     Outcome::Done(window::address_of(PageId(target.start)) as isize)
 }
 
-fn open(space: &mut Space, range: Range, prot: i32) -> farfield_os::Result<()> {
-    let address = window::address_of(PageId(range.start));
-    // SAFETY: the range is free.
-    unsafe { memory::mprotect(address, range.pages() as usize * PAGE_BYTES, prot) }?;
-    space.map(range, prot);
-    Ok(())
+/// Memory that is not ours, from or to a place in the window: the kernel moves it. `from` is its place if that is in the
+/// window.
+fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Option<Range>) -> Outcome {
+    let [old, _, new_len, flags, new, _] = args;
+    let stays = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
+    // Without a fixed place `new` may be anything.
+    let fixed = flags as i32 & libc::MREMAP_FIXED != 0 && window::contains(new);
+    let target = if fixed { pages_of(new, new_len) } else { None };
+    if fixed && target.is_none() {
+        return error(libc::EINVAL);
+    }
+    if let Some(target) = target {
+        release(runtime, space, target);
+        space.map(target, FOREIGN);
+    }
+    // SAFETY: the program's own call, on its own mapping; what was at the new place has been discarded.
+    let result = unsafe { gate::syscall(libc::SYS_mremap, args) };
+    if let (Some(target), Err(_)) = (target, result) {
+        // The kernel may have unmapped it all the same.
+        release(runtime, space, target);
+    }
+    if let (Some(from), Ok(address)) = (from, result) {
+        let kept = if address == old { (new_len.div_ceil(PAGE_BYTES) as u64).min(from.pages()) } else { 0 };
+        if address == old || !stays {
+            release(runtime, space, Range { start: from.start + kept, end: from.end });
+        }
+    }
+    done(result)
 }
 
-/// Moves the content of `from` to the start of `target`, which is empty.
-fn move_pages(runtime: &Runtime, from: Range, target: Range) {
-    let (source, destination) = (window::address_of(PageId(from.start)), window::address_of(PageId(target.start)));
-    let len = from.pages() as usize * PAGE_BYTES;
-    if settled_phase(runtime) != Phase::Armed {
-        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) as usize;
-        // SAFETY: source and target are ours, disjoint and of one length; the target holds nothing.
-        let moved = unsafe { gate::syscall(libc::SYS_mremap, [source, len, len, flags, destination, 0]) };
-        if moved.is_err() {
-            // SAFETY: both are mapped; the target is new. (Source and target of mixed protection come here.)
-            unsafe { core::ptr::copy_nonoverlapping(source as *const u8, destination as *mut u8, len) };
+fn protect(range: Range, prot: i32) -> Result<()> {
+    let (address, len) = address_of(range);
+    // SAFETY: the callers say why.
+    unsafe { memory::mprotect(address, len, prot) }
+}
+
+/// The content of `from` goes to the start of `target`, which is free. `stays`: what it leaves stays mapped, as zeros.
+struct Move<'a> {
+    runtime: &'a Runtime,
+    from: Range,
+    target: Range,
+    stays: bool,
+}
+
+impl Move<'_> {
+    /// After an error everything is where it was, except for mappings in `target`.
+    fn carry_out(&self, space: &mut Space) -> Result<()> {
+        let parts = space.parts_in(self.from);
+        if settled_phase(self.runtime) != Phase::Armed {
+            let (from, target) = (address_of(self.from), address_of(self.target));
+            self.move_by_kernel(from.0, target.0, from.1)?;
+            return self.open(space, &parts);
         }
-        return;
+        let moved = self.seal(&parts).and_then(|()| self.move_pages(space, &parts));
+        if self.stays || moved.is_err() {
+            self.unseal(&parts);
+        }
+        moved
     }
-    let table = runtime.table();
-    let armed = runtime.armed();
-    let mut page = from.start;
-    while page < from.end {
-        if !table.chunk_touched(page) {
-            page = (page / CHUNK + 1) * CHUNK;
-            continue;
-        }
-        let (old, new) = (PageId(page), PageId(target.start + (page - from.start)));
-        // A far page comes near first: its far copy belongs to the old place.
-        let mut spins = 0;
-        loop {
-            match table.word(old).state() {
-                State::Absent => break,
-                State::Far => {
-                    super::fault::bring(runtime, old, true);
+
+    /// While the kernel serves faults. Kernels before 6.17 say EFAULT if it is several mappings to them.
+    fn move_by_kernel(&self, source: usize, destination: usize, len: usize) -> Result<()> {
+        let stays = if self.stays { libc::MREMAP_DONTUNMAP } else { 0 };
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | stays) as usize;
+        // SAFETY: source and destination are ours, disjoint and of one length; the destination holds nothing.
+        match unsafe { gate::syscall(libc::SYS_mremap, [source, len, len, flags, destination, 0]) } {
+            Err(Errno(libc::EFAULT)) if len > PAGE_BYTES => {
+                let half = len / PAGE_BYTES / 2 * PAGE_BYTES;
+                self.move_by_kernel(source, destination, half)?;
+                let rest = self.move_by_kernel(source + half, destination + half, len - half);
+                if rest.is_err() {
+                    let _ = self.move_by_kernel(destination, source, half);
                 }
-                State::Fetching | State::Leaving => store::wait_for(runtime, &mut spins),
-                State::Near => {
-                    // A fork must not see the page seized.
-                    enter(runtime);
-                    if table.update(old, |word| if word.state() == State::Near { word.seize() } else { None }).is_none()
-                    {
-                        leave(runtime);
-                        continue;
-                    }
-                    let address = window::address_of(new);
-                    let bytes = window::address_of(old);
-                    table.update(new, |word| word.seize());
-                    // SAFETY: the old page is near, seized and mapped readable for its owner; the new one is empty.
-                    let copied =
-                        unsafe { armed.uffd.copy(address, bytes, PAGE_BYTES, farfield_os::uffd::Track::Dirty, false) };
-                    if copied.is_err() {
-                        super::runtime::fail(
-                            crate::control::exit::INTERNAL,
-                            format_args!("a page could not be moved by mremap"),
-                        );
-                    }
-                    table.update(old, |word| Some(word.arrived(true, false, 0)));
-                    let moved = table.update(new, |word| Some(word.arrived(true, false, 0)));
-                    if moved.is_some_and(|(before, _)| !before.is_queued()) {
-                        enqueue(runtime, new);
-                    }
-                    runtime.charge(1);
-                    leave(runtime);
-                    // Give the old one up at once, so that a large move stays within the budget.
-                    discard(runtime, Range { start: page, end: page + 1 }, true);
-                    super::evict::make_room(runtime, 0, super::evict::Share::Batch);
-                    break;
+                rest
+            }
+            result => result.map(drop),
+        }
+    }
+
+    fn new_of(&self, page: u64) -> PageId {
+        PageId(self.target.start + (page - self.from.start))
+    }
+
+    /// The new place of a part of `from`; of the last part with what grows.
+    fn target_of(&self, part: Range) -> Range {
+        let start = self.new_of(part.start).0;
+        let end = if part.end == self.from.end { self.target.end } else { start + part.pages() };
+        Range { start, end }
+    }
+
+    /// Gives the target the protection of what moves there.
+    fn open(&self, space: &mut Space, parts: &[(Range, i32)]) -> Result<()> {
+        for &(part, prot) in parts {
+            let target = self.target_of(part);
+            protect(target, prot)?;
+            space.map(target, prot);
+        }
+        Ok(())
+    }
+
+    /// The protection of the old place while its content is copied.
+    fn sealed(&self, prot: i32) -> i32 {
+        if self.stays { prot | libc::PROT_READ } else { prot & !libc::PROT_WRITE | libc::PROT_READ }
+    }
+
+    /// From now on the old place can be read and, unless it stays, not be written.
+    fn seal(&self, parts: &[(Range, i32)]) -> Result<()> {
+        let mut changes = parts.iter().filter(|(_, prot)| self.sealed(*prot) != *prot);
+        changes.try_for_each(|&(part, prot)| protect(part, self.sealed(prot)))
+    }
+
+    fn unseal(&self, parts: &[(Range, i32)]) {
+        for &(part, prot) in parts.iter().filter(|(_, prot)| self.sealed(*prot) != *prot) {
+            let _ = protect(part, prot);
+        }
+    }
+
+    /// While faults are ours. No fork comes in between: it needs the space, which the caller has.
+    fn move_pages(&self, space: &mut Space, parts: &[(Range, i32)]) -> Result<()> {
+        let runtime = self.runtime;
+        let chunks = (self.from.start / CHUNK..self.from.end.div_ceil(CHUNK)).map(|chunk| chunk * CHUNK);
+        let touched: Vec<Range> = chunks
+            .filter(|&chunk| runtime.table().chunk_touched(chunk))
+            .map(|chunk| Range { start: chunk.max(self.from.start), end: (chunk + CHUNK).min(self.from.end) })
+            .collect();
+        for page in touched.iter().flat_map(|piece| piece.start..piece.end) {
+            seize_nothing(runtime, self.new_of(page));
+        }
+        if let Err(errno) = self.open(space, parts) {
+            for page in touched.iter().flat_map(|piece| piece.start..piece.end) {
+                runtime.table().update(self.new_of(page), |word| Some(word.discarded()));
+            }
+            return Err(errno);
+        }
+        for piece in touched {
+            for page in piece.start..piece.end {
+                move_page(runtime, PageId(page), self.new_of(page));
+            }
+            if !self.stays {
+                // Who waits for one of these pages finds that there is nothing.
+                let _ = protect(piece, libc::PROT_NONE);
+            }
+            forget(runtime, piece);
+        }
+        Ok(())
+    }
+}
+
+/// Seizes a page that is nowhere, whoever moves it now. At a free place there may still be a page of zeros: one that was
+/// brought for a thread which had touched it before it was unmapped, or along with its neighbour.
+fn seize_nothing(runtime: &Runtime, page: PageId) {
+    let absent = |state| state == State::Absent;
+    while runtime.table().update(page, |word| if absent(word.state()) { word.seize() } else { None }).is_none() {
+        discard(runtime, Range { start: page.0, end: page.0 + 1 }, true);
+    }
+}
+
+/// Moves the content of a page to a seized one, and leaves the old one seized, without memory.
+fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
+    let table = runtime.table();
+    let mut spins = 0;
+    let before = loop {
+        match table.word(old).state() {
+            State::Fetching | State::Leaving => store::wait_for(runtime, &mut spins),
+            // Its far copy belongs to the old place.
+            State::Far => drop(bring(runtime, old, true)),
+            State::Absent | State::Near => {
+                let is_far = |state| state == State::Far;
+                if let Some((before, _)) =
+                    table.update(old, |word| if is_far(word.state()) { None } else { word.seize() })
+                {
+                    break before.state();
                 }
             }
         }
-        page += 1;
+    };
+    if before == State::Absent {
+        table.update(new, |word| Some(word.discarded()));
+        return;
     }
+    let (source, destination) = (window::address_of(old), window::address_of(new));
+    // SAFETY: the old page is near, seized and readable.
+    let copied = unsafe { runtime.armed().uffd.copy(destination, source, PAGE_BYTES, Track::Dirty, false) };
+    if let Err((_, errno)) = copied {
+        fail(exit::INTERNAL, format_args!("a page could not be moved by mremap: {errno}"));
+    }
+    let moved = table.update(new, |word| Some(word.arrived(true, false, 0)));
+    if moved.is_some_and(|(before, _)| !before.is_queued()) {
+        enqueue(runtime, new);
+    }
+    // One page more, one less: the budget does not notice.
+    // SAFETY: the content is at its new place, and nobody else moves the old page.
+    let _ = unsafe { memory::madvise(source, PAGE_BYTES, libc::MADV_DONTNEED) };
 }

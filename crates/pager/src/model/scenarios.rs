@@ -3,17 +3,18 @@
 use super::*;
 use crate::inside::call::{Context, Outcome};
 use crate::inside::thread::{FramePages, RUNS, Run};
-use crate::inside::{forking, guard, sync};
+use crate::inside::{forking, guard, remap, sync};
 
 /// A scenario: its name, and one schedule of it.
 pub type Scenario = (&'static str, fn());
 
 /// All of them.
-pub const ALL: [Scenario; 5] = [
+pub const ALL: [Scenario; 6] = [
     ("faults, eviction, discards and holds of the same pages", same_pages),
     ("every fault makes its own room", tight),
     ("two threads bring pages ahead of need", ahead),
     ("a fork while memory changes", fork),
+    ("memory moves where late faults arrive", moving),
     ("arming while the program runs", arming),
 ];
 
@@ -87,6 +88,41 @@ fn fork() {
         thread(|| discard(2)),
     ];
     run(Start::ARMED, threads);
+}
+
+fn moving() {
+    let threads: Threads = vec![
+        thread(|| {
+            let mut writer = Writer::new(0);
+            (0..2).for_each(|index| writer.write(index));
+            for (from, to) in [(0, 2), (2, 0), (0, 2)] {
+                move_two(from, to);
+                (to..to + 2).for_each(|index| writer.check(index));
+                writer.write(to);
+            }
+            // What has moved away reads as zeros once there is something again.
+            map();
+        }),
+        // As a handler thread does it whose event is older than the move.
+        thread(|| [2, 0, 3].map(|index| fault::bring(&RUNTIME, page(index), true)).into_iter().for_each(drop)),
+        thread(|| [1, 2].map(|index| fault::bring(&RUNTIME, page(index), false)).into_iter().for_each(drop)),
+        thread(|| (0..3).for_each(|_| evict())),
+    ];
+    run(Start::ARMED, threads);
+}
+
+/// Moves two pages, with what writers know of them, to another place.
+fn move_two(from: u64, to: u64) {
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+    let [old, new] = [from, to].map(|index| window::address_of(page(index)));
+    let outcome = remap::remap(&RUNTIME, [old, 2 * PAGE_BYTES, 2 * PAGE_BYTES, flags, new, 0]);
+    assert_eq!(outcome, Outcome::Done(new as isize));
+    for stored in &KNOWN.stored {
+        for index in 0..2 {
+            let value = stored[(from + index) as usize].swap(0, Ordering::Relaxed);
+            stored[(to + index) as usize].store(value, Ordering::Relaxed);
+        }
+    }
 }
 
 fn arming() {
