@@ -1,18 +1,20 @@
 //! What a dereference costs when everything is near: `FarBox` against `Box`, in caches and over DRAM.
 //!
-//! `cargo run --release -p farfield --example deref [MILLIONS]`: values of 64 bytes, read in random order through pointers that
+//! `cargo run --release -p farfield --example deref [MILLIONS [object]]`: values of 64 bytes, read in random order through pointers that
 //! are themselves read in random order. Prints nanoseconds, median of several rounds, and their ratio.
 
-use farfield::{FarBox, Heap};
+use farfield::{FarBox, Heap, Plane};
 use std::hint::black_box;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let millions: usize = std::env::args().nth(1).map_or(Ok(8), |word| word.parse())?;
+    let plane = if std::env::args().nth(2).as_deref() == Some("object") { Plane::Object } else { Plane::Page };
+    println!("{plane:?} plane");
     println!("{:>12} {:>9} {:>9} {:>7} {:>9} {:>7}", "values", "Box ns", "FarBox ns", "ratio", "get_mut", "ratio");
     for count in [1 << 10, 1 << 15, millions << 20] {
-        let near = (count as u64 * 64 * 5 / 4).max(16 << 20);
-        let heap = Heap::builder().near(near).near_max(near).build()?;
+        let near = (count as u64 * 64 * 3 / 2).max(16 << 20);
+        let heap = Heap::builder().near(near).near_max(near).plane(plane).build()?;
         let mut order: Vec<u32> = (0..count as u32).collect();
         let mut random = 88_172_645_463_325_252u64;
         for index in (1..count).rev() {

@@ -2,6 +2,7 @@
 
 use crate::error::BuildError;
 use crate::heap::Heap;
+use crate::plane::Plane;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FRAMES_MAX;
@@ -13,6 +14,7 @@ pub struct Builder {
     near: u64,
     near_max: Option<u64>,
     far: Option<u64>,
+    plane: Plane,
     opener: Opener,
     has_pool: bool,
     patience: Duration,
@@ -26,6 +28,9 @@ pub(crate) struct Config {
     pub(crate) frames: u32,
     /// A multiple of [`Config::FAR_STEP_PAGES`].
     pub(crate) far_pages: u64,
+    pub(crate) plane: Plane,
+    /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
+    pub(crate) handles: u32,
     pub(crate) opener: Opener,
     pub(crate) patience: Duration,
     pub(crate) paranoid: bool,
@@ -40,6 +45,8 @@ impl Config {
 pub(crate) const NEAR_MIN: u64 = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
 const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
+const HANDLES_PER_PAGE: u64 = 64;
+const HANDLES_MAX: u64 = 1 << 30;
 
 impl Builder {
     pub(crate) fn new() -> Builder {
@@ -47,6 +54,7 @@ impl Builder {
             near: 64 << 20,
             near_max: None,
             far: None,
+            plane: Plane::Page,
             opener: Opener::new().client_name("farfield heap"),
             has_pool: false,
             patience: Duration::from_secs(10),
@@ -69,6 +77,12 @@ impl Builder {
     /// Far addresses in bytes, rounded up to 256 MiB; at most 8 TiB. What is not used costs nothing. Default: 64 times near.
     pub fn far(mut self, bytes: u64) -> Builder {
         self.far = Some(bytes);
+        self
+    }
+
+    /// How misses of small values are served. Default: by pages.
+    pub fn plane(mut self, plane: Plane) -> Builder {
+        self.plane = plane;
         self
     }
 
@@ -116,11 +130,18 @@ impl Builder {
             return Err(BuildError::Argument("far must be between one byte and 8 TiB"));
         }
         let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);
+        let handles = match self.plane {
+            Plane::Page => 0,
+            // As many as values of 64 bytes fit.
+            Plane::Object => (far_pages * HANDLES_PER_PAGE).min(HANDLES_MAX) as u32,
+        };
         let opener = if self.has_pool { self.opener } else { self.opener.url("ram:") };
         Heap::from_config(Config {
             near: self.near,
             frames: (near_max / PAGE_BYTES as u64) as u32,
             far_pages,
+            plane: self.plane,
+            handles,
             opener: opener.pages(far_pages).deadline(self.patience),
             patience: self.patience,
             paranoid: self.paranoid,

@@ -22,6 +22,7 @@ pub mod collections;
 mod config;
 mod error;
 mod heap;
+mod plane;
 mod ptr;
 mod stats;
 
@@ -30,5 +31,6 @@ pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_pool::{OpenError, PoolError};
 pub use heap::{Heap, Scope};
+pub use plane::Plane;
 pub use ptr::FarBox;
 pub use stats::Stats;

@@ -13,6 +13,8 @@ pub struct Stats {
     pub pages: u64,
     /// Times that a value was not near and was brought.
     pub misses: u64,
+    /// Bytes that were read from the pool for them.
+    pub fetched_bytes: u64,
     /// Pages that left and had to be written.
     pub written_pages: u64,
     /// Pages that left and were equal to their far copy.

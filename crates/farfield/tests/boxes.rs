@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MIB, Random, assert_in_budget, heap, seed};
+use common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::{FarBox, FarError, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -231,7 +231,7 @@ fn destructors_wait_for_the_end_of_a_full_scope() {
 #[test]
 fn a_forgotten_scope_costs_memory_and_no_hang() {
     let patience = std::time::Duration::from_millis(50);
-    let heap = Heap::builder().near(MIB).near_max(MIB).patience(patience).build().unwrap();
+    let heap = builder().near(MIB).near_max(MIB).patience(patience).build().unwrap();
     let value = heap.alloc(5u32).unwrap();
     std::mem::forget(heap.enter());
     let thread = std::thread::scope(|threads| {
@@ -288,7 +288,7 @@ fn writes_through_shared_references_are_not_lost() {
 
 #[test]
 fn far_memory_is_used_again() {
-    let heap = Heap::builder().near(MIB).near_max(MIB).far(256 * MIB).paranoid(true).build().unwrap();
+    let heap = builder().near(MIB).near_max(MIB).far(256 * MIB).paranoid(true).build().unwrap();
     // Far more in all than there are far addresses, of changing sizes.
     let mut pages_most = 0;
     for round in 0..12u64 {
@@ -312,7 +312,7 @@ fn far_memory_is_used_again() {
 
 #[test]
 fn the_near_budget_changes_while_running() {
-    let heap = Heap::builder().near(8 * MIB).near_max(16 * MIB).build().unwrap();
+    let heap = builder().near(8 * MIB).near_max(16 * MIB).build().unwrap();
     let values: Vec<_> = (0..10_000u64).map(|index| heap.alloc([index; 64]).unwrap()).collect();
     let check = || {
         for (index, value) in values.iter().enumerate() {
@@ -342,7 +342,7 @@ fn random_steps(near_percent: u64, threads: u64) {
     let seed = seed();
     let bytes = if near_percent < 10 { 48 * MIB } else { 10 * MIB };
     let near = (bytes * near_percent / 100).max(MIB);
-    let heap = Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
+    let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let slots = (bytes / threads / 200) as usize;
     std::thread::scope(|scope| {
         let start = |thread| {

@@ -1,15 +1,19 @@
-//! What the far heap decides: frame words, slot words, size classes, extents, free runs, buckets of hash maps.
+//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps.
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;
 mod class;
 mod extents;
 mod frame_word;
+mod handle;
+mod log_page;
 mod runs;
 mod slot;
 
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
 pub use frame_word::{Deref, FrameWord, State};
+pub use handle::{Handle, Whereabouts};
+pub use log_page::{LogClass, LogWord, TAG_BYTES, Verdict};
 pub use runs::Runs;
 pub use slot::{FRAMES_MAX, FrameId, Place};

@@ -4,7 +4,7 @@ use super::evictor::Outcome;
 use super::frames::Purse;
 use super::io::{Flight, Landing};
 use super::segments::Unit;
-use super::threads::{Record, count};
+use super::threads::{Record, add, count};
 use super::{Core, Patience, Scope};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(crate) enum Want {
 }
 
 impl Want {
-    fn decide(self, word: FrameWord) -> (FrameWord, Deref) {
+    pub(crate) fn decide(self, word: FrameWord) -> (FrameWord, Deref) {
         match self {
             Want::Read => word.deref(false),
             Want::Write => word.deref(true),
@@ -118,6 +118,7 @@ impl Core {
                     }
                     if what == Deref::Fetch {
                         count(&record.counters.misses);
+                        add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                         let landing = if want == Want::Read { Landing::Clean } else { Landing::Dirty };
                         self.fetch(record, Flight { unit: Unit { page, pages }, frame, landing })?;
                         return Ok(frame);

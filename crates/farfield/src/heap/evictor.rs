@@ -55,6 +55,8 @@ struct EvictorState {
     lane: Option<Box<dyn Lane>>,
     hand: u32,
     batches: VecDeque<Batch>,
+    /// Log pages that were retired before this epoch's batch, and are free when it is over.
+    retired: VecDeque<(u64, Vec<u32>)>,
     /// Frames in `batches`.
     cooling: usize,
     /// One page each.
@@ -82,6 +84,7 @@ impl Evictor {
             lane: None,
             hand: 0,
             batches: VecDeque::new(),
+            retired: VecDeque::new(),
             cooling: 0,
             buffers: Vec::new(),
             done: Vec::with_capacity(batch),
@@ -122,6 +125,15 @@ impl Evictor {
         }
     }
 
+    /// Frees log pages that nobody remembers, unless somebody else is at it.
+    pub(crate) fn try_recycle(&self, core: &Core) {
+        match self.state.try_lock() {
+            Ok(mut state) => state.recycle(core),
+            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().recycle(core),
+            Err(std::sync::TryLockError::WouldBlock) => {}
+        }
+    }
+
     /// Runs `action` while the evictor does nothing.
     pub(crate) fn paused<R>(&self, action: impl FnOnce() -> R) -> R {
         let _guard = self.lock();
@@ -131,6 +143,7 @@ impl Evictor {
 
 impl EvictorState {
     fn run(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
+        self.recycle(core);
         self.discard(core)?;
         let limit = core.frames.limit();
         // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
@@ -153,6 +166,19 @@ impl EvictorState {
                 self.cooling -= batch.frames.len();
                 self.evict(core, batch)?;
             }
+        }
+    }
+
+    /// Log pages that were retired can be used again when every scope that was open then is over: it may have looked at a handle
+    /// that named them.
+    fn recycle(&mut self, core: &Core) {
+        let Some(objects) = &core.objects else { return };
+        let retired = objects.log.take_retired();
+        if !retired.is_empty() {
+            self.retired.push_back((core.next_epoch(), retired));
+        }
+        while self.retired.front().is_some_and(|(epoch, _)| core.threads.is_over(*epoch)) {
+            objects.log.recycle(self.retired.pop_front().map_or_else(Vec::new, |(_, pages)| pages));
         }
     }
 
@@ -226,7 +252,7 @@ impl EvictorState {
     fn take(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         // A larger unit has one object, and goes with it.
-        if unit.pages == 1 && !core.segments.is_live(unit) {
+        if unit.pages == 1 && !core.is_live(unit) {
             let dropped = self.settle(word, |word| word.dropped(true));
             core.frames.put(frame, unit.pages);
             core.discard_later(unit.page, dropped.is_stored());

@@ -4,11 +4,12 @@
 //! `Core::land`, by whoever polls the lane: its thread at its next miss, or any thread that waits for a page (`help`).
 
 use super::frames::Purse;
-use super::io::{Flight, Io, Landing};
-use super::threads::{Record, count};
+use super::io::{Flight, Io, Landing, Part};
+use super::threads::{Record, add, count};
 use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
 use farfield_pool::{PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
@@ -20,7 +21,7 @@ impl Core {
         let Ok(mut io) = self.open_io(record) else { return 0 };
         let Some(io) = io.as_mut() else { return 0 };
         let mut started = 0;
-        for page in pages {
+        for page in pages.into_iter().filter(|page| *page < self.pages) {
             let Some(unit) = self.segments.unit_of(page) else { continue };
             let word = &self.words[unit.page];
             let seen = FrameWord(word.load(Ordering::Acquire));
@@ -31,6 +32,7 @@ impl Core {
                 continue;
             }
             count(&record.counters.prefetches);
+            add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
             io.launch(self, Flight { unit, frame, landing: Landing::Ahead }, Priority::Background);
             started += 1;
         }
@@ -66,6 +68,23 @@ impl Core {
         let outcome = lane.wait_for(self, number);
         record.in_flight.store(lane.in_flight() as u32, Ordering::Release);
         match outcome {
+            Some(result) => result.map_err(FarError::Pool),
+            None => {
+                if let Some(io) = io.take() {
+                    io.abandon(self);
+                }
+                record.in_flight.store(0, Ordering::Release);
+                Err(FarError::Stalled { after: self.patience * 2 })
+            }
+        }
+    }
+
+    /// Reads a part of a page that is Far and stays so, and waits for it.
+    pub(crate) fn read_part(&self, record: &Record, part: Part, take: impl FnOnce(&[u8])) -> Result<(), FarError> {
+        let mut io = self.open_io(record)?;
+        let Some(lane) = io.as_mut() else { unreachable!("the lane was just opened") };
+        add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
+        match lane.read_part(self, part, take) {
             Some(result) => result.map_err(FarError::Pool),
             None => {
                 if let Some(io) = io.take() {

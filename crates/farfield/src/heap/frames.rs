@@ -144,6 +144,12 @@ impl Frames {
         (free.resident, free.in_use())
     }
 
+    /// More is in use than may be: the limit was lowered, and nobody may ever ask for a frame again.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        let free = self.lock();
+        free.in_use() > free.limit
+    }
+
     /// Takes `count` neighbours. The caller owns them and their bytes, which are arbitrary.
     pub(crate) fn take(&self, count: u32, purse: Purse) -> Option<FrameId> {
         let mut free = self.lock();

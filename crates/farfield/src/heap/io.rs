@@ -32,6 +32,17 @@ pub(crate) struct Flight {
     pub(crate) landing: Landing,
 }
 
+/// Bytes inside a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub(crate) page: u32,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+/// The request that reads a [`Part`]. No flight has this tag.
+const PART: u64 = u64::MAX;
+
 /// Names a request: its flight's number, whether it is in the background, and its first page in the unit.
 struct Tag(u64);
 
@@ -69,6 +80,9 @@ pub(crate) struct Io {
     /// The flight that the lane's thread waits for, and how it ended.
     awaited: Option<u32>,
     outcome: Option<Result<(), PoolError>>,
+    /// For parts of pages; `None` only while it is under way.
+    part_buffer: Option<Buffer>,
+    part_outcome: Option<Result<(), PoolError>>,
     deadline: Duration,
 }
 
@@ -91,6 +105,8 @@ impl Io {
             done: Vec::with_capacity(32),
             awaited: None,
             outcome: None,
+            part_buffer: None,
+            part_outcome: None,
             deadline,
         })
     }
@@ -191,8 +207,44 @@ impl Io {
         landed
     }
 
+    /// Reads a part of a page and waits for it. `None`: the lane has forgotten it, and is of no use any more.
+    pub(crate) fn read_part(
+        &mut self,
+        core: &Core,
+        part: Part,
+        take: impl FnOnce(&[u8]),
+    ) -> Option<Result<(), PoolError>> {
+        let started = Instant::now();
+        let buffer = self.part_buffer.take().unwrap_or_else(|| Buffer::new(1));
+        let op = Op::Read { page: PageId(u64::from(part.page)), buffer };
+        let mut request = Request { tag: PART, priority: Priority::Demand, deadline: self.deadline, op };
+        while let Err(back) = self.lane.submit(request) {
+            request = back;
+            self.lane.wait(Duration::from_millis(1));
+            self.collect(core);
+            if started.elapsed() > self.deadline * 2 {
+                return None;
+            }
+        }
+        while started.elapsed() < self.deadline * 2 {
+            self.collect(core);
+            if let Some(result) = self.part_outcome.take() {
+                if let (Ok(()), Some(buffer)) = (&result, &self.part_buffer) {
+                    take(&buffer.bytes()[part.offset..part.offset + part.len]);
+                }
+                return Some(result);
+            }
+            self.lane.wait(self.deadline);
+        }
+        None
+    }
+
     /// One request has ended; true if its flight landed.
     fn complete(&mut self, core: &Core, completion: Completion) -> bool {
+        if completion.tag == PART {
+            (self.part_outcome, self.part_buffer) = (Some(completion.result), completion.buffer);
+            return false;
+        }
         let (number, is_background, first) = Tag(completion.tag).parts();
         self.background -= usize::from(is_background);
         let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };

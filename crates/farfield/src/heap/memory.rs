@@ -119,6 +119,8 @@ pub(crate) unsafe trait Zeroed {}
 
 // SAFETY: zero is a number.
 unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
 
 /// A long array in reserved memory.
 pub(crate) struct Table<T: Zeroed> {

@@ -33,16 +33,20 @@ mod verify;
 
 pub(crate) use access::Want;
 pub(crate) use directory::heap_of;
+pub(crate) use io::Part;
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
 pub(crate) use raw::{Slot, SlotCell};
 pub(crate) use retired::Retired;
 pub(crate) use runs::free_run;
 pub use scope::Scope;
-pub(crate) use threads::Record;
+pub(crate) use segments::Unit;
+pub(crate) use threads::{Record, count};
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
+use crate::plane::Plane;
+use crate::plane::object::Objects;
 use crate::ptr::FarBox;
 use crate::stats::Stats;
 use core::ptr::NonNull;
@@ -82,6 +86,8 @@ pub(crate) struct Core {
     pub(crate) words: Table<AtomicU64>,
     pub(crate) frames: Frames,
     pub(crate) segments: Segments,
+    /// Of the object plane.
+    pub(crate) objects: Option<Objects>,
     pub(crate) threads: Threads,
     /// See `threads`.
     pub(crate) epoch: AtomicU64,
@@ -93,11 +99,11 @@ pub(crate) struct Core {
     graves: objects::Graves,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) patience: Duration,
-    near: AtomicU64,
+    pub(crate) near: AtomicU64,
     /// Near memory of collections' tables.
     charged: AtomicU64,
-    /// One for the [`Heap`], one for each segment with objects, and one for each [`Anchor`].
-    references: AtomicU64,
+    /// One for the [`Heap`], one for each segment with objects, one for each object that has a handle, and one for each [`Anchor`].
+    pub(crate) references: AtomicU64,
     anchors: AtomicU64,
     /// The [`Heap`] is gone.
     closed: AtomicBool,
@@ -124,7 +130,12 @@ impl Heap {
         let pages = config.far_pages as u32;
         let frames = Frames::new(config.frames, config.paranoid)?;
         let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
-        let first_page = directory::reserve(config.far_pages)
+        let objects = match config.plane {
+            Plane::Page => None,
+            Plane::Object => Some(Objects::new(pages, config.handles)?),
+        };
+        let numbers = config.far_pages + u64::from(config.handles);
+        let first_page = directory::reserve(numbers)
             .ok_or(BuildError::Argument("the heaps of this process have used up 16 TiB of far addresses"))?;
         let core = Box::new(Core {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
@@ -133,6 +144,7 @@ impl Heap {
             words,
             frames,
             segments,
+            objects,
             threads: Threads::default(),
             epoch: AtomicU64::new(1),
             evictor: Evictor::new(config.near),
@@ -149,7 +161,7 @@ impl Heap {
         });
         core.fit();
         let core = Box::into_raw(core);
-        directory::set(first_page, config.far_pages, core);
+        directory::set(first_page, numbers, core);
         // SAFETY: just made, and gone only after `destroy` has taken it out of the registry and stopped the reclaimer.
         let heap = unsafe {
             threads::register(&*core);
@@ -232,6 +244,19 @@ impl Core {
         self.threads.mine(self.serial)
     }
 
+    /// Numbers that slots of this heap have: its pages, then its handles.
+    fn numbers(&self) -> u64 {
+        u64::from(self.pages) + self.objects.as_ref().map_or(0, |objects| u64::from(objects.handles.count()))
+    }
+
+    /// Does an object live in this unit? The caller owns it.
+    pub(crate) fn is_live(&self, unit: Unit) -> bool {
+        match &self.objects {
+            Some(objects) if self.segments.is_log(unit.page) => objects.log.word(unit.page).live() > 0,
+            _ => self.segments.is_live(unit),
+        }
+    }
+
     /// Adapts the number of frames to the budget and to what the tables cost now.
     pub(crate) fn fit(&self) {
         let near = self.near.load(Ordering::Relaxed);
@@ -243,7 +268,9 @@ impl Core {
     fn table_bytes(&self) -> u64 {
         let words = u64::from(self.segments.high_page()) * size_of::<AtomicU64>() as u64;
         let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
-        tables + self.threads.table_bytes() + self.evictor.near_bytes() + self.charged.load(Ordering::Relaxed)
+        let objects = self.objects.as_ref().map_or(0, |objects| objects.table_bytes(self.segments.high_page()));
+        let charged = self.charged.load(Ordering::Relaxed);
+        tables + objects + self.threads.table_bytes() + self.evictor.near_bytes() + charged
     }
 
     /// A collection is about to use so much near memory for its tables. An eighth of the budget stays for pages.
@@ -278,6 +305,7 @@ impl Core {
             table_bytes,
             pages: u64::from(self.segments.high_page()),
             misses: self.threads.sum(|counters| &counters.misses),
+            fetched_bytes: self.threads.sum(|counters| &counters.fetched_bytes),
             written_pages: self.evictor.written.load(Ordering::Relaxed),
             clean_pages: self.evictor.clean.load(Ordering::Relaxed),
             dead_pages: self.evictor.dead.load(Ordering::Relaxed),
@@ -311,7 +339,7 @@ impl Core {
             let core = unsafe { &*core };
             // From here on threads that end do not find it.
             threads::unregister(core.serial);
-            directory::set(core.first_page, u64::from(core.pages), core::ptr::null_mut());
+            directory::set(core.first_page, core.numbers(), core::ptr::null_mut());
             core.reclaimer.stop();
             // The last thing that a thread does in a heap is to leave its scope.
             let mut patience = Patience::new(core.patience);
@@ -326,9 +354,9 @@ impl Core {
         }
         // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once. Nobody uses it any more.
         let core = unsafe { Box::from_raw(core) };
-        let (first, pages) = (core.first_page, u64::from(core.pages));
+        let (first, numbers) = (core.first_page, core.numbers());
         drop(core);
-        directory::give_back(first, pages);
+        directory::give_back(first, numbers);
     }
 }
 

@@ -7,7 +7,7 @@ use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Class, FrameWord, Place};
+use farfield_core::heap::{Class, FrameWord, LogClass, Place};
 use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
@@ -57,7 +57,7 @@ pub(crate) trait Bury: Send {
 }
 
 struct Grave {
-    page: u32,
+    number: u32,
     card: u8,
     bury: BuryFn,
 }
@@ -66,19 +66,36 @@ struct Grave {
 pub(crate) type BuryFn = unsafe fn(*const Core, u32, u8) -> Result<(), FarError>;
 
 impl Core {
-    /// Puts a value into the heap: its page number within the heap, and its place.
+    /// Puts a value into the heap: its number within the heap (page, or handle above all pages), and its place.
     pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, Place), (FarError, T)> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
         let inside = Inside::new(self);
-        match self.make(inside.record, Layout::new::<T>(), inside.is_outermost()) {
-            Ok((page, place)) => {
-                // SAFETY: the place is ours alone: its bit was free and is set now. It is large enough for `T` and so aligned
-                // (Class::of), near since `make`, and stays so until our scope ends.
+        match self.room_for::<T>(&inside) {
+            Ok((number, page, place)) => {
+                // SAFETY: the place is ours alone: nobody knows of it yet. It is large enough for `T` and so aligned
+                // (`Class::of`, `LogClass::of`), near since `room_for`, and stays so until our scope ends.
                 unsafe { self.frames.base().add(place.offset()).cast::<T>().write(value) };
-                Ok((page, place))
+                if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
+                    self.settle_object(objects, object, page, place);
+                }
+                Ok((number, place))
             }
             Err(error) => Err((error, value)),
         }
+    }
+
+    /// Room for a value: its number within the heap, the page and the place where it lies until our scope ends, near and dirty.
+    fn room_for<T>(&self, inside: &Inside<'_>) -> Result<(u32, u32, Place), FarError> {
+        let (record, renewable) = (inside.record, inside.is_outermost());
+        let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
+        if let (Some(objects), Some(class)) = (&self.objects, class)
+            && self.may_have_handle(objects, record)
+        {
+            let (object, page, place) = self.make_object(record, objects, class, renewable)?;
+            return Ok((self.pages + object, page, place));
+        }
+        let (page, place) = self.make(record, Layout::new::<T>(), renewable)?;
+        Ok((page, page, place))
     }
 
     /// Room for an object, near and dirty.
@@ -131,8 +148,21 @@ impl Core {
         }
     }
 
-    /// Frees an object that the caller owned; true if its segment's reference is the caller's to give up.
-    fn free(&self, page: u32, card: u8) -> bool {
+    /// Where an object that the caller owns is, near.
+    fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
+        if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
+            return self.seek(inside.record, objects, object, want, inside.is_outermost());
+        }
+        Ok(Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card))
+    }
+
+    /// Frees an object that the caller owned; true if a reference to the heap is the caller's to give up.
+    fn free(&self, inside: &Inside<'_>, number: u32, card: u8) -> bool {
+        if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
+            self.free_object(inside.record, objects, object);
+            return true;
+        }
+        let page = number;
         if let Some(unit) = self.segments.unit_of(page).filter(|unit| unit.pages > 1) {
             self.release(unit);
         }
@@ -155,7 +185,7 @@ impl Core {
     }
 
     /// Makes a unit Empty, in which no object lives. Nobody can refer to it, so its frames are free at once.
-    pub(super) fn release(&self, unit: Unit) {
+    pub(crate) fn release(&self, unit: Unit) {
         let word = &self.words[unit.page];
         // The owner of a page that is Copying or being discarded does not wait for us, nor for anything without an end.
         let mut patience = Patience::new(core::time::Duration::MAX);
@@ -203,6 +233,7 @@ impl Core {
 
     /// A thread ends: its segments are for others.
     pub(crate) fn detach(&self, record: &Record) {
+        self.detach_objects(&record.objects);
         for (index, cell) in record.segments.iter().enumerate() {
             if let Some(segment) = cell.take()
                 && self.segments.disown(segment, Class::from_index(index)) == Freed::Release
@@ -220,21 +251,20 @@ impl Core {
     unsafe fn take_out<R>(
         &self,
         inside: &Inside<'_>,
-        page: u32,
+        number: u32,
         card: u8,
         read: impl FnOnce(*mut u8) -> R,
     ) -> Result<(R, bool), FarError> {
-        let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
-        let place = Place::new(frame, card);
-        // SAFETY: the page is in that frame until our scope ends.
+        let place = self.seek_own(inside, number, card, Want::Read)?;
+        // SAFETY: its page stays there until our scope ends.
         let value = read(unsafe { self.frames.base().add(place.offset()) });
-        Ok((value, self.free(page, card)))
+        Ok((value, self.free(inside, number, card)))
     }
 
     /// Frees a value without its destructor; true as for `take_out`.
-    fn lose(&self, inside: &Inside<'_>, page: u32, card: u8) -> bool {
+    fn lose(&self, inside: &Inside<'_>, number: u32, card: u8) -> bool {
         count(&inside.record.counters.lost_values);
-        self.free(page, card)
+        self.free(inside, number, card)
     }
 
     /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no destructor, and frees its
@@ -245,16 +275,16 @@ impl Core {
     unsafe fn bury_in_place(
         &self,
         inside: &Inside<'_>,
-        page: u32,
+        number: u32,
         card: u8,
         bury: Option<impl FnOnce(*mut u8)>,
     ) -> Result<bool, FarError> {
         if let Some(bury) = bury {
-            let frame = self.bring(inside.record, page, Want::Write, inside.is_outermost())?;
-            // SAFETY: the page is in that frame until our scope ends.
-            bury(unsafe { self.frames.base().add(Place::new(frame, card).offset()) });
+            let place = self.seek_own(inside, number, card, Want::Write)?;
+            // SAFETY: its page stays there until our scope ends.
+            bury(unsafe { self.frames.base().add(place.offset()) });
         }
-        Ok(self.free(page, card))
+        Ok(self.free(inside, number, card))
     }
 
     /// Will the value whose bytes could not be had never be had again?
@@ -304,9 +334,9 @@ impl Core {
 /// # Safety
 /// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
 /// does, and no longer for us.
-pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T, FarError> {
+pub(crate) unsafe fn take<T>(core: *const Core, number: u32, card: u8) -> Result<T, FarError> {
     // SAFETY: the object there is a `T`, and passed on to the caller.
-    unsafe { take_with(core, page, card, |at| at.cast::<T>().read()) }
+    unsafe { take_with(core, number, card, |at| at.cast::<T>().read()) }
 }
 
 /// The same for an object that only the caller knows: `read` moves its parts out.
@@ -315,7 +345,7 @@ pub(crate) unsafe fn take<T>(core: *const Core, page: u32, card: u8) -> Result<T
 /// As for [`take`].
 pub(crate) unsafe fn take_with<R>(
     core: *const Core,
-    page: u32,
+    number: u32,
     card: u8,
     read: impl FnOnce(*mut u8) -> R,
 ) -> Result<R, FarError> {
@@ -323,7 +353,7 @@ pub(crate) unsafe fn take_with<R>(
         // SAFETY: the value keeps the heap until its place is free, and our scope does from then on.
         let inside = Inside::new(unsafe { &*core });
         // SAFETY: as above, and passed on to the caller.
-        unsafe { (*core).take_out(&inside, page, card, read) }?
+        unsafe { (*core).take_out(&inside, number, card, read) }?
     };
     // SAFETY: as above.
     unsafe { unreference_if(core, last) };
@@ -334,9 +364,9 @@ pub(crate) unsafe fn take_with<R>(
 ///
 /// # Safety
 /// As for [`take`], except that the value is the heap's from now on, whatever happens.
-pub(crate) unsafe fn drop_far<T>(core: *const Core, page: u32, card: u8) {
+pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
     // SAFETY: passed on to the caller.
-    unsafe { drop_far_with(core, page, card, bury::<T>) };
+    unsafe { drop_far_with(core, number, card, bury::<T>) };
 }
 
 /// The same for an object that only the caller knows: `bury` drops it and frees its place, as [`take_with`] or
@@ -344,9 +374,9 @@ pub(crate) unsafe fn drop_far<T>(core: *const Core, page: u32, card: u8) {
 ///
 /// # Safety
 /// As for [`drop_far`]; `bury` may be called later, and by another thread.
-pub(crate) unsafe fn drop_far_with(core: *const Core, page: u32, card: u8, bury: BuryFn) {
+pub(crate) unsafe fn drop_far_with(core: *const Core, number: u32, card: u8, bury: BuryFn) {
     // SAFETY: passed on to the caller.
-    unsafe { settle(core, Grave { page, card, bury }, false) };
+    unsafe { settle(core, Grave { number, card, bury }, false) };
 }
 
 /// Buries, or decides what else becomes of the value.
@@ -355,7 +385,7 @@ pub(crate) unsafe fn drop_far_with(core: *const Core, page: u32, card: u8, bury:
 /// As for [`drop_far`].
 unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
     // SAFETY: passed on to the caller.
-    let Err(error) = (unsafe { (grave.bury)(core, grave.page, grave.card) }) else { return };
+    let Err(error) = (unsafe { (grave.bury)(core, grave.number, grave.card) }) else { return };
     // SAFETY: the value still lives, and keeps the heap.
     if !(finally || unsafe { &*core }.is_lost(error)) {
         // SAFETY: as above.
@@ -365,7 +395,7 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
     let last = {
         // SAFETY: as in `take`.
         let (core, inside) = unsafe { (&*core, Inside::new(&*core)) };
-        core.lose(&inside, grave.page, grave.card)
+        core.lose(&inside, grave.number, grave.card)
     };
     // SAFETY: `lose` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
@@ -389,18 +419,18 @@ pub(crate) unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
 ///
 /// # Safety
 /// As for [`take`].
-unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError> {
+unsafe fn bury<T>(core: *const Core, number: u32, card: u8) -> Result<(), FarError> {
     if core::mem::needs_drop::<T>() && size_of::<T>() <= PAGE_BYTES {
         // Out of the heap first: a destructor that drops a long chain of far values must not keep a scope open.
         // SAFETY: passed on to the caller.
-        drop(unsafe { take::<T>(core, page, card) }?);
+        drop(unsafe { take::<T>(core, number, card) }?);
         return Ok(());
     }
     // SAFETY: the object there is a `T` and nobody else has it; passed on to the caller.
     unsafe {
         dropped_in_place(
             core,
-            page,
+            number,
             card,
             core::mem::needs_drop::<T>().then_some(|at: *mut u8| at.cast::<T>().drop_in_place()),
         )
@@ -413,7 +443,7 @@ unsafe fn bury<T>(core: *const Core, page: u32, card: u8) -> Result<(), FarError
 /// As for [`take`].
 pub(crate) unsafe fn dropped_in_place(
     core: *const Core,
-    page: u32,
+    number: u32,
     card: u8,
     bury: Option<impl FnOnce(*mut u8)>,
 ) -> Result<(), FarError> {
@@ -421,7 +451,7 @@ pub(crate) unsafe fn dropped_in_place(
         // SAFETY: as in `take_with`.
         let inside = Inside::new(unsafe { &*core });
         // SAFETY: as in `take_with`, and passed on to the caller.
-        unsafe { (*core).bury_in_place(&inside, page, card, bury) }?
+        unsafe { (*core).bury_in_place(&inside, number, card, bury) }?
     };
     // SAFETY: `bury_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };

@@ -102,7 +102,8 @@ impl Reclaimer {
                     // Whoever needs room rings again, or runs the evictor itself and gets the error.
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(PAUSE.1);
-                    if core.frames.room() >= core.reserve().low || pause == PAUSE.1 {
+                    let gives_up = pause == PAUSE.1 && !core.frames.is_over_limit();
+                    if core.frames.room() >= core.reserve().low || gives_up {
                         self.awake.store(false, Ordering::Release);
                     }
                 }

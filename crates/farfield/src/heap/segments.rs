@@ -24,7 +24,7 @@ pub(crate) struct Segment {
     extra: AtomicU32,
     /// Of a run: the pages that come and go together.
     unit: AtomicU32,
-    /// FREE, RUN, INSIDE, or CLASS plus a class's index.
+    /// FREE, RUN, INSIDE, LOG, or CLASS plus a class's index.
     kind: AtomicU8,
     status: AtomicU8,
 }
@@ -36,7 +36,9 @@ const FREE: u8 = 0;
 /// The first segment of a run: one large object, or the units of a collection.
 const RUN: u8 = 1;
 const INSIDE: u8 = 2;
-const CLASS: u8 = 3;
+/// Log pages of the object plane, which knows what is in them.
+const LOG: u8 = 3;
+const CLASS: u8 = 4;
 
 const OWNED: u8 = 1;
 const LISTED: u8 = 2;
@@ -200,6 +202,18 @@ impl Segments {
         Ok(first * SEGMENT_PAGES)
     }
 
+    /// A segment of log pages; its first page. It is never anything else again.
+    pub(crate) fn take_log(&self) -> Result<u32, FarError> {
+        let id = self.take(1)?;
+        self.heads[id].kind.store(LOG, Ordering::Release);
+        Ok(id * SEGMENT_PAGES)
+    }
+
+    /// Is it a log page?
+    pub(crate) fn is_log(&self, page: u32) -> bool {
+        self.heads[page / SEGMENT_PAGES].kind.load(Ordering::Acquire) == LOG
+    }
+
     /// The unit to which a page belongs; `None` if it is not in use.
     pub(crate) fn unit_of(&self, page: u32) -> Option<Unit> {
         let id = page / SEGMENT_PAGES;
@@ -208,6 +222,7 @@ impl Segments {
             FREE => None,
             RUN => self.unit_in_run(id, page),
             INSIDE => self.unit_in_run(head.extra.load(Ordering::Relaxed), page),
+            LOG => Some(Unit { page, pages: 1 }),
             kind => {
                 let class = Class::from_index(usize::from(kind - CLASS));
                 let first = class.unit_of(page % SEGMENT_PAGES)?;

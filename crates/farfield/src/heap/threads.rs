@@ -7,6 +7,7 @@
 
 use super::Core;
 use super::io::Io;
+use crate::plane::object::OwnObjects;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use farfield_core::heap::Class;
@@ -31,12 +32,15 @@ pub(crate) struct Record {
     pub(crate) io: Mutex<Option<Io>>,
     /// Flights of that lane, about.
     pub(crate) in_flight: AtomicU32,
+    /// In a heap of the object plane.
+    pub(crate) objects: OwnObjects,
 }
 
 /// Written by one thread only, so without read-modify-write.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) misses: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
     pub(crate) taken_back: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) lost_values: AtomicU64,
@@ -46,7 +50,12 @@ pub(crate) struct Counters {
 
 /// One more, in a counter that only this thread writes.
 pub(crate) fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    add(counter, 1);
+}
+
+/// So many more.
+pub(crate) fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
 // SAFETY: other threads touch the atomics and what a lock guards only; the cells are for the attached thread, of which there is one
@@ -64,6 +73,7 @@ impl Record {
             segments: core::array::from_fn(|_| Cell::new(None)),
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
+            objects: OwnObjects::default(),
         }
     }
 

@@ -2,18 +2,20 @@
 
 use super::Core;
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_core::heap::{FrameId, FrameWord, LogWord, State, Whereabouts};
+use std::collections::BTreeMap;
 
 impl Core {
     pub(crate) fn verify(&self) {
         self.land_all();
         self.evictor.paused(|| {
             let occupied = self.segments.verify();
-            let expected = occupied + 1 + self.anchors.load(Ordering::SeqCst);
+            let objects = self.verify_objects();
+            let expected = occupied + objects + 1 + self.anchors.load(Ordering::SeqCst);
             assert_eq!(
                 self.references.load(Ordering::SeqCst),
                 expected,
-                "references, segments with objects, collections"
+                "references, segments with objects, objects with handles, collections"
             );
             let in_use = self.verify_words();
             let (resident, counted) = self.frames.resident();
@@ -25,6 +27,43 @@ impl Core {
                 assert_eq!(word.frame(), Some(FrameId(frame)), "frame {frame} says it holds page {page}");
             }
         });
+    }
+
+    /// Objects that have handles. Each is in a log page whose tag says so, and log pages count them.
+    fn verify_objects(&self) -> u64 {
+        let Some(objects) = &self.objects else { return 0 };
+        let mut live = BTreeMap::<u32, u32>::new();
+        for object in 0..objects.handles.high() {
+            let handle = objects.handle(object);
+            let (page, card) = match handle.whereabouts() {
+                Whereabouts::At { page, card } => (page, card),
+                Whereabouts::Nowhere => continue,
+                Whereabouts::Moving => panic!("object {object} is moving at rest"),
+            };
+            *live.entry(page).or_default() += 1;
+            let word = objects.log.word(page);
+            let Some(class) = word.class() else { panic!("object {object} is in page {page}, which is not in use") };
+            if let Some(frame) = FrameWord(self.words[page].load(Ordering::SeqCst)).frame() {
+                let tag = class.tag_offset(class.index_at(card));
+                // SAFETY: the heap is at rest, and a tag lies inside its page.
+                let tag = unsafe { self.frames.address(frame).add(tag).cast::<[u8; 4]>().read() };
+                assert_eq!(u32::from_le_bytes(tag), object + 1, "object {object} in page {page}");
+            }
+        }
+        for page in 0..self.segments.high_page() {
+            let word = objects.log.word(page);
+            assert_eq!(word.live(), live.get(&page).copied().unwrap_or(0), "objects in log page {page}");
+            assert!(
+                word.class().is_none() || word.is_open() || word.live() > 0,
+                "log page {page} is dead and was not retired"
+            );
+        }
+        for page in objects.log.unused() {
+            assert_eq!(objects.log.word(page), LogWord::UNUSED, "log page {page} is free and in use");
+            let word = FrameWord(self.words[page].load(Ordering::SeqCst));
+            assert_eq!(word.state(), State::Empty, "log page {page} is free and holds something");
+        }
+        live.values().map(|live| u64::from(*live)).sum()
     }
 
     /// Frames that words refer to.

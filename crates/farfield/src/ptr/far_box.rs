@@ -43,8 +43,9 @@ use farfield_core::heap::{FrameWord, Place};
 pub struct FarBox<T: Send + 'static> {
     /// The lower half of the slot word, a [`Place`]. Its guess is corrected while others read.
     place: AtomicU32,
-    /// The upper half: the page's number among all heaps' pages. Never 0, and never changes.
-    page: NonZeroU32,
+    /// The upper half: the number of its page, or on the object plane of its handle, among those of all heaps. Never 0, and
+    /// never changes.
+    number: NonZeroU32,
     owns: PhantomData<T>,
 }
 
@@ -53,9 +54,9 @@ const _: () = assert!(size_of::<FarBox<u8>>() == 8 && size_of::<Option<FarBox<u8
 impl<T: Send + 'static> FarBox<T> {
     pub(crate) fn new_in(core: &Core, value: T) -> Result<FarBox<T>, AllocError<T>> {
         match core.put_in(value) {
-            Ok((page, place)) => {
-                let Some(page) = NonZeroU32::new(core.first_page + page) else { unreachable!("page 0 is nobody's") };
-                Ok(FarBox { place: AtomicU32::new(place.0), page, owns: PhantomData })
+            Ok((number, place)) => {
+                let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
+                Ok(FarBox { place: AtomicU32::new(place.0), number, owns: PhantomData })
             }
             Err((error, value)) => Err(AllocError { error, value }),
         }
@@ -85,9 +86,14 @@ impl<T: Send + 'static> FarBox<T> {
     #[inline]
     fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
         let mut place = Place(self.place.load(Ordering::Relaxed));
-        let page = match scope.page(self.page.get()) {
+        let page = match scope.page(self.number.get()) {
             Some(page) => page,
-            None => return Err(FarError::OtherHeap),
+            None => {
+                let place = scope.core.find_object(scope, self.number.get(), &self.place, want)?;
+                scope.mark_used();
+                // SAFETY: as below.
+                return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
+            }
         };
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
@@ -104,9 +110,9 @@ impl<T: Send + 'static> FarBox<T> {
 
     /// Takes the value out of the heap. If it cannot be brought near, it stays where it is.
     pub fn into_inner(self) -> Result<T, (FarBox<T>, FarError)> {
-        let (core, page, card) = self.parts();
+        let (core, number, card) = self.parts();
         // SAFETY: `self` owns a `T` there, which keeps the heap. On success it is forgotten.
-        match unsafe { take(core, page, card) } {
+        match unsafe { take(core, number, card) } {
             Ok(value) => {
                 core::mem::forget(self);
                 Ok(value)
@@ -117,38 +123,38 @@ impl<T: Send + 'static> FarBox<T> {
 
     /// Begins to bring the value near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
     pub fn prefetch(&self) {
-        let (core, page, _) = self.parts();
+        let (core, number, _) = self.parts();
         // SAFETY: our value keeps the heap.
         let core = unsafe { &*core };
-        core.prefetch(core.record(), [page]);
+        core.prefetch(core.record(), [number]);
     }
 
     /// Its page's number within this heap.
     pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
-        let page = self.page.get().wrapping_sub(core.first_page);
+        let page = self.number.get().wrapping_sub(core.first_page);
         (page < core.pages).then_some(page)
     }
 
-    /// Heap, page within the heap, and card.
+    /// Heap, number within the heap, and card.
     fn parts(&self) -> (*const Core, u32, u8) {
-        let page = self.page.get();
-        let core = heap_of(page);
+        let number = self.number.get();
+        let core = heap_of(number);
         // SAFETY: our value keeps the heap.
         let first = unsafe { &*core }.first_page;
-        (core, page - first, Place(self.place.load(Ordering::Relaxed)).card())
+        (core, number - first, Place(self.place.load(Ordering::Relaxed)).card())
     }
 }
 
 impl<T: Send + 'static> Drop for FarBox<T> {
     fn drop(&mut self) {
-        let (core, page, card) = self.parts();
+        let (core, number, card) = self.parts();
         // SAFETY: `self` owns a `T` there, which keeps the heap; nobody uses it after this.
-        unsafe { drop_far::<T>(core, page, card) };
+        unsafe { drop_far::<T>(core, number, card) };
     }
 }
 
 impl<T: Send + 'static> core::fmt::Debug for FarBox<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "FarBox(page {})", self.page)
+        write!(f, "FarBox({})", self.number)
     }
 }

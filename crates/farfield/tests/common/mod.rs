@@ -3,7 +3,7 @@
 
 pub(crate) mod twin;
 
-use farfield::{Heap, Stats};
+use farfield::{Builder, Heap, Plane, Stats};
 
 /// A small random generator; its seed is printed by the test that uses it.
 pub(crate) struct Random(pub(crate) u64);
@@ -32,9 +32,15 @@ pub(crate) fn seed() -> u64 {
 
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// Of a heap on the plane under test: test files are compiled for each plane, under a name that says which.
+pub(crate) fn builder() -> Builder {
+    let plane = if env!("CARGO_CRATE_NAME").ends_with("_object") { Plane::Object } else { Plane::Page };
+    Heap::builder().plane(plane)
+}
+
 /// A paranoid heap with so many MiB near.
 pub(crate) fn heap(near_mib: u64) -> Heap {
-    Heap::builder().near(near_mib * MIB).near_max(near_mib * MIB).far(1 << 30).paranoid(true).build().unwrap()
+    builder().near(near_mib * MIB).near_max(near_mib * MIB).far(1 << 30).paranoid(true).build().unwrap()
 }
 
 /// The heap holds to its budget.

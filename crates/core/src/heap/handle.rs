@@ -1,0 +1,201 @@
+//! The handle: where one small object of the object plane is, as one atomic 64-bit word that never moves.
+//!
+//! ```text
+//!  63              32 31       16 15    8 7     0
+//! +------------------+-----------+-------+-------+
+//! | page             | 0         | card  | flags |
+//! +------------------+-----------+-------+-------+
+//! ```
+//!
+//! ```text
+//!            settle                 lock                      moved
+//!   Free ───────────────▶ Here ◀───────────────▶ Moving ─────────────────▶ Here, elsewhere
+//!    ▲                     │ │      unlock
+//!    └─────── freed ───────┘ └── moved, by whoever owns the page
+//! ```
+//!
+//! A slot names the handle and not the place, so objects move while slots lie anywhere, far or near, and are moved
+//! themselves. Two parties move objects. Who misses *locks* the handle while the object's bytes are on their way, because its page
+//! is Far and has no owner; others wait. The evacuator owns the page (Copying), so it needs no lock: one
+//! compare-exchange decides whether it was first or the object's end was.
+//!
+//! A Free handle has the number of the next free one where its page was.
+
+/// Where an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whereabouts {
+    /// It does not exist.
+    Nowhere,
+    /// In this page, from this card on.
+    At {
+        /// Page within the heap.
+        page: u32,
+        /// Card within the page.
+        card: u8,
+    },
+    /// Somebody brings it near: look again soon.
+    Moving,
+}
+
+/// One object's word. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle(pub u64);
+
+const LIVE: u64 = 1;
+const MOVING: u64 = 1 << 1;
+const HOT: u64 = 1 << 2;
+
+impl Handle {
+    /// In fresh memory: free, and the last in its list.
+    pub const FRESH: Handle = Handle(0);
+
+    /// A mark that whoever uses the object sets with one `fetch_or`, unless it is set.
+    pub const HOT: u64 = HOT;
+
+    /// Free, and in a list before `next`.
+    pub fn free(next: Option<u32>) -> Handle {
+        Handle(u64::from(next.map_or(0, |next| next + 1)) << 32)
+    }
+
+    /// The free handle after this free one.
+    pub fn next_free(self) -> Option<u32> {
+        debug_assert!(self.whereabouts() == Whereabouts::Nowhere);
+        ((self.0 >> 32) as u32).checked_sub(1)
+    }
+
+    /// The object is there.
+    pub fn settle(page: u32, card: u8) -> Handle {
+        Handle(u64::from(page) << 32 | u64::from(card) << 8 | LIVE)
+    }
+
+    /// Where the object is.
+    #[inline]
+    pub fn whereabouts(self) -> Whereabouts {
+        match self.0 & (LIVE | MOVING) {
+            LIVE => Whereabouts::At { page: (self.0 >> 32) as u32, card: (self.0 >> 8) as u8 },
+            0 => Whereabouts::Nowhere,
+            _ => Whereabouts::Moving,
+        }
+    }
+
+    /// The object is in this page, from this card on, and nobody moves it.
+    pub fn is_at(self, page: u32, card: u8) -> bool {
+        self.whereabouts() == Whereabouts::At { page, card }
+    }
+
+    /// Was used since it was last [cooled](Handle::cooled).
+    #[inline]
+    pub fn is_hot(self) -> bool {
+        self.0 & HOT != 0
+    }
+
+    /// The same, and not hot.
+    pub fn cooled(self) -> Handle {
+        Handle(self.0 & !HOT)
+    }
+
+    /// The caller takes the object, to bring it near. `None` if it is not to be had now.
+    pub fn lock(self) -> Option<Handle> {
+        matches!(self.whereabouts(), Whereabouts::At { .. }).then_some(Handle(self.0 | MOVING))
+    }
+
+    /// The caller, who locked it, leaves the object where it was.
+    pub fn unlock(self) -> Handle {
+        assert!(self.whereabouts() == Whereabouts::Moving);
+        Handle(self.0 & !MOVING)
+    }
+
+    /// The object is elsewhere now; `hot` if it was brought because it is used.
+    pub fn moved(self, page: u32, card: u8, hot: bool) -> Handle {
+        assert!(self.whereabouts() != Whereabouts::Nowhere);
+        Handle(Handle::settle(page, card).0 | if hot { HOT } else { 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against handles that two parties read differently. Exhaustive over everything reachable between corner places.
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    const PLACES: [(u32, u8); 4] = [(0, 0), (1, 255), (u32::MAX, 0), (77, 3)];
+
+    fn next(handle: Handle) -> Vec<Handle> {
+        let mut next = vec![handle.cooled()];
+        next.extend(handle.lock());
+        match handle.whereabouts() {
+            Whereabouts::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
+            Whereabouts::At { .. } => {
+                next.extend([Handle(handle.0 | Handle::HOT), Handle::free(None), Handle::free(Some(u32::MAX - 1))]);
+                next.extend(PLACES.map(|(page, card)| handle.moved(page, card, false)));
+            }
+            Whereabouts::Moving => {
+                next.push(handle.unlock());
+                next.extend(PLACES.map(|(page, card)| handle.moved(page, card, true)));
+            }
+        }
+        next
+    }
+
+    fn reachable() -> Vec<Handle> {
+        let mut seen = vec![Handle::FRESH];
+        let mut at = 0;
+        while at < seen.len() {
+            for candidate in next(seen[at]) {
+                if !seen.contains(&candidate) {
+                    seen.push(candidate);
+                }
+            }
+            at += 1;
+        }
+        seen
+    }
+
+    #[test]
+    fn every_reachable_handle_says_one_thing() {
+        let handles = reachable();
+        // Two free ones; each place hot or not, locked or not.
+        assert_eq!(handles.len(), 2 + PLACES.len() * 4, "{handles:?}");
+        for handle in handles {
+            let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();
+            assert_eq!(there, usize::from(matches!(handle.whereabouts(), Whereabouts::At { .. })), "{handle:?}");
+            assert_eq!(handle.cooled().whereabouts(), handle.whereabouts());
+        }
+    }
+
+    #[test]
+    fn nobody_takes_what_somebody_moves_and_giving_up_changes_nothing() {
+        for handle in reachable() {
+            let Some(locked) = handle.lock() else {
+                assert!(!matches!(handle.whereabouts(), Whereabouts::At { .. }));
+                continue;
+            };
+            assert_eq!(locked.whereabouts(), Whereabouts::Moving);
+            assert_eq!(locked.lock(), None);
+            assert_eq!(locked.unlock(), handle);
+            // A mark that comes late does not unlock it, and does not say where it is.
+            assert_eq!(Handle(locked.0 | Handle::HOT).whereabouts(), Whereabouts::Moving);
+        }
+    }
+
+    #[test]
+    fn what_moved_is_where_it_was_put() {
+        for handle in reachable().into_iter().filter(|handle| handle.whereabouts() != Whereabouts::Nowhere) {
+            for (page, card) in PLACES {
+                for hot in [false, true] {
+                    let moved = handle.moved(page, card, hot);
+                    assert!(moved.is_at(page, card) && moved.is_hot() == hot);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn free_handles_are_a_list() {
+        for next in [None, Some(0), Some(9), Some(u32::MAX - 1)] {
+            assert_eq!(Handle::free(next).next_free(), next);
+        }
+        assert_eq!(Handle::FRESH, Handle::free(None));
+    }
+}

@@ -1,0 +1,24 @@
+//! Planes: how misses of small values are served.
+//!
+//! | member | on a miss | slots of small values name |
+//! |---|---|---|
+//! | `page` | the page comes, to the same far address | a place |
+//! | [`object`] | the value comes, and moves to a page with others that came lately | a handle |
+//!
+//! All use the same frames, frame words, scopes and evictor; those are in `heap`. Values that are too large for
+//! [`LogClass`](farfield_core::heap::LogClass) come by pages on each plane. A plane makes and frees values, finds them (a
+//! dereference), and has a say when a page leaves.
+
+pub(crate) mod object;
+
+/// How misses of small values are served. Chosen with [`Builder::plane`](crate::Builder::plane).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Plane {
+    /// The whole page comes. Best where what lies together is used together.
+    #[default]
+    Page,
+    /// Only the value comes, if it is smaller than about a third of a page; values that are used at the same time come to lie
+    /// together. Best for small values used at random. Costs eight bytes of near memory for each such value, near or
+    /// far, and a little more time for each dereference.
+    Object,
+}

@@ -1,0 +1,142 @@
+//! Which handles are free: a list through the free ones themselves, a part of it for each thread.
+
+use super::ObjectId;
+use crate::error::{BuildError, FarError};
+use crate::heap::Table;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::Handle;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// All handles of a heap.
+pub(crate) struct Handles {
+    words: Table<AtomicU64>,
+    count: u32,
+    free: Mutex<Free>,
+}
+
+struct Free {
+    /// First of the list of handles that were used.
+    first: Option<ObjectId>,
+    /// Handles from this one on were never used.
+    fresh: u32,
+}
+
+/// Free handles of one thread.
+#[derive(Default)]
+pub(crate) struct OwnHandles {
+    first: Cell<Option<ObjectId>>,
+    count: Cell<u32>,
+}
+
+/// How many handles a thread takes or gives at a time.
+const BATCH: u32 = 64;
+
+impl Handles {
+    pub(super) fn new(count: u32) -> Result<Handles, BuildError> {
+        Ok(Handles { words: Table::new(count as usize)?, count, free: Mutex::new(Free { first: None, fresh: 0 }) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there can be.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Handles below this were used.
+    pub(crate) fn high(&self) -> u32 {
+        self.lock().fresh
+    }
+
+    pub(super) fn table_bytes(&self) -> u64 {
+        (u64::from(self.high()) * size_of::<Handle>() as u64).next_multiple_of(PAGE_BYTES as u64)
+    }
+
+    /// Is there a free handle, or are fewer than `most` in use?
+    pub(super) fn has_room(&self, own: &OwnHandles, most: u64) -> bool {
+        own.first.get().is_some() || {
+            let free = self.lock();
+            free.first.is_some() || u64::from(free.fresh) < most.min(u64::from(self.count))
+        }
+    }
+
+    fn pop(&self, first: &mut Option<ObjectId>) -> Option<ObjectId> {
+        let object = (*first)?;
+        *first = Handle(self[object].load(Ordering::Relaxed)).next_free();
+        Some(object)
+    }
+
+    fn push(&self, first: &mut Option<ObjectId>, object: ObjectId) {
+        self[object].store(Handle::free(*first).0, Ordering::Relaxed);
+        *first = Some(object);
+    }
+
+    /// A free handle, the caller's from now on; true if the table has grown by that.
+    pub(super) fn take(&self, own: &OwnHandles) -> Result<(ObjectId, bool), FarError> {
+        let mut first = own.first.get();
+        let mut grown = false;
+        if first.is_none() {
+            let mut free = self.lock();
+            for _ in 0..BATCH {
+                let used = self.pop(&mut free.first);
+                let object = match used {
+                    Some(object) => object,
+                    None if free.fresh < self.count => {
+                        free.fresh += 1;
+                        grown = true;
+                        free.fresh - 1
+                    }
+                    None => break,
+                };
+                self.push(&mut first, object);
+                own.count.set(own.count.get() + 1);
+            }
+        }
+        let object = self.pop(&mut first).ok_or(FarError::FarFull)?;
+        own.first.set(first);
+        own.count.set(own.count.get() - 1);
+        Ok((object, grown))
+    }
+
+    /// The handle is free.
+    pub(super) fn give(&self, own: &OwnHandles, object: ObjectId) {
+        let mut first = own.first.get();
+        self.push(&mut first, object);
+        own.first.set(first);
+        own.count.set(own.count.get() + 1);
+        if own.count.get() >= 2 * BATCH {
+            self.give_batch(own);
+        }
+    }
+
+    /// A thread ends: its free handles are for others.
+    pub(super) fn give_all(&self, own: &OwnHandles) {
+        while own.count.get() > 0 {
+            self.give_batch(own);
+        }
+    }
+
+    fn give_batch(&self, own: &OwnHandles) {
+        let mut first = own.first.get();
+        let mut free = self.lock();
+        for _ in 0..BATCH {
+            let Some(object) = self.pop(&mut first) else { break };
+            self.push(&mut free.first, object);
+            own.count.set(own.count.get() - 1);
+        }
+        own.first.set(first);
+    }
+}
+
+impl core::ops::Index<ObjectId> for Handles {
+    type Output = AtomicU64;
+
+    #[inline]
+    fn index(&self, object: ObjectId) -> &AtomicU64 {
+        &self.words[object]
+    }
+}

@@ -1,0 +1,151 @@
+//! Log pages: which are free, what lives in them, and when they may be used again.
+
+use super::OwnObjects;
+use crate::error::{BuildError, FarError};
+use crate::heap::{Core, Table, Unit};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{LogClass, LogWord, SEGMENT_PAGES};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// All log pages of a heap.
+pub(crate) struct LogPages {
+    /// One per page of the heap, in use or not.
+    words: Table<AtomicU32>,
+    /// Log pages that there are.
+    count: AtomicU32,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    /// Empty, and nobody remembers what was in them.
+    free: Vec<u32>,
+    /// Empty, but a scope may be open that has looked at a handle when it said that the object is there.
+    retired: Vec<u32>,
+}
+
+/// So many retired pages are worth a look whether they are free by now, before new far addresses are used.
+const RETIRED_MANY: usize = 64;
+
+impl LogPages {
+    pub(super) fn new(pages: u32) -> Result<LogPages, BuildError> {
+        Ok(LogPages {
+            words: Table::new(pages as usize)?,
+            count: AtomicU32::new(0),
+            lists: Mutex::new(Lists::default()),
+        })
+    }
+
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
+        let words = (u64::from(high_page) * size_of::<LogWord>() as u64).next_multiple_of(PAGE_BYTES as u64);
+        // A page is in one list at most, and lists grow by doubling.
+        words + u64::from(self.count.load(Ordering::Relaxed)) * 2 * size_of::<u32>() as u64
+    }
+
+    /// What is in the page.
+    pub(crate) fn word(&self, page: u32) -> LogWord {
+        // SeqCst: whoever finds a page dead must not believe an old count.
+        LogWord(self.words[page].load(Ordering::SeqCst))
+    }
+
+    fn update<R>(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, R)) -> R {
+        let word = &self.words[page];
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let (next, result) = transition(LogWord(seen));
+            match word.compare_exchange(seen, next.0, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return result,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Retired pages, for whoever knows when they are free.
+    pub(crate) fn take_retired(&self) -> Vec<u32> {
+        core::mem::take(&mut self.lists().retired)
+    }
+
+    /// Those are free.
+    pub(crate) fn recycle(&self, mut pages: Vec<u32>) {
+        self.lists().free.append(&mut pages);
+    }
+
+    /// For the verifier: pages that nobody uses.
+    pub(crate) fn unused(&self) -> Vec<u32> {
+        let lists = self.lists();
+        lists.free.iter().chain(&lists.retired).copied().collect()
+    }
+}
+
+impl Core {
+    /// A log page for the caller to fill.
+    pub(super) fn open_log(&self, log: &LogPages, class: LogClass) -> Result<u32, FarError> {
+        let free = |log: &LogPages| log.lists().free.pop();
+        let is_many = log.lists().retired.len() >= RETIRED_MANY;
+        let mut page = free(log);
+        if page.is_none() && is_many {
+            self.evictor.try_recycle(self);
+            page = free(log);
+        }
+        let page = match page {
+            Some(page) => page,
+            None => match self.segments.take_log() {
+                Ok(first) => {
+                    // Taken from the end, and neighbours in this order.
+                    log.count.fetch_add(SEGMENT_PAGES, Ordering::Relaxed);
+                    log.recycle((first + 1..first + SEGMENT_PAGES).rev().collect());
+                    self.fit();
+                    first
+                }
+                Err(error) => {
+                    self.evictor.try_recycle(self);
+                    free(log).ok_or(error)?
+                }
+            },
+        };
+        log.words[page].store(LogWord::opened(class).0, Ordering::SeqCst);
+        Ok(page)
+    }
+
+    /// Its owner fills the page no more.
+    pub(super) fn close_log(&self, log: &LogPages, page: u32) {
+        if log.update(page, LogWord::closed) {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// An object will live in the page, which the caller has open.
+    pub(super) fn enter_log(&self, log: &LogPages, page: u32) {
+        log.update(page, |word| (word.add(), ()));
+    }
+
+    /// An object does not live in the page any more.
+    pub(super) fn leave_log(&self, log: &LogPages, page: u32) {
+        if log.update(page, LogWord::remove) {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// Nothing lives in the page and nobody fills it. Called once for each death.
+    fn retire_log(&self, log: &LogPages, page: u32) {
+        self.release(Unit { page, pages: 1 });
+        log.words[page].store(LogWord::UNUSED.0, Ordering::SeqCst);
+        log.lists().retired.push(page);
+    }
+
+    /// A thread ends: its open pages are closed, its handles are for others.
+    pub(crate) fn detach_objects(&self, own: &OwnObjects) {
+        let Some(objects) = &self.objects else { return };
+        for cell in &own.pages {
+            if let Some((page, _)) = cell.take() {
+                self.close_log(&objects.log, page);
+            }
+        }
+        objects.handles.give_all(&own.handles);
+    }
+}

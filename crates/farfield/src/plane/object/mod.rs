@@ -1,0 +1,60 @@
+//! The object plane: on a miss only the value travels.
+//!
+//! A slot names a *handle*, an immobile word that says in which page and at which card the value is; so values move, and
+//! nobody has to find their slots. Values lie in *log pages*, filled from the beginning by one thread each, with new values and
+//! with those that came near; what is used at about the same time lies together. The place that a value leaves is not filled
+//! again; the page goes when its last value is gone, and its number is used again when no scope is left that could
+//! have looked at a handle before (`LogPages::recycle`).
+//!
+//! | file | decides |
+//! |---|---|
+//! | `handles` | which handles are free |
+//! | `log` | which log pages are free, and who fills which |
+//! | `ingress` | how a value is found and brought near |
+//! | `values` | making and freeing |
+
+mod handles;
+mod ingress;
+mod log;
+mod values;
+
+use crate::error::BuildError;
+use core::cell::Cell;
+use farfield_core::heap::{Handle, LogClass};
+use handles::Handles;
+pub(crate) use handles::OwnHandles;
+pub(crate) use log::LogPages;
+
+/// Number of a handle within its heap.
+pub(crate) type ObjectId = u32;
+
+/// What a heap of the object plane has beside the others.
+pub(crate) struct Objects {
+    pub(crate) handles: Handles,
+    pub(crate) log: LogPages,
+}
+
+/// What a thread has in such a heap.
+#[derive(Default)]
+pub(crate) struct OwnObjects {
+    handles: OwnHandles,
+    /// The page that it fills, per class, and how many values it has put there.
+    pages: [Cell<Option<(u32, u32)>>; LogClass::COUNT],
+}
+
+impl Objects {
+    /// For a heap of so many pages.
+    pub(crate) fn new(pages: u32, handles: u32) -> Result<Objects, BuildError> {
+        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)? })
+    }
+
+    /// Near memory that the tables cost.
+    pub(crate) fn table_bytes(&self, high_page: u32) -> u64 {
+        self.handles.table_bytes() + self.log.table_bytes(high_page)
+    }
+
+    /// For the verifier: the handle of this number.
+    pub(crate) fn handle(&self, object: ObjectId) -> Handle {
+        Handle(self.handles[object].load(core::sync::atomic::Ordering::SeqCst))
+    }
+}

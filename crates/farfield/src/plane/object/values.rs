@@ -1,0 +1,66 @@
+//! Making and freeing values of the object plane.
+
+use super::{ObjectId, Objects};
+use crate::error::FarError;
+use crate::heap::{Core, Patience, Record};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
+
+impl Core {
+    /// Is there a handle for one more value? They take up to half of the near memory; values beyond that come by pages.
+    pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
+        let near = self.near.load(Ordering::Relaxed);
+        objects.handles.has_room(&record.objects.handles, near / 2 / size_of::<Handle>() as u64)
+    }
+
+    /// Room for a new object of this class, near and dirty: its handle, which does not say yet where it is, its page, and its
+    /// place. The caller is inside a scope, fills the place, then calls [`Core::settle_object`].
+    pub(crate) fn make_object(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        class: LogClass,
+        renewable: bool,
+    ) -> Result<(ObjectId, u32, Place), FarError> {
+        let (object, grown) = objects.handles.take(&record.objects.handles)?;
+        if grown {
+            self.fit();
+        }
+        match self.place_object(record, objects, object, class, renewable) {
+            Ok(spot) => {
+                self.references.fetch_add(1, Ordering::Relaxed);
+                Ok((object, spot.page, spot.place))
+            }
+            Err(error) => {
+                objects.handles.give(&record.objects.handles, object);
+                Err(error)
+            }
+        }
+    }
+
+    /// The object is made.
+    pub(crate) fn settle_object(&self, objects: &Objects, object: ObjectId, page: u32, place: Place) {
+        // Release: whoever finds it finds its bytes.
+        let handle = Handle::settle(page, place.card()).moved(page, place.card(), true);
+        objects.handles[object].store(handle.0, Ordering::Release);
+    }
+
+    /// Frees an object that the caller owns; its reference to the heap is the caller's to give up.
+    pub(crate) fn free_object(&self, record: &Record, objects: &Objects, object: ObjectId) {
+        let handle = &objects.handles[object];
+        // Only the evacuator could be moving it, which takes a moment.
+        let mut patience = Patience::new(Duration::MAX);
+        loop {
+            let seen = Handle(handle.load(Ordering::Acquire));
+            if let Whereabouts::At { page, .. } = seen.whereabouts()
+                && handle.compare_exchange(seen.0, Handle::free(None).0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                self.leave_log(&objects.log, page);
+                objects.handles.give(&record.objects.handles, object);
+                return;
+            }
+            patience.wait().unwrap_or(());
+        }
+    }
+}
