@@ -36,3 +36,19 @@ pub struct Stats {
     /// Of these, left before anybody used them.
     pub prefetches_unused: u64,
 }
+
+impl Stats {
+    /// Of what came ahead of need and is decided, the share that was used; 1 if nothing is.
+    pub fn prefetch_accuracy(&self) -> f64 {
+        share(self.prefetches_used, self.prefetches_unused)
+    }
+
+    /// Of what was needed and far, the share that came ahead of need; 1 if nothing was.
+    pub fn prefetch_coverage(&self) -> f64 {
+        share(self.prefetches_used, self.misses)
+    }
+}
+
+fn share(part: u64, rest: u64) -> f64 {
+    if part + rest == 0 { 1.0 } else { part as f64 / (part + rest) as f64 }
+}

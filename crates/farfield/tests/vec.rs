@@ -3,7 +3,7 @@
 mod common;
 
 use common::twin::{Twin, twins};
-use common::{MIB, Random, assert_in_budget, heap};
+use common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::collections::FarVec;
 use farfield::{FarError, Heap};
 use std::fmt::Debug;
@@ -407,4 +407,41 @@ fn what_fails_in_a_full_scope_changes_nothing() {
             expected += 1;
         }
     }
+}
+
+/// Most of what a scan needs comes before it is needed, and little else comes.
+#[test]
+fn scans_are_seen_and_prefetched() {
+    let heap = heap(8);
+    let vec = filled(&heap, 32 * MIB);
+    let (before, mut sum) = (heap.stats(), 0);
+    let mut scope = heap.enter();
+    // Backwards, every third page.
+    for index in (0..vec.len()).rev().step_by(3 * 512) {
+        sum += vec.at(&scope, index).unwrap();
+        scope.renew();
+    }
+    let strided = heap.stats();
+    assert!(strided.misses - before.misses < 32 * 256 / 3 / 2, "{strided:?}");
+    let mut scan = vec.scan(&mut scope);
+    while let Some(chunk) = scan.next_chunk().unwrap() {
+        sum += chunk[0];
+    }
+    assert!(sum > 0);
+    let after = heap.stats();
+    assert!(after.misses - strided.misses < 32 * 256 / 2, "{after:?}");
+    assert!(after.prefetch_coverage() > 0.5 && after.prefetch_accuracy() > 0.9, "{after:?}");
+}
+
+#[test]
+fn random_access_is_not_prefetched() {
+    let heap = heap(2);
+    let vec = filled(&heap, 16 * MIB);
+    let mut random = Random(seed());
+    for _ in 0..3_000 {
+        let index = random.below(vec.len());
+        assert_eq!(vec.at(&heap.enter(), index), Ok(&(index as u64)));
+    }
+    let stats = heap.stats();
+    assert!(stats.misses > 2_000 && stats.prefetches < stats.misses / 10, "{stats:?}");
 }

@@ -6,8 +6,10 @@
 //! halves when they are not. Streams that keep missing are not believed for a while: useless prefetching stops by
 //! itself and is tried again later.
 //!
-//! A page that was prefetched is mapped, so its use is not seen. A stream's window counts as used when the fault
-//! after it comes where the stream was expected to go on.
+//! The pager does not see the use of a page that was prefetched, because it is mapped: there a stream's window counts as used
+//! when the fault after it comes where the stream was expected to go on. The far heap sees it ([`Prefetcher::on_use`]), asks for more
+//! in the middle of the window, and so need not wait at its end; what is needed and still on its way widens the window, until
+//! it covers what the pool delivers in the time of one answer.
 
 /// Streams followed at once.
 const STREAMS: usize = 8;
@@ -16,6 +18,8 @@ const RECENT: usize = 16;
 /// Smallest and largest window, pages.
 const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
+/// Largest window of a stream whose pages come too late.
+const LATE_MAX: u32 = 512;
 /// Largest stride worth following, pages.
 const STRIDE_MAX: i64 = 1024;
 /// After this many windows in a row without use, new streams are ignored …
@@ -30,6 +34,17 @@ pub struct Ahead {
     pub stride: i64,
     /// Number of pages.
     pub count: u32,
+}
+
+/// How a page that a stream asked for was found when it was needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrival {
+    /// It was there.
+    InTime,
+    /// It was on its way.
+    Late,
+    /// It was not: there was no room for it, or nobody asked.
+    Missing,
 }
 
 #[derive(Clone, Copy)]
@@ -89,6 +104,32 @@ impl Prefetcher {
         self.doubts = 0;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
         stream.used_at = self.faults;
+        stream.next = page + stream.stride * (i64::from(stream.window) + 1);
+        Some(Ahead { stride: stream.stride, count: stream.window })
+    }
+
+    /// The thread uses a page for the first time since it was asked for, or may have been. `None` if no stream expected it; else what
+    /// to bring. Some of that may be near or on its way already.
+    pub fn on_use(&mut self, page: u64, arrival: Arrival) -> Option<Ahead> {
+        let page = page as i64 + STRIDE_MAX * 4;
+        // How many of the pages asked for come after this one.
+        let left = |stream: &Stream| {
+            let steps = (stream.next - page).checked_div(stream.stride)?;
+            let is_asked =
+                (1..=i64::from(stream.window)).contains(&steps) && page + steps * stream.stride == stream.next;
+            is_asked.then(|| steps as u32 - 1)
+        };
+        let (stream, left) = self.streams.iter_mut().find_map(|stream| left(stream).map(|left| (stream, left)))?;
+        self.doubts = 0;
+        stream.used_at = self.faults;
+        let is_half_used = left * 2 <= stream.window;
+        stream.window = match arrival {
+            // What was asked for in vain is asked for again.
+            Arrival::Missing => stream.window,
+            Arrival::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
+            Arrival::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
+            Arrival::Late | Arrival::InTime => return Some(Ahead::default()),
+        };
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);
         Some(Ahead { stride: stream.stride, count: stream.window })
     }
@@ -194,6 +235,51 @@ mod tests {
         assert!(run((0..10_000).rev()).0 < 200);
         assert!(run((0..5_000).map(|i| i * 7)).0 < 120);
         assert!(run((0..5_000).map(|i| 1_000_000 - i * 3)).0 < 120);
+    }
+
+    /// The same with uses seen, and pages that take `delay` accesses to come: demand faults, late uses, and pages brought in vain.
+    fn run_seen(accesses: impl Iterator<Item = u64>, delay: u64) -> (u64, u64, u64) {
+        let mut near = alloc::collections::BTreeMap::new();
+        let (mut faults, mut late_uses, mut vain) = (0, 0, 0);
+        let mut prefetcher = Prefetcher::new();
+        for (now, page) in (0u64..).zip(accesses) {
+            let seen = near.insert(page, None);
+            let ahead = match seen {
+                Some(None) => continue,
+                Some(Some(due)) => {
+                    vain -= 1;
+                    late_uses += u64::from(due > now);
+                    let arrival = if due > now { Arrival::Late } else { Arrival::InTime };
+                    prefetcher.on_use(page, arrival).unwrap_or_default()
+                }
+                None => {
+                    faults += 1;
+                    prefetcher.on_use(page, Arrival::Missing).unwrap_or_else(|| prefetcher.on_fault(page))
+                }
+            };
+            for step in 1..=i64::from(ahead.count) {
+                let Ok(next) = u64::try_from(page as i64 + step * ahead.stride) else { continue };
+                near.entry(next).or_insert_with(|| {
+                    vain += 1;
+                    Some(now + delay)
+                });
+            }
+        }
+        (faults, late_uses, vain)
+    }
+
+    #[test]
+    fn a_scan_whose_uses_are_seen_waits_at_its_beginning_only() {
+        for delay in [0, 1, 10, 100, 200] {
+            for stride in [1, 3] {
+                let (faults, late, vain) = run_seen((0..20_000).map(|i| 1_000_000 + i * stride), delay);
+                assert!(faults <= 3, "{faults} faults with delay {delay}");
+                assert!(late <= 8 * delay, "{late} pages late with delay {delay}");
+                assert!(vain <= 600, "{vain} pages in vain with delay {delay}");
+            }
+        }
+        let backwards = run_seen((0..20_000).map(|i| 1_000_000 - i), 20);
+        assert!(backwards.0 <= 3 && backwards.1 <= 160, "{backwards:?}");
     }
 
     #[test]

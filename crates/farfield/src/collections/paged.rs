@@ -4,7 +4,8 @@ use crate::error::FarError;
 use crate::heap::{Bury, Core, Scope, Want, bury_later, free_run, heap_of};
 use core::marker::PhantomData;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::Extents;
+use farfield_core::heap::{Extents, SEGMENT_PAGES};
+use farfield_core::policy::prefetch::{Ahead, Arrival};
 
 /// Units `0..made`, of [`Paged::PER_UNIT`] elements each. It knows which units exist, not which elements do.
 pub(super) struct Paged<T: Send + 'static> {
@@ -38,11 +39,44 @@ impl<T: Send + 'static> Paged<T> {
         self.extents[extent] + within as u32 * Self::UNIT_PAGES
     }
 
-    /// Where the elements of a unit are. See [`Scope::unit`] for how long.
+    /// Where the elements of a unit are. See [`Scope::near_unit`] for how long.
     #[inline]
     pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut T, FarError> {
         assert!(unit < self.made);
-        scope.unit(self.page(unit), want).map(<*mut u8>::cast)
+        match scope.near_unit(self.page(unit), want) {
+            Some(address) => Ok(address.cast()),
+            None => self.bring(scope, unit, want).map(<*mut u8>::cast),
+        }
+    }
+
+    /// Brings a unit, and begins to bring those that this thread will need next.
+    #[cold]
+    fn bring(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut u8, FarError> {
+        let page = self.page(unit);
+        if let Some(arrival) = scope.arrival(page) {
+            self.go_ahead(scope, unit, arrival);
+        }
+        scope.bring_unit(page, want)
+    }
+
+    fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: Arrival) {
+        // Each collection has numbers of its own, far from those of others.
+        let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
+        let number = base + unit as u64;
+        let ahead = {
+            let mut streams = scope.record.streams.borrow_mut();
+            match streams.on_use(number, arrival) {
+                Some(ahead) => ahead,
+                None if arrival == Arrival::InTime => Ahead::default(),
+                None => streams.on_fault(number),
+            }
+        };
+        if ahead.count > 0 {
+            let count = (ahead.count / Self::UNIT_PAGES).max(1);
+            let units =
+                (1..=i64::from(count)).filter_map(|step| usize::try_from(unit as i64 + step * ahead.stride).ok());
+            scope.prefetch(units.filter(|unit| *unit < self.made).map(|unit| self.page(unit)));
+        }
     }
 
     /// The same, and how many units, at most `most` from that one on, have their elements side by side there. They are near for
@@ -58,7 +92,10 @@ impl<T: Send + 'static> Paged<T> {
         assert!(unit < self.made && most > 0);
         let (extent, within) = Self::EXTENTS.locate(unit);
         let page = self.extents[extent] + within as u32 * Self::UNIT_PAGES;
-        let address = scope.unit(page, want)?;
+        let address = match scope.near_unit(page, want) {
+            Some(address) => address,
+            None => self.bring(scope, unit, want)?,
+        };
         if Self::PER_UNIT * size_of::<T>() != PAGE_BYTES {
             return Ok((address.cast(), 1));
         }
@@ -77,7 +114,7 @@ impl<T: Send + 'static> Paged<T> {
             let page = scope.core.take_run(Self::EXTENTS.units(extent), Self::UNIT_PAGES)?;
             self.extents.push(page);
         }
-        let address = scope.unit(self.page(self.made), Want::Create)?;
+        let address = scope.bring_unit(self.page(self.made), Want::Create)?;
         self.made += 1;
         Ok(address.cast())
     }

@@ -18,6 +18,11 @@ impl Core {
     /// Begins to bring units near, and does not wait; how many are on their way now that were not. No errors: whoever needs one
     /// asks again. For a page of far values that live.
     pub(crate) fn prefetch(&self, record: &Record, pages: impl IntoIterator<Item = u32>) -> u32 {
+        if self.frames.room() < self.reserve().low {
+            // With our own hands, if the reclaimer is behind: a thread that misses would have to, a little later.
+            self.reclaimer.wake();
+            let _ = self.evictor.try_run(self, self.reserve().low);
+        }
         let Ok(mut io) = self.open_io(record) else { return 0 };
         let Some(io) = io.as_mut() else { return 0 };
         let mut started = 0;
@@ -41,13 +46,13 @@ impl Core {
         started
     }
 
-    /// Frames for what nobody needs yet. Half of the clean reserve is left to those who need some.
+    /// Frames for what nobody needs yet. An eighth of the clean reserve is left to those who need some.
     fn take_frames_ahead(&self, pages: u32) -> Option<FrameId> {
         let low = self.reserve().low;
         if self.frames.room() < low {
             self.reclaimer.wake();
         }
-        if self.frames.room() < low / 2 + pages {
+        if self.frames.room() < low / 8 + pages {
             return None;
         }
         self.frames.take(pages, Purse::Open)

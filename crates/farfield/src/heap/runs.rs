@@ -7,25 +7,45 @@ use super::{Core, Scope};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{FrameId, FrameWord};
+use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_core::policy::prefetch::Arrival;
 
 impl Scope<'_> {
-    /// Where the unit that begins at this page (of all heaps' pages) is. It stays there as long as the scope lasts, or until the
-    /// scope is renewed; so the caller marks the scope as used before a second call, or a reference, relies on the first.
+    /// Where the unit that begins at this page (of all heaps' pages) is, if it is near and needs no mark. It stays there as long as
+    /// the scope lasts, or until it is renewed; so the caller marks the scope as used, or holds it, before a reference, or a second
+    /// call, relies on the first.
     #[inline]
-    pub(crate) fn unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
-        let Some(page) = self.page(page) else { return Err(FarError::OtherHeap) };
+    pub(crate) fn near_unit(&self, page: u32, want: Want) -> Option<*mut u8> {
+        let page = self.page(page)?;
         // SAFETY: `page` is below `self.pages`, the length of the table.
         let word = unsafe { &*self.words.add(page as usize) };
         // Acquire: who brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let near = if want == Want::Read { word.near() } else { word.near_dirty() };
-        let FrameId(frame) = match near {
-            Some(frame) => frame,
-            None => self.bring_unit(page, want)?,
-        };
+        let FrameId(frame) = if want == Want::Read { word.near() } else { word.near_dirty() }?;
         // SAFETY: a page's word names a frame of the arena.
-        Ok(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
+        Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
+    }
+
+    /// The same for a unit that has to be brought, or made.
+    pub(crate) fn bring_unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
+        let Some(page) = self.page(page) else { return Err(FarError::OtherHeap) };
+        let frame = self.core.bring(self.record, page, want, self.is_renewable())?;
+        Ok(self.core.frames.address(frame))
+    }
+
+    /// If this unit has not come, or came ahead of need and was not used since: how it is found now.
+    pub(crate) fn arrival(&self, page: u32) -> Option<Arrival> {
+        let word = FrameWord(self.core.words[self.page(page)?].load(Ordering::Relaxed));
+        match word.state() {
+            State::Far => Some(Arrival::Missing),
+            State::Fetching => Some(Arrival::Late),
+            _ => word.is_ahead().then_some(Arrival::InTime),
+        }
+    }
+
+    /// Begins to bring these units, and does not wait.
+    pub(crate) fn prefetch(&self, pages: impl Iterator<Item = u32>) -> usize {
+        self.core.prefetch(self.record, pages.filter_map(|page| self.page(page))) as usize
     }
 
     /// How many units of one page, from this page on and at most `most`, are near side by side. The first is at `address`.
@@ -40,11 +60,6 @@ impl Scope<'_> {
             near == Some(FrameId(frame + *count as u32))
         };
         (1..most).take_while(is_next).count() + 1
-    }
-
-    #[cold]
-    fn bring_unit(&self, page: u32, want: Want) -> Result<FrameId, FarError> {
-        self.core.bring(self.record, page, want, self.is_renewable())
     }
 }
 

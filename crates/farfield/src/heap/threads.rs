@@ -11,6 +11,7 @@ use crate::plane::object::OwnObjects;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use farfield_core::heap::Class;
+use farfield_core::policy::prefetch::Prefetcher;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +29,8 @@ pub(crate) struct Record {
     pub(crate) tick: Cell<u32>,
     /// The segment that this thread fills, per class.
     pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
+    /// What its accesses to collections look like.
+    pub(crate) streams: RefCell<Prefetcher>,
     /// Its lane. Others look at it too, for pages that they wait for.
     pub(crate) io: Mutex<Option<Io>>,
     /// Flights of that lane, about.
@@ -71,6 +74,7 @@ impl Record {
             depth: Cell::new(0),
             tick: Cell::new(0),
             segments: core::array::from_fn(|_| Cell::new(None)),
+            streams: RefCell::new(Prefetcher::new()),
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
             objects: OwnObjects::default(),
