@@ -16,14 +16,21 @@
 //!   The page of a member says what it keeps near beside its elements.
 //! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
 
+mod chain;
 mod chunks;
+mod list;
 mod map;
 mod paged;
+mod queue;
 mod shift;
+mod stack;
 mod vec;
 
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
+pub use list::{Cursor, CursorMut, FarList, ListIter};
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
+pub use queue::FarQueue;
+pub use stack::FarStack;
 pub use vec::FarVec;
 
 /// The elements of a range, as std's slices understand it.

@@ -369,11 +369,11 @@ unsafe impl Send for Anchor {}
 unsafe impl Sync for Anchor {}
 
 impl Anchor {
-    pub(crate) fn new(heap: &Heap) -> Anchor {
-        let core = heap.core();
-        core.references.fetch_add(1, Ordering::Relaxed);
-        core.anchors.fetch_add(1, Ordering::Relaxed);
-        Anchor(heap.core)
+    /// The heap of this scope.
+    pub(crate) fn of(scope: &Scope<'_>) -> Anchor {
+        scope.core.references.fetch_add(1, Ordering::Relaxed);
+        scope.core.anchors.fetch_add(1, Ordering::Relaxed);
+        Anchor(NonNull::from(scope.core))
     }
 
     #[inline]

@@ -5,6 +5,7 @@
 //! which fails when the slot names something else by now.
 
 use super::access::Want;
+use super::objects::Inside;
 use super::{Core, Scope};
 use crate::error::FarError;
 use core::num::NonZeroU64;
@@ -103,7 +104,22 @@ pub(crate) struct SlotCell(AtomicU64);
 // SAFETY: an atomic, for which zero is a value.
 unsafe impl super::Zeroed for SlotCell {}
 
+impl Core {
+    /// Calls `action` with the address of an object, near as long as that takes.
+    pub(crate) fn with_object<R>(&self, slot: Slot, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
+        let inside = Inside::new(self);
+        let (page, card) = slot.parts(self);
+        let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
+        // SAFETY: the page is in that frame until our scope ends, and a card lies within its frame.
+        Ok(action(unsafe { self.frames.base().add(Place::new(frame, card).offset()) }))
+    }
+}
+
 impl SlotCell {
+    pub(crate) fn new(slot: Slot) -> SlotCell {
+        SlotCell(AtomicU64::new(slot.word()))
+    }
+
     /// The word. Acquire: who stored a slot has made its object.
     #[inline]
     pub(crate) fn word(&self) -> u64 {

@@ -123,7 +123,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
 
     /// Makes the map.
     pub fn build(self, heap: &Heap) -> Result<FarMap<K, V, S>, BuildError> {
-        let anchor = Anchor::new(heap);
+        let anchor = Anchor::of(&heap.enter());
         let table = Table::new(anchor.core(), self.index)?;
         let body = ManuallyDrop::new(Body { table, retired: Retired::default(), anchor, owns: PhantomData });
         let map = FarMap { body, len: Counter(AtomicU64::new(0)), hasher: self.hasher };

@@ -1,0 +1,501 @@
+//! A chain of chunks: what lists, queues and stacks are made of.
+//!
+//! Elements lie in far chunks of about a page. How chunks follow each other is near, 24 bytes for each: so a walk knows
+//! what comes next before it has seen it, in both directions, and fetches ahead; and links cost no far access.
+
+use crate::error::{AllocError, FarError};
+use crate::heap::{Anchor, Bury, Core, Scope, Slot, SlotCell, Want, bury_later};
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use farfield_core::geometry::PAGE_BYTES;
+use std::alloc::Layout;
+
+/// Elements in order, in chunks.
+pub(super) struct Chain<T: Send + 'static> {
+    chunks: Vec<Chunk>,
+    /// Chunks that are not used, linked by `next`.
+    free: u32,
+    first: u32,
+    last: u32,
+    len: usize,
+    anchor: Option<Anchor>,
+    owns: PhantomData<T>,
+}
+
+/// One far chunk; its elements are `start..start + len`.
+struct Chunk {
+    /// Nothing, if the chunk is not used.
+    cell: SlotCell,
+    start: u16,
+    len: u16,
+    previous: u32,
+    next: u32,
+}
+
+const _: () = assert!(size_of::<Chunk>() == 24);
+
+const NONE: u32 = u32::MAX;
+
+/// An element's place: its chunk, and its number in it. What is behind the last element is nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Position {
+    chunk: u32,
+    index: usize,
+}
+
+/// Behind the last element, and before the first.
+pub(super) const NOWHERE: Position = Position { chunk: NONE, index: 0 };
+
+impl Position {
+    /// Is it an element of another chunk?
+    #[inline]
+    pub(super) fn is_in_other_chunk(self, other: Position) -> bool {
+        self.chunk != other.chunk && self.chunk != NONE
+    }
+}
+
+/// Which end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    Front,
+    Back,
+}
+
+impl<T: Send + 'static> Chain<T> {
+    /// Elements in a chunk.
+    pub(super) const PER_CHUNK: usize = {
+        assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page");
+        let fit = if size_of::<T>() == 0 { 512 } else { PAGE_BYTES / size_of::<T>() };
+        if fit == 0 { 1 } else { fit }
+    };
+
+    pub(super) const fn new() -> Chain<T> {
+        Chain { chunks: Vec::new(), free: NONE, first: NONE, last: NONE, len: 0, anchor: None, owns: PhantomData }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn chunk(&self, chunk: u32) -> &Chunk {
+        &self.chunks[chunk as usize]
+    }
+
+    fn chunk_mut(&mut self, chunk: u32) -> &mut Chunk {
+        &mut self.chunks[chunk as usize]
+    }
+
+    /// The chunk beside this one, or the one at the end if it is none.
+    fn beside(&self, chunk: u32, end: End) -> u32 {
+        match (end, chunk) {
+            (End::Front, NONE) => self.last,
+            (End::Back, NONE) => self.first,
+            (End::Front, _) => self.chunk(chunk).previous,
+            (End::Back, _) => self.chunk(chunk).next,
+        }
+    }
+
+    /// The first or the last element's place.
+    pub(super) fn end(&self, end: End) -> Position {
+        self.step(NOWHERE, if end == End::Front { End::Back } else { End::Front })
+    }
+
+    /// The place beside this one, towards that end; behind the end is nowhere, and behind nowhere the other end.
+    #[inline]
+    pub(super) fn step(&self, at: Position, towards: End) -> Position {
+        if at.chunk != NONE {
+            let within = match towards {
+                End::Front => at.index.checked_sub(1),
+                End::Back => Some(at.index + 1).filter(|index| *index < usize::from(self.chunk(at.chunk).len)),
+            };
+            if let Some(index) = within {
+                return Position { chunk: at.chunk, index };
+            }
+        }
+        let chunk = self.beside(at.chunk, towards);
+        // Only the chunk of an empty chain is empty.
+        match towards {
+            _ if chunk == NONE || self.len == 0 => NOWHERE,
+            End::Front => Position { chunk, index: usize::from(self.chunk(chunk).len) - 1 },
+            End::Back => Position { chunk, index: 0 },
+        }
+    }
+
+    /// Where the elements of a chunk begin, as long as the scope lasts.
+    fn elements(&self, scope: &Scope<'_>, chunk: u32, want: Want) -> Result<*mut T, FarError> {
+        let chunk = self.chunk(chunk);
+        let Some(slot) = chunk.cell.load() else { unreachable!("a chunk in the chain exists") };
+        let address = chunk.cell.address(scope, slot, want)?.cast::<T>();
+        // SAFETY: a chunk has room for so many.
+        Ok(unsafe { address.add(usize::from(chunk.start)) })
+    }
+
+    /// The address of an element, as long as the scope lasts and the chain is not changed.
+    #[inline]
+    pub(super) fn address(&self, scope: &Scope<'_>, at: Position, want: Want) -> Result<Option<*mut T>, FarError> {
+        if at.chunk == NONE {
+            return Ok(None);
+        }
+        let address = scope.with_room(|| self.elements(scope, at.chunk, want))?;
+        scope.mark_used();
+        assert!(at.index < usize::from(self.chunk(at.chunk).len));
+        // SAFETY: the element exists.
+        Ok(Some(unsafe { address.add(at.index) }))
+    }
+
+    /// The element at a place.
+    #[inline]
+    pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a T>, FarError> {
+        let address = self.address(scope, at, Want::Read)?;
+        // SAFETY:
+        // - initialised: the element exists;
+        // - alive: its chunk became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
+        //   that; it also ends before the chain is changed, which takes `&mut self`;
+        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
+        Ok(address.map(|address| unsafe { &*address }))
+    }
+
+    /// The element at a place, to be changed.
+    pub(super) fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a mut T>, FarError> {
+        let address = self.address(scope, at, Want::Write)?;
+        // SAFETY: as in `get`, and `&mut self` makes it exclusive.
+        Ok(address.map(|address| unsafe { &mut *address }))
+    }
+
+    /// The first element of the chunk at this place, and how many there are.
+    pub(super) fn chunk_at(
+        &self,
+        scope: &Scope<'_>,
+        at: Position,
+        want: Want,
+    ) -> Result<Option<(*mut T, usize)>, FarError> {
+        let first = self.address(scope, Position { index: 0, ..at }, want)?;
+        Ok(first.map(|address| (address, usize::from(self.chunk(at.chunk).len))))
+    }
+
+    /// The place in the next chunk.
+    pub(super) fn next_chunk(&self, at: Position, towards: End) -> Position {
+        let index = match towards {
+            _ if at.chunk == NONE => 0,
+            End::Front => 0,
+            End::Back => usize::from(self.chunk(at.chunk).len),
+        };
+        self.step(Position { index, ..at }, towards)
+    }
+
+    /// Begins to bring the chunk of this place near.
+    pub(super) fn prefetch(&self, scope: &Scope<'_>, at: Position) {
+        if at.chunk != NONE
+            && let Some(slot) = self.chunk(at.chunk).cell.load()
+        {
+            scope.core.prefetch(scope.record, [slot.parts(scope.core).0]);
+        }
+    }
+
+    /// Puts a chunk in before this one, or at the end if it is none. It is empty, to be filled from `start`; its number, and the
+    /// address of its first place. The caller fills it.
+    fn add_chunk(&mut self, scope: &Scope<'_>, before: u32, start: usize) -> Result<(u32, *mut T), FarError> {
+        self.reserve(scope)?;
+        let layout = Layout::array::<T>(Self::PER_CHUNK).map_err(|_| FarError::TooLarge { bytes: u64::MAX })?;
+        let (slot, address) = Slot::make(scope, layout)?;
+        let previous = if before == NONE { self.last } else { self.chunk(before).previous };
+        let cell = SlotCell::new(slot);
+        let added = Chunk { cell, start: start as u16, len: 0, previous, next: before };
+        let number = self.free;
+        let number = if number == NONE {
+            self.chunks.push(added);
+            self.chunks.len() as u32 - 1
+        } else {
+            self.free = self.chunk(number).next;
+            *self.chunk_mut(number) = added;
+            number
+        };
+        *self.link_to(previous, End::Back) = number;
+        *self.link_to(before, End::Front) = number;
+        Ok((number, address.cast()))
+    }
+
+    /// Where it is said what lies beside a chunk, or at the other end of the chain.
+    fn link_to(&mut self, chunk: u32, side: End) -> &mut u32 {
+        match (side, chunk) {
+            (End::Back, NONE) => &mut self.first,
+            (End::Front, NONE) => &mut self.last,
+            (End::Back, _) => &mut self.chunk_mut(chunk).next,
+            (End::Front, _) => &mut self.chunk_mut(chunk).previous,
+        }
+    }
+
+    /// Near room for one chunk more.
+    fn reserve(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
+        match &self.anchor {
+            Some(anchor) => anchor.check(scope)?,
+            None => self.anchor = Some(Anchor::of(scope)),
+        }
+        let before = self.chunks.capacity();
+        if self.free == NONE && self.chunks.len() == before {
+            let more = before.max(8);
+            if before + more >= NONE as usize {
+                return Err(FarError::FarFull);
+            }
+            let bytes = (more * size_of::<Chunk>()) as u64;
+            scope.core.charge(bytes)?;
+            if self.chunks.try_reserve_exact(more).is_err() {
+                scope.core.uncharge(bytes);
+                return Err(FarError::TablesFull { bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an empty chunk out.
+    fn remove_chunk(&mut self, core: &Core, number: u32) {
+        let Chunk { previous, next, len: 0, .. } = *self.chunk(number) else { unreachable!("only empty chunks go") };
+        *self.link_to(previous, End::Back) = next;
+        *self.link_to(next, End::Front) = previous;
+        if let Some(slot) = self.chunk(number).cell.load() {
+            // SAFETY: ours, and without elements. Our anchor keeps the heap.
+            unsafe { slot.free(core) };
+        }
+        let free = self.free;
+        let chunk = self.chunk_mut(number);
+        chunk.cell.store(0);
+        chunk.next = free;
+        self.free = number;
+    }
+
+    /// Puts a value in at an end.
+    pub(super) fn push(&mut self, scope: &Scope<'_>, end: End, value: T) -> Result<(), AllocError<T>> {
+        match scope.with_room(|| self.room_at(scope, end)) {
+            Ok((chunk, address)) => {
+                let chunk = self.chunk_mut(chunk);
+                chunk.len += 1;
+                chunk.start -= u16::from(end == End::Front);
+                self.len += 1;
+                // SAFETY: a free place in the chunk beside its elements.
+                unsafe { address.write(value) };
+                Ok(())
+            }
+            Err(error) => Err(AllocError { error, value }),
+        }
+    }
+
+    /// A chunk with a free place at that end of its elements, and the place's address.
+    fn room_at(&mut self, scope: &Scope<'_>, end: End) -> Result<(u32, *mut T), FarError> {
+        if let Some(anchor) = &self.anchor {
+            anchor.check(scope)?;
+        }
+        let chunk = if end == End::Front { self.first } else { self.last };
+        if chunk != NONE {
+            if self.len == 0 {
+                // The last one, empty: it can be filled from either end.
+                self.chunk_mut(chunk).start = if end == End::Front { Self::PER_CHUNK as u16 } else { 0 };
+            }
+            let Chunk { start, len, .. } = *self.chunk(chunk);
+            let (start, len) = (usize::from(start), usize::from(len));
+            if if end == End::Front { start > 0 } else { start + len < Self::PER_CHUNK } {
+                let elements = self.elements(scope, chunk, Want::Write)?;
+                // SAFETY: inside the chunk, as was just compared.
+                let address = unsafe { if end == End::Front { elements.sub(1) } else { elements.add(len) } };
+                return Ok((chunk, address));
+            }
+        }
+        if end == End::Back {
+            return self.add_chunk(scope, NONE, 0);
+        }
+        let (chunk, address) = self.add_chunk(scope, self.first, Self::PER_CHUNK)?;
+        // SAFETY: the chunk's last place.
+        Ok((chunk, unsafe { address.add(Self::PER_CHUNK - 1) }))
+    }
+
+    /// Takes the element at an end out.
+    pub(super) fn pop(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
+        Ok(self.remove(scope, self.end(end))?.map(|(value, _)| value))
+    }
+
+    /// The same, for who takes one after the other.
+    pub(super) fn pop_ahead(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
+        let at = self.end(end);
+        let removed = self.remove(scope, at)?;
+        let next = self.end(end);
+        if next.is_in_other_chunk(at) {
+            self.prefetch(scope, self.next_chunk(next, if end == End::Front { End::Back } else { End::Front }));
+        }
+        Ok(removed.map(|(value, _)| value))
+    }
+
+    /// Takes the element at this place out, and says where the next one is.
+    pub(super) fn remove(&mut self, scope: &Scope<'_>, at: Position) -> Result<Option<(T, Position)>, FarError> {
+        if at.chunk == NONE {
+            return Ok(None);
+        }
+        let elements = scope.with_room(|| self.elements(scope, at.chunk, Want::Write))?;
+        let chunk = self.chunk_mut(at.chunk);
+        let len = usize::from(chunk.len);
+        assert!(at.index < len);
+        // SAFETY: the element exists, and is gone afterwards: those behind it move up, or the first place is free.
+        let value = unsafe {
+            let value = elements.add(at.index).read();
+            if at.index > 0 {
+                elements.add(at.index).copy_from(elements.add(at.index + 1), len - at.index - 1);
+            }
+            value
+        };
+        chunk.start += u16::from(at.index == 0);
+        chunk.len -= 1;
+        self.len -= 1;
+        let chunk = self.chunk(at.chunk);
+        let len = usize::from(chunk.len);
+        let mut next = if at.index < len { at } else { self.next_chunk(at, End::Back) };
+        if len == 0 {
+            // The last chunk stays for what comes next.
+            if self.first != self.last {
+                self.remove_chunk(scope.core, at.chunk);
+            }
+        } else if len * 4 <= Self::PER_CHUNK {
+            for number in [chunk.previous, at.chunk] {
+                if number != NONE && self.chunk(number).next != NONE {
+                    let (gone, end) = (self.chunk(number).next, usize::from(self.chunk(number).len));
+                    if self.merge(scope, number) {
+                        if next.chunk == gone {
+                            next = Position { chunk: number, index: end + next.index };
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(Some((value, next)))
+    }
+
+    /// A chunk takes over the next one's elements, if both are near and a quarter stays free. Did it?
+    fn merge(&mut self, scope: &Scope<'_>, number: u32) -> bool {
+        let Chunk { start, len, next, .. } = *self.chunk(number);
+        let (start, len, more) = (usize::from(start), usize::from(len), usize::from(self.chunk(next).len));
+        if (len + more) * 4 > Self::PER_CHUNK * 3 {
+            return false;
+        }
+        let near = |number| self.chunk(number).cell.load().and_then(|slot| slot.address_now(scope));
+        let (Some(_), Some(source)) = (near(number), near(next)) else { return false };
+        let Ok(elements) = self.elements(scope, number, Want::Write) else { return false };
+        // SAFETY: the chunk has room for all of them from its first place on; the next one's are its own from now on.
+        unsafe {
+            let target = elements.sub(start);
+            target.copy_from(elements, len);
+            let source = source.cast::<T>().add(usize::from(self.chunk(next).start));
+            target.add(len).copy_from_nonoverlapping(source, more);
+        }
+        let chunk = self.chunk_mut(number);
+        (chunk.start, chunk.len) = (0, (len + more) as u16);
+        self.chunk_mut(next).len = 0;
+        self.remove_chunk(scope.core, next);
+        true
+    }
+
+    /// Puts a value in before this place, or at the end if it is nowhere; its place.
+    pub(super) fn insert(&mut self, scope: &Scope<'_>, at: Position, value: T) -> Result<Position, AllocError<T>> {
+        if at.chunk == NONE || at == self.end(End::Front) {
+            let end = if at.chunk == NONE { End::Back } else { End::Front };
+            return self.push(scope, end, value).map(|()| self.end(end));
+        }
+        match scope.with_room(|| self.room_inside(scope, at)) {
+            Ok((at, address)) => {
+                // SAFETY: a free place among the elements of a chunk.
+                unsafe { address.write(value) };
+                self.chunk_mut(at.chunk).len += 1;
+                self.len += 1;
+                Ok(at)
+            }
+            Err(error) => Err(AllocError { error, value }),
+        }
+    }
+
+    /// Makes a free place before this one: where, and its address. The chunk's length does not count it yet.
+    fn room_inside(&mut self, scope: &Scope<'_>, at: Position) -> Result<(Position, *mut T), FarError> {
+        if let Some(anchor) = &self.anchor {
+            anchor.check(scope)?;
+        }
+        let elements = self.elements(scope, at.chunk, Want::Write)?;
+        let Chunk { start, len, .. } = *self.chunk(at.chunk);
+        let (start, len) = (usize::from(start), usize::from(len));
+        if start + len < Self::PER_CHUNK {
+            // SAFETY: one place is free behind the elements.
+            unsafe {
+                let address = elements.add(at.index);
+                address.add(1).copy_from(address, len - at.index);
+                return Ok((at, address));
+            }
+        }
+        if start > 0 {
+            self.chunk_mut(at.chunk).start -= 1;
+            // SAFETY: one place is free before the elements.
+            unsafe {
+                elements.sub(1).copy_from(elements, at.index);
+                return Ok((at, elements.add(at.index).sub(1)));
+            }
+        }
+        // Full: what is before the place moves to a chunk of its own, and the value comes to its end.
+        let (added, target) = self.add_chunk(scope, at.chunk, 0)?;
+        // SAFETY: so many elements begin there, and the new chunk is empty; they are that one's from now on.
+        unsafe { target.copy_from_nonoverlapping(elements, at.index) };
+        let chunk = self.chunk_mut(at.chunk);
+        chunk.start += at.index as u16;
+        chunk.len -= at.index as u16;
+        self.chunk_mut(added).len = at.index as u16;
+        // SAFETY: a place in a chunk is below its length, so this is inside the new one.
+        Ok((Position { chunk: added, index: at.index }, unsafe { target.add(at.index) }))
+    }
+}
+
+impl<T: Send + 'static> Drop for Chain<T> {
+    fn drop(&mut self) {
+        let Some(anchor) = &self.anchor else { return };
+        let core: *const Core = anchor.core();
+        let mut remains = Remains(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
+        if !remains.bury(false) {
+            // SAFETY: its anchor keeps the heap.
+            unsafe { bury_later(core, Box::new(remains)) };
+        }
+    }
+}
+
+/// A chain that nobody has any more.
+struct Remains<T: Send + 'static>(ManuallyDrop<Chain<T>>);
+
+impl<T: Send + 'static> Bury for Remains<T> {
+    fn bury(&mut self, finally: bool) -> bool {
+        let chain = &mut *self.0;
+        let Some(anchor) = chain.anchor.take() else { return true };
+        let core = anchor.core();
+        let mut taken: Vec<T> = Vec::with_capacity(Chain::<T>::PER_CHUNK.min(chain.len));
+        while chain.first != NONE {
+            let number = chain.first;
+            let chunk = chain.chunk_mut(number);
+            let (start, len) = (usize::from(chunk.start), usize::from(chunk.len));
+            if core::mem::needs_drop::<T>() && len > 0 {
+                let Some(slot) = chunk.cell.load() else { unreachable!("a chunk in the chain exists") };
+                let target = taken.as_mut_ptr();
+                // Out of the heap first: destructors must not run in a scope that holds our chunk.
+                let copied = core.with_object(slot, |address| {
+                    // SAFETY: elements `start..start + len` are there; `taken` is empty and has room for them.
+                    unsafe { target.copy_from_nonoverlapping(address.cast::<T>().add(start), len) };
+                });
+                match copied {
+                    Err(error) if !finally && !core.is_lost(error) => {
+                        chain.anchor = Some(anchor);
+                        return false;
+                    }
+                    Err(_) => core.lose_values(len),
+                    // SAFETY: just filled, and from here on `taken` owns them.
+                    Ok(()) => unsafe { taken.set_len(len) },
+                }
+            }
+            chunk.len = 0;
+            chain.len -= len;
+            chain.remove_chunk(core, number);
+            taken.clear();
+        }
+        core.uncharge((chain.chunks.capacity() * size_of::<Chunk>()) as u64);
+        chain.chunks = Vec::new();
+        true
+    }
+}

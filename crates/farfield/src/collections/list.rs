@@ -1,0 +1,331 @@
+//! `FarList`: a list, to be changed at both ends and anywhere between.
+
+use super::chain::{Chain, End, NOWHERE, Position};
+use crate::error::{AllocError, FarError};
+use crate::heap::{Scope, Want};
+
+/// A list whose elements are near or far, as `LinkedList`.
+///
+/// Elements lie in chunks of about a page; what follows what is known near, 24 bytes per chunk. So a walk in either direction fetches ahead,
+/// and a cursor moves without touching an element.
+///
+/// ```
+/// use farfield::{FarList, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let scope = heap.enter();
+/// let mut list = FarList::new();
+/// list.push_back(&scope, 1)?;
+/// list.push_back(&scope, 3)?;
+/// let mut cursor = list.cursor_front_mut();
+/// cursor.insert_after(&scope, 2)?;
+/// let all = list.iter(&scope).map(|element| element.copied()).collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(all, [1, 2, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FarList<T: Send + 'static> {
+    chain: Chain<T>,
+}
+
+impl<T: Send + 'static> FarList<T> {
+    /// An empty list. It belongs to the heap of its first element.
+    pub const fn new() -> FarList<T> {
+        FarList { chain: Chain::new() }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// Is there no element?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts a value in before all others.
+    pub fn push_front(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        self.chain.push(scope, End::Front, value)
+    }
+
+    /// Puts a value in behind all others.
+    pub fn push_back(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        self.chain.push(scope, End::Back, value)
+    }
+
+    /// Takes the first element out.
+    pub fn pop_front(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
+        self.chain.pop(scope, End::Front)
+    }
+
+    /// Takes the last element out.
+    pub fn pop_back(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
+        self.chain.pop(scope, End::Back)
+    }
+
+    /// The first element.
+    pub fn front<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
+        self.chain.get(scope, self.chain.end(End::Front))
+    }
+
+    /// The last element.
+    pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
+        self.chain.get(scope, self.chain.end(End::Back))
+    }
+
+    /// The first element, to be changed.
+    pub fn front_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        self.chain.get_mut(scope, self.chain.end(End::Front))
+    }
+
+    /// The last element, to be changed.
+    pub fn back_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        self.chain.get_mut(scope, self.chain.end(End::Back))
+    }
+
+    /// All elements in order, from either end. What it has passed stays near as long as the scope lasts; for long lists
+    /// there is [`FarList::for_each`].
+    pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> ListIter<'a, T> {
+        let ends = [self.chain.end(End::Front), self.chain.end(End::Back)];
+        ListIter { chain: &self.chain, scope, ends, left: self.len(), chunks: [0; 2] }
+    }
+
+    /// Visits all elements in order; renews the scope between chunks.
+    pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
+        let mut at = self.chain.end(End::Front);
+        let mut ahead = Ahead::new(at, End::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Read)? {
+            // SAFETY: so many elements lie there; near as long as the scope, which is renewed below, when nobody has them.
+            unsafe { core::slice::from_raw_parts(first, len) }.iter().for_each(&mut visit);
+            at = self.chain.next_chunk(at, End::Back);
+            ahead.step(&self.chain, scope);
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// The same, to change elements.
+    pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&mut T)) -> Result<(), FarError> {
+        let mut at = self.chain.end(End::Front);
+        let mut ahead = Ahead::new(at, End::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Write)? {
+            // SAFETY: as in `for_each`, and `&mut self` makes them exclusive.
+            unsafe { core::slice::from_raw_parts_mut(first, len) }.iter_mut().for_each(&mut visit);
+            at = self.chain.next_chunk(at, End::Back);
+            ahead.step(&self.chain, scope);
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// Drops all elements.
+    pub fn clear(&mut self) {
+        self.chain = Chain::new();
+    }
+
+    /// A cursor at the first element.
+    pub fn cursor_front(&self) -> Cursor<'_, T> {
+        Cursor { chain: &self.chain, at: self.chain.end(End::Front) }
+    }
+
+    /// A cursor at the last element.
+    pub fn cursor_back(&self) -> Cursor<'_, T> {
+        Cursor { chain: &self.chain, at: self.chain.end(End::Back) }
+    }
+
+    /// A cursor at the first element, to change the list.
+    pub fn cursor_front_mut(&mut self) -> CursorMut<'_, T> {
+        CursorMut { at: self.chain.end(End::Front), chain: &mut self.chain }
+    }
+
+    /// A cursor at the last element, to change the list.
+    pub fn cursor_back_mut(&mut self) -> CursorMut<'_, T> {
+        CursorMut { at: self.chain.end(End::Back), chain: &mut self.chain }
+    }
+}
+
+impl<T: Send + 'static> Default for FarList<T> {
+    fn default() -> FarList<T> {
+        FarList::new()
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for FarList<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarList({} elements)", self.len())
+    }
+}
+
+/// A place in a [`FarList`]: an element, or behind the last one, which is before the first, too.
+pub struct Cursor<'a, T: Send + 'static> {
+    chain: &'a Chain<T>,
+    at: Position,
+}
+
+impl<'a, T: Send + 'static> Cursor<'a, T> {
+    /// The element here.
+    pub fn current(&self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
+        self.chain.get(scope, self.at)
+    }
+
+    /// Goes to the next element; no element is touched.
+    pub fn move_next(&mut self) {
+        self.at = self.chain.step(self.at, End::Back);
+    }
+
+    /// Goes to the element before.
+    pub fn move_prev(&mut self) {
+        self.at = self.chain.step(self.at, End::Front);
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for Cursor<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Cursor({:?})", self.at)
+    }
+}
+
+/// A place in a [`FarList`] that can be changed there.
+pub struct CursorMut<'a, T: Send + 'static> {
+    chain: &'a mut Chain<T>,
+    at: Position,
+}
+
+impl<T: Send + 'static> CursorMut<'_, T> {
+    /// The element here.
+    pub fn current<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        self.chain.get_mut(scope, self.at)
+    }
+
+    /// Goes to the next element; no element is touched.
+    pub fn move_next(&mut self) {
+        self.at = self.chain.step(self.at, End::Back);
+    }
+
+    /// Goes to the element before.
+    pub fn move_prev(&mut self) {
+        self.at = self.chain.step(self.at, End::Front);
+    }
+
+    /// Puts a value in before the element here; behind the last one, at the end of the list. The cursor stays at its element.
+    pub fn insert_before(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        let nowhere = self.at == NOWHERE;
+        let added = self.chain.insert(scope, self.at, value)?;
+        self.at = if nowhere { NOWHERE } else { self.chain.step(added, End::Back) };
+        Ok(())
+    }
+
+    /// Puts a value in behind the element here; behind the last one, at the front of the list. The cursor stays at its element.
+    pub fn insert_after(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        let nowhere = self.at == NOWHERE;
+        let next = self.chain.step(self.at, End::Back);
+        let added = self.chain.insert(scope, next, value)?;
+        self.at = if nowhere { NOWHERE } else { self.chain.step(added, End::Front) };
+        Ok(())
+    }
+
+    /// Takes the element here out, and goes to the next one.
+    pub fn remove_current(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
+        let Some((value, next)) = self.chain.remove(scope, self.at)? else { return Ok(None) };
+        self.at = next;
+        Ok(Some(value))
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for CursorMut<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "CursorMut({:?})", self.at)
+    }
+}
+
+/// Elements of a list in order. See [`FarList::iter`].
+pub struct ListIter<'a, T: Send + 'static> {
+    chain: &'a Chain<T>,
+    scope: &'a Scope<'a>,
+    ends: [Position; 2],
+    left: usize,
+    /// Elements taken from each end: chunks ahead are fetched when it was some.
+    chunks: [usize; 2],
+}
+
+impl<'a, T: Send + 'static> ListIter<'a, T> {
+    fn take(&mut self, end: End) -> Option<Result<&'a T, FarError>> {
+        self.left = self.left.checked_sub(1)?;
+        let (side, towards) = if end == End::Front { (0, End::Back) } else { (1, End::Front) };
+        let at = self.ends[side];
+        let element = self.chain.get(self.scope, at);
+        match element {
+            Ok(_) => {
+                self.ends[side] = self.chain.step(at, towards);
+                if self.ends[side].is_in_other_chunk(at) {
+                    self.chunks[side] += 1;
+                    if self.chunks[side] > 1 {
+                        let next = self.chain.next_chunk(self.ends[side], towards);
+                        self.chain.prefetch(self.scope, next);
+                    }
+                }
+            }
+            Err(_) => self.left = 0,
+        }
+        element.transpose()
+    }
+}
+
+impl<'a, T: Send + 'static> Iterator for ListIter<'a, T> {
+    type Item = Result<&'a T, FarError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.take(End::Front)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left.min(1), Some(self.left))
+    }
+}
+
+impl<T: Send + 'static> DoubleEndedIterator for ListIter<'_, T> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.take(End::Back)
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for ListIter<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ListIter({} left)", self.left)
+    }
+}
+
+/// What a long walk fetches before it comes there.
+struct Ahead {
+    at: Position,
+    towards: End,
+    passed: usize,
+}
+
+/// Chunks to be ahead.
+const WINDOW: usize = 8;
+
+impl Ahead {
+    fn new(at: Position, towards: End) -> Ahead {
+        Ahead { at, towards, passed: 0 }
+    }
+
+    /// The walk has passed a chunk. A short one fetches nothing ahead.
+    fn step<T: Send + 'static>(&mut self, chain: &Chain<T>, scope: &Scope<'_>) {
+        self.passed += 1;
+        let steps = match self.passed {
+            1 => 1,
+            2 => WINDOW,
+            _ => 1,
+        };
+        for _ in 0..steps {
+            if self.at == NOWHERE {
+                return;
+            }
+            self.at = chain.next_chunk(self.at, self.towards);
+            if self.passed > 1 {
+                chain.prefetch(scope, self.at);
+            }
+        }
+    }
+}

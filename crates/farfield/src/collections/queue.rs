@@ -1,0 +1,66 @@
+//! `FarQueue`: first in, first out.
+
+use super::chain::{Chain, End};
+use crate::error::{AllocError, FarError};
+use crate::heap::Scope;
+
+/// A queue whose elements are near or far: what was put in first comes out first.
+///
+/// Both ends are near when they are used; what waits between them is far.
+pub struct FarQueue<T: Send + 'static> {
+    chain: Chain<T>,
+}
+
+impl<T: Send + 'static> FarQueue<T> {
+    /// An empty queue. It belongs to the heap of its first element.
+    pub const fn new() -> FarQueue<T> {
+        FarQueue { chain: Chain::new() }
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// Is there no element?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts a value in at the end.
+    pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        self.chain.push(scope, End::Back, value)
+    }
+
+    /// Takes the first element out. When it was the last of its chunk, the chunk after the next is fetched ahead.
+    pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
+        self.chain.pop_ahead(scope, End::Front)
+    }
+
+    /// The first element, which comes out next.
+    pub fn front<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
+        self.chain.get(scope, self.chain.end(End::Front))
+    }
+
+    /// The last element, which came in last.
+    pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
+        self.chain.get(scope, self.chain.end(End::Back))
+    }
+
+    /// Drops all elements.
+    pub fn clear(&mut self) {
+        self.chain = Chain::new();
+    }
+}
+
+impl<T: Send + 'static> Default for FarQueue<T> {
+    fn default() -> FarQueue<T> {
+        FarQueue::new()
+    }
+}
+
+impl<T: Send + 'static> core::fmt::Debug for FarQueue<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarQueue({} elements)", self.len())
+    }
+}
