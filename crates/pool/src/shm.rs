@@ -444,40 +444,26 @@ struct ShmLane {
 impl ShmLane {
     fn read(&self, page: PageId, buffer: &mut Buffer) -> Result<(), PoolError> {
         let region = &*self.region;
-        let count = buffer.pages() as u64;
-        region.check(page, count)?;
-        let mut index = 0;
-        while index < count {
-            let at = page.0 + index;
+        region.check(page, buffer.pages() as u64)?;
+        for index in 0..buffer.pages() {
+            let at = page.0 + index as u64;
             let number = region.number(at)?;
             if number == 0 {
-                buffer.page_mut(index as usize).fill(0);
-                buffer.sums_mut()[index as usize] = self.zero_sum;
-                index += 1;
+                buffer.page_mut(index).fill(0);
+                buffer.sums_mut()[index] = self.zero_sum;
                 continue;
             }
-            // Pages of one layer side by side are one call.
-            let mut run = 1;
-            while index + run < count && region.entry(at + run).load(Ordering::Acquire) == number {
-                run += 1;
+            let source = region.address(number, at).map_err(PoolError::Os)?;
+            // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none of which
+            // happens during an operation; its file cannot shrink. If its owner writes it meanwhile, against the rules
+            // of lanes, the checksum shows it.
+            unsafe { core::ptr::copy_nonoverlapping(source, buffer.page_mut(index).as_mut_ptr(), PAGE_BYTES) };
+            let sum = region.sum(at).load(Ordering::Relaxed);
+            if checksum(buffer.page(index)) != sum {
+                return Err(PoolError::Corrupt { page: PageId(at), server: region.session.server });
             }
-            let bytes = &mut buffer.bytes_mut()[index as usize * PAGE_BYTES..][..run as usize * PAGE_BYTES];
-            let layer = region.layers[usize::from(number) - 1].get();
-            memfd::read_at(layer, bytes, at * PAGE_BYTES as u64).map_err(PoolError::Os)?;
-            for offset in 0..run {
-                self.verify(at + offset, buffer, index + offset)?;
-            }
-            index += run;
+            buffer.sums_mut()[index] = sum;
         }
-        Ok(())
-    }
-
-    fn verify(&self, page: u64, buffer: &mut Buffer, index: u64) -> Result<(), PoolError> {
-        let sum = self.region.sum(page).load(Ordering::Relaxed);
-        if checksum(buffer.page(index as usize)) != sum {
-            return Err(PoolError::Corrupt { page: PageId(page), server: self.region.session.server });
-        }
-        buffer.sums_mut()[index as usize] = sum;
         Ok(())
     }
 
