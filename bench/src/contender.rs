@@ -1,4 +1,4 @@
-//! Who runs a workload: nobody in between (native), Linux swap, or Farfield.
+//! Who runs a workload: nobody in between (native), Linux swap, or Farfield by one of its doors.
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child::{self, Finished, Interrupted};
@@ -24,6 +24,8 @@ pub(crate) enum Contender {
     Swap(Store),
     /// `farfield run`.
     Farfield(Far),
+    /// The program keeps its data in a far heap.
+    Heap(Far),
 }
 
 /// Where Linux swaps to.
@@ -38,7 +40,7 @@ pub(crate) enum Store {
 /// Where Farfield keeps far pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Far {
-    /// The default: a private server on this machine, shared memory.
+    /// A server on this machine, shared memory; of `farfield run` the private one.
     Private,
     /// A `farfield serve` of the driver, over TCP loopback.
     Tcp,
@@ -52,7 +54,11 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "swap-file" => Contender::Swap(Store::File),
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
-        _ => bail!("no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp"),
+        "heap" => Contender::Heap(Far::Private),
+        "heap-tcp" => Contender::Heap(Far::Tcp),
+        _ => bail!(
+            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp"
+        ),
     })
 }
 
@@ -84,6 +90,7 @@ impl Contender {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job),
             Contender::Farfield(far) => farfield(far, job),
+            Contender::Heap(far) => heap(far, job),
         }
     }
 }
@@ -100,7 +107,7 @@ fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     let output = Output::parse(finished.success()?)?;
     ensure!(output.verified, "{} reads brought wrong data", output.errors);
     let phase = output.phase(job.workload.phase)?;
-    let mut figures = BTreeMap::new();
+    let mut figures = output.figures.clone();
     figures.insert("faults_major".to_string(), phase.faults_major as f64);
     figures.insert("cpu_ns_per_op".to_string(), phase.cpu_seconds * 1e9 / phase.ops.max(1) as f64);
     figures.insert("wall_s".to_string(), finished.wall.as_secs_f64());
@@ -172,12 +179,10 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
 }
 
 fn farfield(far: Far, job: &Job) -> Result<Sample> {
-    let binary = job.farfield.ok_or_else(|| {
-        unavailable("no farfield binary beside this one", "build it, or name it with --farfield PATH")
-    })?;
+    let binary = binary(job)?;
     let server = match far {
         Far::Private => None,
-        Far::Tcp => Some(Server::start(binary, job.data_bytes * 2, job.scratch)?),
+        Far::Tcp => Some(Server::start(job, "tcp://127.0.0.1:0")?),
     };
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
@@ -195,6 +200,28 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }
     Ok(sample)
+}
+
+fn heap(far: Far, job: &Job) -> Result<Sample> {
+    ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
+    let server = match far {
+        Far::Private => Server::start(job, &format!("unix:{}", job.scratch.join("server.sock").display()))?,
+        Far::Tcp => Server::start(job, "tcp://127.0.0.1:0")?,
+    };
+    let mut command = Command::new(job.program);
+    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &server.url]);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    let mut sample = sample(job, &finished).context("in a far heap")?;
+    sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    if let Some(peak) = sample.figures.get("near_peak_bytes") {
+        sample.figures.insert("near_peak_over_limit".into(), peak / job.near_bytes as f64);
+    }
+    Ok(sample)
+}
+
+fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {
+    job.farfield
+        .ok_or_else(|| unavailable("no farfield binary beside this one", "build it, or name it with --farfield PATH"))
 }
 
 /// Figures of a `farfield run` report, and those that follow from them.
@@ -232,17 +259,18 @@ fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<Str
     Ok(figures)
 }
 
-/// A memory server of the driver; stopped when dropped.
+/// A memory server of the driver, with room for the data twice over; stopped when dropped.
 struct Server {
     child: Child,
     url: String,
 }
 
 impl Server {
-    fn start(binary: &Path, capacity_bytes: u64, scratch: &Path) -> Result<Server> {
-        let (out, err) = (scratch.join("server.stdout"), scratch.join("server.stderr"));
+    fn start(job: &Job, listen: &str) -> Result<Server> {
+        let binary = binary(job)?;
+        let (out, err) = (job.scratch.join("server.stdout"), job.scratch.join("server.stderr"));
         let mut command = Command::new(binary);
-        command.args(["serve", "--listen", "tcp://127.0.0.1:0", "--capacity", &format!("{capacity_bytes}B")]);
+        command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
         // It ends with us even if we are killed, and waits for no client when told to stop.
         command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
         command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);

@@ -147,12 +147,13 @@ fn run_point(
     point: Point,
 ) -> Result<PointResult> {
     let workload = workload(&point)?;
-    let program = workload.compile(scratch)?;
-    let arguments = arguments(&point, line.seed);
+    let (program, name) = workload.make(scratch)?;
+    let mut words: Vec<String> = name.into_iter().map(String::from).collect();
+    words.extend(arguments(&point, line.seed));
     let job = Job {
         workload,
         program: &program,
-        arguments: &arguments,
+        arguments: &words,
         near_bytes: near_bytes(&point)?,
         data_bytes: number(&point, "data_mib")? << 20,
         patience: Duration::from_secs(experiment.deadline_seconds),

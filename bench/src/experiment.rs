@@ -182,6 +182,9 @@ const PARAMETERS: &[&str] = &[
     "compressible",
     "passes",
     "record_words",
+    "object_bytes",
+    "set_kib",
+    "busy_ns",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -344,6 +347,9 @@ pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
 /// The experiments of the project, part of the binary.
 pub fn built_in() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
+        include_str!("../experiments/aifm/hot.toml"),
+        include_str!("../experiments/aifm/cold.toml"),
+        include_str!("../experiments/aifm/compute.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),
@@ -476,7 +482,10 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), experiments.len());
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/experiments/paging");
-        assert_eq!(std::fs::read_dir(folder).unwrap().count(), experiments.len(), "a file is not built in");
+        let files = |family: &str| {
+            let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_dir(folder).unwrap().count()
+        };
+        assert_eq!(files("paging") + files("aifm"), experiments.len(), "a file is not built in");
     }
 }

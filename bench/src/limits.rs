@@ -21,7 +21,7 @@ pub(crate) fn measure(names: &[String], scratch: &Path) -> Result<BTreeMap<Strin
     if names.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let program = Workload::named("probe")?.compile(scratch)?;
+    let (program, _) = Workload::named("probe")?.make(scratch)?;
     let mut best: BTreeMap<String, f64> = BTreeMap::new();
     for _ in 0..TRIES {
         let finished = child::run(Command::new(&program), scratch, PATIENCE).context("probe")?;

@@ -178,7 +178,7 @@ impl ContenderResult {
 
 /// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached.
 pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Vec<RatioResult> {
-    let ours = |name: &str| name.starts_with("farfield");
+    let ours = |name: &str| name.starts_with("farfield") || name.starts_with("heap");
     let mut ratios = Vec::new();
     for of in contenders {
         for to in contenders {

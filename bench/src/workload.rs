@@ -1,7 +1,9 @@
-//! The workload programs: plain C, compiled with the system's compiler, told apart from Farfield entirely.
+//! The workload programs. Those for paging are plain C, compiled with the system's compiler, told apart from Farfield entirely;
+//! those for the far heap are in Rust, in the program `farfield-work` (`bench/work`) beside this one.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,37 +12,52 @@ use std::process::Command;
 pub struct Workload {
     /// Name of the program.
     pub name: &'static str,
-    source: &'static str,
+    program: Program,
     /// The phase whose time is the result.
     pub phase: &'static str,
     /// What one operation of that phase is.
     pub unit: &'static str,
 }
 
-macro_rules! workload {
+/// Where a program comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Program {
+    /// This source in C.
+    C(&'static str),
+    /// `farfield-work`, which knows it by its name.
+    Rust,
+}
+
+macro_rules! c {
     ($name:literal, $phase:literal, $unit:literal) => {
         Workload {
             name: $name,
-            source: include_str!(concat!("../workloads/", $name, ".c")),
+            program: Program::C(include_str!(concat!("../workloads/", $name, ".c"))),
             phase: $phase,
             unit: $unit,
         }
     };
 }
 
+const fn rust(name: &'static str, phase: &'static str, unit: &'static str) -> Workload {
+    Workload { name, program: Program::Rust, phase, unit }
+}
+
 const WORKLOADS: &[Workload] = &[
-    workload!("random", "access", "access"),
-    workload!("scan", "scan", "page"),
-    workload!("stream", "triad", "page"),
-    workload!("quicksort", "sort", "record"),
-    workload!("kmeans", "cluster", "point"),
-    workload!("linpack", "solve", "kflop"),
-    workload!("probe", "signal_fault", "page"),
+    c!("random", "access", "access"),
+    c!("scan", "scan", "page"),
+    c!("stream", "triad", "page"),
+    c!("quicksort", "sort", "record"),
+    c!("kmeans", "cluster", "point"),
+    c!("linpack", "solve", "kflop"),
+    c!("probe", "signal_fault", "page"),
+    rust("deref", "access", "dereference"),
+    rust("compute", "scan", "object"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 
 /// What a program prints.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {
     /// Timed sections, in order.
     pub phases: Vec<Phase>,
@@ -50,6 +67,9 @@ pub struct Output {
     pub verified: bool,
     /// How many reads did not.
     pub errors: u64,
+    /// What else it counted.
+    #[serde(default)]
+    pub figures: BTreeMap<String, f64>,
 }
 
 /// A timed section of a program.
@@ -102,12 +122,32 @@ impl Workload {
             .with_context(|| format!("no workload is called {name}; known are {}", known()))
     }
 
-    /// Compiles the program into `folder` and says where it is.
-    pub fn compile(&self, folder: &Path) -> Result<PathBuf> {
+    /// Can it keep its data in a far heap?
+    pub fn knows_heaps(&self) -> bool {
+        self.program == Program::Rust
+    }
+
+    /// Makes the program, in `folder` if it must be compiled; says where it is, and the words that it begins with.
+    pub fn make(&self, folder: &Path) -> Result<(PathBuf, Option<&'static str>)> {
+        match self.program {
+            Program::C(source) => Ok((self.compile(source, folder)?, None)),
+            Program::Rust => {
+                let this = std::env::current_exe().context("cannot find this program")?;
+                let program = this.with_file_name("farfield-work");
+                ensure!(
+                    program.is_file(),
+                    "there is no farfield-work beside this program; build it: cargo build --release -p farfield-bench"
+                );
+                Ok((program, Some(self.name)))
+            }
+        }
+    }
+
+    fn compile(&self, text: &str, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::write(folder.join("common.h"), COMMON)?;
         let source = folder.join(format!("{}.c", self.name));
-        fs::write(&source, self.source)?;
+        fs::write(&source, text)?;
         let program = folder.join(self.name);
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
         let output = Command::new(&compiler)

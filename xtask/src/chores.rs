@@ -58,6 +58,7 @@ pub(crate) fn doc() -> Result<()> {
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {
     build()?;
+    cargo(&["build", "--release", "--quiet", "-p", "farfield-bench"], &[])?;
     let mut words: Vec<String> = ["run", "--release", "--quiet", "-p", "farfield-bench", "--"].map(String::from).into();
     words.extend(rest.iter().cloned());
     cargo(&words, &[])

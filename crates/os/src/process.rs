@@ -105,13 +105,35 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Page faults that the kernel served for this process so far, minor and major, over all threads.
-pub fn faults() -> u64 {
+/// What this process has used so far, over all threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// CPU time in user and kernel, ns.
+    pub cpu_ns: u64,
+    /// Page faults for which something was read.
+    pub faults_major: u64,
+    /// All others.
+    pub faults_minor: u64,
+}
+
+/// What this process has used so far.
+pub fn usage() -> Usage {
     // SAFETY: rusage is plain numbers; all-zero is valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // SAFETY: `usage` is writable.
     let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
-    usage.ru_minflt as u64 + usage.ru_majflt as u64
+    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    Usage {
+        cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
+        faults_major: usage.ru_majflt as u64,
+        faults_minor: usage.ru_minflt as u64,
+    }
+}
+
+/// Page faults that the kernel served for this process so far.
+pub fn faults() -> u64 {
+    let usage = usage();
+    usage.faults_minor + usage.faults_major
 }
 
 /// The threads of this process, counted by one system call.

@@ -1,0 +1,108 @@
+//! The workload programs of the far heap. Each keeps its data in std's types, or in a far heap when `--pool` names one, and
+//! does the same with it, so that contenders differ in nothing else. Prints one JSON line, as the C workloads do.
+
+mod compute;
+mod deref;
+mod measure;
+mod random;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+use farfield::{Heap, Stats};
+use measure::Outcome;
+use std::process::ExitCode;
+
+/// A workload and its parameters.
+#[derive(Debug, Parser)]
+#[command(name = "farfield-work")]
+struct Options {
+    /// What to do.
+    workload: Workload,
+    /// Data in MiB.
+    #[arg(long)]
+    data_mib: u64,
+    /// Operations that are timed.
+    #[arg(long, default_value_t = 1 << 20)]
+    ops: u64,
+    /// Seed of data and order.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// How many of a hundred operations write.
+    #[arg(long, default_value_t = 0)]
+    write_percent: u64,
+    /// Bytes of an object: 64 or 4096.
+    #[arg(long, default_value_t = 64)]
+    object_bytes: u64,
+    /// Only this much of the data is used, in KiB; 0: all.
+    #[arg(long, default_value_t = 0)]
+    set_kib: u64,
+    /// Work per object in ns.
+    #[arg(long, default_value_t = 0)]
+    busy_ns: u64,
+    /// Bytes that may be near, everything that the program needs to find its data included.
+    #[arg(long, requires = "pool")]
+    near: Option<u64>,
+    /// Where far is; without it the data is in std's types.
+    #[arg(long, requires = "near")]
+    pool: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Workload {
+    /// Objects behind pointers, in random order.
+    Deref,
+    /// Objects in order, with work at each.
+    Compute,
+}
+
+impl Options {
+    /// The far heap, if the data is to be in one. `beside` are bytes that the program itself keeps near to find its data.
+    fn heap(&self, beside: u64) -> Result<Option<Heap>> {
+        let (Some(near), Some(pool)) = (self.near, &self.pool) else { return Ok(None) };
+        let near = near.checked_sub(beside).context("the pointers alone take more than may be near")?;
+        let far = (self.data_mib << 20) * 2;
+        Ok(Some(Heap::builder().near(near).near_max(near).far(far).pool(pool).build()?))
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.data_mib << 20
+    }
+}
+
+fn run(options: &Options) -> Result<Outcome> {
+    ensure!(options.data_mib > 0, "--data-mib must be at least 1");
+    ensure!(options.write_percent <= 100, "--write-percent must be 0 to 100");
+    match options.workload {
+        Workload::Deref => deref::run(options),
+        Workload::Compute => compute::run(options),
+    }
+}
+
+/// Figures of a heap, beside those of the program.
+fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
+    for (name, value) in [
+        ("misses", stats.misses),
+        ("near_peak_bytes", stats.near_bytes + beside),
+        ("table_bytes", stats.table_bytes + beside),
+        ("pages_out", stats.written_pages),
+        ("clean_drops", stats.clean_pages),
+        ("throttled", stats.throttled),
+        ("prefetched", stats.prefetches),
+        ("prefetch_hits", stats.prefetches_used),
+    ] {
+        outcome.figure(name, value as f64);
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(outcome) => {
+            println!("{}", outcome.line());
+            ExitCode::from(u8::from(!outcome.is_right()))
+        }
+        Err(error) => {
+            eprintln!("farfield-work: {error:#}");
+            ExitCode::from(3)
+        }
+    }
+}

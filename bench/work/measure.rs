@@ -1,0 +1,56 @@
+//! What a workload says in the end.
+
+use farfield_bench::workload::{Output, Phase};
+use farfield_os::process::{self, Usage};
+use std::collections::BTreeMap;
+
+/// Times, checks and figures of one run.
+pub(crate) struct Outcome(Output);
+
+impl Outcome {
+    pub(crate) fn new() -> Outcome {
+        Outcome(Output {
+            phases: Vec::new(),
+            checksum: String::new(),
+            verified: true,
+            errors: 0,
+            figures: BTreeMap::new(),
+        })
+    }
+
+    /// Times `ops` operations.
+    pub(crate) fn phase<R>(&mut self, name: &str, ops: u64, work: impl FnOnce() -> R) -> R {
+        let (started, before) = (process::now_ns(), process::usage());
+        let result = work();
+        let (ended, after) = (process::now_ns(), process::usage());
+        let count = |of: fn(&Usage) -> u64| of(&after) - of(&before);
+        self.0.phases.push(Phase {
+            name: name.into(),
+            ops,
+            seconds: (ended - started) as f64 / 1e9,
+            cpu_seconds: count(|usage| usage.cpu_ns) as f64 / 1e9,
+            faults_major: count(|usage| usage.faults_major),
+            faults_minor: count(|usage| usage.faults_minor),
+        });
+        result
+    }
+
+    /// What was read, in a number, and how many reads brought wrong data.
+    pub(crate) fn checked(&mut self, checksum: u64, errors: u64) {
+        self.0.checksum = format!("{checksum:016x}");
+        self.0.errors = errors;
+        self.0.verified = errors == 0;
+    }
+
+    pub(crate) fn figure(&mut self, name: &str, value: f64) {
+        self.0.figures.insert(name.into(), value);
+    }
+
+    pub(crate) fn is_right(&self) -> bool {
+        self.0.verified
+    }
+
+    pub(crate) fn line(&self) -> String {
+        serde_json::to_string(&self.0).expect("numbers and names")
+    }
+}
