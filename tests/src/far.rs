@@ -3,6 +3,8 @@
 use crate::process::{Command, Ended, Running};
 use crate::{Report, Scratch, farfield, wait_until};
 use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,6 +65,7 @@ impl FarRun {
 pub struct Server {
     running: Running,
     url: String,
+    metrics: Option<String>,
 }
 
 impl Server {
@@ -95,7 +98,7 @@ impl Server {
         });
         let ready: serde_json::Value = serde_json::from_str(&running.output()).expect("one line of JSON");
         let url = ready["endpoints"][0].as_str().expect("a place where it listens").to_owned();
-        Server { running, url }
+        Server { running, url, metrics: ready["metrics"].as_str().map(str::to_owned) }
     }
 
     /// For `--far`.
@@ -106,6 +109,18 @@ impl Server {
     /// The process.
     pub fn running(&self) -> &Running {
         &self.running
+    }
+
+    /// What its metrics say now, of a server started with `--metrics`.
+    pub fn metric(&self, name: &str) -> u64 {
+        let url = self.metrics.as_deref().expect("started with --metrics");
+        let address = url.trim_start_matches("http://").trim_end_matches("/metrics");
+        let mut stream = TcpStream::connect(address).expect("the server lives");
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it listens");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("it answers");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in: {text}"))
     }
 
     /// Kills it at once, as a crash of its machine would.

@@ -9,6 +9,7 @@
 //! - `budget.rs`: does near memory stay within its budget, measured from outside?
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `leftovers.rs`: is anything left behind?
+//! - `kills.rs`: does it matter at which moment something is killed?
 //!
 //! They use the release build: `cargo x test` makes it first. `FARFIELD_BIN` names another one.
 
@@ -21,7 +22,7 @@ mod scratch;
 pub use data::{random_lines, random_words, shared_text};
 pub use far::{FarRun, Server};
 pub use job::{Far, Footprint, Job, Report};
-pub use process::{Command, Ended, Running, marked_processes, window_pss_bytes};
+pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
 pub use scratch::Scratch;
 
 use std::path::{Path, PathBuf};

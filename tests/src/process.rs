@@ -3,7 +3,7 @@
 //! Each command gets a mark in its environment and a session of its own. Whoever has the mark or the session belongs to it: servers
 //! that made themselves daemons have the first, programs that cleaned their environment the second.
 
-use crate::PATIENCE;
+use crate::{PATIENCE, tier};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ impl Command {
             folder: folder.to_owned(),
             environment: Vec::new(),
             input: None,
-            deadline: PATIENCE * 2,
+            deadline: PATIENCE * tier(2, 20),
         }
     }
 
@@ -297,6 +297,16 @@ fn has_mark(pid: i32, mark: &str) -> bool {
 /// Living processes that were started by the command with this mark, or by its descendants.
 pub fn marked_processes(mark: &str) -> Vec<i32> {
     processes_where(|pid| has_mark(pid, mark))
+}
+
+/// Kills those of them that are called `name`: children of a program are its own business, also when they run for ever.
+pub fn kill_marked(mark: &str, name: &str) {
+    for pid in marked_processes(mark) {
+        if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name) {
+            // SAFETY: a system call with two integers; the process carries the mark of this test.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
 }
 
 /// Near bytes of far-capable memory of these processes as the kernel counts them: proportional set size of all mappings

@@ -2,7 +2,7 @@
 //!
 //! Danger: a machine that fills up with the remains of jobs. Each test ends with the same look around.
 
-use farfield_tests::{FarRun, Scratch, compile, marked_processes, tier, wait_until};
+use farfield_tests::{FarRun, Scratch, compile, kill_marked, marked_processes, tier, wait_until};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -91,14 +91,7 @@ fn ended_by(signal: i32) {
         wait_until("it has ended", || running.is_over());
         let ended = running.wait();
         assert_eq!(ended.code, 128 + signal, "{}", ended.errors);
-        // The program's children are the program's own business; here they run for ever, so we end them.
-        for pid in marked_processes(&ended.mark) {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            if name.trim() == "hog" {
-                // SAFETY: a system call with two integers; the process carries the mark of this test.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
-            }
-        }
+        kill_marked(&ended.mark, "hog");
         vec![ended.mark]
     });
 }

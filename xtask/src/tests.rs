@@ -14,11 +14,12 @@ struct Part {
 }
 
 /// In the order in which they say most, soonest.
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
     Part { name: "faults", alone: true },
     Part { name: "leftovers", alone: true },
+    Part { name: "kills", alone: true },
     Part { name: "budget", alone: true },
     Part { name: "users", alone: true },
     Part { name: "examples", alone: false },
