@@ -20,7 +20,11 @@ fn read(page: u64, count: u32) -> Call {
 }
 
 fn answer_to(head: &Head) -> Head {
-    let body = if head.kind == Kind::Read as u8 { present_words(head.count) as u32 * 8 } else { 0 };
+    let body = match Kind::of_request(head.kind) {
+        Some(Kind::Read) => present_words(head.count) as u32 * 8,
+        Some(Kind::ReadPart) => 8 + (head.count & 0xFFFF),
+        _ => 0,
+    };
     Head { kind: head.kind | Kind::ANSWER, tag: head.tag, count: head.count, body, ..Head::default() }
 }
 
@@ -110,7 +114,7 @@ enum Move {
 
 fn step() -> impl Strategy<Value = Move> {
     prop_oneof![
-        (any::<bool>(), 0u8..3, 1u32..20, 1u64..300).prop_map(|(background, kind, count, wait)| Move::Submit {
+        (any::<bool>(), 0u8..4, 1u32..20, 1u64..300).prop_map(|(background, kind, count, wait)| Move::Submit {
             background,
             kind,
             count,
@@ -137,6 +141,7 @@ proptest! {
                     let call = match kind {
                         0 => Call::Read { page, count },
                         1 => Call::Write { page, count },
+                        2 => Call::ReadPart { page, part: PagePart::new(count as usize, 64).unwrap() },
                         _ => Call::Discard { page, count },
                     };
                     let wait = Duration::from_nanos(wait);
@@ -166,7 +171,10 @@ proptest! {
                         false => answer_to(&sent.head),
                     };
                     match client.on_head(&head).unwrap() {
-                        Answer::Pages { slot, .. } | Answer::Done { slot } | Answer::Failed { slot, .. } => {
+                        Answer::Pages { slot, .. }
+                        | Answer::Part { slot, .. }
+                        | Answer::Done { slot }
+                        | Answer::Failed { slot, .. } => {
                             let finished = client.finish(slot).unwrap();
                             prop_assert_eq!(finished.call, sent.call);
                             prop_assert!(open.remove(&finished.carried), "ended twice");

@@ -36,7 +36,11 @@ fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
         any::<u64>().prop_map(|pages| Request::CreateRegion { pages }),
         region.clone().prop_map(|region| Request::DropRegion { region }),
         run.clone().prop_map(|(region, page, count)| Request::Read { region, page, count }),
-        run.prop_map(|(region, page, count)| Request::Discard { region, page, count }),
+        run.clone().prop_map(|(region, page, count)| Request::Discard { region, page, count }),
+        (run, 0..PAGE_BYTES, 1..=PAGE_BYTES).prop_map(|((region, page, _), offset, len)| {
+            let part = PagePart::new(offset, len.min(PAGE_BYTES - offset)).unwrap();
+            Request::ReadPart { region, page, part }
+        }),
         region.clone().prop_map(|region| Request::CloneRegion { region }),
         any::<u128>().prop_map(|ticket| Request::ClaimRegion { ticket }),
         Just(Request::Stat),
@@ -56,6 +60,7 @@ fn feed(bytes: &[u8]) {
     let _ = Hello::decode(&head, body);
     let _ = Welcome::decode(&head, body);
     let _ = WireReply::decode(&head, body);
+    let _ = part_reply(body);
     if let Ok(WireRequest { request: Request::Write { pages, .. }, .. }) = WireRequest::decode(&head, body) {
         assert_eq!(pages.iter().count(), pages.count() as usize);
         assert_eq!(pages.bytes().len(), pages.count() as usize * PAGE_BYTES);

@@ -2,6 +2,7 @@
 
 use crate::Buffer;
 use core::time::Duration;
+use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
 
 /// Demand reads go first; everything else (prefetch, write-back, discards) goes after and never in front.
@@ -23,6 +24,17 @@ pub enum Op {
         /// First page of the run.
         page: PageId,
         /// Where the bytes go.
+        buffer: Buffer,
+    },
+    /// Fill the bytes of `part` in `buffer`, of one page, with those of `page`. The rest of the buffer, and its checksum, are arbitrary
+    /// afterwards: a backend may bring more than it was asked for. The page was compared with its stored checksum by whoever read it,
+    /// and the part with a checksum of its own by whoever received it.
+    ReadPart {
+        /// The page.
+        page: PageId,
+        /// Which of its bytes.
+        part: PagePart,
+        /// Where the bytes go, at the same place in the page.
         buffer: Buffer,
     },
     /// Store the `buffer.pages()` pages of `buffer` at `page`. The checksums in `buffer.sums()` must be right

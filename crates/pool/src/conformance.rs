@@ -2,7 +2,9 @@
 //!
 //! A failed claim panics with what was seen, as tests do. Random runs are seeded and print their seed.
 
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request};
+use crate::{
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
+};
 use core::time::Duration;
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use std::collections::BTreeMap;
@@ -25,9 +27,10 @@ pub fn run(opener: &Opener) {
 
 type Claim = fn(&Opener);
 
-const CLAIMS: [(&str, Claim); 13] = [
+const CLAIMS: [(&str, Claim); 14] = [
     ("what was never written is zero", what_was_never_written_is_zero),
     ("what was written is read", what_was_written_is_read),
+    ("a part of a page is read", a_part_of_a_page_is_read),
     ("the last write wins", the_last_write_wins),
     ("discarded pages are zero", discarded_pages_are_zero),
     ("a run may be half there", a_run_may_be_half_there),
@@ -187,6 +190,46 @@ fn what_was_written_is_read(opener: &Opener) {
         assert_pages(&read(&mut *lane, page, pages), page, 1);
     }
     assert_pages(&read(&mut *lane, 120, 5), 120, 1);
+}
+
+fn a_part_of_a_page_is_read(opener: &Opener) {
+    let mut lane = lane(&open(opener));
+    write(&mut *lane, 30, filled(2, 30, 5));
+    let whole = read(&mut *lane, 30, 2);
+    for (page, offset, len) in [(30, 0, PAGE_BYTES), (31, 0, 1), (30, PAGE_BYTES - 1, 1), (31, 1000, 97), (29, 16, 64)]
+    {
+        let part = PagePart::new(offset, len).unwrap();
+        let mut target = buffer(1);
+        target.bytes_mut().fill(0xEE);
+        let (result, back) = one(&mut *lane, Op::ReadPart { page: PageId(page), part, buffer: target });
+        assert_eq!(result, Ok(()));
+        let back = back.expect("buffers always come back");
+        let expected =
+            if page == 29 { &[0; PAGE_BYTES][part.range()] } else { &whole.page(page as usize - 30)[part.range()] };
+        assert_eq!(&back.page(0)[part.range()], expected, "{len} bytes at {offset} of page {page}");
+    }
+    // Among other operations, many at a time.
+    let mut done = Vec::with_capacity(64);
+    for tag in 0..60 {
+        let op = match tag % 3 {
+            0 => Op::Read { page: PageId(30), buffer: buffer(2) },
+            _ => {
+                let part = PagePart::new(tag as usize * 16, 16).unwrap();
+                Op::ReadPart { page: PageId(30 + tag % 2), part, buffer: buffer(1) }
+            }
+        };
+        submit(&mut *lane, &mut done, request(tag, op));
+    }
+    finish(&mut *lane, &mut done);
+    assert_eq!(done.len(), 60);
+    for completion in done {
+        assert_eq!(completion.result, Ok(()));
+        let (tag, back) = (completion.tag, completion.buffer.unwrap());
+        if tag % 3 != 0 {
+            let range = tag as usize * 16..tag as usize * 16 + 16;
+            assert_eq!(&back.page(0)[range.clone()], &whole.page((tag % 2) as usize)[range]);
+        }
+    }
 }
 
 fn the_last_write_wins(opener: &Opener) {

@@ -424,7 +424,7 @@ fn greet(
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
-        features: features::CLONE | if local { features::MAP } else { 0 },
+        features: features::CLONE | features::PART | if local { features::MAP } else { 0 },
         session,
         token: &identity.token,
         client_name: &identity.client_name,

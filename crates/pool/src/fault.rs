@@ -153,6 +153,7 @@ struct UnderWay {
     deadline: Duration,
     lost: bool,
     corrupt: bool,
+    is_part: bool,
 }
 
 struct FaultLane {
@@ -189,7 +190,11 @@ impl FaultLane {
             && completion.result.is_ok()
             && let Some(buffer) = &mut completion.buffer
         {
-            completion.result = self.flip(known.page, buffer);
+            completion.result = match known.is_part {
+                // The checksum of the part, which found it, is not in the buffer.
+                true => Err(PoolError::Corrupt { page: known.page, server: self.fate.server }),
+                false => self.flip(known.page, buffer),
+            };
         }
         (known.ready_at, completion)
     }
@@ -217,9 +222,12 @@ impl Lane for FaultLane {
         let Some(slot) = self.free.pop() else { return Err(request) };
         let Request { tag, priority, deadline, op } = request;
         let page = match &op {
-            Op::Read { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => *page,
+            Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
+                *page
+            }
         };
-        let is_read = matches!(op, Op::Read { .. });
+        let is_read = matches!(op, Op::Read { .. } | Op::ReadPart { .. });
+        let is_part = matches!(op, Op::ReadPart { .. });
         if let Err(back) = self.inner.submit(Request { tag: slot as u64, priority, deadline, op }) {
             self.free.push(slot);
             return Err(Request { tag, ..back });
@@ -230,7 +238,7 @@ impl Lane for FaultLane {
         let at = |wait: Duration| now.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
         let (ready_at, deadline_at) = (at(plan.delay), at(deadline));
-        self.under_way[slot] = Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt });
+        self.under_way[slot] = Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt, is_part });
         Ok(())
     }
 

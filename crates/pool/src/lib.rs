@@ -19,4 +19,5 @@ mod tcp;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 pub use buffer::Buffer;
+pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};

@@ -147,6 +147,10 @@ impl Lane for RamLane {
         while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
             let (result, buffer) = match op {
                 Op::Read { page, mut buffer } => (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer)),
+                // Distance is what a part saves, and here is none.
+                Op::ReadPart { page, mut buffer, .. } => {
+                    (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer))
+                }
                 Op::Write { page, buffer } => (self.region.write(page, &buffer), Some(buffer)),
                 Op::Discard { page, count } => (self.region.discard(page, count), None),
             };

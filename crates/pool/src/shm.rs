@@ -638,9 +638,14 @@ impl ShmLane {
         while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
             let gone = self.region.session.is_gone().then(|| self.region.session.gone_error());
             let (result, buffer) = match (op, gone) {
-                (Op::Read { buffer, .. } | Op::Write { buffer, .. }, Some(error)) => (Err(error), Some(buffer)),
+                (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. }, Some(error)) => {
+                    (Err(error), Some(buffer))
+                }
                 (Op::Discard { .. }, Some(error)) => (Err(error), None),
-                (Op::Read { page, mut buffer }, None) => (self.read(page, &mut buffer), Some(buffer)),
+                // The bytes of a page travel nowhere, and its checksum needs all of them.
+                (Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. }, None) => {
+                    (self.read(page, &mut buffer), Some(buffer))
+                }
                 (Op::Write { page, buffer }, None) => (self.write(page, &buffer), Some(buffer)),
                 (Op::Discard { page, count }, None) => (self.discard(page, count), None),
             };

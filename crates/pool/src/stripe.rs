@@ -215,6 +215,7 @@ impl StripeLane {
     fn try_start(&mut self, request: Request) -> Result<(), Request> {
         let (page, count, moves) = match &request.op {
             Op::Read { page, buffer } | Op::Write { page, buffer } => (page.0, buffer.pages() as u64, true),
+            Op::ReadPart { page, .. } => (page.0, 1, true),
             Op::Discard { page, count } => (page.0, *count, false),
         };
         if page.checked_add(count).is_none_or(|end| end > self.pages) {
@@ -247,6 +248,7 @@ impl StripeLane {
             let (member, local) = self.deal.place(page);
             let op = match op {
                 Op::Read { buffer, .. } => Op::Read { page: PageId(local), buffer },
+                Op::ReadPart { part, buffer, .. } => Op::ReadPart { page: PageId(local), part, buffer },
                 Op::Write { buffer, .. } => Op::Write { page: PageId(local), buffer },
                 Op::Discard { count, .. } => Op::Discard { page: PageId(local), count },
             };
@@ -254,7 +256,7 @@ impl StripeLane {
             return Ok(());
         }
         let buffer = match op {
-            Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
+            Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
             Op::Discard { .. } => None,
         };
         for member in 0..self.lanes.len() {
@@ -312,7 +314,7 @@ impl StripeLane {
 
     fn end(&mut self, request: Request, result: Result<(), PoolError>) {
         let buffer = match request.op {
-            Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
+            Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
             Op::Discard { .. } => None,
         };
         self.ended.push_back(Completion { tag: request.tag, result, buffer });

@@ -10,7 +10,7 @@ use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
 use farfield_core::time::Moment;
-use farfield_core::wire::{self, HEAD_BYTES, Head, ReadReply, Reply, read_prefix_bytes};
+use farfield_core::wire::{self, HEAD_BYTES, Head, PagePart, ReadReply, Reply, read_prefix_bytes};
 use farfield_core::{PageId, RegionId, checksum};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
@@ -189,6 +189,11 @@ enum Expect {
         offset: usize,
         corrupt: Option<PageId>,
     },
+    /// Checksum and bytes of the part of a page that `slot` reads.
+    Part {
+        slot: u32,
+        part: PagePart,
+    },
     /// Nobody wants these any more.
     Skip {
         bytes: usize,
@@ -243,6 +248,7 @@ impl TcpLane {
         let refuse = |reason| PoolError::Refused { server: self.session.server, reason };
         let (page, count) = match op {
             Op::Read { page, buffer } | Op::Write { page, buffer } => (*page, buffer.pages() as u64),
+            Op::ReadPart { page, .. } => (*page, 1),
             Op::Discard { page, count } => (*page, *count),
         };
         if page.0.checked_add(count).is_none_or(|end| end > self.pages) {
@@ -257,6 +263,11 @@ impl TcpLane {
         }
         Ok(match op {
             Op::Read { .. } => Call::Read { page, count },
+            Op::ReadPart { part, .. } if self.session.welcome.features & wire::features::PART != 0 => {
+                Call::ReadPart { page, part: *part }
+            }
+            // An older server: the whole page, in the same place.
+            Op::ReadPart { .. } => Call::Read { page, count },
             Op::Write { .. } => Call::Write { page, count },
             Op::Discard { .. } => Call::Discard { page, count },
         })
@@ -430,6 +441,7 @@ impl TcpLane {
                         Answer::Pages { slot, asked, prefix } => {
                             self.expect = Expect::Prefix { slot, head, asked, bytes: prefix };
                         }
+                        Answer::Part { slot, part } => self.expect = Expect::Part { slot, part },
                         Answer::Done { slot } => self.end(slot, Ok(())),
                         Answer::Failed { slot, code, page } => {
                             let error = self.session.failure(code, page, Duration::ZERO);
@@ -466,6 +478,25 @@ impl TcpLane {
                     self.inbox_start += bytes;
                     self.expect = Expect::Pages { slot, asked, index: 0, offset: 0, corrupt: None };
                     self.skip_absent();
+                }
+                Expect::Part { slot, part } => {
+                    let Some(body) = received.get(..wire::part_body_bytes(part)) else { return Ok(()) };
+                    let Some((sum, bytes)) = wire::part_reply(body) else { return Ok(()) };
+                    let carried = self.conversation.carried_mut(slot);
+                    let buffer = carried.and_then(|carried| carried.buffer.as_mut());
+                    let Some(buffer) = buffer else { return Err(wire::WireError::Unasked) };
+                    let place = &mut buffer.page_mut(0)[part.range()];
+                    place.copy_from_slice(bytes);
+                    let result = match checksum(place) == sum {
+                        true => Ok(()),
+                        false => {
+                            let page = self.conversation.call_of(slot).map_or(PageId(0), |call| call.run().0);
+                            Err(PoolError::Corrupt { page, server: self.session.server })
+                        }
+                    };
+                    self.inbox_start += wire::part_body_bytes(part);
+                    self.expect = Expect::Head;
+                    self.end(slot, result);
                 }
                 Expect::Pages { slot, index, offset, .. } => {
                     if received.is_empty() {
@@ -557,6 +588,7 @@ impl TcpLane {
         match self.expect {
             Expect::Head => 0,
             Expect::Prefix { head, .. } => head.body as usize,
+            Expect::Part { part, .. } => wire::part_body_bytes(part),
             Expect::Pages { asked, index, offset, .. } => {
                 let pages = (index..asked).filter(|index| self.is_present(*index)).count();
                 pages * PAGE_BYTES - offset
@@ -594,7 +626,7 @@ impl Lane for TcpLane {
             None => self.call(&op),
         };
         let buffer = match op {
-            Op::Read { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
+            Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
             Op::Discard { .. } => None,
         };
         let call = match call {

@@ -389,6 +389,25 @@ impl<'a> Connection<'a> {
                 region.write(page, pages.bytes(), |index| pages.sum(index)).map_err(error_code)?;
                 self.tally.written_pages += u64::from(pages.count());
             }
+            Request::ReadPart { region, page, part } => {
+                let region = find(region)?;
+                let reader = region.reader();
+                reader.check_run(page, 1).map_err(error_code)?;
+                let mut bytes = [0; PAGE_BYTES];
+                if let Some(found) = reader.page(page).map_err(error_code)? {
+                    // SAFETY: a page of a layer, mapped as long as the reader holds the region. Another process may be writing
+                    // it: then the copy is no page that was ever stored, which its checksum shows.
+                    unsafe { found.bytes.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_BYTES) };
+                    // Whoever gets a part cannot compare the page with its checksum.
+                    if checksum(&bytes) != found.sum {
+                        return Err((ErrorCode::Corrupt, page.0));
+                    }
+                }
+                drop(reader);
+                let bytes = &bytes[part.range()];
+                self.answer(|out| wire::encode_part(tag, part, checksum(bytes), bytes, out));
+                return Ok(());
+            }
             Request::Discard { region, page, count } => {
                 let forgotten = find(region)?.discard(page, u64::from(count)).map_err(error_code)?;
                 self.tally.discarded_pages += forgotten;
@@ -757,6 +776,7 @@ fn kind_of(request: &Request<'_>) -> Kind {
         Request::CreateRegion { .. } => Kind::CreateRegion,
         Request::DropRegion { .. } => Kind::DropRegion,
         Request::Read { .. } => Kind::Read,
+        Request::ReadPart { .. } => Kind::ReadPart,
         Request::Write { .. } => Kind::Write,
         Request::Discard { .. } => Kind::Discard,
         Request::CloneRegion { .. } => Kind::CloneRegion,
@@ -847,7 +867,7 @@ fn greet(
             session
         }
     };
-    let mut features = wire::features::CLONE;
+    let mut features = wire::features::CLONE | wire::features::PART;
     if transport == Transport::Unix {
         features |= wire::features::MAP;
     }
@@ -876,6 +896,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::CreateRegion => "create_region",
         Kind::DropRegion => "drop_region",
         Kind::Read => "read",
+        Kind::ReadPart => "read_part",
         Kind::Write => "write",
         Kind::Discard => "discard",
         Kind::CloneRegion => "clone_region",

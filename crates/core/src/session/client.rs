@@ -9,7 +9,9 @@
 //! operation timed out meets a newer generation and is skipped.
 
 use crate::time::Moment;
-use crate::wire::{ErrorCode, Head, Kind, ReadReply, Reply, WireError, WireReply, flags, write_body_bytes};
+use crate::wire::{
+    ErrorCode, Head, Kind, PagePart, ReadReply, Reply, WireError, WireReply, flags, part_body_bytes, write_body_bytes,
+};
 use crate::{PageId, RegionId};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -25,6 +27,13 @@ pub enum Call {
         page: PageId,
         /// Number of pages.
         count: u32,
+    },
+    /// Read bytes inside one page.
+    ReadPart {
+        /// The page.
+        page: PageId,
+        /// Which of its bytes.
+        part: PagePart,
     },
     /// Store `count` pages.
     Write {
@@ -46,6 +55,7 @@ impl Call {
     fn kind(self) -> Kind {
         match self {
             Call::Read { .. } => Kind::Read,
+            Call::ReadPart { .. } => Kind::ReadPart,
             Call::Write { .. } => Kind::Write,
             Call::Discard { .. } => Kind::Discard,
         }
@@ -55,6 +65,7 @@ impl Call {
     pub fn run(self) -> (PageId, u32) {
         match self {
             Call::Read { page, count } | Call::Write { page, count } | Call::Discard { page, count } => (page, count),
+            Call::ReadPart { page, .. } => (page, 1),
         }
     }
 
@@ -62,6 +73,7 @@ impl Call {
     fn pages_moved(self) -> u32 {
         match self {
             Call::Read { count, .. } | Call::Write { count, .. } => count,
+            Call::ReadPart { .. } => 1,
             Call::Discard { .. } => 0,
         }
     }
@@ -90,6 +102,14 @@ pub enum Answer {
         asked: u32,
         /// Bytes before the page bytes.
         prefix: usize,
+    },
+    /// A part of a page follows. When the whole body is there, [`crate::wire::part_reply`] decodes it; then
+    /// [`ClientConversation::finish`].
+    Part {
+        /// The read.
+        slot: u32,
+        /// What was asked for.
+        part: PagePart,
     },
     /// The operation is done; [`ClientConversation::finish`] it.
     Done {
@@ -247,7 +267,10 @@ impl<C> ClientConversation<C> {
         if operation.background {
             self.background_pages += operation.call.pages_moved();
         }
-        let (page, count) = operation.call.run();
+        let (page, count) = match operation.call {
+            Call::ReadPart { page, part } => (page, part.count()),
+            other => other.run(),
+        };
         let body = match operation.call {
             Call::Write { count, .. } => write_body_bytes(count) as u32,
             _ => 0,
@@ -290,6 +313,15 @@ impl<C> ClientConversation<C> {
         }
         if head.kind != Kind::ERROR && head.kind != operation.call.kind().answer() {
             return Err(WireError::Kind(head.kind));
+        }
+        if let Call::ReadPart { part, .. } = operation.call
+            && head.kind != Kind::ERROR
+        {
+            if head.body as usize != part_body_bytes(part) {
+                return Err(WireError::Length { kind: head.kind, body: head.body });
+            }
+            operation.state = State::Receiving;
+            return Ok(Answer::Part { slot, part });
         }
         if let Call::Read { count: asked, .. } = operation.call
             && head.kind != Kind::ERROR

@@ -11,6 +11,8 @@ pub mod features {
     pub const MAP: u64 = 1;
     /// Copy-on-write snapshots (`CloneRegion`, `ClaimRegion`).
     pub const CLONE: u64 = 2;
+    /// Parts of pages can be read (`ReadPart`).
+    pub const PART: u64 = 4;
 }
 
 /// Names a session. Who knows it may join, so it is random and never shown.

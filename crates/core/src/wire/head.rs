@@ -25,6 +25,7 @@ pub enum Kind {
     Reserve = 0x0c,
     Release = 0x0d,
     Bye = 0x0e,
+    ReadPart = 0x0f,
 }
 
 impl Kind {
@@ -36,7 +37,7 @@ impl Kind {
     pub const REFUSAL: u8 = 0xfe;
 
     /// All kinds.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::CreateRegion,
         Kind::DropRegion,
@@ -51,6 +52,7 @@ impl Kind {
         Kind::Reserve,
         Kind::Release,
         Kind::Bye,
+        Kind::ReadPart,
     ];
 
     /// The kind of a request byte.

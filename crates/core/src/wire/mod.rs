@@ -17,9 +17,10 @@ pub use handshake::{Hello, Refusal, RefuseCode, SessionSecret, Welcome, encode_r
 pub use head::{HEAD_BYTES, Head, Kind, flags};
 pub use reply::{
     ErrorCode, MapReply, ReadReply, Reply, Stat, WireReply, encode_claimed, encode_created, encode_error, encode_map,
-    encode_ok, encode_read, encode_stat, encode_ticket, present_words, read_prefix_bytes,
+    encode_ok, encode_part, encode_read, encode_stat, encode_ticket, part_body_bytes, part_reply, present_words,
+    read_prefix_bytes,
 };
-pub use request::{Request, WireRequest, WritePages, encode_request, write_body_bytes};
+pub use request::{PagePart, Request, WireRequest, WritePages, encode_request, write_body_bytes};
 
 /// Newest protocol version that this code speaks.
 pub const VERSION_MAX: u16 = 1;

@@ -1,7 +1,7 @@
 //! What a server answers.
 
 use super::bytes::{Fields, u64_at};
-use super::{BATCH_PAGES_LIMIT, Head, Kind, WireError};
+use super::{BATCH_PAGES_LIMIT, Head, Kind, PagePart, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
 use alloc::vec::Vec;
@@ -288,6 +288,8 @@ pub enum Reply {
     Done,
     /// Answer to a read: [`ReadReply`] decodes the rest.
     Read,
+    /// Answer to a read of a part of a page: [`part_reply`] decodes the rest.
+    Part,
     /// The new region.
     Created {
         /// Its identifier, good in this session.
@@ -330,7 +332,7 @@ pub struct WireReply {
 }
 
 impl WireReply {
-    /// Reads an answer. Of the answer to a read only the head is looked at, and `body` may be empty; for the others it
+    /// Reads an answer. Of the answer to a read, of pages or of a part, only the head is looked at, and `body` may be empty; for the others it
     /// is the whole body.
     pub fn decode(head: &Head, body: &[u8]) -> Result<WireReply, WireError> {
         let tag = head.tag;
@@ -340,12 +342,13 @@ impl WireReply {
             return Ok(WireReply { tag, kind: None, reply });
         }
         let kind = Kind::of_answer(head.kind).ok_or(WireError::Kind(head.kind))?;
-        if kind != Kind::Read && head.body as usize != body.len() {
+        if !matches!(kind, Kind::Read | Kind::ReadPart) && head.body as usize != body.len() {
             return Err(head.length_error());
         }
         let reply = match kind {
             Kind::Hello => return Err(WireError::Kind(head.kind)),
             Kind::Read => Reply::Read,
+            Kind::ReadPart => Reply::Part,
             Kind::CreateRegion => Reply::Created { region: RegionId(head.region) },
             Kind::ClaimRegion => Reply::Claimed { region: RegionId(head.region), pages: head.page },
             Kind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
@@ -410,6 +413,27 @@ pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
     out.extend_from_slice(&map.generation.to_le_bytes());
     out.extend_from_slice(&map.layers_total.to_le_bytes());
     out.extend_from_slice(&map.first_layer.to_le_bytes());
+}
+
+/// Bytes of the body of an answer to `ReadPart`: checksum, then bytes.
+pub const fn part_body_bytes(part: PagePart) -> usize {
+    8 + part.len as usize
+}
+
+/// Checksum and bytes of an answer to `ReadPart`.
+pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
+    let mut fields = Fields(body);
+    Some((fields.u64()?, fields.0))
+}
+
+/// Appends the answer to `ReadPart`: `bytes` are those of the part, `sum` their checksum.
+pub fn encode_part(tag: u64, part: PagePart, sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
+    assert_eq!(bytes.len(), part.len());
+    let body = part_body_bytes(part) as u32;
+    let head = Head { kind: Kind::ReadPart.answer(), tag, count: part.count(), body, ..Head::default() };
+    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&sum.to_le_bytes());
+    out.extend_from_slice(bytes);
 }
 
 /// Appends the answer to a read of `count` pages up to its page bytes. `sums` yields the index, ascending, and

@@ -29,6 +29,15 @@ pub enum Request<'a> {
         /// Number of pages, at most `batch_pages_max`.
         count: u32,
     },
+    /// Reads bytes inside one page. Answer: [`super::part_body_bytes`], their checksum and the bytes.
+    ReadPart {
+        /// Region of the session.
+        region: RegionId,
+        /// The page.
+        page: PageId,
+        /// Which of its bytes.
+        part: PagePart,
+    },
     /// Stores pages.
     Write {
         /// Region of the session.
@@ -121,6 +130,46 @@ impl<'a> WritePages<'a> {
     }
 }
 
+/// Bytes inside a page: at least one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PagePart {
+    pub(super) offset: u16,
+    pub(super) len: u16,
+}
+
+impl PagePart {
+    /// `len` bytes from `offset` on; `None` unless they are some bytes of a page.
+    pub fn new(offset: usize, len: usize) -> Option<PagePart> {
+        let fits = len > 0 && offset < PAGE_BYTES && len <= PAGE_BYTES - offset;
+        fits.then_some(PagePart { offset: offset as u16, len: len as u16 })
+    }
+
+    /// Where it begins.
+    pub fn offset(self) -> usize {
+        usize::from(self.offset)
+    }
+
+    /// How many bytes.
+    #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// The bytes' place in their page.
+    pub fn range(self) -> core::ops::Range<usize> {
+        self.offset()..self.offset() + self.len()
+    }
+
+    /// As the head's `count` says it.
+    pub(crate) fn count(self) -> u32 {
+        u32::from(self.offset) << 16 | u32::from(self.len)
+    }
+
+    fn from_count(count: u32) -> Option<PagePart> {
+        PagePart::new((count >> 16) as usize, (count & 0xFFFF) as usize)
+    }
+}
+
 /// Bytes of the body of a write of `count` pages: checksums, then pages.
 pub const fn write_body_bytes(count: u32) -> usize {
     count as usize * (8 + PAGE_BYTES)
@@ -168,6 +217,10 @@ impl<'a> WireRequest<'a> {
                     Kind::CreateRegion => Request::CreateRegion { pages: head.page },
                     Kind::DropRegion => Request::DropRegion { region },
                     Kind::Read => Request::Read { region, page, count },
+                    Kind::ReadPart => {
+                        let part = PagePart::from_count(count).ok_or(WireError::Field("part"))?;
+                        Request::ReadPart { region, page, part }
+                    }
                     Kind::Discard => Request::Discard { region, page, count },
                     Kind::CloneRegion => Request::CloneRegion { region },
                     Kind::Stat => Request::Stat,
@@ -205,6 +258,10 @@ impl<'a> WireRequest<'a> {
             Request::Read { region, page, count } => {
                 (head.region, head.page, head.count) = (region.0, page.0, count);
                 Kind::Read
+            }
+            Request::ReadPart { region, page, part } => {
+                (head.region, head.page, head.count) = (region.0, page.0, part.count());
+                Kind::ReadPart
             }
             Request::Write { region, page, pages } => {
                 let count = pages.count();

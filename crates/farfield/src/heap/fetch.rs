@@ -88,7 +88,7 @@ impl Core {
     pub(crate) fn read_part(&self, record: &Record, part: Part, take: impl FnOnce(&[u8])) -> Result<(), FarError> {
         let mut io = self.open_io(record)?;
         let Some(lane) = io.as_mut() else { unreachable!("the lane was just opened") };
-        add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
+        add(&record.counters.fetched_bytes, part.part.len() as u64);
         match lane.read_part(self, part, take) {
             Some(result) => result.map_err(FarError::Pool),
             None => {

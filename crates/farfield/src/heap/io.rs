@@ -9,7 +9,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -36,8 +36,7 @@ pub(crate) struct Flight {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     pub(crate) page: u32,
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
+    pub(crate) part: PagePart,
 }
 
 /// The request that reads a [`Part`]. No flight has this tag.
@@ -216,7 +215,7 @@ impl Io {
     ) -> Option<Result<(), PoolError>> {
         let started = Instant::now();
         let buffer = self.part_buffer.take().unwrap_or_else(|| Buffer::new(1));
-        let op = Op::Read { page: PageId(u64::from(part.page)), buffer };
+        let op = Op::ReadPart { page: PageId(u64::from(part.page)), part: part.part, buffer };
         let mut request = Request { tag: PART, priority: Priority::Demand, deadline: self.deadline, op };
         while let Err(back) = self.lane.submit(request) {
             request = back;
@@ -230,7 +229,7 @@ impl Io {
             self.collect(core);
             if let Some(result) = self.part_outcome.take() {
                 if let (Ok(()), Some(buffer)) = (&result, &self.part_buffer) {
-                    take(&buffer.bytes()[part.offset..part.offset + part.len]);
+                    take(&buffer.page(0)[part.part.range()]);
                 }
                 return Some(result);
             }

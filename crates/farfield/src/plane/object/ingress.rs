@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{
     CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Place, State, TAG_BYTES, Whereabouts,
 };
+use farfield_pool::PagePart;
 
 /// Where a new object lies: near, dirty, and counted.
 pub(super) struct Spot {
@@ -143,7 +144,9 @@ impl Core {
             // SAFETY: as above; the place has as many bytes as the object.
             unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(class.bytes())) };
         };
-        let part = Part { page, offset: usize::from(card) * CARD_BYTES, len: class.bytes() };
+        let part = PagePart::new(usize::from(card) * CARD_BYTES, class.bytes());
+        let Some(part) = part else { unreachable!("an object lies inside its page") };
+        let part = Part { page, part };
         match self.read_part(record, part, copy) {
             Ok(()) => {
                 // Release: whoever finds it there finds its bytes.

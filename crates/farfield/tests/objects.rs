@@ -1,0 +1,265 @@
+//! The object plane: values come near alone, and lie with those that came near with them. What a box promises on every plane is in
+//! `boxes_object.rs`. Dangers: whole pages travel after all, two threads bring one value twice, a value moves under its reader,
+//! an error loses a value, handles break the budget.
+
+mod common;
+
+use common::{MIB, Random, assert_in_budget, seed};
+use farfield::{Builder, FarBox, FarError, Heap, Plane, PoolError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+fn builder(near: u64) -> Builder {
+    Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).plane(Plane::Object)
+}
+
+/// So many values of 64 bytes, and then enough large ones that all of them have left.
+fn far_values(heap: &Heap, count: u64) -> Vec<FarBox<[u64; 8]>> {
+    let values = (0..count).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+    let pages = heap.stats().near_limit_bytes / 4096 * 2;
+    let ballast: Vec<_> = (0..pages).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+    drop(ballast);
+    values
+}
+
+#[test]
+fn only_the_value_travels() {
+    let heap = builder(2 * MIB).build().unwrap();
+    let values = far_values(&heap, 20_000);
+    let before = heap.stats();
+    for (index, value) in values.iter().enumerate().step_by(100) {
+        let scope = heap.enter();
+        assert_eq!(*value.get(&scope).unwrap(), [index as u64; 8]);
+    }
+    let after = heap.stats();
+    assert_eq!(after.misses - before.misses, 200, "one of each page was wanted, and is far");
+    assert_eq!(after.fetched_bytes - before.fetched_bytes, 200 * 64);
+    drop(values);
+    heap.verify();
+}
+
+/// AIFM's hot objects among cold ones: on the page plane they would need 500 pages of 256.
+#[test]
+fn values_that_are_used_together_come_to_lie_together() {
+    let heap = builder(MIB + MIB / 2).build().unwrap();
+    let values = far_values(&heap, 30_000);
+    let hot: Vec<_> = values.iter().step_by(60).collect();
+    for _ in 0..3 {
+        for value in &hot {
+            let scope = heap.enter();
+            value.get(&scope).unwrap();
+        }
+    }
+    let before = heap.stats().misses;
+    for _ in 0..20 {
+        for value in &hot {
+            let scope = heap.enter();
+            value.get(&scope).unwrap();
+        }
+    }
+    assert_eq!(heap.stats().misses, before, "500 values of 64 bytes fit into a few pages");
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn threads_that_want_one_far_value_get_the_same_one() {
+    let heap = builder(2 * MIB).build().unwrap();
+    let rounds = 300;
+    let values: Vec<FarBox<[AtomicU64; 8]>> = (0..50_000).map(|_| heap.alloc(Default::default()).unwrap()).collect();
+    std::thread::scope(|threads| {
+        let start = |thread| {
+            let (heap, values) = (&heap, &values);
+            threads.spawn(move || {
+                let mut random = Random(thread);
+                // All threads go the same way, so that they meet at far values; and each pushes others out.
+                for round in 0..rounds {
+                    let ballast: Vec<_> = (0..8).map(|_| heap.alloc([random.next(); 512]).unwrap()).collect();
+                    for value in values.iter().skip(round * 160 % 49_000).step_by(7).take(60) {
+                        let scope = heap.enter();
+                        value.get(&scope).unwrap()[3].fetch_add(1, Ordering::Relaxed);
+                    }
+                    drop(ballast);
+                }
+            })
+        };
+        let handles: Vec<_> = (0..4).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
+    });
+    let sum: u64 = values.iter().map(|value| value.get(&heap.enter()).unwrap()[3].load(Ordering::Relaxed)).sum();
+    assert_eq!(sum, 4 * rounds as u64 * 60, "no increment is lost when a value moves");
+    assert!(heap.stats().misses > 1000, "{:?}", heap.stats());
+    drop(values);
+    heap.verify();
+}
+
+/// A parent that is far and clean goes on finding its children, wherever they have moved.
+#[test]
+fn children_move_while_parents_are_far() {
+    struct Parent([FarBox<[u64; 4]>; 16]);
+    let heap = builder(2 * MIB).build().unwrap();
+    let mut random = Random(seed());
+    let parents: Vec<_> = (0..2_000u64)
+        .map(|parent| {
+            heap.alloc(Parent(std::array::from_fn(|child| heap.alloc([parent, child as u64, 0, 0]).unwrap()))).unwrap()
+        })
+        .collect();
+    for _ in 0..20_000 {
+        let (parent, child) = (random.below(2_000), random.below(16));
+        let scope = heap.enter();
+        let found = parents[parent].get(&scope).unwrap().0[child].get(&scope).unwrap();
+        assert_eq!(found[..2], [parent as u64, child as u64]);
+    }
+    assert_in_budget(heap.stats());
+    drop(parents);
+    assert_eq!(heap.stats().lost_values, 0);
+    heap.verify();
+}
+
+#[test]
+fn handles_leave_half_of_the_budget_to_values() {
+    let heap = builder(MIB).build().unwrap();
+    // Handles for all of them would take 1.6 MB.
+    let mut values: Vec<_> = (0..200_000u64).map(|index| heap.alloc([index; 2]).unwrap()).collect();
+    assert_in_budget(heap.stats());
+    assert!(heap.stats().table_bytes < MIB * 5 / 8, "{:?}", heap.stats());
+    for (index, value) in values.iter_mut().enumerate().step_by(333) {
+        let scope = heap.enter();
+        value.get_mut(&scope).unwrap()[1] += 1;
+        assert_eq!(*value.get(&scope).unwrap(), [index as u64, index as u64 + 1]);
+    }
+    drop(values.split_off(1000));
+    let again: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 2]).unwrap()).collect();
+    assert_in_budget(heap.stats());
+    drop((values, again));
+    heap.verify();
+}
+
+#[test]
+fn far_addresses_are_used_again_and_again() {
+    // In all four times what fits; each round leaves a few values behind, so pages die one by one.
+    let heap = builder(2 * MIB).far(256 * MIB).build().unwrap();
+    let mut kept = Vec::new();
+    let mut pages_most = 0;
+    for round in 0..30u64 {
+        let mut values: Vec<_> = (0..20_000u64).map(|index| heap.alloc([index ^ round; 8]).unwrap()).collect();
+        for (index, value) in values.iter().enumerate().step_by(50) {
+            let scope = heap.enter();
+            assert_eq!(*value.get(&scope).unwrap(), [index as u64 ^ round; 8]);
+        }
+        kept.push(values.swap_remove(round as usize));
+        pages_most = pages_most.max(heap.stats().pages);
+    }
+    assert!(pages_most * 4096 < 16 * MIB, "{pages_most} pages for 1.3 MB");
+    for (round, value) in kept.iter().enumerate() {
+        let scope = heap.enter();
+        assert_eq!(*value.get(&scope).unwrap(), [0; 8], "value {round} of round {round}");
+    }
+    drop(kept);
+    heap.verify();
+}
+
+/// Counts how many exist.
+struct Counted(Arc<AtomicI64>, [u64; 7]);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        assert_eq!(self.1[0], self.1[6]);
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A heap over a pool with these faults, with 40 000 values that know their number, or as many as there is room for.
+fn faulty(faults: &str, patience: Duration) -> (Heap, Vec<FarBox<Counted>>, Arc<AtomicI64>) {
+    let heap = builder(2 * MIB).patience(patience).pool(format!("fault:{faults}@ram:")).build().unwrap();
+    let alive = Arc::new(AtomicI64::new(0));
+    let mut values = Vec::new();
+    for index in 0..40_000 {
+        alive.fetch_add(1, Ordering::Relaxed);
+        match heap.alloc(Counted(alive.clone(), [index; 7])) {
+            Ok(value) => values.push(value),
+            Err(error) if matches!(error.error, FarError::Pool(PoolError::ServerGone { .. })) => break,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    (heap, values, alive)
+}
+
+#[test]
+fn a_server_that_dies_leaves_what_is_near() {
+    for die in [1, 100, 600, 900, 3000] {
+        let (heap, values, alive) = faulty(&format!("die={die}"), Duration::from_secs(5));
+        let (mut good, mut gone) = (0, 0);
+        for (index, value) in values.iter().enumerate() {
+            let scope = heap.enter();
+            match value.get(&scope) {
+                Ok(value) => {
+                    assert_eq!(value.1, [index as u64; 7]);
+                    good += 1;
+                }
+                Err(FarError::Pool(PoolError::ServerGone { .. })) => gone += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert!(good >= values.len().min(10_000), "{good} of {} with die={die}", values.len());
+        assert_eq!(good + gone, values.len());
+        drop(values);
+        assert_eq!(alive.load(Ordering::Relaxed), heap.stats().lost_values as i64, "dropped once, or lost and counted");
+        heap.verify();
+    }
+}
+
+#[test]
+fn corrupt_parts_are_errors_and_never_values() {
+    let (heap, values, alive) = faulty("corrupt=0.2,seed=5", Duration::from_secs(5));
+    let (mut corrupt, mut random) = (0, Random(9));
+    for _ in 0..4_000 {
+        let index = random.below(values.len());
+        let scope = heap.enter();
+        match values[index].get(&scope) {
+            Ok(value) => assert_eq!(value.1, [index as u64; 7]),
+            Err(FarError::Pool(PoolError::Corrupt { .. })) => corrupt += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(corrupt > 100, "{corrupt}");
+    drop(values);
+    assert_eq!(alive.load(Ordering::Relaxed), heap.stats().lost_values as i64);
+    heap.verify();
+}
+
+#[test]
+fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
+    let heap = builder(MIB).patience(Duration::from_millis(100)).pool("fault:drop=0.02,seed=2@ram:").build().unwrap();
+    let mut late = 0;
+    let mut values: Vec<FarBox<[u64; 8]>> = Vec::new();
+    while values.len() < 20_000 {
+        match heap.alloc([values.len() as u64; 8]) {
+            Ok(value) => values.push(value),
+            Err(error) if is_late(error.error) => late += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+        assert!(late < 1_000);
+    }
+    let mut random = Random(3);
+    for _ in 0..1_000 {
+        let index = random.below(values.len());
+        loop {
+            let scope = heap.enter();
+            match values[index].get(&scope) {
+                Ok(value) => break assert_eq!(*value, [index as u64; 8]),
+                Err(error) if is_late(error) => late += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+            assert!(late < 1_000);
+        }
+    }
+    assert!(late > 0, "the test needs lost answers");
+    drop(values);
+    heap.verify();
+}
+
+fn is_late(error: FarError) -> bool {
+    matches!(error, FarError::Pool(PoolError::TimedOut { .. }) | FarError::Stalled { .. })
+}
