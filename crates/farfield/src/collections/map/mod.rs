@@ -467,7 +467,12 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 
     /// A walk over all entries, a bucket at a time, in no order.
     pub fn walk(&self) -> Walk<'_, K, V, S> {
-        Walk::new(self)
+        Walk::new(self, 0)
+    }
+
+    /// A walk that begins somewhere in that order and goes on to its end: for who looks at a part of a large map.
+    pub fn walk_from(&self, position: u32) -> Walk<'_, K, V, S> {
+        Walk::new(self, position)
     }
 
     /// Visits all entries; renews the scope between them. Entries that come or go meanwhile may be visited or not.

@@ -18,8 +18,8 @@ pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
 }
 
 impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<'map, K, V, S> {
-    pub(super) fn new(map: &'map FarMap<K, V, S>) -> Self {
-        Walk { map, at: Some(0), slots: Vec::new() }
+    pub(super) fn new(map: &'map FarMap<K, V, S>, at: u32) -> Self {
+        Walk { map, at: Some(at), slots: Vec::new() }
     }
 
     /// The entries of the next bucket that has some; `None` at the end. After an error the same step can be tried again.
