@@ -24,8 +24,8 @@ pub(crate) enum Contender {
     Swap(Store),
     /// `farfield run`.
     Farfield(Far),
-    /// The program keeps its data in a far heap.
-    Heap(Far),
+    /// The program keeps its data in a far heap, whose plane has this name.
+    Heap(Far, &'static str),
 }
 
 /// Where Linux swaps to.
@@ -54,10 +54,13 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "swap-file" => Contender::Swap(Store::File),
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
-        "heap" => Contender::Heap(Far::Private),
-        "heap-tcp" => Contender::Heap(Far::Tcp),
+        "heap" => Contender::Heap(Far::Private, "page"),
+        "heap-tcp" => Contender::Heap(Far::Tcp, "page"),
+        "heap-objects" => Contender::Heap(Far::Private, "object"),
+        "heap-objects-tcp" => Contender::Heap(Far::Tcp, "object"),
         _ => bail!(
-            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp"
+            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp, \
+             heap-objects, heap-objects-tcp"
         ),
     })
 }
@@ -90,7 +93,7 @@ impl Contender {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job),
             Contender::Farfield(far) => farfield(far, job),
-            Contender::Heap(far) => heap(far, job),
+            Contender::Heap(far, plane) => heap(far, plane, job),
         }
     }
 }
@@ -202,14 +205,14 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn heap(far: Far, job: &Job) -> Result<Sample> {
+fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
     ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
     let server = match far {
         Far::Private => Server::start(job, &format!("unix:{}", job.scratch.join("server.sock").display()))?,
         Far::Tcp => Server::start(job, "tcp://127.0.0.1:0")?,
     };
     let mut command = Command::new(job.program);
-    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &server.url]);
+    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &server.url, "--plane", plane]);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished).context("in a far heap")?;
     sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());

@@ -185,6 +185,7 @@ const PARAMETERS: &[&str] = &[
     "object_bytes",
     "set_kib",
     "busy_ns",
+    "zipf_percent",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -350,6 +351,8 @@ pub fn built_in() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/hot.toml"),
         include_str!("../experiments/aifm/cold.toml"),
         include_str!("../experiments/aifm/compute.toml"),
+        include_str!("../experiments/aifm/zipf.toml"),
+        include_str!("../experiments/aifm/hash-near.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

@@ -29,7 +29,7 @@ const RIGHT: f64 = 150.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 52.0;
 /// The same for a name in all plots; told apart by people who do not see all colours (Okabe and Ito).
-const COLOURS: [(&str, &str); 7] = [
+const COLOURS: [(&str, &str); 9] = [
     ("native", "#999999"),
     ("swap-zram", "#d55e00"),
     ("swap-file", "#e69f00"),
@@ -37,10 +37,12 @@ const COLOURS: [(&str, &str); 7] = [
     ("farfield-tcp", "#56b4e9"),
     ("heap", "#009e73"),
     ("heap-tcp", "#cc79a7"),
+    ("heap-objects", "#f0e442"),
+    ("heap-objects-tcp", "#000000"),
 ];
 
 fn colour(name: &str) -> &'static str {
-    COLOURS.iter().find(|(known, _)| *known == name).map_or("#000000", |(_, colour)| colour)
+    COLOURS.iter().find(|(known, _)| *known == name).map_or("#666666", |(_, colour)| colour)
 }
 
 /// The least step of 1, 2 or 5 times a power of ten that cuts `max` into at most six parts.

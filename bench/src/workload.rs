@@ -53,6 +53,7 @@ const WORKLOADS: &[Workload] = &[
     c!("probe", "signal_fault", "page"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
+    rust("hash", "get", "get"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

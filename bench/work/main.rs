@@ -3,12 +3,14 @@
 
 mod compute;
 mod deref;
+mod hash;
 mod measure;
 mod random;
+mod zipf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use farfield::{Heap, Stats};
+use farfield::{Heap, Plane, Stats};
 use measure::Outcome;
 use std::process::ExitCode;
 
@@ -30,7 +32,7 @@ struct Options {
     /// How many of a hundred operations write.
     #[arg(long, default_value_t = 0)]
     write_percent: u64,
-    /// Bytes of an object: 64 or 4096.
+    /// Bytes of an object: 64 or 4096; of a map's entry: 16, 64 or 512.
     #[arg(long, default_value_t = 64)]
     object_bytes: u64,
     /// Only this much of the data is used, in KiB; 0: all.
@@ -39,12 +41,21 @@ struct Options {
     /// Work per object in ns.
     #[arg(long, default_value_t = 0)]
     busy_ns: u64,
+    /// A hundred times the exponent of Zipf's law, by which keys are chosen; 0: all alike.
+    #[arg(long, default_value_t = 0)]
+    zipf_percent: u64,
+    /// Threads that share the operations.
+    #[arg(long, default_value_t = 1)]
+    threads: u64,
     /// Bytes that may be near, everything that the program needs to find its data included.
     #[arg(long, requires = "pool")]
     near: Option<u64>,
     /// Where far is; without it the data is in std's types.
     #[arg(long, requires = "near")]
     pool: Option<String>,
+    /// How the heap serves misses.
+    #[arg(long, value_enum, default_value_t = PlaneName::Page)]
+    plane: PlaneName,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -53,6 +64,14 @@ enum Workload {
     Deref,
     /// Objects in order, with work at each.
     Compute,
+    /// Gets from a hash map.
+    Hash,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PlaneName {
+    Page,
+    Object,
 }
 
 impl Options {
@@ -61,7 +80,11 @@ impl Options {
         let (Some(near), Some(pool)) = (self.near, &self.pool) else { return Ok(None) };
         let near = near.checked_sub(beside).context("the pointers alone take more than may be near")?;
         let far = (self.data_mib << 20) * 2;
-        Ok(Some(Heap::builder().near(near).near_max(near).far(far).pool(pool).build()?))
+        let plane = match self.plane {
+            PlaneName::Page => Plane::Page,
+            PlaneName::Object => Plane::Object,
+        };
+        Ok(Some(Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool).build()?))
     }
 
     fn data_bytes(&self) -> u64 {
@@ -75,6 +98,7 @@ fn run(options: &Options) -> Result<Outcome> {
     match options.workload {
         Workload::Deref => deref::run(options),
         Workload::Compute => compute::run(options),
+        Workload::Hash => hash::run(options),
     }
 }
 
