@@ -5,7 +5,7 @@ mod common;
 use common::twin::{Twin, twins};
 use common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::collections::FarVec;
-use farfield::{FarError, Heap};
+use farfield::{FarError, Heap, Scope};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -284,10 +284,13 @@ fn destructors_wait_for_the_end_of_a_full_scope() {
 }
 
 fn filled(heap: &Heap, bytes: u64) -> FarVec<u64> {
+    filled_in(&heap.enter(), bytes)
+}
+
+fn filled_in(scope: &Scope<'_>, bytes: u64) -> FarVec<u64> {
     let mut vec = FarVec::new();
-    let scope = heap.enter();
     for number in 0..bytes / 8 {
-        vec.push(&scope, number).unwrap();
+        vec.push(scope, number).unwrap();
     }
     vec
 }
@@ -444,4 +447,69 @@ fn random_access_is_not_prefetched() {
     }
     let stats = heap.stats();
     assert!(stats.misses > 2_000 && stats.prefetches < stats.misses / 10, "{stats:?}");
+}
+
+/// AIFM's test of non-temporal arrays: what streams by does not displace what is in use.
+#[test]
+fn what_is_read_once_leaves_first() {
+    let heap = heap(8);
+    let mut streams = [filled(&heap, 5 * MIB), filled(&heap, 5 * MIB)];
+    let hot = filled(&heap, 5 * MIB);
+    let read = |vec: &FarVec<u64>| {
+        let mut scope = heap.enter();
+        let mut scan = vec.scan(&mut scope);
+        while let Some(chunk) = scan.next_chunk().unwrap() {
+            assert!(chunk[0] < chunk[chunk.len() - 1]);
+        }
+    };
+    let brought = || heap.stats().misses + heap.stats().prefetches;
+    let mut again = 0;
+    for round in 0..4 {
+        for stream in &mut streams {
+            let mut scope = heap.enter();
+            if round % 2 == 0 {
+                let mut scan = stream.scan(&mut scope).once();
+                while let Some(chunk) = scan.next_chunk().unwrap() {
+                    assert!(chunk[0] < chunk[chunk.len() - 1]);
+                }
+            } else {
+                let mut scan = stream.scan_mut(&mut scope).once();
+                while let Some(chunk) = scan.next_chunk().unwrap() {
+                    chunk.iter_mut().for_each(|word| *word += 1);
+                }
+            }
+        }
+        let before = brought();
+        read(&hot);
+        println!("round {round}: {} pages of {} had left", brought() - before, 5 * 256);
+        // In the first round there is more to displace than what streams by.
+        again += if round > 0 { brought() - before } else { 0 };
+    }
+    assert!(again < 3 * 5 * 256 / 10, "{again} pages had left");
+    for index in (0..streams[0].len()).step_by(1111) {
+        let scope = heap.enter();
+        assert_eq!(streams[0].get_once(&scope, index), Ok(Some(&(index as u64 + 2))));
+    }
+    heap.verify();
+}
+
+#[test]
+fn hints_are_followed() {
+    let heap = heap(8);
+    let vec = filled(&heap, 16 * MIB);
+    let mut scope = heap.enter();
+    let pages = vec.will_need(&scope, 10 * 512..30 * 512);
+    assert!((1..=20).contains(&pages), "{pages} pages on their way");
+    for index in (10 * 512..30 * 512).step_by(512) {
+        assert_eq!(vec.at(&scope, index), Ok(&(index as u64)));
+    }
+    let stats = heap.stats();
+    assert_eq!(stats.prefetches_used as usize, pages, "{stats:?}");
+    vec.cold(&scope, ..);
+    scope.renew();
+    let other = filled_in(&scope, MIB);
+    assert_eq!(vec.at(&scope, 5), Ok(&5));
+    drop(scope);
+    drop(other);
+    heap.verify();
 }

@@ -109,8 +109,8 @@ impl Prefetcher {
     }
 
     /// The thread uses a page for the first time since it was asked for, or may have been. `None` if no stream expected it; else what
-    /// to bring. Some of that may be near or on its way already.
-    pub fn on_use(&mut self, page: u64, arrival: Arrival) -> Option<Ahead> {
+    /// to bring, at most `most` pages: more would displace what is in use. Some of that may be near or on its way already.
+    pub fn on_use(&mut self, page: u64, arrival: Arrival, most: u32) -> Option<Ahead> {
         let page = page as i64 + STRIDE_MAX * 4;
         // How many of the pages asked for come after this one.
         let left = |stream: &Stream| {
@@ -130,6 +130,7 @@ impl Prefetcher {
             Arrival::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
             Arrival::Late | Arrival::InTime => return Some(Ahead::default()),
         };
+        stream.window = stream.window.min(most.max(WINDOW_MIN));
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);
         Some(Ahead { stride: stream.stride, count: stream.window })
     }
@@ -250,11 +251,11 @@ mod tests {
                     vain -= 1;
                     late_uses += u64::from(due > now);
                     let arrival = if due > now { Arrival::Late } else { Arrival::InTime };
-                    prefetcher.on_use(page, arrival).unwrap_or_default()
+                    prefetcher.on_use(page, arrival, 512).unwrap_or_default()
                 }
                 None => {
                     faults += 1;
-                    prefetcher.on_use(page, Arrival::Missing).unwrap_or_else(|| prefetcher.on_fault(page))
+                    prefetcher.on_use(page, Arrival::Missing, 512).unwrap_or_else(|| prefetcher.on_fault(page))
                 }
             };
             for step in 1..=i64::from(ahead.count) {

@@ -196,18 +196,34 @@ struct Steps<'a, 'heap> {
     span: Span,
     /// Pages visited since the scope was renewed.
     visited: u32,
+    /// What is brought will not be used again soon.
+    once: bool,
+    /// Units that came for this walk since the scope was renewed, if it is `once`.
+    brought: Vec<usize>,
 }
 
 /// Pages that a scan visits before it renews its scope, which costs a fence.
 const RENEW_PAGES: u32 = 16;
 
-impl Steps<'_, '_> {
+impl<'a, 'heap> Steps<'a, 'heap> {
+    fn new(scope: &'a mut Scope<'heap>, range: Range<usize>) -> Steps<'a, 'heap> {
+        Steps { scope, span: Span::new(range), visited: RENEW_PAGES, once: false, brought: Vec::new() }
+    }
+
     /// Where the next elements begin, and how many there are. The last ones are not used any more.
     #[inline]
     fn next<T: Send + 'static>(&mut self, units: &Paged<T>, want: Want) -> Result<Option<(*mut T, usize)>, FarError> {
-        if self.visited >= RENEW_PAGES {
-            self.scope.renew();
-            self.visited = 0;
+        if self.span.at < self.span.end {
+            let unit = self.span.at / Paged::<T>::PER_UNIT;
+            let is_near = units.is_near(self.scope, unit, want);
+            if self.visited >= RENEW_PAGES || !is_near {
+                self.pause(units);
+            }
+            if self.once && !is_near && units.is_new(self.scope, unit) {
+                self.brought.push(unit);
+            }
+        } else {
+            self.pause(units);
         }
         let next = self.span.next(units, self.scope, want)?;
         if let Some((_, count)) = next {
@@ -215,12 +231,25 @@ impl Steps<'_, '_> {
         }
         Ok(next)
     }
+
+    /// Between two chunks: what was visited may leave.
+    fn pause<T: Send + 'static>(&mut self, units: &Paged<T>) {
+        self.scope.renew();
+        self.visited = 0;
+        units.leave_first(self.scope, self.brought.drain(..));
+    }
 }
 
 impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
     /// The elements of the range exist.
     pub(super) fn new(units: &'a Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Scan<'a, 'heap, T> {
-        Scan { units, steps: Steps { scope, span: Span::new(range), visited: RENEW_PAGES } }
+        Scan { units, steps: Steps::new(scope, range) }
+    }
+
+    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    pub fn once(mut self) -> Self {
+        self.steps.once = true;
+        self
     }
 
     /// The next elements; `None` at the end.
@@ -236,7 +265,13 @@ impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
 impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
     /// The elements of the range exist.
     pub(super) fn new(units: &'a mut Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Self {
-        ScanMut { units, steps: Steps { scope, span: Span::new(range), visited: RENEW_PAGES } }
+        ScanMut { units, steps: Steps::new(scope, range) }
+    }
+
+    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    pub fn once(mut self) -> Self {
+        self.steps.once = true;
+        self
     }
 
     /// The next elements; `None` at the end.

@@ -49,6 +49,27 @@ impl<T: Send + 'static> Paged<T> {
         }
     }
 
+    /// Is this unit near and ready?
+    #[inline]
+    pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, want: Want) -> bool {
+        scope.near_unit(self.page(unit), want).is_some()
+    }
+
+    /// Has this unit not come, or come ahead of need and not been used since?
+    pub(super) fn is_new(&self, scope: &Scope<'_>, unit: usize) -> bool {
+        scope.arrival(self.page(unit)).is_some()
+    }
+
+    /// These units leave before others.
+    pub(super) fn leave_first(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) {
+        scope.leave_first(units.map(|unit| self.page(unit)));
+    }
+
+    /// Begins to bring these units, and does not wait; how many are on their way now that were not.
+    pub(super) fn prefetch(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) -> usize {
+        scope.prefetch(units.filter(|unit| *unit < self.made).map(|unit| self.page(unit)))
+    }
+
     /// Brings a unit, and begins to bring those that this thread will need next.
     #[cold]
     fn bring(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut u8, FarError> {
@@ -63,19 +84,19 @@ impl<T: Send + 'static> Paged<T> {
         // Each collection has numbers of its own, far from those of others.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
+        let most = scope.core.reserve().low / Self::UNIT_PAGES;
         let ahead = {
             let mut streams = scope.record.streams.borrow_mut();
-            match streams.on_use(number, arrival) {
+            match streams.on_use(number, arrival, most) {
                 Some(ahead) => ahead,
                 None if arrival == Arrival::InTime => Ahead::default(),
                 None => streams.on_fault(number),
             }
         };
         if ahead.count > 0 {
-            let count = (ahead.count / Self::UNIT_PAGES).max(1);
             let units =
-                (1..=i64::from(count)).filter_map(|step| usize::try_from(unit as i64 + step * ahead.stride).ok());
-            scope.prefetch(units.filter(|unit| *unit < self.made).map(|unit| self.page(unit)));
+                (1..=i64::from(ahead.count)).filter_map(|step| usize::try_from(unit as i64 + step * ahead.stride).ok());
+            self.prefetch(scope, units);
         }
     }
 

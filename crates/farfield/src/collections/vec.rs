@@ -7,7 +7,7 @@ use super::shift::Stuck;
 use crate::error::{AllocError, FarError};
 use crate::heap::{Scope, Want};
 use core::mem::MaybeUninit;
-use core::ops::RangeBounds;
+use core::ops::{Range, RangeBounds};
 
 /// A `Vec` whose elements are near or far.
 ///
@@ -105,6 +105,17 @@ impl<T: Send + 'static> FarVec<T> {
         //   borrows the scope; it borrows `self` too, so the element is not dropped or moved meanwhile;
         // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
         Ok(Some(unsafe { &*address }))
+    }
+
+    /// The same for an element that will not be used again soon: if it has to be brought near, it leaves first.
+    pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
+        let unit = index / Self::PER_UNIT;
+        if index < self.len && self.units.is_new(scope, unit) {
+            let element = self.get(scope, index)?;
+            self.units.leave_first(scope, unit..unit + 1);
+            return Ok(element);
+        }
+        self.get(scope, index)
     }
 
     /// The element with this index, to be changed.
@@ -403,6 +414,29 @@ impl<T: Send + 'static> FarVec<T> {
     ) -> ScanMut<'a, 'heap, T> {
         let range = range_of(range, self.len);
         ScanMut::new(&mut self.units, scope, range)
+    }
+
+    /// These elements will be needed soon: begins to bring them near, and does not wait. How many pages (or large elements) are on their
+    /// way now. It is advice: what finds no room is passed over.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn will_need(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) -> usize {
+        self.units.prefetch(scope, self.units_of(range))
+    }
+
+    /// These elements will not be needed soon: their pages leave before others.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn cold(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) {
+        self.units.leave_first(scope, self.units_of(range));
+    }
+
+    #[track_caller]
+    fn units_of(&self, range: impl RangeBounds<usize>) -> Range<usize> {
+        let range = range_of(range, self.len);
+        range.start / Self::PER_UNIT..range.end.div_ceil(Self::PER_UNIT)
     }
 
     /// Gives units without elements back, but for one: pushing and popping by turns shall not make a page each time.

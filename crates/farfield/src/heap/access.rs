@@ -1,6 +1,6 @@
 //! The slow path of a dereference: the slot's guess was wrong, or the page is not near.
 
-use super::evictor::Outcome;
+use super::evictor::{Outcome, Urgency};
 use super::frames::Purse;
 use super::io::{Flight, Landing};
 use super::segments::Unit;
@@ -197,7 +197,7 @@ impl Core {
             if renewable {
                 record.renew(&self.epoch);
             }
-            let outcome = self.evictor.try_run(self, self.frames.room() + step);
+            let outcome = self.evictor.try_run(self, self.frames.room() + step, Urgency::Demand);
             if let Some(frame) = self.frames.take(pages, Purse::Open) {
                 return Ok(frame);
             }

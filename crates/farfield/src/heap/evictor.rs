@@ -4,8 +4,12 @@
 //! becomes Leaving, and joins a batch. When no scope is left that could refer to a page of the batch, those that nobody took back are
 //! taken: dead ones and those equal to their far copy leave at once, the others are copied and written together.
 //!
+//! Some pages leave [`first`], before the hand looks at anything else.
+//!
 //! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator that finds no room runs it
 //! if it is idle.
+
+mod first;
 
 use super::Core;
 use super::segments::Unit;
@@ -15,9 +19,19 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_core::{PageId, checksum};
 use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use first::Progress;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// How much whoever runs the evictor is in need of room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Urgency {
+    /// It waits for nothing yet.
+    Background,
+    /// It cannot go on.
+    Demand,
+}
 
 /// How a run of the evictor ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +47,7 @@ pub(crate) enum Outcome {
 /// The evictor and who may run it.
 pub(crate) struct Evictor {
     state: Mutex<EvictorState>,
+    first: first::First,
     batch: usize,
     pub(crate) written: AtomicU64,
     pub(crate) clean: AtomicU64,
@@ -59,6 +74,10 @@ struct EvictorState {
     retired: VecDeque<(u64, Vec<u32>)>,
     /// Frames in `batches`.
     cooling: usize,
+    /// Batches of those that leave first.
+    first: VecDeque<Batch>,
+    /// The one of them that is waited for, and since when.
+    waited_for: Option<(u64, Instant)>,
     /// One page each.
     buffers: Vec<Buffer>,
     done: Vec<Completion>,
@@ -86,6 +105,8 @@ impl Evictor {
             batches: VecDeque::new(),
             retired: VecDeque::new(),
             cooling: 0,
+            first: VecDeque::new(),
+            waited_for: None,
             buffers: Vec::new(),
             done: Vec::with_capacity(batch),
             writing: Vec::with_capacity(batch),
@@ -93,6 +114,7 @@ impl Evictor {
         };
         Evictor {
             state: Mutex::new(state),
+            first: first::First::default(),
             batch,
             written: AtomicU64::new(0),
             clean: AtomicU64::new(0),
@@ -113,14 +135,14 @@ impl Evictor {
 
     /// Makes room until `goal` frames are free, or it cannot go on.
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
-        self.lock().run(core, goal)
+        self.lock().run(core, goal, Urgency::Background)
     }
 
     /// The same, unless somebody else is at it.
-    pub(crate) fn try_run(&self, core: &Core, goal: u32) -> Option<Result<Outcome, PoolError>> {
+    pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
         match self.state.try_lock() {
-            Ok(mut state) => Some(state.run(core, goal)),
-            Err(std::sync::TryLockError::Poisoned(state)) => Some(state.into_inner().run(core, goal)),
+            Ok(mut state) => Some(state.run(core, goal, urgency)),
+            Err(std::sync::TryLockError::Poisoned(state)) => Some(state.into_inner().run(core, goal, urgency)),
             Err(std::sync::TryLockError::WouldBlock) => None,
         }
     }
@@ -142,16 +164,28 @@ impl Evictor {
 }
 
 impl EvictorState {
-    fn run(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
+    fn run(&mut self, core: &Core, goal: u32, urgency: Urgency) -> Result<Outcome, PoolError> {
         self.recycle(core);
         self.discard(core)?;
         let limit = core.frames.limit();
         // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
         let mut turns_left = 2 * u64::from(core.frames.count());
+        let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
+        let mut helped = false;
         loop {
             let room = core.frames.room();
             if room >= goal {
                 return Ok(Outcome::Enough);
+            }
+            match self.evict_first(core, goal - room)? {
+                Progress::Some => {
+                    helped = true;
+                    continue;
+                }
+                Progress::Blocked(epoch) if self.waits_for(epoch, urgency) => return Ok(Outcome::Blocked(epoch)),
+                // More of them will follow: the hand is for real need.
+                _ if helped && room >= enough => return Ok(Outcome::Enough),
+                Progress::Blocked(_) | Progress::Nothing => {}
             }
             let pool = (limit / 8).max(self.batch as u32).max(goal - room) as usize;
             while self.cooling < pool && turns_left > 0 {
@@ -192,17 +226,8 @@ impl EvictorState {
         while frames.len() < self.batch && passed < u64::from(end) {
             self.hand = if self.hand + 1 >= end { 1 } else { self.hand + 1 };
             passed += 1;
-            let info = &core.frames.infos[self.hand];
-            let Some(page) = info.page() else { continue };
-            let word = &core.words[page];
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            if seen.frame() != Some(FrameId(self.hand)) {
-                continue;
-            }
-            let Some(next) = seen.cool() else { continue };
-            if core.exchange(word, seen, next) && next.state() == State::Leaving {
-                info.set_cooled(epoch);
-                frames.push(FrameId(self.hand));
+            if let Some(page) = core.frames.infos[self.hand].page() {
+                frames.extend(self.cool_page(core, page, epoch));
             }
         }
         if !frames.is_empty() {
@@ -212,6 +237,18 @@ impl EvictorState {
             self.batches.push_back(Batch { epoch, last, frames });
         }
         passed.max(1)
+    }
+
+    /// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
+    fn cool_page(&self, core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+        let word = &core.words[page];
+        let seen = FrameWord(word.load(Ordering::Acquire));
+        let (next, frame) = (seen.cool()?, seen.frame()?);
+        let left = core.exchange(word, seen, next) && next.state() == State::Leaving;
+        left.then(|| {
+            core.frames.infos[frame.0].set_cooled(epoch);
+            frame
+        })
     }
 
     /// Takes the pages of a batch that nobody took back. The batch's scopes are over.

@@ -3,6 +3,7 @@
 //! A fetch begins with `Core::launch`: the unit's page becomes Fetching, and a flight of the thread's lane owns it. It ends with
 //! `Core::land`, by whoever polls the lane: its thread at its next miss, or any thread that waits for a page (`help`).
 
+use super::evictor::Urgency;
 use super::frames::Purse;
 use super::io::{Flight, Io, Landing, Part};
 use super::threads::{Record, add, count};
@@ -21,7 +22,7 @@ impl Core {
         if self.frames.room() < self.reserve().low {
             // With our own hands, if the reclaimer is behind: a thread that misses would have to, a little later.
             self.reclaimer.wake();
-            let _ = self.evictor.try_run(self, self.reserve().low);
+            let _ = self.evictor.try_run(self, self.reserve().low, Urgency::Background);
         }
         let Ok(mut io) = self.open_io(record) else { return 0 };
         let Some(io) = io.as_mut() else { return 0 };

@@ -43,6 +43,11 @@ impl Scope<'_> {
         }
     }
 
+    /// These units leave before others. No matter if they are far.
+    pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
+        self.core.leave_first(pages.filter_map(|page| self.page(page)));
+    }
+
     /// Begins to bring these units, and does not wait.
     pub(crate) fn prefetch(&self, pages: impl Iterator<Item = u32>) -> usize {
         self.core.prefetch(self.record, pages.filter_map(|page| self.page(page))) as usize
