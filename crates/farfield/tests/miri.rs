@@ -3,7 +3,7 @@
 //! Danger: undefined behaviour that happens to work. The values have no padding and no pointers, because Miri cannot run the empty
 //! assembly block that makes ordinary bytes of those (`launder` in the evictor).
 
-use farfield::{FarBox, Heap};
+use farfield::{FarBox, FarVec, Heap};
 use std::time::Duration;
 
 struct Pair([FarBox<[u64; 2]>; 2]);
@@ -55,4 +55,43 @@ fn a_small_history() {
     heap.verify();
     drop(heap);
     drop(big);
+}
+
+#[test]
+fn a_small_vector() {
+    let (near, count) = if cfg!(miri) { (1 << 18, 70 * 512) } else { (1 << 20, 280 * 512) };
+    let heap = Heap::builder().near(near).near_max(near).far(1).patience(Duration::from_secs(3600)).build().unwrap();
+    let mut vec = FarVec::new();
+    let mut scope = heap.enter();
+    for first in (0..count).step_by(512) {
+        let page: Vec<u64> = (first..first + 512).collect();
+        vec.extend_from_slice(&scope, &page).unwrap();
+    }
+    vec.swap(&scope, 0, 600).unwrap();
+    assert_eq!(vec.swap_remove(&scope, 1), Ok(1));
+    vec.insert(&scope, count as usize - 700, 5).unwrap();
+    assert_eq!(vec.remove(&scope, count as usize - 600), Ok(count - 601));
+    let mut scan = vec.scan_mut(&mut scope).once();
+    let mut seen = 0;
+    while let Some(chunk) = scan.next_chunk().unwrap() {
+        chunk[0] += 1;
+        seen += chunk.len();
+    }
+    assert_eq!(seen as u64, count - 1);
+    assert_eq!(vec.get(&scope, 600), Ok(Some(&0)));
+    let one = vec.chunks_mut(&scope).next().unwrap().unwrap();
+    one[0] = 7;
+    assert_eq!(one.len() % 512, 0);
+    vec.truncate(&scope, 1000).unwrap();
+    assert_eq!(vec.iter(&scope).map(|word| *word.unwrap()).filter(|word| *word == 7).count(), 2);
+    drop(scope);
+    let mut boxes = FarVec::new();
+    for number in 0..700u64 {
+        let scope = heap.enter();
+        boxes.push(&scope, heap.alloc([number, 1]).unwrap()).unwrap();
+    }
+    drop(vec);
+    heap.verify();
+    drop(boxes);
+    heap.verify();
 }

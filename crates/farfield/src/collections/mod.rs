@@ -16,6 +16,8 @@
 //!   The page of a member says what it keeps near beside its elements.
 //! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
 
+mod array;
+mod bytes;
 mod chain;
 mod chunks;
 mod list;
@@ -24,13 +26,17 @@ mod paged;
 mod queue;
 mod shift;
 mod stack;
+mod string;
 mod vec;
 
+pub use array::FarArray;
+pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use list::{Cursor, CursorMut, FarList, ListIter};
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
 pub use queue::FarQueue;
 pub use stack::FarStack;
+pub use string::FarString;
 pub use vec::FarVec;
 
 /// The elements of a range, as std's slices understand it.

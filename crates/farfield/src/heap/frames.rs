@@ -138,6 +138,11 @@ impl Frames {
         self.lock().limit
     }
 
+    /// The same in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.limit()) * PAGE_BYTES as u64
+    }
+
     /// Frames that cost memory, and those of them in use.
     pub(crate) fn resident(&self) -> (u32, u32) {
         let free = self.lock();

@@ -56,6 +56,11 @@ impl Slot {
         (self.page() - core.first_page, self.place().card())
     }
 
+    /// Its heap, which exists as long as the object does.
+    pub(crate) fn heap(self) -> *const Core {
+        super::heap_of(self.page())
+    }
+
     /// Makes an object: its slot and its address, which is good as long as the scope lasts. Its bytes are arbitrary.
     pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
         let core = scope.core;
@@ -116,6 +121,11 @@ impl Core {
 }
 
 impl SlotCell {
+    /// It names nothing.
+    pub(crate) const fn nothing() -> SlotCell {
+        SlotCell(AtomicU64::new(0))
+    }
+
     pub(crate) fn new(slot: Slot) -> SlotCell {
         SlotCell(AtomicU64::new(slot.word()))
     }

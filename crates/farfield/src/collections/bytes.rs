@@ -1,0 +1,162 @@
+//! `FarBytes`: bytes in one piece.
+
+use crate::error::FarError;
+use crate::heap::{Scope, Slot, SlotCell, Want, dropped_in_place};
+use core::mem::take;
+use std::alloc::Layout;
+
+/// A `Vec<u8>` whose bytes are near or far, and always in one piece: they come and go together, and a reference is to all of them. For many
+/// bytes of which a part is used at a time, [`FarVec<u8>`](super::FarVec) is better. Growing them takes what they
+/// were and what they become near at once, at most half of the near memory.
+///
+/// ```
+/// use farfield::{FarBytes, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let scope = heap.enter();
+/// let mut bytes = FarBytes::copy_of(&scope, b"far ")?;
+/// bytes.extend_from_slice(&scope, b"away")?;
+/// assert_eq!(bytes.get(&scope)?, b"far away");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// 24 bytes; without bytes it owns no far memory.
+pub struct FarBytes {
+    /// Nothing, if there is no room.
+    cell: SlotCell,
+    len: usize,
+    /// Bytes of the object.
+    room: usize,
+}
+
+impl FarBytes {
+    /// None.
+    pub const fn new() -> FarBytes {
+        FarBytes { cell: SlotCell::nothing(), len: 0, room: 0 }
+    }
+
+    /// A copy of these.
+    pub fn copy_of(scope: &Scope<'_>, bytes: &[u8]) -> Result<FarBytes, FarError> {
+        let mut copy = FarBytes::new();
+        copy.extend_from_slice(scope, bytes)?;
+        Ok(copy)
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Are there none?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the bytes are, as long as the scope lasts.
+    fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
+        let address = scope.with_room(|| self.cell.address(scope, slot, want))?;
+        scope.mark_used();
+        Ok(address)
+    }
+
+    /// The bytes.
+    pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(&[]) };
+        let address = self.address(scope, slot, Want::Read)?;
+        // SAFETY: the first `len` bytes of the object are initialised; it became near after the scope began and stays until it ends; the
+        // slice borrows the scope and `self`, so that nobody changes or frees them.
+        Ok(unsafe { core::slice::from_raw_parts(address, self.len) })
+    }
+
+    /// The bytes, to be changed.
+    pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut [u8], FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(&mut []) };
+        let address = self.address(scope, slot, Want::Write)?;
+        // SAFETY: as in `get`, and `&mut self` makes it exclusive.
+        Ok(unsafe { core::slice::from_raw_parts_mut(address, self.len) })
+    }
+
+    /// More bytes, at the end.
+    pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
+        let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
+        if len > self.room {
+            self.grow(scope, len)?;
+        }
+        if let Some(slot) = self.cell.load() {
+            let target = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
+            // SAFETY: `len` bytes fit into the object, which is near and ours alone; `bytes` may be far bytes too, but not ours.
+            unsafe { target.add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// Moves into an object with room for `len` bytes, or twice as many as now.
+    fn grow(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
+        match self.move_into(scope, len.max(self.room.saturating_mul(2))) {
+            Err(FarError::TooLarge { .. }) => self.move_into(scope, len),
+            other => other,
+        }
+    }
+
+    fn move_into(&mut self, scope: &Scope<'_>, room: usize) -> Result<(), FarError> {
+        let both = self.room as u64 + room as u64;
+        let layout = Layout::from_size_align(room, 1).ok().filter(|_| both <= scope.core.frames.bytes() / 2);
+        let layout = layout.ok_or(FarError::TooLarge { bytes: both })?;
+        let old = self.cell.load();
+        let new = scope.with_room(|| {
+            // Nothing here renews the scope, so the old bytes are still there when the new object is made.
+            let source = old.map(|old| self.cell.address(scope, old, Want::Read)).transpose()?;
+            let (new, target) = Slot::make(scope, layout)?;
+            if let Some(source) = source {
+                // SAFETY: `len` initialised bytes, into an object with more room.
+                unsafe { target.copy_from_nonoverlapping(source, self.len) };
+            }
+            Ok(new)
+        })?;
+        self.cell.store(new.word());
+        self.room = room;
+        if let Some(old) = old {
+            // SAFETY: ours, and named by nobody any more; the new object keeps the heap.
+            unsafe { old.free(scope.core) };
+        }
+        Ok(())
+    }
+
+    /// Only the first `len` of them.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        if self.len == 0 {
+            drop(take(self));
+        }
+    }
+
+    /// None any more.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+}
+
+impl Default for FarBytes {
+    fn default() -> FarBytes {
+        FarBytes::new()
+    }
+}
+
+impl Drop for FarBytes {
+    fn drop(&mut self) {
+        let Some(slot) = self.cell.load() else { return };
+        let core = slot.heap();
+        // SAFETY: our object keeps the heap.
+        let (page, card) = slot.parts(unsafe { &*core });
+        // SAFETY: the object is ours, and nobody uses it any more. Without a destructor nothing can fail.
+        let freed = unsafe { dropped_in_place(core, page, card, None::<fn(*mut u8)>) };
+        debug_assert_eq!(freed, Ok(()));
+    }
+}
+
+impl core::fmt::Debug for FarBytes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarBytes(len {})", self.len)
+    }
+}

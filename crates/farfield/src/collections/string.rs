@@ -1,0 +1,84 @@
+//! `FarString`: text in one piece.
+
+use super::bytes::FarBytes;
+use crate::error::FarError;
+use crate::heap::Scope;
+
+/// A `String` whose text is near or far, and always in one piece: see [`FarBytes`].
+///
+/// ```
+/// use farfield::{FarString, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let scope = heap.enter();
+/// let mut text = FarString::copy_of(&scope, "fär")?;
+/// text.push_str(&scope, " away")?;
+/// assert_eq!(text.get(&scope)?, "fär away");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+pub struct FarString {
+    /// Valid UTF-8.
+    bytes: FarBytes,
+}
+
+impl FarString {
+    /// None.
+    pub const fn new() -> FarString {
+        FarString { bytes: FarBytes::new() }
+    }
+
+    /// A copy of this.
+    pub fn copy_of(scope: &Scope<'_>, text: &str) -> Result<FarString, FarError> {
+        Ok(FarString { bytes: FarBytes::copy_of(scope, text.as_bytes())? })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Is there none?
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The text.
+    pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
+        // SAFETY: only whole texts are put in (`copy_of`, `push_str`), and taken off (`truncate`) at a boundary.
+        self.bytes.get(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
+    }
+
+    /// More text, at the end.
+    pub fn push_str(&mut self, scope: &Scope<'_>, text: &str) -> Result<(), FarError> {
+        self.bytes.extend_from_slice(scope, text.as_bytes())
+    }
+
+    /// One character more, at the end.
+    pub fn push(&mut self, scope: &Scope<'_>, character: char) -> Result<(), FarError> {
+        self.push_str(scope, character.encode_utf8(&mut [0; 4]))
+    }
+
+    /// Only the first `len` bytes.
+    ///
+    /// # Panics
+    /// If a character does not end there.
+    pub fn truncate(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
+        if len < self.len() {
+            assert!(self.get(scope)?.is_char_boundary(len), "{len} is inside a character");
+            self.bytes.truncate(len);
+        }
+        Ok(())
+    }
+
+    /// None any more.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+    }
+}
+
+impl core::fmt::Debug for FarString {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarString(len {})", self.len())
+    }
+}
