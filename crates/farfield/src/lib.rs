@@ -26,7 +26,9 @@ mod plane;
 mod ptr;
 mod stats;
 
-pub use collections::{Change, FarArray, FarBytes, FarList, FarMap, FarQueue, FarStack, FarString, FarVec};
+pub use collections::{
+    Change, FarArray, FarBTreeMap, FarBytes, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
+};
 pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_pool::{OpenError, PoolError};

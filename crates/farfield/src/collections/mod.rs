@@ -17,6 +17,7 @@
 //! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
 
 mod array;
+mod btree;
 mod bytes;
 mod chain;
 mod chunks;
@@ -30,6 +31,7 @@ mod string;
 mod vec;
 
 pub use array::FarArray;
+pub use btree::{FarBTreeMap, RangeIter};
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use list::{Cursor, CursorMut, FarList, ListIter};

@@ -1,0 +1,310 @@
+//! `FarBTreeMap`: a map in the order of its keys.
+//!
+//! A B-tree of far nodes of about a page (`node`), changed from the root down (`tree`). Nothing of it is near but the root's slot.
+
+mod node;
+mod remains;
+mod tree;
+mod walk;
+
+pub use walk::RangeIter;
+
+use crate::error::{AllocError, FarError};
+use crate::heap::{Anchor, Scope, SlotCell, Want};
+use core::borrow::Borrow;
+use core::marker::PhantomData;
+use core::ops::RangeBounds;
+use node::Node;
+use remains::Remains;
+use tree::Place;
+use walk::Path;
+
+/// A map in the order of its keys, as `BTreeMap`, whose entries are near or far.
+///
+/// Nodes have about a page; large values (from some hundred bytes on) are better kept in a [`FarBox`](crate::FarBox): then nodes
+/// have more keys, the tree is less deep, and a search brings keys and not values. A change holds the nodes on its way near; with
+/// entries of a kilobyte these are more than an eighth of a near memory of 1 MiB, and it ends with [`FarError::Stalled`].
+///
+/// ```
+/// use farfield::{FarBTreeMap, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let scope = heap.enter();
+/// let mut map = FarBTreeMap::new();
+/// for number in 0..1000u64 {
+///     map.insert(&scope, number, number * number)?;
+/// }
+/// assert_eq!(map.get(&scope, &7)?, Some(&49));
+/// let three = map.range(&scope, 10..)?.take(3).map(|entry| entry.map(|(key, _)| *key));
+/// assert_eq!(three.collect::<Result<Vec<_>, _>>()?, [10, 11, 12]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
+    root: SlotCell,
+    /// Levels below the root.
+    height: u32,
+    len: usize,
+    anchor: Option<Anchor>,
+    owns: PhantomData<(K, V)>,
+}
+
+/// An entry: its node, near as long as a scope lasts, and its number there.
+type At<K, V> = (Node<K, V>, usize);
+
+impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
+    /// An empty map. It belongs to the heap of its first entry.
+    pub const fn new() -> FarBTreeMap<K, V> {
+        FarBTreeMap { root: SlotCell::nothing(), height: 0, len: 0, anchor: None, owns: PhantomData }
+    }
+
+    /// Entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Is there no entry?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Drops all entries.
+    pub fn clear(&mut self) {
+        *self = FarBTreeMap::new();
+    }
+
+    fn check(&self, scope: &Scope<'_>) -> Result<(), FarError> {
+        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(scope))
+    }
+
+    /// The node and the entry at the end of a path.
+    fn entry_at(&self, scope: &Scope<'_>, path: &Path) -> Result<Option<At<K, V>>, FarError> {
+        let node = scope.with_room(|| path.node(scope))?;
+        scope.mark_used();
+        Ok(node)
+    }
+
+    /// The first entry.
+    pub fn first_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
+        let path = self.end_path(scope, false)?;
+        // SAFETY: as in `get_key_value`.
+        Ok(self.entry_at(scope, &path)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+    }
+
+    /// The last entry.
+    pub fn last_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
+        let path = self.end_path(scope, true)?;
+        // SAFETY: as in `get_key_value`.
+        Ok(self.entry_at(scope, &path)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+    }
+
+    fn end_path(&self, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
+        self.check(scope)?;
+        scope.with_room(|| Path::end::<K, V>(self.root.load(), self.height, scope, last))
+    }
+
+    /// All entries in order, from either end. What it has passed stays near as long as the scope lasts; for long walks there is
+    /// [`FarBTreeMap::for_each`].
+    pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> Result<RangeIter<'a, K, V>, FarError> {
+        Ok(RangeIter::new(self, scope, self.end_path(scope, false)?, Path::nowhere()))
+    }
+
+    /// Visits all entries in order; renews the scope between nodes.
+    pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        let mut path = self.end_path(scope, false)?;
+        while let Some((node, index)) = self.entry_at(scope, &path)? {
+            // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
+            unsafe { visit(&*node.key(index), &*node.value(index)) };
+            scope.with_room(|| path.advance::<K, V>(scope, true))?;
+            if index + 1 == node.len() || node.height > 0 {
+                scope.renew();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
+    /// The node that has the key, and which entry it is; near as long as the scope lasts.
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<At<K, V>>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        self.check(scope)?;
+        if self.root.load().is_none() {
+            return Ok(None);
+        }
+        let found = scope.with_room(|| {
+            let mut node = Node::load(scope, &self.root, self.height, want)?;
+            loop {
+                match node.find(key) {
+                    Place::Here(index) => return Ok(Some((node, index))),
+                    Place::Before(_) if node.height == 0 => return Ok(None),
+                    Place::Before(index) => node = Node::load(scope, node.child(index), node.height - 1, want)?,
+                }
+            }
+        })?;
+        scope.mark_used();
+        Ok(found)
+    }
+
+    /// The value of a key.
+    pub fn get<'a, Q: Ord + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        Ok(self.get_key_value(scope, key)?.map(|(_, value)| value))
+    }
+
+    /// The key in the map and its value.
+    pub fn get_key_value<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<(&'a K, &'a V)>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let found = self.locate(scope, key, Want::Read)?;
+        // SAFETY:
+        // - initialised: the entry exists;
+        // - alive: its node became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
+        //   that; it also ends before the map is changed, which takes `&mut self`;
+        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which the types allow.
+        Ok(found.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+    }
+
+    /// The value of a key, to be changed.
+    pub fn get_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let found = self.locate(scope, key, Want::Write)?;
+        // SAFETY: as in `get_key_value`, and `&mut self` makes it exclusive.
+        Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
+    }
+
+    /// Has it the key?
+    pub fn contains_key<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<bool, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        Ok(self.locate(scope, key, Want::Read)?.is_some())
+    }
+
+    /// Puts an entry in; the value that it replaces.
+    pub fn insert(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<Option<V>, AllocError<(K, V)>> {
+        match self.locate(scope, &key, Want::Write) {
+            Err(error) => return Err(AllocError { error, value: (key, value) }),
+            // SAFETY: as in `get_mut`.
+            Ok(Some((node, index))) => return Ok(Some(unsafe { node.value(index).replace(value) })),
+            Ok(None) => {}
+        }
+        match scope.with_room(|| self.make_room(scope, &key)) {
+            Ok((leaf, index)) => {
+                // SAFETY: the leaf has room, and the tree is ours.
+                unsafe { leaf.insert(index, (key, value), None, 1) };
+                self.len += 1;
+                Ok(None)
+            }
+            Err(error) => Err(AllocError { error, value: (key, value) }),
+        }
+    }
+
+    /// Takes an entry out; its value.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, scope: &Scope<'_>, key: &Q) -> Result<Option<V>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        Ok(self.remove_entry(scope, key)?.map(|(_, value)| value))
+    }
+
+    /// Takes an entry out.
+    pub fn remove_entry<Q: Ord + ?Sized>(&mut self, scope: &Scope<'_>, key: &Q) -> Result<Option<(K, V)>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        if self.locate(scope, key, Want::Write)?.is_none() {
+            return Ok(None);
+        }
+        let entry = scope.with_room(|| self.take(scope, key))?;
+        self.len -= 1;
+        Ok(Some(entry))
+    }
+
+    /// Takes the first entry out.
+    pub fn pop_first(&mut self, scope: &Scope<'_>) -> Result<Option<(K, V)>, FarError> {
+        self.pop(scope, false)
+    }
+
+    /// Takes the last entry out.
+    pub fn pop_last(&mut self, scope: &Scope<'_>) -> Result<Option<(K, V)>, FarError> {
+        self.pop(scope, true)
+    }
+
+    fn pop(&mut self, scope: &Scope<'_>, last: bool) -> Result<Option<(K, V)>, FarError> {
+        self.check(scope)?;
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let entry = scope.with_room(|| {
+            let root = Node::load(scope, &self.root, self.height, Want::Write)?;
+            self.take_end(scope, root, last)
+        })?;
+        self.len -= 1;
+        Ok(Some(entry))
+    }
+
+    /// The entries with keys in a range, in order, from either end.
+    ///
+    /// # Panics
+    /// As std: if the range starts behind its end.
+    pub fn range<'a, Q, R>(&'a self, scope: &'a Scope<'a>, range: R) -> Result<RangeIter<'a, K, V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+        R: RangeBounds<Q>,
+    {
+        use core::ops::Bound::{Excluded, Included, Unbounded};
+        self.check(scope)?;
+        match (range.start_bound(), range.end_bound()) {
+            (Excluded(start), Excluded(end)) if start == end => panic!("range start and end are equal and excluded"),
+            (Included(start) | Excluded(start), Included(end) | Excluded(end)) if start > end => {
+                panic!("range start is greater than range end")
+            }
+            _ => {}
+        }
+        let path = |key: &Q, behind| {
+            scope.with_room(|| Path::to::<K, V, Q>(self.root.load(), self.height, scope, key, behind))
+        };
+        let front = match range.start_bound() {
+            Included(start) => path(start, false)?,
+            Excluded(start) => path(start, true)?,
+            Unbounded => self.end_path(scope, false)?,
+        };
+        let back = match range.end_bound() {
+            Included(end) => path(end, true)?,
+            Excluded(end) => path(end, false)?,
+            Unbounded => Path::nowhere(),
+        };
+        Ok(RangeIter::new(self, scope, front, back))
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> Default for FarBTreeMap<K, V> {
+    fn default() -> FarBTreeMap<K, V> {
+        FarBTreeMap::new()
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> Drop for FarBTreeMap<K, V> {
+    fn drop(&mut self) {
+        if let (Some(anchor), Some(root)) = (self.anchor.take(), self.root.load()) {
+            Remains::<K, V>::drop_now(anchor, root, self.height, self.len);
+        }
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> core::fmt::Debug for FarBTreeMap<K, V> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarBTreeMap({} entries)", self.len())
+    }
+}

@@ -1,0 +1,74 @@
+//! Dropping a tree, whose nodes may be far. Inner nodes come near for it, leaves only if entries have destructors.
+
+use super::node::Node;
+use crate::heap::{Anchor, Bury, Core, Slot, bury_later};
+use core::marker::PhantomData;
+
+/// Subtrees that nobody has any more.
+pub(super) struct Remains<K: Send + 'static, V: Send + 'static> {
+    anchor: Anchor,
+    /// Roots and their heights.
+    subtrees: Vec<(Slot, u32)>,
+    /// Entries in them.
+    left: usize,
+    owns: PhantomData<(K, V)>,
+}
+
+impl<K: Send + 'static, V: Send + 'static> Remains<K, V> {
+    /// Drops everything, or what can be dropped now, and the rest when a scope ends.
+    pub(super) fn drop_now(anchor: Anchor, root: Slot, height: u32, left: usize) {
+        let mut remains = Remains { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
+        if !remains.bury(false) {
+            let core: *const Core = remains.anchor.core();
+            // SAFETY: its anchor keeps the heap.
+            unsafe { bury_later(core, Box::new(remains)) };
+        }
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> Bury for Remains<K, V> {
+    fn bury(&mut self, finally: bool) -> bool {
+        let core = self.anchor.core();
+        let has_destructors = core::mem::needs_drop::<(K, V)>();
+        while let Some((slot, height)) = self.subtrees.pop() {
+            let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::new(), Vec::new());
+            if height > 0 || has_destructors {
+                let seen = core.with_object(slot, |at| {
+                    let node = Node::<K, V>::at(at, height);
+                    let len = node.len();
+                    if height > 0 {
+                        let children = (0..=len).filter_map(|child| node.child(child).load());
+                        self.subtrees.extend(children.map(|child| (child, height - 1)));
+                    }
+                    if has_destructors {
+                        keys.reserve_exact(len);
+                        values.reserve_exact(len);
+                        // SAFETY: so many entries are in the node, and theirs is the only copy from now on: the node is freed.
+                        unsafe {
+                            keys.as_mut_ptr().copy_from_nonoverlapping(node.key(0), len);
+                            values.as_mut_ptr().copy_from_nonoverlapping(node.value(0), len);
+                            keys.set_len(len);
+                            values.set_len(len);
+                        }
+                        self.left -= len;
+                    }
+                });
+                match seen {
+                    Ok(()) => {}
+                    Err(error) if finally || core.is_lost(error) => {}
+                    Err(_) => {
+                        self.subtrees.push((slot, height));
+                        return false;
+                    }
+                }
+            }
+            // SAFETY: in no tree any more, and empty. The anchor keeps the heap.
+            unsafe { Node::<K, V>::free(core, slot) };
+            // Destructors run here, in no scope of ours.
+        }
+        if has_destructors {
+            core.lose_values(self.left);
+        }
+        true
+    }
+}

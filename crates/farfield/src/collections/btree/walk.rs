@@ -1,0 +1,232 @@
+//! Walking through a tree in order.
+
+use super::node::Node;
+use super::tree::Place;
+use super::{At, FarBTreeMap};
+use crate::error::FarError;
+use crate::heap::{Scope, Slot};
+use core::borrow::Borrow;
+
+/// An entry's place: the nodes from the root to its node; in each the number of the child below, in the last the number of the entry.
+/// Empty: behind the last entry. Good as long as the tree is not changed; nodes may leave and come back.
+#[derive(Clone, Debug)]
+pub(super) struct Path {
+    steps: Vec<(Slot, usize)>,
+    /// Of the last node.
+    height: u32,
+}
+
+/// Children that are fetched ahead.
+const WINDOW: usize = 4;
+
+impl Path {
+    pub(super) fn nowhere() -> Path {
+        Path { steps: Vec::new(), height: 0 }
+    }
+
+    /// Are both the same place?
+    fn is(&self, other: &Path) -> bool {
+        match (self.steps.last(), other.steps.last()) {
+            (Some((one, index)), Some((two, other))) => one.is(*two) && index == other,
+            (one, two) => one.is_none() && two.is_none(),
+        }
+    }
+
+    /// The node at the end and the number of the entry.
+    pub(super) fn node<K, V>(&self, scope: &Scope<'_>) -> Result<Option<At<K, V>>, FarError> {
+        let Some((slot, index)) = self.steps.last() else { return Ok(None) };
+        Ok(Some((Node::at(slot.address(scope)?, self.height), *index)))
+    }
+
+    /// To the first or the last entry.
+    pub(super) fn end<K, V>(root: Option<Slot>, height: u32, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
+        let mut path = Path::nowhere();
+        let Some(root) = root else { return Ok(path) };
+        path.go_down::<K, V>(root, height, scope, last)?;
+        let is_empty = path.node::<K, V>(scope)?.is_none_or(|(node, _)| node.len() == 0);
+        Ok(if is_empty { Path::nowhere() } else { path })
+    }
+
+    /// From a subtree's root to its first or last entry, which is in a leaf.
+    fn go_down<K, V>(
+        &mut self,
+        mut slot: Slot,
+        mut height: u32,
+        scope: &Scope<'_>,
+        last: bool,
+    ) -> Result<(), FarError> {
+        loop {
+            let node = Node::<K, V>::at(slot.address(scope)?, height);
+            self.height = height;
+            if height == 0 {
+                self.steps.push((slot, if last { node.len().saturating_sub(1) } else { 0 }));
+                return Ok(());
+            }
+            let index = if last { node.len() } else { 0 };
+            self.steps.push((slot, index));
+            (slot, height) = (child(node, index), height - 1);
+        }
+    }
+
+    /// To the first entry that is not before a key; `behind`: that is after it.
+    pub(super) fn to<K: Borrow<Q>, V, Q: Ord + ?Sized>(
+        root: Option<Slot>,
+        height: u32,
+        scope: &Scope<'_>,
+        key: &Q,
+        behind: bool,
+    ) -> Result<Path, FarError> {
+        let mut path = Path::nowhere();
+        let Some(mut slot) = root else { return Ok(path) };
+        path.height = height;
+        loop {
+            let node = Node::<K, V>::at(slot.address(scope)?, path.height);
+            match node.find(key) {
+                Place::Here(index) => {
+                    path.steps.push((slot, index));
+                    if behind {
+                        path.advance::<K, V>(scope, false)?;
+                    }
+                    return Ok(path);
+                }
+                Place::Before(index) => {
+                    path.steps.push((slot, index));
+                    if path.height == 0 {
+                        path.come_up::<K, V>(scope)?;
+                        return Ok(path);
+                    }
+                    (slot, path.height) = (child(node, index), path.height - 1);
+                }
+            }
+        }
+    }
+
+    /// Behind the last entry of a node is the one above it that its child is before.
+    fn come_up<K, V>(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
+        while let Some((slot, index)) = self.steps.last() {
+            if *index < Node::<K, V>::at(slot.address(scope)?, self.height).len() {
+                return Ok(());
+            }
+            self.steps.pop();
+            self.height += 1;
+        }
+        self.height = 0;
+        Ok(())
+    }
+
+    /// Goes to the entry behind this one; or stays here, with an error. `ahead`: fetches what comes after it.
+    pub(super) fn advance<K, V>(&mut self, scope: &Scope<'_>, ahead: bool) -> Result<(), FarError> {
+        let Some((node, index)) = self.node::<K, V>(scope)? else { return Ok(()) };
+        if node.height == 0 && index + 1 < node.len() {
+            if let Some((_, place)) = self.steps.last_mut() {
+                *place = index + 1;
+            }
+            return Ok(());
+        }
+        let mut path = self.clone();
+        if let Some((_, place)) = path.steps.last_mut() {
+            *place = index + 1;
+        }
+        if node.height > 0 {
+            let height = node.height - 1;
+            if ahead && height == 0 && (index + 1).is_multiple_of(WINDOW) {
+                let children =
+                    (index + 2..=node.len()).take(WINDOW).map(|index| child(node, index).parts(scope.core).0);
+                scope.core.prefetch(scope.record, children);
+            }
+            path.go_down::<K, V>(child(node, index + 1), height, scope, false)?;
+        } else {
+            path.come_up::<K, V>(scope)?;
+        }
+        *self = path;
+        Ok(())
+    }
+
+    /// The entry before this one, which exists.
+    fn previous<K, V>(&self, root: Option<Slot>, height: u32, scope: &Scope<'_>) -> Result<Path, FarError> {
+        let mut path = self.clone();
+        let Some((node, index)) = path.node::<K, V>(scope)? else {
+            return Path::end::<K, V>(root, height, scope, true);
+        };
+        if node.height > 0 {
+            path.go_down::<K, V>(child(node, index), node.height - 1, scope, true)?;
+            return Ok(path);
+        }
+        while let Some((_, index)) = path.steps.last_mut() {
+            if *index > 0 {
+                *index -= 1;
+                return Ok(path);
+            }
+            path.steps.pop();
+            path.height += 1;
+        }
+        Ok(Path::nowhere())
+    }
+}
+
+fn child<K, V>(node: Node<K, V>, index: usize) -> Slot {
+    let Some(slot) = node.child(index).load() else { unreachable!("a tree names its nodes") };
+    slot
+}
+
+/// Entries of a map in order. See [`FarBTreeMap::range`].
+pub struct RangeIter<'a, K: Send + 'static, V: Send + 'static> {
+    map: &'a FarBTreeMap<K, V>,
+    scope: &'a Scope<'a>,
+    front: Path,
+    /// Behind the last entry.
+    back: Path,
+    passed: usize,
+    failed: bool,
+}
+
+impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
+    pub(super) fn new(map: &'a FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: Path, back: Path) -> Self {
+        RangeIter { map, scope, front, back, passed: 0, failed: false }
+    }
+
+    /// The entry from one end, and a step there.
+    fn take(&mut self, from_back: bool) -> Result<Option<(&'a K, &'a V)>, FarError> {
+        if self.failed || self.front.is(&self.back) {
+            return Ok(None);
+        }
+        let (map, scope) = (self.map, self.scope);
+        let found = if from_back {
+            self.back = scope.with_room(|| self.back.previous::<K, V>(map.root.load(), map.height, scope))?;
+            map.entry_at(scope, &self.back)?
+        } else {
+            let found = map.entry_at(scope, &self.front)?;
+            self.passed += 1;
+            self.front.advance::<K, V>(scope, self.passed > 1)?;
+            found
+        };
+        // SAFETY: as in `FarBTreeMap::get_key_value`.
+        Ok(found.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+    }
+
+    fn item(&mut self, from_back: bool) -> Option<Result<(&'a K, &'a V), FarError>> {
+        let item = self.take(from_back);
+        self.failed |= item.is_err();
+        item.transpose()
+    }
+}
+
+impl<'a, K: Send + 'static, V: Send + 'static> Iterator for RangeIter<'a, K, V> {
+    type Item = Result<(&'a K, &'a V), FarError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.item(false)
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> DoubleEndedIterator for RangeIter<'_, K, V> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.item(true)
+    }
+}
+
+impl<K: Send + 'static, V: Send + 'static> core::fmt::Debug for RangeIter<'_, K, V> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("RangeIter")
+    }
+}

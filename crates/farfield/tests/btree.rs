@@ -1,0 +1,298 @@
+//! `FarBTreeMap` is a `BTreeMap`, wherever its nodes are. Dangers: an order broken where nodes are split, merged or lend entries;
+//! ranges that begin or end one too early or too late; entries dropped never or twice.
+
+mod common;
+
+use common::twin::{Twin, random_steps};
+use common::{MIB, Random, heap, seed};
+use farfield::{FarBTreeMap, FarError, Heap};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+type Value = [u64; 40];
+
+fn value(number: u64) -> Value {
+    core::array::from_fn(|at| number ^ at as u64)
+}
+
+struct Map {
+    far: FarBTreeMap<u64, Value>,
+    near: BTreeMap<u64, u64>,
+    keys: u64,
+}
+
+impl Twin for Map {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Map {
+        let count = bytes / size_of::<Value>() as u64;
+        let mut twin = Map { far: FarBTreeMap::new(), near: BTreeMap::new(), keys: count * 2 };
+        // Ascending, descending and anywhere.
+        for number in 0..count {
+            let key = match number % 3 {
+                0 => number,
+                1 => twin.keys - number,
+                _ => random.next() % twin.keys,
+            };
+            let old = twin.far.insert(&heap.enter(), key, value(number)).unwrap();
+            assert_eq!(old, twin.near.insert(key, number).map(value));
+        }
+        twin
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Random) {
+        let (key, number) = (random.next() % self.keys, random.next());
+        let scope = heap.enter();
+        match random.below(9) {
+            0 | 1 => {
+                let old = self.far.insert(&scope, key, value(number)).unwrap();
+                assert_eq!(old, self.near.insert(key, number).map(value));
+            }
+            2 => self.remove_run(heap, random),
+            3 => {
+                assert_eq!(self.far.pop_first(&scope).unwrap(), self.near.pop_first().map(|(k, n)| (k, value(n))));
+                assert_eq!(self.far.pop_last(&scope).unwrap(), self.near.pop_last().map(|(k, n)| (k, value(n))));
+            }
+            4 => {
+                let first = self.far.first_key_value(&scope).unwrap().map(|(key, _)| *key);
+                let last = self.far.last_key_value(&scope).unwrap().map(|(key, _)| *key);
+                assert_eq!(first, self.near.first_key_value().map(|(key, _)| *key));
+                assert_eq!(last, self.near.last_key_value().map(|(key, _)| *key));
+            }
+            5 => {
+                let found = self.far.get_mut(&scope, &key).unwrap();
+                let twin = self.near.get_mut(&key);
+                assert_eq!(found.is_some(), twin.is_some());
+                if let (Some(found), Some(twin)) = (found, twin) {
+                    (*found, *twin) = (value(number), number);
+                }
+            }
+            6 => {
+                let end = key + random.next() % 100;
+                let bound = |choice, key| match choice {
+                    0 => Bound::Included(key),
+                    1 => Bound::Excluded(key),
+                    _ => Bound::Unbounded,
+                };
+                let range = (bound(random.below(3), key), bound(random.below(3), end + 1));
+                let mut far = self.far.range(&scope, range).unwrap();
+                let mut near = self.near.range(range);
+                for _ in 0..random.below(60) {
+                    let (far, near) = match random.below(2) {
+                        0 => (far.next(), near.next()),
+                        _ => (far.next_back(), near.next_back()),
+                    };
+                    let far = far.map(|entry| entry.map(|(key, found)| (*key, *found)).unwrap());
+                    assert_eq!(far, near.map(|(key, number)| (*key, value(*number))));
+                }
+            }
+            _ => assert_eq!(self.far.get(&scope, &key).unwrap().copied(), self.near.get(&key).map(|n| value(*n))),
+        }
+        assert_eq!(self.far.len(), self.near.len());
+    }
+
+    fn compare(&self, heap: &Heap) {
+        let mut twin = self.near.iter();
+        let visit = |key: &u64, found: &Value| {
+            assert_eq!(twin.next().map(|(key, number)| (*key, value(*number))), Some((*key, *found)));
+        };
+        self.far.for_each(&mut heap.enter(), visit).unwrap();
+        assert_eq!(twin.next(), None);
+    }
+}
+
+impl Map {
+    /// Neighbours, so that nodes run empty.
+    fn remove_run(&mut self, heap: &Heap, random: &mut Random) {
+        let start = random.next() % self.keys;
+        let keys: Vec<u64> = self.near.range(start..).take(random.below(30)).map(|(key, _)| *key).collect();
+        for key in keys.into_iter().chain([start]) {
+            let removed = self.far.remove(&heap.enter(), &key).unwrap();
+            assert_eq!(removed, self.near.remove(&key).map(value));
+        }
+    }
+}
+
+#[test]
+fn maps_with_a_tenth_near() {
+    random_steps::<Map>(10, 2_000);
+}
+
+#[test]
+fn maps_with_a_quarter_near() {
+    random_steps::<Map>(25, 2_000);
+}
+
+#[test]
+fn maps_with_everything_near() {
+    random_steps::<Map>(100, 2_000);
+}
+
+/// 50 MiB take minutes without optimisation, most of them in the pool's stand-in.
+#[test]
+fn maps_with_two_percent_near() {
+    if std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1") {
+        random_steps::<Map>(2, 20);
+    } else {
+        println!("skipped: FARFIELD_DEEP=1 runs it");
+    }
+}
+
+/// Counts how many exist.
+struct Counted {
+    alive: Arc<AtomicI64>,
+    number: u64,
+    fill: [u64; 20],
+}
+
+impl Counted {
+    fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
+        alive.fetch_add(1, Ordering::Relaxed);
+        Counted { alive: alive.clone(), number, fill: [number; 20] }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        assert_eq!(self.fill, [self.number; 20]);
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Keys and values with destructors.
+struct Texts {
+    alive: Arc<AtomicI64>,
+    far: FarBTreeMap<String, Counted>,
+    near: BTreeMap<String, u64>,
+    keys: u64,
+}
+
+impl Twin for Texts {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Texts {
+        let keys = bytes / 150;
+        let mut twin = Texts { alive: Arc::default(), far: FarBTreeMap::new(), near: BTreeMap::new(), keys };
+        for _ in 0..bytes / 200 {
+            let number = random.next() % twin.keys;
+            twin.far.insert(&heap.enter(), number.to_string(), Counted::new(&twin.alive, number)).unwrap();
+            twin.near.insert(number.to_string(), number);
+        }
+        twin
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Random) {
+        let (key, number) = ((random.next() % self.keys).to_string(), random.next());
+        let scope = heap.enter();
+        if random.below(2) == 0 {
+            let old = self.far.insert(&scope, key.clone(), Counted::new(&self.alive, number)).unwrap();
+            assert_eq!(old.map(|old| old.number), self.near.insert(key, number));
+        } else {
+            let old = self.far.remove_entry(&scope, key.as_str()).unwrap();
+            assert_eq!(old.map(|(key, old)| (key, old.number)), self.near.remove_entry(&key));
+        }
+    }
+
+    fn compare(&self, heap: &Heap) {
+        let mut twin = self.near.iter();
+        let visit = |key: &String, value: &Counted| assert_eq!(twin.next(), Some((key, &value.number)));
+        self.far.for_each(&mut heap.enter(), visit).unwrap();
+        assert_eq!(twin.next(), None);
+        assert_eq!(self.alive.load(Ordering::Relaxed), self.near.len() as i64);
+    }
+}
+
+#[test]
+fn texts_with_a_tenth_near() {
+    random_steps::<Texts>(10, 1_000);
+}
+
+#[test]
+fn texts_with_everything_near() {
+    random_steps::<Texts>(100, 2_000);
+}
+
+/// Every kind of change of a tree, many times: from empty to empty.
+#[test]
+fn trees_grow_and_shrink_to_nothing() {
+    let heap = heap(8);
+    let mut random = Random(seed());
+    for round in 0..6 {
+        // Seven entries to a node at most, so that the tree is deep.
+        let mut far: FarBTreeMap<u32, [u64; 60]> = FarBTreeMap::new();
+        let mut near = BTreeMap::new();
+        for (count, remove) in [(3_000, 3), (6_000, 8)] {
+            for _ in 0..count {
+                let scope = heap.enter();
+                let key = random.below(4_000) as u32;
+                if random.below(10) < remove {
+                    assert_eq!(far.remove(&scope, &key).unwrap().map(|v| v[59]), near.remove(&key));
+                } else {
+                    assert_eq!(
+                        far.insert(&scope, key, [u64::from(key); 60]).unwrap().is_some(),
+                        near.contains_key(&key)
+                    );
+                    near.insert(key, u64::from(key));
+                }
+            }
+            let mut keys = near.keys();
+            far.for_each(&mut heap.enter(), |key, _| assert_eq!(Some(key), keys.next())).unwrap();
+            assert_eq!(keys.next(), None);
+        }
+        while let Some((key, value)) = if round % 2 == 0 { near.pop_first() } else { near.pop_last() } {
+            let scope = heap.enter();
+            let popped = if round % 2 == 0 { far.pop_first(&scope) } else { far.pop_last(&scope) };
+            assert_eq!(popped.unwrap(), Some((key, [value; 60])));
+        }
+        let scope = heap.enter();
+        assert!(far.is_empty() && far.iter(&scope).unwrap().next().is_none());
+        assert_eq!((far.pop_first(&scope).unwrap(), far.first_key_value(&scope).unwrap()), (None, None));
+        assert_eq!(far.insert(&scope, 1, [1; 60]).unwrap(), None);
+        drop(scope);
+        drop(far);
+        heap.verify();
+    }
+}
+
+#[test]
+fn odd_entries_and_other_heaps() {
+    let (one, two) = (heap(2), heap(2));
+    let mut set: FarBTreeMap<u16, ()> = FarBTreeMap::new();
+    assert_eq!(set.get(&two.enter(), &1).unwrap(), None, "without an entry it belongs to no heap");
+    for key in (0..3_000).rev() {
+        assert_eq!(set.insert(&one.enter(), key, ()).unwrap(), None);
+    }
+    let scope = one.enter();
+    assert!(set.range(&scope, 100..200).unwrap().rev().map(|e| *e.unwrap().0).eq((100..200).rev()));
+    drop(scope);
+    assert_eq!(set.get(&two.enter(), &1), Err(FarError::OtherHeap));
+    let error = set.insert(&two.enter(), 1, ()).unwrap_err();
+    assert_eq!((error.error, error.value), (FarError::OtherHeap, (1, ())));
+    let mut large: FarBTreeMap<u8, [u8; 3_000]> = FarBTreeMap::new();
+    for key in 0..100 {
+        large.insert(&one.enter(), key, [key; 3_000]).unwrap();
+    }
+    for key in 0..100 {
+        assert_eq!(large.remove(&one.enter(), &key).unwrap(), Some([key; 3_000]));
+    }
+    drop((set, large));
+    one.verify();
+}
+
+#[test]
+fn long_walks_are_fetched_ahead() {
+    let heap = heap(1);
+    let mut map = FarBTreeMap::new();
+    let count = 8 * MIB / size_of::<Value>() as u64;
+    for key in 0..count {
+        map.insert(&heap.enter(), key, value(key)).unwrap();
+    }
+    let before = heap.stats().prefetches_used;
+    let mut next = 0;
+    let visit = |key: &u64, found: &Value| {
+        assert_eq!((*key, found[7]), (next, next ^ 7));
+        next += 1;
+    };
+    map.for_each(&mut heap.enter(), visit).unwrap();
+    assert_eq!(next, count);
+    let used = heap.stats().prefetches_used - before;
+    assert!(used > count / 12 / 4, "{used} of about {} leaves", count / 6);
+}
