@@ -5,7 +5,7 @@ mod common;
 use common::twin::{Twin, twins};
 use common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::collections::FarVec;
-use farfield::{FarError, Heap, Scope};
+use farfield::{FarError, Heap, Plane, Scope};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -511,5 +511,65 @@ fn hints_are_followed() {
     assert_eq!(vec.at(&scope, 5), Ok(&5));
     drop(scope);
     drop(other);
+    heap.verify();
+}
+
+/// Threads read one vector, and each changes one of its own, with a tenth near.
+#[test]
+fn threads_share_a_vector() {
+    let heap = heap(2);
+    let shared = filled(&heap, 8 * MIB);
+    let seed = seed();
+    std::thread::scope(|threads| {
+        let work = |thread: u64| {
+            let (heap, shared) = (&heap, &shared);
+            move || {
+                let mut random = Random(seed ^ thread << 32);
+                let mut own = filled(heap, 3 * MIB);
+                let mut twin: Vec<u64> = (0..3 * MIB / 8).collect();
+                for _ in 0..30 {
+                    let mut scope = heap.enter();
+                    let from = random.below(shared.len());
+                    let mut scan = shared.scan_in(&mut scope, from..);
+                    let mut at = from as u64;
+                    for _ in 0..30 {
+                        let Some(chunk) = scan.next_chunk().unwrap() else { break };
+                        assert_eq!((chunk[0], chunk[chunk.len() - 1]), (at, at + chunk.len() as u64 - 1));
+                        at += chunk.len() as u64;
+                    }
+                    for _ in 0..30 {
+                        let (index, value) = (random.below(twin.len()), random.next());
+                        assert_eq!(own.set(&scope, index, value), Ok(std::mem::replace(&mut twin[index], value)));
+                        scope.renew();
+                        let index = random.below(shared.len());
+                        assert_eq!(shared.at(&scope, index), Ok(&(index as u64)));
+                        scope.renew();
+                    }
+                }
+            }
+        };
+        let handles: Vec<_> = (0..4).map(|thread| threads.spawn(work(thread))).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
+    });
+    assert_in_budget(heap.stats());
+    heap.verify();
+}
+
+/// Units are pages on the object plane, too.
+#[test]
+fn vectors_work_on_the_object_plane() {
+    let heap = Heap::builder().near(2 * MIB).near_max(2 * MIB).plane(Plane::Object).paranoid(true).build().unwrap();
+    let mut random = Random(seed());
+    let mut vecs = Vecs::<(String, u8)>::filled(&heap, 6 * MIB, &mut random);
+    let boxes: Vec<_> = (0..20_000u64).map(|number| heap.alloc([number; 8]).unwrap()).collect();
+    for step in 0..500 {
+        vecs.step(&heap, &mut random);
+        let index = step * 37 % boxes.len();
+        assert_eq!(boxes[index].get(&heap.enter()), Ok(&[index as u64; 8]));
+    }
+    vecs.compare(&heap);
+    heap.verify();
+    drop(vecs);
+    drop(boxes);
     heap.verify();
 }
