@@ -117,7 +117,7 @@ impl Model {
         }
         assert_eq!(self.word(0).state(), State::Far);
         write(&self.frames[1], read(&self.far));
-        self.handle.store(seen.moved(1, 0, true).0, Ordering::Release);
+        self.handle.store(seen.moved(1, 0).0, Ordering::Release);
     }
 
     /// One scope, in which the object is incremented, if it is found; how often.
@@ -151,7 +151,7 @@ impl Model {
         }
         write(&self.frames[1], read(&self.frames[0]));
         let here = Handle(self.handle.load(Ordering::Acquire));
-        let moved = here.moved(1, 0, false);
+        let moved = here.moved(1, 0);
         assert!(self.handle.compare_exchange(here.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         let mut seen = self.word(0);
         while !self.exchange(0, seen, seen.dropped(true)) {

@@ -1,5 +1,7 @@
 //! What a heap tells about itself.
 
+use core::time::Duration;
+
 /// A look at a heap. Counters run from its beginning on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
@@ -25,6 +27,12 @@ pub struct Stats {
     pub taken_back: u64,
     /// Times that a thread found no free frame and had to make one, or wait.
     pub throttled: u64,
+    /// How often such a wait took less than 2 µs (the first), less than 4 µs, and so on; the last: anything longer.
+    pub pauses: [u64; Stats::PAUSE_CLASSES],
+    /// The longest.
+    pub longest_pause: Duration,
+    /// Small values that were moved, so that what is hot lies together and what leaves is dense. On the object plane only.
+    pub moved_values: u64,
     /// Far pages given back to the pool.
     pub discarded_pages: u64,
     /// Values whose destructor could not run, because their bytes are lost.
@@ -38,6 +46,15 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Length of [`Stats::pauses`].
+    pub const PAUSE_CLASSES: usize = 20;
+
+    /// Index in [`Stats::pauses`].
+    pub(crate) fn pause_class(pause: Duration) -> usize {
+        let micros = pause.as_micros().max(1) as u64;
+        (micros.ilog2() as usize).min(Self::PAUSE_CLASSES - 1)
+    }
+
     /// Of what came ahead of need and is decided, the share that was used; 1 if nothing is.
     pub fn prefetch_accuracy(&self) -> f64 {
         share(self.prefetches_used, self.prefetches_unused)

@@ -94,6 +94,83 @@ fn threads_that_want_one_far_value_get_the_same_one() {
     heap.verify();
 }
 
+/// Lowers the near budget. Nobody waits for a frame meanwhile, so the evacuator has time.
+fn shrink(heap: &Heap) {
+    heap.set_near(2 * MIB + MIB / 2);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while heap.stats().near_bytes > heap.stats().near_limit_bytes {
+        assert!(std::time::Instant::now() < deadline, "{:?}", heap.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Values that are left over from full pages: the evacuator brings them together, where bringing them near one by one would be a
+/// miss for each.
+#[test]
+fn what_is_left_in_sparse_pages_is_moved_together() {
+    let heap = Heap::builder()
+        .near(6 * MIB)
+        .near_max(6 * MIB)
+        .far(1 << 30)
+        .paranoid(true)
+        .plane(Plane::Object)
+        .build()
+        .unwrap();
+    let mut values: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+    assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
+    let mut index = 0;
+    values.retain(|_| {
+        index += 1;
+        index % 4 == 0
+    });
+    let check = || {
+        for (index, value) in values.iter().enumerate() {
+            let scope = heap.enter();
+            assert_eq!(*value.get(&scope).unwrap(), [index as u64 * 4 + 3; 8]);
+        }
+    };
+    check();
+    // They lie in 900 pages, and fit into 240.
+    shrink(&heap);
+    assert_in_budget(heap.stats());
+    check();
+    let stats = heap.stats();
+    assert!(stats.moved_values > 10_000, "{stats:?}");
+    assert!(stats.misses < 5_000, "{stats:?}");
+    drop(values);
+    heap.verify();
+}
+
+/// Hot values among cold ones in the same pages: the cold ones leave.
+#[test]
+fn hot_values_stay_when_their_page_leaves() {
+    let heap = Heap::builder()
+        .near(6 * MIB)
+        .near_max(6 * MIB)
+        .far(1 << 30)
+        .paranoid(true)
+        .plane(Plane::Object)
+        .build()
+        .unwrap();
+    let values: Vec<_> = (0..50_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+    for value in values.iter().step_by(10) {
+        value.get(&heap.enter()).unwrap();
+    }
+    assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
+    shrink(&heap);
+    let misses = |first: usize| {
+        let before = heap.stats().misses;
+        for index in (first..50_000).step_by(50) {
+            assert_eq!(values[index].get(&heap.enter()).unwrap()[7], index as u64);
+        }
+        heap.stats().misses - before
+    };
+    let (hot, cold) = (misses(0), misses(5));
+    assert!(hot * 2 < cold, "of 1000 each, {hot} hot ones were missed and {cold} others; {:?}", heap.stats());
+    drop(values);
+    heap.verify();
+}
+
 /// A parent that is far and clean goes on finding its children, wherever they have moved.
 #[test]
 fn children_move_while_parents_are_far() {

@@ -49,7 +49,7 @@ impl Handle {
     /// In fresh memory: free, and the last in its list.
     pub const FRESH: Handle = Handle(0);
 
-    /// A mark that whoever uses the object sets with one `fetch_or`, unless it is set.
+    /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away.
     pub const HOT: u64 = HOT;
 
     /// Free, and in a list before `next`.
@@ -83,15 +83,10 @@ impl Handle {
         self.whereabouts() == Whereabouts::At { page, card }
     }
 
-    /// Was used since it was last [cooled](Handle::cooled).
+    /// Was used again since it came where it is, or since the mark was taken away.
     #[inline]
     pub fn is_hot(self) -> bool {
         self.0 & HOT != 0
-    }
-
-    /// The same, and not hot.
-    pub fn cooled(self) -> Handle {
-        Handle(self.0 & !HOT)
     }
 
     /// The caller takes the object, to bring it near. `None` if it is not to be had now.
@@ -105,10 +100,10 @@ impl Handle {
         Handle(self.0 & !MOVING)
     }
 
-    /// The object is elsewhere now; `hot` if it was brought because it is used.
-    pub fn moved(self, page: u32, card: u8, hot: bool) -> Handle {
+    /// The object is elsewhere now, and not hot before it is used there.
+    pub fn moved(self, page: u32, card: u8) -> Handle {
         assert!(self.whereabouts() != Whereabouts::Nowhere);
-        Handle(Handle::settle(page, card).0 | if hot { HOT } else { 0 })
+        Handle::settle(page, card)
     }
 }
 
@@ -122,17 +117,17 @@ mod tests {
     const PLACES: [(u32, u8); 4] = [(0, 0), (1, 255), (u32::MAX, 0), (77, 3)];
 
     fn next(handle: Handle) -> Vec<Handle> {
-        let mut next = vec![handle.cooled()];
+        let mut next = vec![Handle(handle.0 & !Handle::HOT)];
         next.extend(handle.lock());
         match handle.whereabouts() {
             Whereabouts::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
             Whereabouts::At { .. } => {
                 next.extend([Handle(handle.0 | Handle::HOT), Handle::free(None), Handle::free(Some(u32::MAX - 1))]);
-                next.extend(PLACES.map(|(page, card)| handle.moved(page, card, false)));
+                next.extend(PLACES.map(|(page, card)| handle.moved(page, card)));
             }
             Whereabouts::Moving => {
                 next.push(handle.unlock());
-                next.extend(PLACES.map(|(page, card)| handle.moved(page, card, true)));
+                next.extend(PLACES.map(|(page, card)| handle.moved(page, card)));
             }
         }
         next
@@ -160,7 +155,7 @@ mod tests {
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();
             assert_eq!(there, usize::from(matches!(handle.whereabouts(), Whereabouts::At { .. })), "{handle:?}");
-            assert_eq!(handle.cooled().whereabouts(), handle.whereabouts());
+            assert_eq!(Handle(handle.0 & !Handle::HOT).whereabouts(), handle.whereabouts());
         }
     }
 
@@ -183,10 +178,8 @@ mod tests {
     fn what_moved_is_where_it_was_put() {
         for handle in reachable().into_iter().filter(|handle| handle.whereabouts() != Whereabouts::Nowhere) {
             for (page, card) in PLACES {
-                for hot in [false, true] {
-                    let moved = handle.moved(page, card, hot);
-                    assert!(moved.is_at(page, card) && moved.is_hot() == hot);
-                }
+                let moved = handle.moved(page, card);
+                assert!(moved.is_at(page, card) && !moved.is_hot());
             }
         }
     }

@@ -139,6 +139,8 @@ pub enum Verdict {
     Drop,
     /// It leaves as it is.
     Write,
+    /// It keeps its place once more: all of it would be missed. Its objects are not hot any more.
+    Stay,
     /// Its objects move: hot ones together, cold ones together. Then its frame is free.
     Evacuate,
 }
@@ -146,13 +148,14 @@ pub enum Verdict {
 impl Verdict {
     /// For a page of `capacity` objects, of which `live` live and `hot` of these were used lately.
     ///
-    /// A page without hot objects that is at least three quarters full leaves whole: moving its objects first would cost a copy of each and
-    /// save little. A page of hot objects alone is not written, because all of it would be missed.
+    /// A page without hot objects that is at least three quarters full leaves whole: moving its objects first would cost a copy of
+    /// each and save little. One that is full of hot objects to three quarters stays, for the same reason.
     pub fn of(live: u32, hot: u32, capacity: u32) -> Verdict {
         debug_assert!(hot <= live && live <= capacity);
         match live {
             0 => Verdict::Drop,
             _ if hot == 0 && live * 4 >= capacity * 3 => Verdict::Write,
+            _ if hot * 4 >= capacity * 3 => Verdict::Stay,
             _ => Verdict::Evacuate,
         }
     }
@@ -237,6 +240,10 @@ mod tests {
                     let verdict = Verdict::of(live, hot, capacity);
                     assert_eq!(verdict == Verdict::Drop, live == 0);
                     assert!(verdict != Verdict::Write || hot == 0 && live * 2 > capacity);
+                    // What stays is written or moved next time, when nothing in it is hot.
+                    assert!(verdict != Verdict::Stay || !matches!(Verdict::of(live, 0, capacity), Verdict::Stay));
+                    // Objects that move need fewer pages than they had, or leave cold ones behind.
+                    assert!(verdict != Verdict::Evacuate || hot < live || live * 4 < capacity * 3);
                 }
             }
         }

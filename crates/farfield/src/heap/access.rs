@@ -10,6 +10,7 @@ use crate::error::FarError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+use std::time::Instant;
 
 /// What a mutator wants of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,10 +190,20 @@ impl Core {
             return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
         }
         count(&record.counters.throttled);
+        let started = Instant::now();
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let frames = self.wait_for_frames(record, pages, renewable, limit);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        record.counters.pauses.add(started.elapsed());
+        frames
+    }
+
+    fn wait_for_frames(&self, record: &Record, pages: u32, renewable: bool, limit: u32) -> Result<FrameId, FarError> {
         self.reclaimer.wake();
         let mut patience = Patience::new(self.patience);
-        // Free frames need not be neighbours; each round frees more.
-        let mut step = pages.max(self.reserve().low);
+        // A batch, so that it does not take long: the rest is the reclaimer's. Free frames need not be neighbours; each round
+        // frees more.
+        let mut step = pages.max(self.reserve().low.min(64));
         loop {
             if renewable {
                 record.renew(&self.epoch);

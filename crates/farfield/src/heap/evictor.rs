@@ -10,9 +10,11 @@
 //! if it is idle.
 
 mod first;
+mod log_pages;
 
 use super::Core;
 use super::segments::Unit;
+use crate::plane::object::Evacuator;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -70,6 +72,9 @@ struct EvictorState {
     lane: Option<Box<dyn Lane>>,
     hand: u32,
     batches: VecDeque<Batch>,
+    /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
+    urgent: VecDeque<Batch>,
+    evacuator: Evacuator,
     /// Log pages that were retired before this epoch's batch, and are free when it is over.
     retired: VecDeque<(u64, Vec<u32>)>,
     /// Frames in `batches`.
@@ -92,6 +97,9 @@ struct Writing {
     result: Result<(), PoolError>,
 }
 
+/// Batches that are made Leaving for each that leaves, until there are enough.
+const COOL_AHEAD: u32 = 8;
+
 /// Most pages in a batch, and most pages written at a time.
 const BATCH_MAX: usize = 64;
 
@@ -103,6 +111,8 @@ impl Evictor {
             lane: None,
             hand: 0,
             batches: VecDeque::new(),
+            urgent: VecDeque::new(),
+            evacuator: Evacuator::default(),
             retired: VecDeque::new(),
             cooling: 0,
             first: VecDeque::new(),
@@ -188,59 +198,68 @@ impl EvictorState {
                 Progress::Blocked(_) | Progress::Nothing => {}
             }
             let pool = (limit / 8).max(self.batch as u32).max(goal - room) as usize;
-            while self.cooling < pool && turns_left > 0 {
-                turns_left -= self.cool(core).min(turns_left);
+            // Not all of it at once: somebody may be waiting for the first frame.
+            for _ in 0..COOL_AHEAD {
+                if self.cooling < pool && turns_left > 0 {
+                    turns_left -= self.cool(core).min(turns_left);
+                }
+            }
+            let is_full = self.cooling >= pool || turns_left == 0;
+            if self.evict_urgent(core)? {
+                continue;
             }
             match self.batches.front() {
-                None => return Ok(Outcome::Hot),
-                Some(batch) if !core.threads.is_over(batch.last) => return Ok(Outcome::Blocked(batch.last)),
-                Some(_) => {}
+                None if is_full => return Ok(Outcome::Hot),
+                Some(batch) if !core.threads.is_over(batch.last) => {
+                    if is_full {
+                        return Ok(Outcome::Blocked(batch.last));
+                    }
+                    continue;
+                }
+                _ => {}
             }
             if let Some(batch) = self.batches.pop_front() {
                 self.cooling -= batch.frames.len();
                 self.evict(core, batch)?;
+                self.cool_cold(core);
             }
-        }
-    }
-
-    /// Log pages that were retired can be used again when every scope that was open then is over: it may have looked at a handle
-    /// that named them.
-    fn recycle(&mut self, core: &Core) {
-        let Some(objects) = &core.objects else { return };
-        let retired = objects.log.take_retired();
-        if !retired.is_empty() {
-            self.retired.push_back((core.next_epoch(), retired));
-        }
-        while self.retired.front().is_some_and(|(epoch, _)| core.threads.is_over(*epoch)) {
-            objects.log.recycle(self.retired.pop_front().map_or_else(Vec::new, |(_, pages)| pages));
         }
     }
 
     /// Makes a batch of pages Leaving; how many frames the hand passed.
     fn cool(&mut self, core: &Core) -> u64 {
         let epoch = core.epoch.load(Ordering::Relaxed);
-        let mut frames = Vec::with_capacity(self.batch);
+        let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
         let mut passed = 0;
         // Frames are used from the low end.
         let end = core.frames.high();
-        while frames.len() < self.batch && passed < u64::from(end) {
+        while frames.len() + sparse.len() < self.batch && passed < u64::from(end) {
             self.hand = if self.hand + 1 >= end { 1 } else { self.hand + 1 };
             passed += 1;
             if let Some(page) = core.frames.infos[self.hand].page() {
-                frames.extend(self.cool_page(core, page, epoch));
+                match self.cool_page(core, page, epoch) {
+                    Some(frame) => frames.push(frame),
+                    None => sparse.extend(self.cool_sparse(core, page, epoch)),
+                }
             }
         }
-        if !frames.is_empty() {
+        if !(frames.is_empty() && sparse.is_empty()) {
             self.cooling += frames.len();
             // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too, so it may not be `epoch`.
             let last = core.next_epoch();
-            self.batches.push_back(Batch { epoch, last, frames });
+            let queues = [(&mut self.batches, frames), (&mut self.urgent, sparse)];
+            for (queue, frames) in queues.into_iter().filter(|(_, frames)| !frames.is_empty()) {
+                queue.push_back(Batch { epoch, last, frames });
+            }
         }
         passed.max(1)
     }
 
     /// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
     fn cool_page(&self, core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+        if self.evacuator.fills(core, page) {
+            return None;
+        }
         let word = &core.words[page];
         let seen = FrameWord(word.load(Ordering::Acquire));
         let (next, frame) = (seen.cool()?, seen.frame()?);
@@ -290,10 +309,10 @@ impl EvictorState {
         let word = &core.words[unit.page];
         // A larger unit has one object, and goes with it.
         if unit.pages == 1 && !core.is_live(unit) {
-            let dropped = self.settle(word, |word| word.dropped(true));
-            core.frames.put(frame, unit.pages);
-            core.discard_later(unit.page, dropped.is_stored());
-            core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+            self.drop_dead(core, unit, frame);
+            return Ok(());
+        }
+        if self.take_log_page(core, unit, frame) {
             return Ok(());
         }
         let trust_far = sealed.is_stored() && !sealed.is_dirty();
@@ -320,6 +339,14 @@ impl EvictorState {
         // Whoever needs the page from here on need not wait for the write.
         self.settle(word, FrameWord::copied);
         Ok(())
+    }
+
+    /// No object lives in the sealed unit.
+    fn drop_dead(&self, core: &Core, unit: Unit, frame: FrameId) {
+        let dropped = self.settle(&core.words[unit.page], |word| word.dropped(true));
+        core.frames.put(frame, unit.pages);
+        core.discard_later(unit.page, dropped.is_stored());
+        core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
     }
 
     /// A transition that only the owner makes, on a word in which others may set marks.

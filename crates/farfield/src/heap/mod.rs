@@ -33,6 +33,7 @@ mod verify;
 
 pub(crate) use access::Want;
 pub(crate) use directory::heap_of;
+pub(crate) use frames::Purse;
 pub(crate) use io::Part;
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
@@ -50,7 +51,7 @@ use crate::plane::object::Objects;
 use crate::ptr::FarBox;
 use crate::stats::Stats;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use evictor::Evictor;
 use farfield_core::geometry::PAGE_BYTES;
@@ -93,6 +94,8 @@ pub(crate) struct Core {
     pub(crate) epoch: AtomicU64,
     pub(crate) evictor: Evictor,
     pub(crate) reclaimer: Reclaimer,
+    /// Threads that wait for near memory.
+    pub(crate) waiting: AtomicU32,
     /// Pages that are Empty and may have a far copy.
     discards: Mutex<Vec<u32>>,
     /// Values whose destructor has to wait.
@@ -149,6 +152,7 @@ impl Heap {
             epoch: AtomicU64::new(1),
             evictor: Evictor::new(config.near),
             reclaimer: Reclaimer::new(),
+            waiting: AtomicU32::new(0),
             discards: Mutex::new(Vec::new()),
             graves: objects::Graves::default(),
             backend,
@@ -296,6 +300,7 @@ impl Core {
     }
 
     fn stats(&self) -> Stats {
+        let (pauses, longest_pause) = self.threads.pauses();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -311,6 +316,9 @@ impl Core {
             dead_pages: self.evictor.dead.load(Ordering::Relaxed),
             taken_back: self.threads.sum(|counters| &counters.taken_back),
             throttled: self.threads.sum(|counters| &counters.throttled),
+            pauses,
+            longest_pause,
+            moved_values: self.objects.as_ref().map_or(0, |objects| objects.moved.load(Ordering::Relaxed)),
             discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),
             lost_values: self.threads.sum(|counters| &counters.lost_values),
             prefetches: self.threads.sum(|counters| &counters.prefetches),

@@ -8,8 +8,10 @@
 use super::Core;
 use super::io::Io;
 use crate::plane::object::OwnObjects;
+use crate::stats::Stats;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use core::time::Duration;
 use farfield_core::heap::Class;
 use farfield_core::policy::prefetch::Prefetcher;
 use std::collections::BTreeMap;
@@ -46,9 +48,26 @@ pub(crate) struct Counters {
     pub(crate) fetched_bytes: AtomicU64,
     pub(crate) taken_back: AtomicU64,
     pub(crate) throttled: AtomicU64,
+    pub(crate) pauses: PauseCounters,
     pub(crate) lost_values: AtomicU64,
     pub(crate) prefetches: AtomicU64,
     pub(crate) prefetches_used: AtomicU64,
+}
+
+/// How long this thread has waited for near memory.
+#[derive(Default)]
+pub(crate) struct PauseCounters {
+    /// As in [`Stats::pauses`](crate::Stats::pauses).
+    counts: [AtomicU64; Stats::PAUSE_CLASSES],
+    longest_ns: AtomicU64,
+}
+
+impl PauseCounters {
+    pub(crate) fn add(&self, pause: Duration) {
+        count(&self.counts[Stats::pause_class(pause)]);
+        let longest = self.longest_ns.load(Ordering::Relaxed).max(pause.as_nanos() as u64);
+        self.longest_ns.store(longest, Ordering::Relaxed);
+    }
 }
 
 /// One more, in a counter that only this thread writes.
@@ -268,6 +287,19 @@ impl Threads {
     /// The sum of one counter.
     pub(crate) fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
         self.lock().iter().map(|record| counter(&record.counters).load(Ordering::Relaxed)).sum()
+    }
+
+    /// How long threads have waited for near memory: how often by [`Stats::pause_class`], and the longest.
+    pub(crate) fn pauses(&self) -> ([u64; Stats::PAUSE_CLASSES], Duration) {
+        let (mut counts, mut longest_ns) = ([0; Stats::PAUSE_CLASSES], 0);
+        for record in self.lock().iter() {
+            let pauses = &record.counters.pauses;
+            longest_ns = longest_ns.max(pauses.longest_ns.load(Ordering::Relaxed));
+            for (sum, count) in counts.iter_mut().zip(&pauses.counts) {
+                *sum += count.load(Ordering::Relaxed);
+            }
+        }
+        (counts, Duration::from_nanos(longest_ns))
     }
 
     /// Near memory that the records cost.

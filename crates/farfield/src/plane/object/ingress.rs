@@ -65,6 +65,7 @@ impl Core {
     ) -> Result<Place, FarError> {
         let handle = &objects.handles[object];
         let mut patience = Patience::new(self.patience);
+        let mut brought = false;
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
             let (page, card) = match seen.whereabouts() {
@@ -89,7 +90,8 @@ impl Core {
                     // A scope that finds the page near after the object has moved out finds the handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
                     if now.whereabouts() == seen.whereabouts() {
-                        if !now.is_hot() {
+                        // Hot is what is used again after it came.
+                        if !now.is_hot() && !brought {
                             handle.fetch_or(Handle::HOT, Ordering::Relaxed);
                         }
                         return Ok(Place::new(frame, card));
@@ -101,7 +103,10 @@ impl Core {
                         patience.wait()?;
                     }
                 }
-                Deref::Fetch => self.bring_object(record, objects, object, seen, renewable)?,
+                Deref::Fetch => {
+                    self.bring_object(record, objects, object, seen, renewable)?;
+                    brought = true;
+                }
                 Deref::Zero => unreachable!("nobody creates by looking"),
             }
         }
@@ -150,7 +155,7 @@ impl Core {
         match self.read_part(record, part, copy) {
             Ok(()) => {
                 // Release: whoever finds it there finds its bytes.
-                handle.store(seen.moved(spot.page, spot.place.card(), true).0, Ordering::Release);
+                handle.store(seen.moved(spot.page, spot.place.card()).0, Ordering::Release);
                 self.leave_log(&objects.log, page);
                 Ok(())
             }
@@ -184,7 +189,7 @@ impl Core {
                 None => (self.open_log(&objects.log, class)?, 0),
             };
             cell.set(Some((page, index + 1)));
-            self.enter_log(&objects.log, page);
+            objects.log.enter(page);
             match self.near_log(record, page, renewable) {
                 Ok(Some(frame)) => {
                     let place = Place::new(frame, class.card(index));

@@ -65,6 +65,23 @@ impl LogPages {
         }
     }
 
+    /// An object will live in the page, which the caller has open.
+    pub(super) fn enter(&self, page: u32) {
+        self.update(page, |word| (word.add(), ()));
+    }
+
+    /// An object has left a page that is the caller's (Copying); the page is dead if it was the last, and the caller's to
+    /// [retire](LogPages::retire).
+    pub(super) fn leave(&self, page: u32) -> bool {
+        self.update(page, LogWord::remove)
+    }
+
+    /// Nobody uses the page, and it is Empty.
+    pub(crate) fn retire(&self, page: u32) {
+        self.words[page].store(LogWord::UNUSED.0, Ordering::SeqCst);
+        self.lists().retired.push(page);
+    }
+
     /// Retired pages, for whoever knows when they are free.
     pub(crate) fn take_retired(&self) -> Vec<u32> {
         core::mem::take(&mut self.lists().retired)
@@ -119,11 +136,6 @@ impl Core {
         }
     }
 
-    /// An object will live in the page, which the caller has open.
-    pub(super) fn enter_log(&self, log: &LogPages, page: u32) {
-        log.update(page, |word| (word.add(), ()));
-    }
-
     /// An object does not live in the page any more.
     pub(super) fn leave_log(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::remove) {
@@ -134,8 +146,7 @@ impl Core {
     /// Nothing lives in the page and nobody fills it. Called once for each death.
     fn retire_log(&self, log: &LogPages, page: u32) {
         self.release(Unit { page, pages: 1 });
-        log.words[page].store(LogWord::UNUSED.0, Ordering::SeqCst);
-        log.lists().retired.push(page);
+        log.retire(page);
     }
 
     /// A thread ends: its open pages are closed, its handles are for others.

@@ -12,7 +12,9 @@
 //! | `log` | which log pages are free, and who fills which |
 //! | `ingress` | how a value is found and brought near |
 //! | `values` | making and freeing |
+//! | `evacuator` | what lies together when log pages leave |
 
+mod evacuator;
 mod handles;
 mod ingress;
 mod log;
@@ -20,6 +22,8 @@ mod values;
 
 use crate::error::BuildError;
 use core::cell::Cell;
+use core::sync::atomic::AtomicU64;
+pub(crate) use evacuator::Evacuator;
 use farfield_core::heap::{Handle, LogClass};
 use handles::Handles;
 pub(crate) use handles::OwnHandles;
@@ -32,6 +36,8 @@ pub(crate) type ObjectId = u32;
 pub(crate) struct Objects {
     pub(crate) handles: Handles,
     pub(crate) log: LogPages,
+    /// Objects that the evacuator has moved.
+    pub(crate) moved: AtomicU64,
 }
 
 /// What a thread has in such a heap.
@@ -45,7 +51,7 @@ pub(crate) struct OwnObjects {
 impl Objects {
     /// For a heap of so many pages.
     pub(crate) fn new(pages: u32, handles: u32) -> Result<Objects, BuildError> {
-        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)? })
+        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)?, moved: AtomicU64::new(0) })
     }
 
     /// Near memory that the tables cost.

@@ -42,8 +42,7 @@ impl Core {
     /// The object is made.
     pub(crate) fn settle_object(&self, objects: &Objects, object: ObjectId, page: u32, place: Place) {
         // Release: whoever finds it finds its bytes.
-        let handle = Handle::settle(page, place.card()).moved(page, place.card(), true);
-        objects.handles[object].store(handle.0, Ordering::Release);
+        objects.handles[object].store(Handle::settle(page, place.card()).0, Ordering::Release);
     }
 
     /// Frees an object that the caller owns; its reference to the heap is the caller's to give up.

@@ -1,0 +1,173 @@
+//! The evacuator: moves live objects of a log page that is about to leave together with others of their kind, hot with hot and cold
+//! with cold, so that what is hot stays near and what leaves is dense (AIFM).
+//!
+//! It is a part of the evictor, which has sealed the page: no scope refers to it, whoever wants it waits, and for no longer than a
+//! page's objects are copied. *Hot* is an object that was used again after it came; moving takes the mark away. Objects go
+//! to pages that only the evacuator fills; those of cold objects leave as soon as they are full. While somebody waits for a frame,
+//! or when there is none to move objects to, pages leave as they are.
+
+use super::{ObjectId, Objects};
+use crate::heap::{Core, Purse};
+use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, TAG_BYTES, Verdict};
+
+/// The pages that it fills.
+#[derive(Default)]
+pub(crate) struct Evacuator {
+    /// Per class: for cold objects, for hot ones.
+    targets: [[Option<Target>; 2]; LogClass::COUNT],
+    /// Full pages of cold objects: they leave next.
+    cold: Vec<u32>,
+}
+
+/// A page being filled.
+#[derive(Clone, Copy)]
+struct Target {
+    page: u32,
+    frame: FrameId,
+    next: u32,
+}
+
+/// An object that lives in the page at hand.
+struct Found {
+    object: ObjectId,
+    index: u32,
+    handle: Handle,
+}
+
+impl Evacuator {
+    /// Is this one of the pages that it fills? They must not leave.
+    pub(crate) fn fills(&self, core: &Core, page: u32) -> bool {
+        core.objects.as_ref().is_some_and(|objects| objects.log.word(page).is_open())
+            && self.targets.iter().flatten().flatten().any(|target| target.page == page)
+    }
+
+    /// Is this log page, which is in use, worth emptying? Its frame would be free for the price of a few copies.
+    pub(crate) fn is_sparse(objects: &Objects, page: u32) -> bool {
+        let word = objects.log.word(page);
+        word.class().is_some_and(|class| !word.is_open() && word.live() * 2 < class.capacity())
+    }
+
+    /// Decides about a sealed log page, and empties it if that is the verdict and there is room. True if it is dead by that, and the
+    /// caller's to retire.
+    pub(crate) fn take(&mut self, core: &Core, objects: &Objects, page: u32, frame: FrameId) -> (Verdict, bool) {
+        let word = objects.log.word(page);
+        let Some(class) = word.class().filter(|_| !word.is_open()) else {
+            return (Verdict::Write, false);
+        };
+        let found = Self::live(core, objects, class, page, frame);
+        let hot = found.iter().filter(|found| found.handle.is_hot()).count();
+        let mut died = false;
+        let verdict = Verdict::of(found.len() as u32, hot as u32, class.capacity());
+        match verdict {
+            Verdict::Drop | Verdict::Write => {}
+            Verdict::Stay => {
+                for found in found {
+                    objects.handles[found.object].fetch_and(!Handle::HOT, Ordering::Relaxed);
+                }
+            }
+            Verdict::Evacuate => {
+                for found in found {
+                    let Some(target) = self.target(core, objects, class, found.handle.is_hot()) else {
+                        self.close(core, objects);
+                        return (Verdict::Write, false);
+                    };
+                    died |= target.receive(core, objects, class, page, frame, &found);
+                }
+            }
+        }
+        (verdict, died)
+    }
+
+    /// Objects that live in the page.
+    fn live(core: &Core, objects: &Objects, class: LogClass, page: u32, frame: FrameId) -> Vec<Found> {
+        let live = |index| {
+            // SAFETY: a tag lies inside its page, which the evictor has sealed: nobody writes it.
+            let tag =
+                unsafe { core.frames.address(frame).add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().read() };
+            let object = u32::from_le_bytes(tag).checked_sub(1)?;
+            let handle = Handle(objects.handles[object].load(Ordering::Acquire));
+            handle.is_at(page, class.card(index)).then_some(Found { object, index, handle })
+        };
+        (0..class.capacity()).filter_map(live).collect()
+    }
+
+    /// The page for objects of this class and temperature, with room for one.
+    fn target(&mut self, core: &Core, objects: &Objects, class: LogClass, hot: bool) -> Option<&mut Target> {
+        let target = &mut self.targets[class.index()][usize::from(hot)];
+        if let Some(full) = target.take_if(|target| target.next == class.capacity()) {
+            core.close_log(&objects.log, full.page);
+            self.cold.extend((!hot).then_some(full.page));
+        }
+        if target.is_none() {
+            *target = Self::open(core, objects, class);
+        }
+        target.as_mut()
+    }
+
+    /// A fresh page, near.
+    fn open(core: &Core, objects: &Objects, class: LogClass) -> Option<Target> {
+        // The reserve too: it gives back more than it takes.
+        let frame = core.frames.take(1, Purse::Reserve)?;
+        let Ok(page) = core.open_log(&objects.log, class) else {
+            core.frames.put(frame, 1);
+            return None;
+        };
+        let word = &core.words[page];
+        let seen = FrameWord(word.load(Ordering::Acquire));
+        // Nobody else knows the page, and discarding is done by whoever has the evictor's lock, as we do.
+        let (owned, Deref::Zero) = seen.create() else { unreachable!("a fresh log page is Empty") };
+        // SAFETY: the frame is ours since `take`.
+        unsafe { core.frames.address(frame).write_bytes(0, PAGE_BYTES) };
+        core.frames.infos[frame.0].moved_in(page);
+        word.store(owned.arrived(frame, true).0, Ordering::Release);
+        Some(Target { page, frame, next: 0 })
+    }
+
+    /// Pages of cold objects that are full.
+    pub(crate) fn take_cold(&mut self) -> Vec<u32> {
+        core::mem::take(&mut self.cold)
+    }
+
+    /// There is no room for pages that are not full.
+    fn close(&mut self, core: &Core, objects: &Objects) {
+        for target in self.targets.iter_mut().flatten().filter_map(Option::take) {
+            core.close_log(&objects.log, target.page);
+        }
+    }
+}
+
+impl Target {
+    /// Moves one object here, out of a sealed page; true if that page is dead by it.
+    fn receive(
+        &mut self,
+        core: &Core,
+        objects: &Objects,
+        class: LogClass,
+        page: u32,
+        frame: FrameId,
+        found: &Found,
+    ) -> bool {
+        let (index, card) = (self.next, class.card(self.next));
+        self.next += 1;
+        objects.log.enter(self.page);
+        // SAFETY: source: inside a sealed page, which nobody writes. Target: a place and a tag that nobody has, in a page that only
+        // the evacuator fills and that stays near as long as it does. All lie inside their frames, and the frames differ.
+        unsafe {
+            let (source, target) = (core.frames.address(frame), core.frames.address(self.frame));
+            let from = source.add(usize::from(class.card(found.index)) * CARD_BYTES);
+            target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from, class.bytes());
+            target.add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().write((found.object + 1).to_le_bytes());
+        }
+        let moved = found.handle.moved(self.page, card);
+        let handle = &objects.handles[found.object];
+        // Release: whoever finds it there finds its bytes. It fails if the object has ended meanwhile.
+        if handle.compare_exchange(found.handle.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            core.leave_log(&objects.log, self.page);
+            return false;
+        }
+        objects.moved.fetch_add(1, Ordering::Relaxed);
+        objects.log.leave(page)
+    }
+}
