@@ -538,3 +538,94 @@ fn nothing_is_missed_while_the_map_grows() {
         heap.verify();
     }
 }
+
+/// What one thread asked of one key, when it began and ended by a common clock, and what it was told.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    began: u64,
+    ended: u64,
+    /// The value afterwards: of a look-up, `None`.
+    put: Option<Option<u64>>,
+    /// The value before.
+    seen: Option<u64>,
+}
+
+/// Is there an order of the events, one at a time, that the clock allows and that explains what each was told?
+fn has_order(events: &[Event], done: u32, value: Option<u64>, dead_ends: &mut Vec<(u32, Option<u64>)>) -> bool {
+    if done.count_ones() as usize == events.len() {
+        return true;
+    }
+    if dead_ends.contains(&(done, value)) {
+        return false;
+    }
+    let left = || (0..events.len()).filter(|index| done & 1 << index == 0);
+    let first_end = left().map(|index| events[index].ended).min().unwrap_or(u64::MAX);
+    let found = left().any(|index| {
+        let event = events[index];
+        let possible = event.began <= first_end && event.seen == value;
+        possible && has_order(events, done | 1 << index, event.put.unwrap_or(value), dead_ends)
+    });
+    if !found {
+        dead_ends.push((done, value));
+    }
+    found
+}
+
+#[test]
+fn the_order_of_events_can_be_told() {
+    let event = |began, ended, put, seen| Event { began, ended, put, seen };
+    let check = |events: &[Event]| has_order(events, 0, None, &mut Vec::new());
+    assert!(check(&[event(0, 5, Some(Some(1)), None), event(1, 2, None, Some(1)), event(3, 4, None, Some(1))]));
+    assert!(!check(&[event(0, 5, Some(Some(1)), None), event(1, 2, None, Some(1)), event(3, 4, None, None)]));
+    assert!(!check(&[event(0, 1, Some(Some(1)), None), event(2, 3, None, None)]));
+}
+
+/// Every look-up, insertion and removal of threads happens at one moment between its beginning and its end.
+#[test]
+fn operations_of_threads_have_an_order() {
+    let heap = heap(2);
+    let map: FarMap<u64, u64> = FarMap::new(&heap).unwrap();
+    let (clock, seed) = (std::sync::atomic::AtomicU64::new(0), seed());
+    for round in 0..common::twin::steps(300) {
+        let keys = 2;
+        let run = |thread: u64| {
+            let mut random = Random(seed + round * 10 + thread);
+            let mut events = Vec::new();
+            for step in 0..14 {
+                let key = random.next() % keys;
+                let value = thread << 32 | step;
+                let began = clock.fetch_add(1, Ordering::SeqCst);
+                let scope = heap.enter();
+                let at = round * 1_000 + key;
+                let (put, seen) = match random.below(4) {
+                    0 => (Some(Some(value)), map.insert(&scope, at, value).unwrap().copied()),
+                    1 => (Some(None), map.remove(&scope, &at).unwrap().copied()),
+                    2 => {
+                        let seen = map.insert_new(&scope, at, value).unwrap().copied();
+                        (seen.is_none().then_some(Some(value)), seen)
+                    }
+                    _ => (None, map.get(&scope, &at).unwrap().copied()),
+                };
+                let ended = clock.fetch_add(1, Ordering::SeqCst);
+                events.push((key, Event { began, ended, put, seen }));
+            }
+            // So that the table grows beside it.
+            for number in 0..20 {
+                map.insert(&heap.enter(), 1 << 40 | thread << 32 | round << 8 | number, 0).unwrap();
+            }
+            events
+        };
+        let events: Vec<(u64, Event)> = std::thread::scope(|threads| {
+            let handles: Vec<_> = (0..3).map(|thread| threads.spawn(move || run(thread))).collect();
+            handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+        });
+        for key in 0..keys {
+            let of_key: Vec<Event> = events.iter().filter(|(known, _)| *known == key).map(|(_, e)| *e).collect();
+            if of_key.len() <= 32 {
+                assert!(has_order(&of_key, 0, None, &mut Vec::new()), "round {round}: {of_key:#?}");
+            }
+        }
+    }
+    drop(map);
+    heap.verify();
+}

@@ -22,8 +22,7 @@ use walk::Path;
 /// A map in the order of its keys, as `BTreeMap`, whose entries are near or far.
 ///
 /// Nodes have about a page; large values (from some hundred bytes on) are better kept in a [`FarBox`](crate::FarBox): then nodes
-/// have more keys, the tree is less deep, and a search brings keys and not values. A change holds the nodes on its way near; with
-/// entries of a kilobyte these are more than an eighth of a near memory of 1 MiB, and it ends with [`FarError::Stalled`].
+/// have more keys, the tree is less deep, and a search brings keys and not values.
 ///
 /// ```
 /// use farfield::{FarBTreeMap, Heap};
