@@ -69,10 +69,15 @@ impl<T: Element> Twin for Vecs<T> {
     fn step(&mut self, heap: &Heap, random: &mut Random) {
         let (far, near) = (&mut self.far, &mut self.near);
         let mut scope = heap.enter();
-        let index = random.below(near.len() + 1);
         let element = T::new(random.next());
         // As many elements as fit into two pages, or three.
         let few = 8192 / size_of::<T>() + 3;
+        // The steps below shrink it slowly.
+        while near.len() < 4 * few {
+            far.push(&scope, element.clone()).unwrap();
+            near.push(element.clone());
+        }
+        let index = random.below(near.len() + 1);
         match random.below(40) {
             0..3 => {
                 far.push(&scope, element.clone()).unwrap();
