@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn output_and_cpu_time_come_back() {
         let finished =
-            shell("echo out; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done", Duration::from_secs(30)).unwrap();
+            shell("echo out; i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", Duration::from_secs(30)).unwrap();
         assert_eq!(finished.success().unwrap(), "out\n");
         assert!(finished.ended.cpu_user + finished.ended.cpu_system > Duration::ZERO);
         assert!(finished.ended.resident_peak_bytes > 100_000);

@@ -186,6 +186,7 @@ const PARAMETERS: &[&str] = &[
     "set_kib",
     "busy_ns",
     "zipf_percent",
+    "once",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -353,6 +354,7 @@ pub fn built_in() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/compute.toml"),
         include_str!("../experiments/aifm/zipf.toml"),
         include_str!("../experiments/aifm/hash-near.toml"),
+        include_str!("../experiments/aifm/web.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

@@ -54,6 +54,7 @@ const WORKLOADS: &[Workload] = &[
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
     rust("hash", "get", "get"),
+    rust("web", "request", "request"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

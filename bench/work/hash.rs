@@ -2,14 +2,13 @@
 //!
 //! An entry is a key of 12 bytes and a value; both derive from the key's number. Std's map is behind a reference, as ours is.
 
+use crate::entry::{Key, key, value, word};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
 use crate::{Options, Outcome, figures_of};
 use anyhow::{Result, bail, ensure};
 use farfield::{FarError, FarMap, Heap, Scope};
 use std::collections::HashMap;
-
-type Key = [u8; 12];
 
 /// Gets in one scope: what is used inside a scope cannot leave.
 const OPS_PER_SCOPE: u64 = 64;
@@ -32,25 +31,11 @@ fn sized<const VALUE: usize>(options: &Options) -> Result<Outcome> {
     }
 }
 
-fn key(number: u64, seed: u64) -> Key {
-    let mut key = [0; 12];
-    key[..8].copy_from_slice(&mix(number ^ seed).to_le_bytes());
-    key[8..].copy_from_slice(&(number as u32).to_le_bytes());
-    key
-}
-
-fn value<const VALUE: usize>(number: u64) -> [u8; VALUE] {
-    let mut value = [number as u8; VALUE];
-    value[..4].copy_from_slice(&(mix(number) as u32).to_le_bytes());
-    value
-}
-
 /// Adds what was found to `sum`; is it wrong?
 fn check<const VALUE: usize>(number: u64, found: Option<&[u8; VALUE]>, sum: &mut u64) -> bool {
     let Some(found) = found else { return true };
-    let word = u32::from_le_bytes([found[0], found[1], found[2], found[3]]);
-    *sum = sum.wrapping_add(u64::from(word));
-    word != mix(number) as u32 || found[VALUE - 1] != value::<VALUE>(number)[VALUE - 1]
+    *sum = sum.wrapping_add(word(found));
+    word(found) != word(&value::<VALUE>(number)) || found[VALUE - 1] != value::<VALUE>(number)[VALUE - 1]
 }
 
 /// Runs `work` in every thread, with a choice of keys and a number of gets of its own; sums what they return.

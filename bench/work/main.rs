@@ -3,9 +3,11 @@
 
 mod compute;
 mod deref;
+mod entry;
 mod hash;
 mod measure;
 mod random;
+mod web;
 mod zipf;
 
 use anyhow::{Context, Result, ensure};
@@ -53,6 +55,9 @@ struct Options {
     /// Where far is; without it the data is in std's types.
     #[arg(long, requires = "near")]
     pool: Option<String>,
+    /// 1: elements of arrays are read as what is used once, so that they displace nothing.
+    #[arg(long, default_value_t = 0)]
+    once: u64,
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
@@ -66,6 +71,8 @@ enum Workload {
     Compute,
     /// Gets from a hash map.
     Hash,
+    /// Requests to a web front end.
+    Web,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -99,6 +106,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Deref => deref::run(options),
         Workload::Compute => compute::run(options),
         Workload::Hash => hash::run(options),
+        Workload::Web => web::run(options),
     }
 }
 

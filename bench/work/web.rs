@@ -1,0 +1,164 @@
+//! A web front end (AIFM, Figure 6): a request looks up 32 keys in a hash map, adds what it finds up to the number of an element of
+//! 8 KiB in an array, encrypts that with AES-CBC and packs it with Snappy. Requests are chosen by Zipf's law.
+//!
+//! The map has 10 parts of 26 of the data, the array the rest.
+
+use crate::entry::{Key, key, value, word};
+use crate::random::{Random, mix};
+use crate::zipf::Zipf;
+use crate::{Options, Outcome, figures_of};
+use aes::Aes128;
+use aes::cipher::block_padding::NoPadding;
+use aes::cipher::{BlockModeEncrypt, KeyIvInit};
+use anyhow::{Result, ensure};
+use farfield::collections::FarVec;
+use farfield::{FarError, FarMap, Heap};
+use std::collections::HashMap;
+
+const LOOKUPS: u64 = 32;
+const ELEMENT_BYTES: usize = 8192;
+/// Of a value; an entry is 64 bytes.
+const VALUE: usize = 52;
+const ENTRY_BYTES: u64 = 64;
+
+type Element = [u8; ELEMENT_BYTES];
+type Value = [u8; VALUE];
+
+/// How much there is of everything.
+#[derive(Clone, Copy)]
+struct Sizes {
+    requests: u64,
+    entries: u64,
+    elements: u64,
+}
+
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let map_bytes = options.data_bytes() * 10 / 26;
+    let requests = map_bytes / ENTRY_BYTES / LOOKUPS;
+    let sizes = Sizes {
+        requests,
+        entries: requests * LOOKUPS,
+        elements: (options.data_bytes() - map_bytes) / ELEMENT_BYTES as u64,
+    };
+    ensure!(requests > 0 && sizes.elements > 0, "--data-mib is too small for one request");
+    match options.heap(0)? {
+        None => near(options, sizes),
+        Some(heap) => far(options, sizes, &heap),
+    }
+}
+
+fn element(index: u64, seed: u64) -> Element {
+    let mut element = [0; ELEMENT_BYTES];
+    for (at, part) in element.chunks_exact_mut(8).enumerate() {
+        part.copy_from_slice(&mix(index * 1024 + at as u64 / 4 + seed).to_le_bytes());
+    }
+    element
+}
+
+/// What a request does with its element: the number of packed bytes, and a byte of them.
+struct Press {
+    sealed: Vec<u8>,
+    packed: Vec<u8>,
+    encoder: snap::raw::Encoder,
+}
+
+impl Press {
+    fn new() -> Press {
+        let packed = vec![0; snap::raw::max_compress_len(ELEMENT_BYTES)];
+        Press { sealed: vec![0; ELEMENT_BYTES], packed, encoder: snap::raw::Encoder::new() }
+    }
+
+    fn press(&mut self, element: &Element) -> Result<u64> {
+        let cipher = cbc::Encryptor::<Aes128>::new(&[0; 16].into(), &[0; 16].into());
+        let sealed = cipher
+            .encrypt_padded_b2b::<NoPadding>(element, &mut self.sealed)
+            .map_err(|_| anyhow::anyhow!("an element is no whole number of blocks"))?;
+        let bytes = self.encoder.compress(sealed, &mut self.packed)?;
+        Ok(bytes as u64 + u64::from(self.packed[bytes / 2]))
+    }
+}
+
+/// Serves all requests with `serve`, which looks up the keys of a request and presses its element.
+fn requests(
+    options: &Options,
+    sizes: Sizes,
+    ops: u64,
+    mut serve: impl FnMut(&mut Press, u64) -> Result<u64>,
+) -> Result<u64> {
+    let zipf = Zipf::new(sizes.requests, options.zipf_percent as f64 / 100.0);
+    let (mut random, mut press) = (Random::new(options.seed), Press::new());
+    let mut sum = 0u64;
+    for _ in 0..ops {
+        let request = mix(zipf.sample(&mut random)) % sizes.requests;
+        sum = sum.wrapping_add(serve(&mut press, request)?);
+    }
+    Ok(sum)
+}
+
+/// The keys of a request.
+fn keys(request: u64, seed: u64) -> impl Iterator<Item = (u64, Key)> {
+    (0..LOOKUPS).map(move |index| (request * LOOKUPS + index, key(request * LOOKUPS + index, seed)))
+}
+
+fn near(options: &Options, sizes: Sizes) -> Result<Outcome> {
+    let mut outcome = Outcome::new();
+    let mut map: HashMap<Key, Value> = HashMap::with_capacity(sizes.entries as usize);
+    let mut array: Vec<Element> = Vec::with_capacity(sizes.elements as usize);
+    outcome.phase("fill", sizes.entries, || {
+        map.extend((0..sizes.entries).map(|number| (key(number, options.seed), value(number))));
+        array.extend((0..sizes.elements).map(|index| element(index, options.seed)));
+    });
+    let mut errors = 0;
+    let mut serve = |press: &mut Press, request| {
+        let mut at = 0u64;
+        for (number, key) in keys(request, options.seed) {
+            let found = map.get(&key);
+            errors += u64::from(found != Some(&value(number)));
+            at = at.wrapping_add(found.map_or(0, word));
+        }
+        press.press(&array[(at % sizes.elements) as usize])
+    };
+    requests(options, sizes, options.ops, &mut serve)?;
+    let sum = outcome.phase("request", options.ops, || requests(options, sizes, options.ops, &mut serve))?;
+    outcome.checked(sum, errors);
+    Ok(outcome)
+}
+
+fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
+    let mut outcome = Outcome::new();
+    let map: FarMap<Key, Value> = FarMap::builder().capacity(sizes.entries).build(heap)?;
+    let mut array: FarVec<Element> = FarVec::new();
+    outcome.phase("fill", sizes.entries, || -> Result<()> {
+        for number in 0..sizes.entries {
+            let scope = heap.enter();
+            map.insert(&scope, key(number, options.seed), value::<VALUE>(number)).map_err(FarError::from)?;
+        }
+        for index in 0..sizes.elements {
+            let scope = heap.enter();
+            array.push(&scope, element(index, options.seed)).map_err(FarError::from)?;
+        }
+        Ok(())
+    })?;
+    let mut errors = 0;
+    let mut serve = |press: &mut Press, request| {
+        let scope = heap.enter();
+        let mut at = 0u64;
+        for (number, key) in keys(request, options.seed) {
+            let found = map.get(&scope, &key)?;
+            errors += u64::from(found != Some(&value(number)));
+            at = at.wrapping_add(found.map_or(0, word));
+        }
+        let at = (at % sizes.elements) as usize;
+        let found = if options.once == 1 { array.get_once(&scope, at)? } else { array.get(&scope, at)? };
+        press.press(found.expect("below the length"))
+    };
+    requests(options, sizes, options.ops, &mut serve)?;
+    let before = heap.stats();
+    let sum = outcome.phase("request", options.ops, || requests(options, sizes, options.ops, &mut serve))?;
+    let stats = heap.stats();
+    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / options.ops as f64);
+    outcome.figure("index_bytes", map.index_bytes() as f64);
+    figures_of(&mut outcome, &stats, 0);
+    outcome.checked(sum, errors);
+    Ok(outcome)
+}
