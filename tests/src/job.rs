@@ -1,7 +1,7 @@
 //! A job natively and with far memory, compared.
 
 use crate::process::{Command, Ended, marked_processes};
-use crate::{MIB, NEAR_BYTES_MIN, PATIENCE, Scratch, farfield, wait_until};
+use crate::{MIB, NEAR_BYTES_MIN, Scratch, farfield, usual_deadline, wait_until};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Job {
             words: words.into_iter().map(|word| word.as_ref().to_owned()).collect(),
             environment: Vec::new(),
             input: None,
-            deadline: PATIENCE * 2,
+            deadline: usual_deadline(),
             footprint: Footprint::Heap,
             farfield_options: Vec::new(),
             tables_may_exceed: false,

@@ -86,6 +86,11 @@ pub fn skip(reason: &str) {
 /// No wait for something is longer. Only a test that fails waits so long; a busy machine needs some of it.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// When a job that says nothing else is given up.
+fn usual_deadline() -> Duration {
+    PATIENCE * tier(2, 20)
+}
+
 /// Asks until the answer is yes. Fails when that takes too long, with `what` was waited for.
 pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

@@ -3,7 +3,7 @@
 //! Each command gets a mark in its environment and a session of its own. Whoever has the mark or the session belongs to it: servers
 //! that made themselves daemons have the first, programs that cleaned their environment the second.
 
-use crate::{PATIENCE, tier};
+use crate::usual_deadline;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ impl Command {
             folder: folder.to_owned(),
             environment: Vec::new(),
             input: None,
-            deadline: PATIENCE * tier(2, 20),
+            deadline: usual_deadline(),
         }
     }
 

@@ -94,17 +94,18 @@ pub(crate) fn fuzz(rest: &[String]) -> Result<()> {
 /// Fuzzes one target for a while.
 pub(crate) fn fuzz_one(name: &str, seconds: u64) -> Result<()> {
     let time = format!("-max_total_time={seconds}");
-    // Through rustup: the toolchain that runs `cargo x` is a stable one.
-    let status = Command::new("rustup")
-        .args(["run", "nightly", "cargo", "fuzz", "run", name, "--", &time])
-        .current_dir(project())
-        .env_remove("CARGO")
-        .env_remove("RUSTUP_TOOLCHAIN")
-        .status()
-        .context("cannot start rustup")?;
+    let status = nightly("cargo").args(["fuzz", "run", name, "--", &time]).status().context("cannot start rustup")?;
     ensure!(
         status.success(),
         "fuzz target {name} failed, or cargo-fuzz is absent (rustup toolchain install nightly; cargo install cargo-fuzz)"
     );
     Ok(())
+}
+
+/// A tool of the nightly toolchain, through rustup: the toolchain that runs `cargo x` is a stable one.
+pub(crate) fn nightly(tool: &str) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", tool]).current_dir(project());
+    command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    command
 }

@@ -1,6 +1,7 @@
 //! `cargo x`: every chore of the project by one command.
 
 mod chores;
+mod deep;
 mod demo;
 mod measured;
 mod tests;
@@ -16,12 +17,16 @@ cargo x CHORE
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [PART]...     every test of the CI tier, or only: unit models faults leftovers kills budget users examples probes programs
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
-  deep [MINUTES]     the second tier: larger jobs, fuzzing and soaking for MINUTES each (default 10), and a summary
+  deep [MINUTES] [PART]...
+                     the second tier: larger jobs, sanitizers, fuzzing and soaking for MINUTES each (default 10), and a summary;
+                     PARTs are those of the tests, sanitize, fuzz and soak
   ci                 fmt --check, lint, doc, test: what must pass before a change goes in
   fmt [--check]      format all Rust code
   lint               clippy on everything, warnings are errors
   doc                API documentation, warnings are errors
   fuzz [TARGET] [S]  fuzz one target, or all, for S seconds each (default 60; needs cargo-fuzz and a nightly toolchain)
+  sanitize [address|thread]
+                     tests of pool, server and library under a sanitizer (needs a nightly toolchain with rust-src)
   soak [MINUTES]     random memory histories with a new seed each time (default 10 minutes)
   bench ...          the experiments: cargo x bench --help
   clean              remove what builds, demos and tests left in target
@@ -51,7 +56,7 @@ fn dispatch(words: &[String]) -> Result<()> {
         "build" => chores::build(),
         "demo" => demo::run(),
         "test" => tests::test(rest),
-        "deep" => tests::deep(rest),
+        "deep" => deep::deep(rest),
         "ci" => {
             chores::fmt(&["--check".into()])?;
             chores::lint()?;
@@ -62,7 +67,8 @@ fn dispatch(words: &[String]) -> Result<()> {
         "lint" => chores::lint(),
         "doc" => chores::doc(),
         "fuzz" => chores::fuzz(rest),
-        "soak" => tests::soak(rest),
+        "sanitize" => deep::sanitize(rest),
+        "soak" => deep::soak(rest),
         "bench" => chores::bench(rest),
         "clean" => chores::cargo(&["clean"], &[]),
         "help" | "--help" | "-h" => {

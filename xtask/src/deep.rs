@@ -1,0 +1,118 @@
+//! The second tier: every part of the tests with larger jobs, then under sanitizers, fuzzed and soaked.
+
+use crate::chores::{self, cargo, farfield, nightly};
+use crate::tests::PARTS;
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsStr;
+use std::time::{Duration, Instant};
+
+/// Crates with `unsafe` code, or threads, that run in ordinary processes. Not the pager: it lives in signal handlers of programs that
+/// know no sanitizer, at addresses that the sanitizers keep for themselves. Not `core`, which has neither.
+const SANITIZED: [&str; 3] = ["farfield-pool", "farfield-server", "farfield"];
+
+type Action = Box<dyn Fn() -> Result<()>>;
+
+/// Runs all of it, or the parts that are named, and prints what each took and how it ended.
+pub(crate) fn deep(words: &[String]) -> Result<()> {
+    let (minutes, chosen): (Vec<_>, Vec<_>) = words.iter().partition(|word| word.parse::<u64>().is_ok());
+    let minutes = minutes_of(&minutes.into_iter().cloned().collect::<Vec<_>>())?;
+    let parts = parts(minutes);
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|word| name.starts_with(word.as_str()));
+    for word in &chosen {
+        let names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
+        ensure!(names.iter().any(|name| name.starts_with(word.as_str())), "no part is called {word:?}: {names:?}");
+    }
+    chores::build()?;
+    let mut table = format!("{:<28} {:>7}  result\n", "part", "seconds");
+    let mut failures = 0;
+    for (name, run) in parts.iter().filter(|(name, _)| is_chosen(name)) {
+        let started = Instant::now();
+        let result = run();
+        failures += u32::from(result.is_err());
+        let verdict = result.map_or_else(|error| format!("FAILED: {error:#}"), |()| "ok".into());
+        table += &format!("{name:<28} {:>7.0}  {verdict}\n", started.elapsed().as_secs_f64());
+    }
+    println!("\n== deep tier ==\n{table}");
+    ensure!(failures == 0, "{failures} failed");
+    Ok(())
+}
+
+fn parts(minutes: u64) -> Vec<(String, Action)> {
+    let mut parts: Vec<(String, Action)> = Vec::new();
+    for part in PARTS {
+        let run = move || {
+            let farfield = farfield();
+            part.run(&[], &[("FARFIELD_BIN", farfield.as_os_str()), ("FARFIELD_DEEP", OsStr::new("1"))])
+        };
+        parts.push((part.name.into(), Box::new(run)));
+    }
+    for sanitizer in ["address", "thread"] {
+        parts.push((format!("sanitize {sanitizer}"), Box::new(move || sanitize_by(sanitizer))));
+    }
+    for target in chores::fuzz_targets() {
+        parts.push((format!("fuzz {target}"), Box::new(move || chores::fuzz_one(&target, minutes * 60))));
+    }
+    parts.push(("soak".into(), Box::new(move || soak_for(Duration::from_secs(minutes * 60)))));
+    parts
+}
+
+/// The tests of some crates under one sanitizer, or both.
+pub(crate) fn sanitize(words: &[String]) -> Result<()> {
+    match words {
+        [] => sanitize_by("address").and_then(|()| sanitize_by("thread")),
+        [one] if one == "address" || one == "thread" => sanitize_by(one),
+        _ => bail!("cargo x sanitize [address|thread]"),
+    }
+}
+
+fn sanitize_by(sanitizer: &str) -> Result<()> {
+    println!("\n== {sanitizer} sanitizer ==");
+    let mut command = nightly("cargo");
+    command.args(["test", "--no-fail-fast", "--target", "x86_64-unknown-linux-gnu"]);
+    command.arg("--target-dir").arg(chores::target().join(format!("sanitize-{sanitizer}")));
+    command.args(SANITIZED.iter().flat_map(|name| ["-p", name]));
+    // Races are seen only if the standard library's locks are.
+    if sanitizer == "thread" {
+        command.arg("-Zbuild-std");
+    }
+    command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
+    // What lives until the process ends is no leak; the tests count what matters.
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    let status = command.status().context("cannot start rustup")?;
+    ensure!(
+        status.success(),
+        "the tests failed under the {sanitizer} sanitizer, or a nightly toolchain with rust-src is absent (rustup \
+         toolchain install nightly --component rust-src)"
+    );
+    Ok(())
+}
+
+/// Random histories of memory calls, a new seed each time, until the time is over.
+pub(crate) fn soak(words: &[String]) -> Result<()> {
+    let minutes = minutes_of(words)?;
+    chores::build()?;
+    soak_for(Duration::from_secs(minutes * 60))
+}
+
+fn soak_for(time: Duration) -> Result<()> {
+    let farfield = farfield();
+    let started = Instant::now();
+    let mut seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() % 1_000_000 * 1000;
+    while started.elapsed() < time {
+        let text = seed.to_string();
+        println!("\nseed {seed} (again: FARFIELD_SEED={seed} cargo x test probes -- random_histories)");
+        let environment = [("FARFIELD_BIN", farfield.as_os_str()), ("FARFIELD_SEED", OsStr::new(&text))];
+        let words = ["test", "-p", "farfield-tests", "--test", "probes", "--", "random_histories"];
+        cargo(&words, &environment).with_context(|| format!("seed {seed}"))?;
+        seed += 1000;
+    }
+    Ok(())
+}
+
+fn minutes_of(words: &[String]) -> Result<u64> {
+    match words {
+        [] => Ok(10),
+        [one] => one.parse().context("the only word is a number of minutes"),
+        _ => bail!("one word, a number of minutes"),
+    }
+}
