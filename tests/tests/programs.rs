@@ -58,7 +58,7 @@ fn packed(tool: &Path, level: &str, text: &Path) -> PathBuf {
 }
 
 fn minutes(number: u64) -> Duration {
-    Duration::from_secs(60 * number)
+    Duration::from_secs(60 * number * tier(1, 6))
 }
 
 mod jobs {
