@@ -210,15 +210,26 @@ impl ReportFile {
             let file = File::options().write(true).open(path).map_err(failed)?;
             return Ok(ReportFile { file, path: path.into(), temporary: None });
         }
-        let name = path.file_name().ok_or_else(|| failed(io::Error::from_raw_os_error(libc::EISDIR)))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}", std::process::id()));
-        let temporary = path.with_file_name(hidden);
-        let file = File::options().write(true).create_new(true).mode(0o644).open(&temporary).map_err(failed)?;
+        let (file, temporary) = ReportFile::create_beside(path).map_err(failed)?;
         let report = ReportFile { file, path: path.into(), temporary: Some(temporary) };
         report.reserve().map_err(failed)?;
         Ok(report)
+    }
+
+    /// A new file in the folder of `path`. What a runner left that was killed, and had our number, stays.
+    fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+        let name = path.file_name().ok_or(io::Error::from_raw_os_error(libc::EISDIR))?;
+        let mut attempt = 0;
+        loop {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".{}-{attempt}", std::process::id()));
+            let temporary = path.with_file_name(hidden);
+            match File::options().write(true).create_new(true).mode(0o644).open(&temporary) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => attempt += 1,
+                result => return Ok((result?, temporary)),
+            }
+        }
     }
 
     /// Takes the room now. A file system that cannot promise is believed to have it.
@@ -330,6 +341,11 @@ mod tests {
         assert_eq!((&value["faults"], &value["wall_s"]), (&1000.into(), &1.5.into()));
         assert_eq!(value["fault_ns_p50"], value["fault_ns_p99"]);
         assert!(report.summary().contains("900") || report.summary().contains("90 % of them used"));
+        // Two at once with one number: as if one had been killed, and the number been given again.
+        let left = ReportFile::create(&path).unwrap();
+        ReportFile::create(&path).unwrap().write(&report).unwrap();
+        drop(left);
+        assert_eq!(names(), 1);
         ReportFile::create(Path::new("/dev/null")).unwrap().write(&report).unwrap();
         assert!(std::fs::metadata("/dev/null").unwrap().len() == 0);
         assert!(matches!(ReportFile::create(&folder.join("no/such/run.json")), Err(Refusal::Report { .. })));
