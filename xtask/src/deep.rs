@@ -68,7 +68,7 @@ pub(crate) fn sanitize(words: &[String]) -> Result<()> {
 fn sanitize_by(sanitizer: &str) -> Result<()> {
     println!("\n== {sanitizer} sanitizer ==");
     let mut command = nightly("cargo");
-    command.args(["test", "--no-fail-fast", "--target", "x86_64-unknown-linux-gnu"]);
+    command.args(["test", "--tests", "--no-fail-fast", "--target", "x86_64-unknown-linux-gnu"]);
     command.arg("--target-dir").arg(chores::target().join(format!("sanitize-{sanitizer}")));
     command.args(SANITIZED.iter().flat_map(|name| ["-p", name]));
     // Races are seen only if the standard library's locks are.
