@@ -2,7 +2,7 @@
 //!
 //! | member | on a miss | slots of small values name |
 //! |---|---|---|
-//! | `page` | the page comes, to the same far address | a place |
+//! | page (`heap/access.rs`: what every heap has) | the page comes, to the same far address | a place |
 //! | [`object`] | the value comes, and moves to a page with others that came lately | a handle |
 //!
 //! All use the same frames, frame words, scopes and evictor; those are in `heap`. Values that are too large for
