@@ -302,10 +302,14 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let whole = space.mapped_from(range);
     if whole.start < whole.end {
         let (address, len) = address_of(whole);
+        // A page that shares its memory and cannot be written leaves as it is; it must not become writable on the way.
+        let writable = args[2] as i32 & libc::PROT_WRITE != 0 && runtime.phase() == Phase::Armed;
+        let evictor = writable.then(|| runtime.armed().evictor.lock());
         // SAFETY: the program's own call.
         if let Err(errno) = unsafe { memory::mprotect(address, len, args[2] as i32) } {
             return error(errno.0);
         }
+        drop(evictor);
         space.protect(whole, args[2] as i32);
     }
     if whole == range { Outcome::Done(0) } else { error(libc::ENOMEM) }
