@@ -247,3 +247,36 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
         retirer.join().unwrap();
     });
 }
+
+/// A scope begins inside an older one of its thread, which ends first: what the record shows then is younger than what it
+/// showed when the page was dereferenced.
+#[test]
+fn a_scope_outlives_an_older_one_of_its_thread() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(near());
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || {
+            let record = &other.records[0];
+            record.store(other.epoch.load(Ordering::Acquire), Ordering::Release);
+            fence(Ordering::SeqCst);
+            let younger = other.epoch.load(Ordering::Acquire);
+            let seen = FrameWord(other.word.load(Ordering::Acquire));
+            let (next, what) = seen.deref(true);
+            let got = matches!(what, Deref::Here(_)) && (next == seen || other.exchange(seen, next));
+            // The older scope ends.
+            record.store(younger, Ordering::Release);
+            if got {
+                write(&other.frame, read(&other.frame) + 1);
+            }
+            record.store(0, Ordering::Release);
+            u64::from(got)
+        });
+        if !model.evict() {
+            model.evict();
+        }
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), done);
+    });
+}

@@ -25,6 +25,7 @@ mod heap;
 mod plane;
 mod ptr;
 mod stats;
+pub mod task;
 
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBytes, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,

@@ -129,7 +129,7 @@ impl FrameWord {
         self.0 & REFERENCED != 0
     }
 
-    /// Somebody waits for the end of Copying.
+    /// Somebody waits for the end of Copying, or a task for that of Fetching.
     pub fn is_wanted(self) -> bool {
         self.0 & WANTED != 0
     }
@@ -219,10 +219,15 @@ impl FrameWord {
         }
     }
 
+    /// A task waits for the Fetching page, and is to be told when it arrives. `None` if the page is not on its way.
+    pub fn want(self) -> Option<FrameWord> {
+        (self.state() == State::Fetching).then(|| self.set(WANTED, true))
+    }
+
     /// The owner of a Fetching page has filled `frame`. `dirty` unless it equals its far copy.
     pub fn arrived(self, frame: FrameId, dirty: bool) -> FrameWord {
         assert!(self.state() == State::Fetching && frame.0 != 0 && frame.0 < FRAMES_MAX);
-        self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED, false)
+        self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED | WANTED, false)
     }
 
     /// The owner of a Fetching page has filled `frame` from the far copy, before anybody needs it.
@@ -234,7 +239,7 @@ impl FrameWord {
     /// The owner of a Fetching page gives up: back to `origin`, Far or Empty.
     pub fn gave_up(self, origin: State) -> FrameWord {
         assert!(self.state() == State::Fetching && matches!(origin, State::Far | State::Empty));
-        self.to(origin, None)
+        self.to(origin, None).set(WANTED, false)
     }
 
     /// The clock hand came by. A page that was referenced loses the mark and stays; another becomes Leaving.
@@ -302,7 +307,7 @@ impl FrameWord {
     /// Fetching. The unit is gone; the pool has a copy of the page if it has one of the unit.
     pub fn unit_released(self, stored: bool) -> FrameWord {
         assert!(self.state() == State::Fetching);
-        self.to(State::Empty, None).set(STORED, stored || self.is_stored())
+        self.to(State::Empty, None).set(STORED, stored || self.is_stored()).set(WANTED, false)
     }
 
     /// The page is Empty and the pool has a copy of what was in it: the caller now owns it (Fetching) while it discards the
@@ -335,6 +340,7 @@ mod tests {
         next.extend(word.refused());
         next.extend(word.release().map(|(word, _)| word));
         next.extend(word.discard());
+        next.extend(word.want());
         match word.state() {
             State::Fetching => {
                 next.extend(FRAMES.iter().flat_map(|f| [word.arrived(*f, false), word.arrived(*f, true)]));

@@ -42,11 +42,16 @@ impl Core {
     #[cold]
     pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
         let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
+        Ok(self.guess(scope.record, slot, frame))
+    }
+
+    /// The place of a slot's object in this frame, which the slot remembers.
+    pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> Place {
         let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
-        if self.may_correct(scope.record, slot.as_ptr() as usize) {
+        if self.may_correct(record, slot.as_ptr() as usize) {
             slot.store(place.0, Ordering::Relaxed);
         }
-        Ok(place)
+        place
     }
 
     /// Is it time to correct the guess of the slot at this address?
@@ -64,9 +69,7 @@ impl Core {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let (next, Deref::Here(frame)) = seen.deref(false) else { return None };
             if next == seen || self.exchange(word, seen, next) {
-                if seen.state() != State::Near {
-                    count(&record.counters.taken_back);
-                }
+                count_use(record, seen);
                 return Some(frame);
             }
         }
@@ -75,7 +78,7 @@ impl Core {
     /// Renews the only scope of this thread, which nobody has a reference from, and waits until there is room.
     #[cold]
     pub(crate) fn make_room(&self, record: &Record) -> Result<(), FarError> {
-        record.renew(&self.epoch);
+        record.renew_only(&self.epoch);
         let frame = self.take_frames(record, 1, true)?;
         self.frames.put(frame, 1);
         Ok(())
@@ -92,12 +95,7 @@ impl Core {
             match what {
                 Deref::Here(frame) => {
                     if next == seen || self.exchange(word, seen, next) {
-                        if seen.state() != State::Near {
-                            count(&record.counters.taken_back);
-                        }
-                        if seen.is_ahead() {
-                            count(&record.counters.prefetches_used);
-                        }
+                        count_use(record, seen);
                         return Ok(frame);
                     }
                 }
@@ -206,18 +204,17 @@ impl Core {
         let mut step = pages.max(self.reserve().low.min(64));
         loop {
             if renewable {
-                record.renew(&self.epoch);
+                record.renew_only(&self.epoch);
             }
+            record.renew_idle(&self.epoch);
             let outcome = self.evictor.try_run(self, self.frames.room() + step, Urgency::Demand);
             if let Some(frame) = self.frames.take(pages, Purse::Open) {
                 return Ok(frame);
             }
             match outcome {
                 Some(Err(error)) => return Err(error.into()),
-                // All that could leave waits for a scope that is not over before ours is.
-                Some(Ok(Outcome::Blocked(epoch)))
-                    if !renewable && record.entered().is_some_and(|entered| entered <= epoch) =>
-                {
+                // All that could leave waits for a scope of this thread, which does not end before we return.
+                Some(Ok(Outcome::Blocked(epoch))) if !renewable && record.keeps(epoch, |_| true) => {
                     return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull);
                 }
                 _ => {}
@@ -227,5 +224,15 @@ impl Core {
             step = (step * 2).min((limit / 8).max(pages));
             patience.wait()?;
         }
+    }
+}
+
+/// Counts what the use of a page tells, whose word was this before.
+pub(super) fn count_use(record: &Record, seen: FrameWord) {
+    if seen.state() != State::Near {
+        count(&record.counters.taken_back);
+    }
+    if seen.is_ahead() {
+        count(&record.counters.prefetches_used);
     }
 }

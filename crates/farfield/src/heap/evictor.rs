@@ -134,6 +134,11 @@ impl Evictor {
         }
     }
 
+    /// Most pages that leave together.
+    pub(crate) fn batch(&self) -> u32 {
+        self.batch as u32
+    }
+
     /// Near memory that the buffers cost.
     pub(crate) fn near_bytes(&self) -> u64 {
         (self.batch * PAGE_BYTES) as u64
@@ -145,16 +150,21 @@ impl Evictor {
 
     /// Makes room until `goal` frames are free, or it cannot go on.
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
-        self.lock().run(core, goal, Urgency::Background)
+        let outcome = self.lock().run(core, goal, Urgency::Background);
+        // At least one, who looks for what is wrong.
+        core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
+        outcome
     }
 
     /// The same, unless somebody else is at it.
     pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
-        match self.state.try_lock() {
-            Ok(mut state) => Some(state.run(core, goal, urgency)),
-            Err(std::sync::TryLockError::Poisoned(state)) => Some(state.into_inner().run(core, goal, urgency)),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
+        let outcome = match self.state.try_lock() {
+            Ok(mut state) => state.run(core, goal, urgency),
+            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().run(core, goal, urgency),
+            Err(std::sync::TryLockError::WouldBlock) => return None,
+        };
+        core.waiters.room(tasks_for(core, &outcome), core.patience);
+        Some(outcome)
     }
 
     /// Frees log pages that nobody remembers, unless somebody else is at it.
@@ -550,6 +560,11 @@ impl EvictorState {
         let waited = self.wait_all(core);
         self.writing.drain(..).fold(waited, |result, writing| result.and(writing.result))
     }
+}
+
+/// For how many tasks that wait for room there is something: frames, or the error.
+fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
+    if outcome.is_ok() { core.frames.open_room() } else { u32::MAX }
 }
 
 /// Checksum of the page in the `index`-th frame from `first` on, which belongs to a unit that we have sealed.

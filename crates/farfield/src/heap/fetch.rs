@@ -10,6 +10,8 @@ use super::threads::{Record, add, count};
 use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
+use core::task::Waker;
+use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
 use farfield_pool::{PoolError, Priority};
@@ -24,8 +26,8 @@ impl Core {
             self.reclaimer.wake();
             let _ = self.evictor.try_run(self, self.reserve().low, Urgency::Background);
         }
-        let Ok(mut io) = self.open_io(record) else { return 0 };
-        let Some(io) = io.as_mut() else { return 0 };
+        let Ok(mut guard) = self.open_io(record) else { return 0 };
+        let Some(io) = guard.as_mut() else { return 0 };
         let mut started = 0;
         for page in pages.into_iter().filter(|page| *page < self.pages) {
             let Some(unit) = self.segments.unit_of(page) else { continue };
@@ -43,7 +45,7 @@ impl Core {
             started += 1;
         }
         io.collect(self);
-        record.in_flight.store(io.in_flight() as u32, Ordering::Release);
+        self.close_io(record, guard);
         started
     }
 
@@ -61,45 +63,91 @@ impl Core {
 
     /// Brings a unit near whose page we made Fetching, into these frames, and waits for it.
     pub(crate) fn fetch(&self, record: &Record, flight: Flight) -> Result<(), FarError> {
-        let mut io = match self.open_io(record) {
-            Ok(io) => io,
+        let mut guard = match self.open_io(record) {
+            Ok(guard) => guard,
             Err(error) => {
-                self.land(flight, Err(error));
+                self.fail(flight, error);
                 return Err(error.into());
             }
         };
-        let Some(lane) = io.as_mut() else { unreachable!("the lane was just opened") };
-        let number = lane.launch(self, flight, Priority::Demand);
-        record.in_flight.store(lane.in_flight() as u32, Ordering::Release);
-        let outcome = lane.wait_for(self, number);
-        record.in_flight.store(lane.in_flight() as u32, Ordering::Release);
-        match outcome {
-            Some(result) => result.map_err(FarError::Pool),
-            None => {
-                if let Some(io) = io.take() {
-                    io.abandon(self);
+        let Some(io) = guard.as_mut() else { unreachable!("the lane was just opened") };
+        let number = io.launch(self, flight, Priority::Demand);
+        record.in_flight.store(io.in_flight() as u32, Ordering::Release);
+        let outcome = io.wait_for(self, number);
+        self.end_wait(record, guard, outcome)
+    }
+
+    /// Begins to bring a unit near whose page we made Fetching, for a task that waits.
+    pub(crate) fn begin(&self, record: &Record, flight: Flight) {
+        match self.open_io(record) {
+            Ok(mut guard) => {
+                if let Some(io) = guard.as_mut() {
+                    io.launch(self, flight, Priority::Demand);
                 }
-                record.in_flight.store(0, Ordering::Release);
-                Err(FarError::Stalled { after: self.patience * 2 })
+                self.close_io(record, guard);
             }
+            Err(error) => self.fail(flight, error),
+        }
+    }
+
+    /// A task waits for a page that is on its way: if it is on the thread's own lane, it goes first.
+    pub(crate) fn hurry(&self, record: &Record, page: u32) {
+        if let Ok(mut guard) = self.open_io(record) {
+            match guard.as_mut() {
+                Some(io) if io.has(page) => io.hurry(self, page),
+                _ => record.waits_for_others.set(true),
+            }
+            self.close_io(record, guard);
+        }
+    }
+
+    /// Sees to it that somebody polls the lane of this thread while a task waits.
+    pub(crate) fn attend(&self) {
+        if !crate::task::is_polled(self.serial) {
+            self.poller.ring(self);
+        }
+    }
+
+    /// Waits until something has arrived on this thread's lane, at most so long, and lands it; false if nothing is under way.
+    pub(crate) fn wait_for_any(&self, record: &Record, most: Duration) -> bool {
+        let mut guard = record.io.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(io) = guard.as_mut().filter(|io| io.in_flight() > 0) else { return false };
+        if io.collect(self) == 0 {
+            io.wait(most);
+            io.collect(self);
+        }
+        self.close_io(record, guard);
+        true
+    }
+
+    /// A flight that did not even begin.
+    fn fail(&self, flight: Flight, error: PoolError) {
+        if self.land(flight, Err(error)) {
+            self.tell(vec![(flight.unit.page, Err(error))]);
         }
     }
 
     /// Reads a part of a page that is Far and stays so, and waits for it.
     pub(crate) fn read_part(&self, record: &Record, part: Part, take: impl FnOnce(&[u8])) -> Result<(), FarError> {
-        let mut io = self.open_io(record)?;
-        let Some(lane) = io.as_mut() else { unreachable!("the lane was just opened") };
+        let mut guard = self.open_io(record)?;
+        let Some(io) = guard.as_mut() else { unreachable!("the lane was just opened") };
         add(&record.counters.fetched_bytes, part.part.len() as u64);
-        match lane.read_part(self, part, take) {
-            Some(result) => result.map_err(FarError::Pool),
-            None => {
-                if let Some(io) = io.take() {
-                    io.abandon(self);
-                }
-                record.in_flight.store(0, Ordering::Release);
-                Err(FarError::Stalled { after: self.patience * 2 })
-            }
-        }
+        let outcome = io.read_part(self, part, take);
+        self.end_wait(record, guard, outcome)
+    }
+
+    /// Lets go of a lane that the thread has waited for. `None`: the lane has forgotten what it was asked for, and is given up.
+    fn end_wait(
+        &self,
+        record: &Record,
+        mut guard: MutexGuard<'_, Option<Io>>,
+        outcome: Option<Result<(), PoolError>>,
+    ) -> Result<(), FarError> {
+        let forgotten = if outcome.is_none() { guard.take() } else { None };
+        let wanted = forgotten.map(|io| io.abandon(self));
+        self.close_io(record, guard);
+        self.tell(wanted.unwrap_or_default());
+        outcome.ok_or(FarError::Stalled { after: self.patience * 2 })?.map_err(FarError::Pool)
     }
 
     /// The thread's lane, open. Held by the thread itself while it reads, and by others for a look.
@@ -111,22 +159,44 @@ impl Core {
         Ok(io)
     }
 
-    /// The end of a flight.
-    pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>) {
+    /// Lets go of a lane, and wakes the tasks that wait for what has landed there.
+    fn close_io(&self, record: &Record, mut guard: MutexGuard<'_, Option<Io>>) {
+        let in_flight = guard.as_ref().map_or(0, Io::in_flight);
+        record.in_flight.store(in_flight as u32, Ordering::Release);
+        let wanted = guard.as_mut().map(|io| core::mem::take(&mut io.wanted));
+        drop(guard);
+        self.tell(wanted.unwrap_or_default());
+    }
+
+    /// Wakes those who wait for these pages.
+    fn tell(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
+        let mut wakers = Vec::with_capacity(wanted.len());
+        for (page, result) in wanted {
+            self.waiters.end(page, result.map_err(FarError::Pool), &mut wakers);
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The end of a flight; true if tasks wait for it, who are to be told.
+    pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>) -> bool {
         let Flight { unit, frame, landing } = flight;
-        let word = &self.words[unit.page];
-        let seen = FrameWord(word.load(Ordering::Acquire));
-        let next = match (result, landing) {
-            (Ok(()), Landing::Ahead) => seen.arrived_ahead(frame),
-            (Ok(()), _) => seen.arrived(frame, landing == Landing::Dirty),
-            (Err(_), _) => seen.gave_up(State::Far),
-        };
         match result {
             Ok(()) => self.frames.infos[frame.0].moved_in(unit.page),
             Err(_) => self.frames.put(frame, unit.pages),
         }
-        // Release: the bytes are there.
-        word.store(next.0, Ordering::Release);
+        let word = &self.words[unit.page];
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let next = match (result, landing) {
+                (Ok(()), Landing::Ahead) => seen.arrived_ahead(frame),
+                (Ok(()), _) => seen.arrived(frame, landing == Landing::Dirty),
+                (Err(_), _) => seen.gave_up(State::Far),
+            };
+            // Only marks change while a flight owns the page.
+            if self.exchange(word, seen, next) {
+                return seen.is_wanted();
+            }
+        }
     }
 
     /// For a thread that waits, perhaps for this page: lands what has arrived anywhere.
@@ -155,17 +225,17 @@ impl Core {
     }
 
     /// Lands what has arrived on a lane, unless its thread is at it.
-    fn look(&self, record: &Record, wanted: Option<u32>) {
-        let mut io = match record.io.try_lock() {
-            Ok(io) => io,
-            Err(TryLockError::Poisoned(io)) => io.into_inner(),
+    pub(crate) fn look(&self, record: &Record, wanted: Option<u32>) {
+        let mut guard = match record.io.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let Some(io) = io.as_mut() else { return };
+        let Some(io) = guard.as_mut() else { return };
         if let Some(page) = wanted {
             io.hurry(self, page);
         }
         io.collect(self);
-        record.in_flight.store(io.in_flight() as u32, Ordering::Release);
+        self.close_io(record, guard);
     }
 }

@@ -133,6 +133,12 @@ impl Frames {
         self.room.load(Ordering::Relaxed)
     }
 
+    /// The same, without the reserve.
+    pub(crate) fn open_room(&self) -> u32 {
+        let free = self.lock();
+        free.room().saturating_sub(free.reserve())
+    }
+
     /// Most frames that may cost memory.
     pub(crate) fn limit(&self) -> u32 {
         self.lock().limit

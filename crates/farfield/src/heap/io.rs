@@ -82,6 +82,8 @@ pub(crate) struct Io {
     /// For parts of pages; `None` only while it is under way.
     part_buffer: Option<Buffer>,
     part_outcome: Option<Result<(), PoolError>>,
+    /// Pages for which tasks wait that have not been told yet.
+    pub(crate) wanted: Vec<(u32, Result<(), PoolError>)>,
     deadline: Duration,
 }
 
@@ -106,8 +108,14 @@ impl Io {
             outcome: None,
             part_buffer: None,
             part_outcome: None,
+            wanted: Vec::new(),
             deadline,
         })
+    }
+
+    /// Is the page on its way here?
+    pub(crate) fn has(&self, page: u32) -> bool {
+        self.entries.iter().flatten().any(|entry| entry.flight.unit.page == page)
     }
 
     /// Flights that have not landed.
@@ -268,7 +276,9 @@ impl Io {
         if self.awaited == Some(number) {
             self.outcome = Some(result);
         }
-        core.land(flight, result);
+        if core.land(flight, result) {
+            self.wanted.push((flight.unit.page, result));
+        }
     }
 
     /// Waits for a flight of this lane; how it ended. `None`: the lane has forgotten it, and is of no use any more.
@@ -287,13 +297,22 @@ impl Io {
         None
     }
 
-    /// The lane has forgotten flights. It goes, and they fail.
-    pub(crate) fn abandon(self, core: &Core) {
-        let Io { lane, entries, deadline, .. } = self;
+    /// Waits until something is likely to have arrived, at most so long.
+    pub(crate) fn wait(&mut self, most: Duration) {
+        self.lane.wait(most);
+    }
+
+    /// The lane has forgotten flights. It goes, and they fail; the pages for which tasks wait.
+    pub(crate) fn abandon(self, core: &Core) -> Vec<(u32, Result<(), PoolError>)> {
+        let Io { lane, entries, mut wanted, deadline, .. } = self;
         // With it go its buffers: nobody writes into frames of ours after this.
         drop(lane);
+        let result = Err(PoolError::TimedOut { server: 0, after: deadline * 2 });
         for Entry { flight, .. } in entries.into_iter().flatten() {
-            core.land(flight, Err(PoolError::TimedOut { server: 0, after: deadline * 2 }));
+            if core.land(flight, result) {
+                wanted.push((flight.unit.page, result));
+            }
         }
+        wanted
     }
 }

@@ -10,11 +10,13 @@
 //! | `runs` | the same for collections that need no slots |
 //! | `access` | what a dereference does when its guess was wrong |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
+//! | `arrival`, `waiters`, `poller` | how tasks wait |
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
 mod access;
+mod arrival;
 mod directory;
 mod evictor;
 mod fetch;
@@ -22,16 +24,20 @@ mod frames;
 mod io;
 mod memory;
 mod objects;
+mod poller;
 mod raw;
 mod reclaimer;
 mod retired;
 mod runs;
 mod scope;
+mod scopes;
 mod segments;
 mod threads;
 mod verify;
+mod waiters;
 
 pub(crate) use access::Want;
+pub(crate) use arrival::Arrival;
 pub(crate) use directory::heap_of;
 pub(crate) use frames::Purse;
 pub(crate) use io::Part;
@@ -50,6 +56,7 @@ use crate::plane::Plane;
 use crate::plane::object::Objects;
 use crate::ptr::FarBox;
 use crate::stats::Stats;
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -57,11 +64,13 @@ use evictor::Evictor;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Backend;
 use frames::Frames;
+use poller::Poller;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use threads::Threads;
+use waiters::Waiters;
 
 /// A budget of near memory, a pool of far memory, and values that are in one or the other.
 ///
@@ -96,6 +105,8 @@ pub(crate) struct Core {
     pub(crate) reclaimer: Reclaimer,
     /// Threads that wait for near memory.
     pub(crate) waiting: AtomicU32,
+    pub(crate) waiters: Waiters,
+    pub(crate) poller: Poller,
     /// Pages that are Empty and may have a far copy.
     discards: Mutex<Vec<u32>>,
     /// Values whose destructor has to wait.
@@ -110,6 +121,16 @@ pub(crate) struct Core {
     anchors: AtomicU64,
     /// The [`Heap`] is gone.
     closed: AtomicBool,
+}
+
+/// For threads that are made for a heap.
+pub(crate) struct CoreAddress(pub(crate) *const Core);
+// SAFETY: the core is `Sync`; `destroy` stops the threads that use it.
+unsafe impl Send for CoreAddress {}
+
+thread_local! {
+    /// This thread was made for a heap, which waits for its end.
+    pub(crate) static SERVES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Free frames to keep.
@@ -153,6 +174,8 @@ impl Heap {
             evictor: Evictor::new(config.near),
             reclaimer: Reclaimer::new(),
             waiting: AtomicU32::new(0),
+            waiters: Waiters::default(),
+            poller: Poller::new(),
             discards: Mutex::new(Vec::new()),
             graves: objects::Graves::default(),
             backend,
@@ -334,8 +357,18 @@ impl Core {
     pub(crate) unsafe fn unreference(core: *const Core) {
         // SAFETY: the caller's reference still keeps it.
         if unsafe { &*core }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // SAFETY: that was the last one.
-            unsafe { Core::destroy(core.cast_mut()) };
+            if !SERVES.get() {
+                // SAFETY: that was the last one.
+                return unsafe { Core::destroy(core.cast_mut()) };
+            }
+            // A thread of a heap woke a task, and with that ended it. The thread cannot wait for itself. If there is no other, the
+            // heap stays.
+            let address = CoreAddress(core);
+            let _ = std::thread::Builder::new().spawn(move || {
+                let address = address;
+                // SAFETY: as above.
+                unsafe { Core::destroy(address.0.cast_mut()) };
+            });
         }
     }
 
@@ -349,6 +382,7 @@ impl Core {
             threads::unregister(core.serial);
             directory::set(core.first_page, core.numbers(), core::ptr::null_mut());
             core.reclaimer.stop();
+            core.poller.stop();
             // The last thing that a thread does in a heap is to leave its scope.
             let mut patience = Patience::new(core.patience);
             while !core.threads.is_quiet() {

@@ -1,6 +1,7 @@
 //! Making and freeing objects.
 
 use super::access::Want;
+use super::scopes::Open;
 use super::segments::{Freed, Unit};
 use super::threads::{Record, count};
 use super::{Core, Patience};
@@ -16,13 +17,16 @@ use std::sync::{Mutex, PoisonError};
 /// the heap as an argument: when it ends, another thread may end the heap.
 pub(super) struct Inside<'a> {
     pub(super) record: &'a Record,
+    open: &'a Open,
 }
 
 impl<'a> Inside<'a> {
     pub(super) fn new(core: &'a Core) -> Inside<'a> {
         let record = core.record();
-        record.enter(&core.epoch);
-        Inside { record }
+        let open = record.enter(&core.epoch);
+        // What is brought in it stays.
+        open.touched.set(true);
+        Inside { record, open }
     }
 
     /// No scope of a user is open around it, so nothing is lost if it is renewed.
@@ -33,7 +37,7 @@ impl<'a> Inside<'a> {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.record.leave();
+        self.record.leave(self.open);
     }
 }
 

@@ -64,6 +64,7 @@ impl Slot {
     /// Makes an object: its slot and its address, which is good as long as the scope lasts. Its bytes are arbitrary.
     pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
         let core = scope.core;
+        scope.touch();
         let (page, place) = core.make(scope.record, layout, false)?;
         // SAFETY: `make` gave a place in a frame.
         let address = unsafe { scope.arena.add(place.offset()) };

@@ -1,7 +1,7 @@
 //! The reclaimer: a thread that runs the evictor ahead of need, and sleeps while there is room.
 
-use super::Core;
 use super::evictor::Outcome;
+use super::{Core, CoreAddress, SERVES};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -17,10 +17,6 @@ pub(crate) struct Reclaimer {
     bell: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
-
-struct CoreAddress(*const Core);
-// SAFETY: the core is `Sync`; it outlives the thread, because `destroy` stops the thread first.
-unsafe impl Send for CoreAddress {}
 
 /// How long to wait before trying again what did not work, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
@@ -40,6 +36,7 @@ impl Reclaimer {
         let address = CoreAddress(core);
         let body = move || {
             let address = address;
+            SERVES.set(true);
             // SAFETY: see `CoreAddress`.
             let core = unsafe { &*address.0 };
             core.reclaimer.run(core);
@@ -58,8 +55,9 @@ impl Reclaimer {
         }
     }
 
+    /// The same, for one who waits: heard in any case.
     #[cold]
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         let _guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         self.awake.store(true, Ordering::Release);
         self.bell.notify_one();
@@ -77,6 +75,16 @@ impl Reclaimer {
         }
     }
 
+    /// There is nothing to do until somebody rings, if that is `so` and no task waits for room.
+    fn rest(&self, core: &Core, so: impl Fn(&Core) -> bool) {
+        // Acquire: a task that rang before this is among those who want room.
+        self.awake.swap(false, Ordering::AcqRel);
+        // Somebody who took frames since did not ring.
+        if !so(core) || core.waiters.want_room() {
+            self.awake.store(true, Ordering::Release);
+        }
+    }
+
     fn run(&self, core: &Core) {
         let mut pause = PAUSE.0;
         loop {
@@ -88,13 +96,11 @@ impl Reclaimer {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            match core.evictor.run(core, core.reserve().high) {
+            // Tasks that wait for room get it batch by batch.
+            let step = if core.waiters.want_room() { core.frames.room() + core.evictor.batch() } else { u32::MAX };
+            match core.evictor.run(core, core.reserve().high.min(step)) {
                 Ok(Outcome::Enough) => {
-                    self.awake.store(false, Ordering::Release);
-                    // Somebody who took frames since did not ring.
-                    if core.frames.room() < core.reserve().low {
-                        self.awake.store(true, Ordering::Release);
-                    }
+                    self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;
                 }
                 Ok(Outcome::Blocked(_) | Outcome::Hot) | Err(_) => {
@@ -104,7 +110,7 @@ impl Reclaimer {
                     pause = (pause * 2).min(PAUSE.1);
                     let gives_up = pause == PAUSE.1 && !core.frames.is_over_limit();
                     if core.frames.room() >= core.reserve().low || gives_up {
-                        self.awake.store(false, Ordering::Release);
+                        self.rest(core, |_| true);
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Scopes: how long a reference into the heap is good.
 
+use super::scopes::Open;
 use super::{Core, Record};
-use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 
@@ -48,8 +48,7 @@ pub struct Scope<'heap> {
     pub(crate) pages: u32,
     pub(crate) core: &'heap Core,
     pub(crate) record: &'heap Record,
-    /// It has given out references.
-    used: Cell<bool>,
+    pub(crate) open: &'heap Open,
     /// Not `Send`: its record belongs to this thread.
     stays: PhantomData<*mut ()>,
 }
@@ -58,7 +57,7 @@ impl<'heap> Scope<'heap> {
     #[inline]
     pub(crate) fn new(core: &'heap Core) -> Scope<'heap> {
         let record = core.record();
-        record.enter(&core.epoch);
+        let open = record.enter(&core.epoch);
         Scope {
             words: core.words.base(),
             arena: core.frames.base(),
@@ -66,42 +65,54 @@ impl<'heap> Scope<'heap> {
             pages: core.pages,
             core,
             record,
-            used: Cell::new(false),
+            open,
             stays: PhantomData,
         }
     }
 
     /// Ends this scope and begins it again: all references from it end here. Cheaper than a new scope, and enough to let
-    /// pages leave. Has no effect while this thread has other scopes open in the heap; then it says so by `false`.
+    /// pages leave, unless this thread has older scopes open in the heap; then it says so by `false`.
     pub fn renew(&mut self) -> bool {
-        let renewed = self.record.renew(&self.core.epoch);
-        self.used.set(self.used.get() && !renewed);
-        renewed
+        self.record.renew(&self.core.epoch, self.open);
+        self.record.entered() == Some(self.open.began())
     }
 
     /// A reference from this scope exists from now on.
     #[inline]
     pub(crate) fn mark_used(&self) {
-        self.used.set(true);
+        self.open.used.set(true);
     }
 
     /// Nobody has a reference from a scope of this thread, so nothing is lost if it begins anew.
     pub(crate) fn is_renewable(&self) -> bool {
-        !self.used.get() && self.record.is_single()
+        !self.open.used.get() && self.record.is_single()
+    }
+
+    /// Something is looked up, without [`Scope::page`].
+    #[inline]
+    pub(crate) fn touch(&self) {
+        self.open.touched.set(true);
     }
 
     /// Until the guard goes, what is brought near with this scope stays, as if references had been given out. For operations that
     /// need several places at a time.
     pub(crate) fn hold(&self) -> Hold<'_> {
         if self.is_renewable() {
-            self.record.renew(&self.core.epoch);
+            self.record.renew(&self.core.epoch, self.open);
         }
-        Hold { scope: self, used: self.used.replace(true) }
+        Hold { scope: self, used: self.open.used.replace(true) }
     }
 
     /// Is it a scope of the heap that this page belongs to? Its number within the heap.
     #[inline]
     pub(crate) fn page(&self, page: u32) -> Option<u32> {
+        self.touch();
+        self.number(page)
+    }
+
+    /// The same for those who mark the scope as used before they rely on what they see.
+    #[inline]
+    pub(crate) fn number(&self, page: u32) -> Option<u32> {
         let page = page.wrapping_sub(self.first_page);
         (page < self.pages).then_some(page)
     }
@@ -115,14 +126,14 @@ pub(crate) struct Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.scope.used.set(self.used);
+        self.scope.open.used.set(self.used);
     }
 }
 
 impl Drop for Scope<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.record.leave() && self.core.has_graves() {
+        if self.record.leave(self.open) && self.core.has_graves() {
             self.core.bury_all(false);
         }
     }

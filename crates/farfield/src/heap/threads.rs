@@ -4,9 +4,13 @@
 //! outermost scope writes the epoch into its record, a fence follows, and then it reads frame words. The evictor makes
 //! pages Leaving, a fence follows, and then it reads the records. So either the evictor sees the scope, or the scope sees that
 //! the pages are Leaving (`crates/core/tests/heap_model.rs` tries all interleavings).
+//!
+//! Scopes of one thread may end in any order, because tasks hold them while they wait. The record shows the epoch in which the
+//! oldest one began (`scopes`).
 
 use super::Core;
 use super::io::Io;
+use super::scopes::{Open, Scopes};
 use crate::plane::object::OwnObjects;
 use crate::stats::Stats;
 use core::cell::{Cell, RefCell};
@@ -20,13 +24,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// What one thread is to one heap. Fields that are not atomic belong to the thread that is attached.
 #[repr(align(128))]
 pub(crate) struct Record {
-    /// Epoch in which the outermost scope was entered; 0 outside.
+    /// Epoch in which the oldest open scope began; 0 outside.
     epoch: AtomicU64,
     /// Counters of the attached thread, read by others.
     pub(crate) counters: Counters,
     attached: AtomicBool,
-    /// Scopes that are open.
-    depth: Cell<u32>,
+    /// Those of the attached thread that are open.
+    scopes: Scopes,
     /// Counts wrong guesses of slots; see `access`.
     pub(crate) tick: Cell<u32>,
     /// The segment that this thread fills, per class.
@@ -39,6 +43,8 @@ pub(crate) struct Record {
     pub(crate) in_flight: AtomicU32,
     /// In a heap of the object plane.
     pub(crate) objects: OwnObjects,
+    /// A task of this thread waits for a page that another thread began to bring.
+    pub(crate) waits_for_others: Cell<bool>,
 }
 
 /// Written by one thread only, so without read-modify-write.
@@ -90,61 +96,76 @@ impl Record {
             epoch: AtomicU64::new(0),
             counters: Counters::default(),
             attached: AtomicBool::new(true),
-            depth: Cell::new(0),
+            scopes: Scopes::default(),
             tick: Cell::new(0),
             segments: core::array::from_fn(|_| Cell::new(None)),
             streams: RefCell::new(Prefetcher::new()),
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
             objects: OwnObjects::default(),
+            waits_for_others: Cell::new(false),
         }
     }
 
     /// One scope more.
     #[inline]
-    pub(crate) fn enter(&self, epoch: &AtomicU64) {
-        let depth = self.depth.get();
-        if depth == 0 {
-            self.announce(epoch);
-        }
-        self.depth.set(depth + 1);
+    pub(crate) fn enter(&self, epoch: &AtomicU64) -> &Open {
+        // What an older scope of this thread announced protects this one too, until it is over; then the evictor sees this epoch,
+        // in which the pages of earlier batches were seen Leaving (Acquire).
+        let began = if self.scopes.is_empty() { self.announce(epoch) } else { epoch.load(Ordering::Acquire) };
+        self.scopes.enter(began)
     }
 
     #[inline]
-    fn announce(&self, epoch: &AtomicU64) {
+    fn announce(&self, epoch: &AtomicU64) -> u64 {
         // Acquire: a scope of a later epoch sees the pages of earlier batches Leaving. Release: whoever sees this epoch sees
         // what earlier scopes of this thread did to values.
-        self.epoch.store(epoch.load(Ordering::Acquire), Ordering::Release);
+        let began = epoch.load(Ordering::Acquire);
+        self.epoch.store(began, Ordering::Release);
         fence(Ordering::SeqCst);
+        began
     }
 
-    /// One scope less; true if it was the outermost.
+    /// One scope less; true if it was the last.
     #[inline]
-    pub(crate) fn leave(&self) -> bool {
-        let depth = self.depth.get() - 1;
-        self.depth.set(depth);
-        if depth == 0 {
-            // Release: whatever the scope did to values is done.
-            self.epoch.store(0, Ordering::Release);
-        }
-        depth == 0
+    pub(crate) fn leave(&self, open: &Open) -> bool {
+        let oldest = self.scopes.leave(open);
+        // Release: whatever the scope did to values is done.
+        self.epoch.store(oldest.unwrap_or(0), Ordering::Release);
+        oldest.is_none()
     }
 
-    /// The only open scope of this thread begins anew; false if there are others.
-    pub(crate) fn renew(&self, epoch: &AtomicU64) -> bool {
-        let alone = self.depth.get() == 1;
-        if alone {
-            self.announce(epoch);
+    /// A scope begins anew. Nobody has a reference from it. There is never no scope meanwhile, so no fence is needed.
+    pub(crate) fn renew(&self, epoch: &AtomicU64, open: &Open) {
+        let oldest = self.scopes.renew(open, epoch.load(Ordering::Acquire));
+        self.epoch.store(oldest, Ordering::Release);
+    }
+
+    /// The same for the only scope of this thread, if there is but one.
+    pub(crate) fn renew_only(&self, epoch: &AtomicU64) {
+        if let Some(oldest) = self.scopes.renew_only(epoch.load(Ordering::Acquire)) {
+            self.epoch.store(oldest, Ordering::Release);
         }
-        alone
+    }
+
+    /// The same for all scopes that keep nothing near: those of tasks that wait, mostly.
+    pub(crate) fn renew_idle(&self, epoch: &AtomicU64) {
+        if let Some(oldest) = self.scopes.renew_idle(epoch.load(Ordering::Acquire)) {
+            self.epoch.store(oldest, Ordering::Release);
+        }
     }
 
     /// Is exactly one scope open?
     pub(crate) fn is_single(&self) -> bool {
-        self.depth.get() == 1
+        self.scopes.len() == 1
     }
 
-    /// The epoch in which this thread's outermost scope was entered.
+    /// Does any scope of this thread that fits keep pages near that became Leaving in this epoch?
+    pub(crate) fn keeps(&self, epoch: u64, fits: impl Fn(&Open) -> bool) -> bool {
+        self.scopes.any_keeps(|open| open.began() <= epoch && fits(open))
+    }
+
+    /// The epoch in which this thread's oldest scope began.
     pub(crate) fn entered(&self) -> Option<u64> {
         match self.epoch.load(Ordering::Acquire) {
             0 => None,
@@ -182,7 +203,7 @@ impl Drop for Attachments {
     fn drop(&mut self) {
         LAST.set((0, core::ptr::null()));
         // A record with a scope that was forgotten, or that ends later than this, stays attached for good.
-        for (serial, record) in self.0.drain(..).filter(|(_, record)| record.depth.get() == 0) {
+        for (serial, record) in self.0.drain(..).filter(|(_, record)| record.scopes.is_empty()) {
             let heaps = heaps();
             let Some(core) = heaps.get(&serial) else { continue };
             // SAFETY: it is in the map and the map is locked, so it exists.

@@ -1,7 +1,7 @@
 //! `FarBox`: one owner, eight bytes.
 
 use crate::error::{AllocError, FarError};
-use crate::heap::{Core, Scope, Want, drop_far, heap_of, take};
+use crate::heap::{Arrival, Core, Scope, Want, drop_far, heap_of, take};
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -82,11 +82,51 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(unsafe { &mut *address })
     }
 
+    /// As [`FarBox::get`], for a task: while the value is on its way, others run. (Small values of a heap of the
+    /// [object plane](crate::Plane::Object) make the thread wait.)
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        let address = self.arrival(scope, Want::Read).await?;
+        // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope
+        // cannot leave its thread, so neither does the task.
+        Ok(unsafe { &*address })
+    }
+
+    /// As [`FarBox::get_mut`], for a task.
+    pub async fn fetch_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
+        let address = self.arrival(scope, Want::Write).await?;
+        // SAFETY: as in `fetch`, and `&mut self` makes it exclusive.
+        Ok(unsafe { &mut *address })
+    }
+
+    /// Where the value is, as long as the scope lasts, when it is there.
+    async fn arrival(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
+        let place = Place(self.place.load(Ordering::Relaxed));
+        let Some(page) = scope.number(self.number.get()) else {
+            let place = scope.core.find_object(scope, self.number.get(), &self.place, want)?;
+            scope.mark_used();
+            // SAFETY: as in `address`.
+            return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
+        };
+        // SAFETY: as in `address`.
+        let word = FrameWord(unsafe { &*scope.words.add(page as usize) }.load(Ordering::Acquire));
+        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
+        if found {
+            scope.mark_used();
+            // SAFETY: as in `address`.
+            return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
+        }
+        let frame = Arrival::new(scope, page, want).await?;
+        scope.mark_used();
+        let place = scope.core.guess(scope.record, &self.place, frame);
+        // SAFETY: as in `address`.
+        Ok(unsafe { scope.arena.add(place.offset()) }.cast())
+    }
+
     /// Where the value is, as long as the scope lasts.
     #[inline]
     fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
         let mut place = Place(self.place.load(Ordering::Relaxed));
-        let page = match scope.page(self.number.get()) {
+        let page = match scope.number(self.number.get()) {
             Some(page) => page,
             None => {
                 let place = scope.core.find_object(scope, self.number.get(), &self.place, want)?;

@@ -1,0 +1,203 @@
+//! A page that a task waits for.
+
+use super::access::{Want, count_use};
+use super::evictor::{Outcome, Urgency};
+use super::frames::Purse;
+use super::io::{Flight, Landing};
+use super::segments::Unit;
+use super::threads::{add, count};
+use super::waiters::Ticket;
+use super::{Core, Scope};
+use crate::error::FarError;
+use core::future::Future;
+use core::pin::Pin;
+use core::sync::atomic::Ordering;
+use core::task::{Context, Poll};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{Deref, FrameId, FrameWord, State};
+use std::time::Instant;
+
+/// Ends when the page is near, in this frame, until the scope ends or is renewed. Dropped before, nobody waits for the page any
+/// more, but it arrives.
+pub(crate) struct Arrival<'a> {
+    core: &'a Core,
+    scope: &'a Scope<'a>,
+    /// Of a value that lives as long as this.
+    page: u32,
+    want: Want,
+    ticket: Option<Ticket>,
+    /// Counted in the scope as awaiting a page.
+    awaits: bool,
+    /// Times that there was no room. Not 0: the scope is marked as hungry.
+    hungry: u32,
+    /// When the first wait that is no flight's began: flights have deadlines of their own.
+    since: Option<Instant>,
+}
+
+impl<'a> Arrival<'a> {
+    pub(crate) fn new(scope: &'a Scope<'a>, page: u32, want: Want) -> Arrival<'a> {
+        Arrival { core: scope.core, scope, page, want, ticket: None, awaits: false, hungry: 0, since: None }
+    }
+
+    /// Waits for something that is about to happen, at most as long as the heap is patient.
+    fn still(&mut self) -> Poll<Result<FrameId, FarError>> {
+        let after = self.since.get_or_insert_with(Instant::now).elapsed();
+        if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
+    }
+
+    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
+        let (core, record) = (self.core, self.scope.record);
+        let word = &core.words[self.page];
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let (next, what) = self.want.decide(seen);
+            match what {
+                Deref::Here(frame) => {
+                    if next == seen || core.exchange(word, seen, next) {
+                        count_use(record, seen);
+                        return Poll::Ready(Ok(frame));
+                    }
+                }
+                Deref::Wait if seen.state() == State::Fetching => {
+                    // What was seen before may have landed, and been told to those who wait.
+                    let mark = || {
+                        let seen = FrameWord(word.load(Ordering::Acquire));
+                        seen.want().is_some_and(|next| next == seen || core.exchange(word, seen, next))
+                    };
+                    if self.wait(context, mark) {
+                        core.hurry(record, self.page);
+                        core.attend();
+                        return Poll::Pending;
+                    }
+                }
+                Deref::Wait => {
+                    // One page is being copied meanwhile.
+                    if next == seen || core.exchange(word, seen, next) {
+                        context.waker().wake_by_ref();
+                        return self.still();
+                    }
+                }
+                Deref::Fetch | Deref::Zero => {
+                    let pages = core.segments.unit_of(self.page).map_or(1, |unit| unit.pages);
+                    let frame = core::task::ready!(self.take_frames(pages, context))?;
+                    let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
+                    if !self.wait(context, mark) {
+                        core.frames.put(frame, pages);
+                        continue;
+                    }
+                    count(&record.counters.misses);
+                    add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
+                    let landing = if self.want == Want::Read { Landing::Clean } else { Landing::Dirty };
+                    core.begin(record, Flight { unit: Unit { page: self.page, pages }, frame, landing });
+                    core.attend();
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+    /// Waits for the page's flight, if `mark` says that it is under way and has been marked as wanted.
+    fn wait(&mut self, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
+        // What it waited for until now keeps nothing near.
+        if !self.scope.open.keeps() {
+            self.scope.record.renew(&self.core.epoch, self.scope.open);
+        }
+        self.ticket = self.core.waiters.wait(self.page, context.waker(), mark);
+        let waits = self.ticket.is_some();
+        if waits && !core::mem::replace(&mut self.awaits, true) {
+            let awaited = &self.scope.open.awaited;
+            awaited.set(awaited.get() + 1);
+        }
+        waits
+    }
+
+    /// As [`Core::take_frames`], for a task: it lets others run while it waits.
+    fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
+        let (core, record, open) = (self.core, self.scope.record, self.scope.open);
+        let low = core.reserve().low;
+        // Who came first gets room first.
+        let may_take = self.hungry > 0 || !core.waiters.want_room();
+        if may_take && let Some(frame) = core.frames.take(pages, Purse::Open) {
+            if core.frames.room() < low {
+                core.reclaimer.wake();
+            }
+            return Poll::Ready(Ok(frame));
+        }
+        let limit = core.frames.limit();
+        if pages > limit / 2 {
+            return Poll::Ready(Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 }));
+        }
+        if self.hungry == 0 {
+            count(&record.counters.throttled);
+            open.hungry.set(open.hungry.get() + 1);
+        }
+        self.hungry += 1;
+        if self.hungry > 1 {
+            // Nobody made room meanwhile, or others took it.
+            record.renew_idle(&core.epoch);
+            let step = pages.max(low).saturating_mul(self.hungry).min((limit / 8).max(pages));
+            let outcome = core.evictor.try_run(core, core.frames.room() + step, Urgency::Demand);
+            if let Some(frame) = core.frames.take(pages, Purse::Open) {
+                return Poll::Ready(Ok(frame));
+            }
+            match outcome {
+                Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                Some(Ok(Outcome::Blocked(epoch))) if self.waits_for_itself(epoch) => {
+                    return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
+                }
+                _ => {}
+            }
+        }
+        core.waiters.wait_for_room(context.waker(), *self.since.get_or_insert_with(Instant::now));
+        // After that: the reclaimer wakes whoever waits at the end of its next round.
+        core.reclaimer.ring();
+        self.still()
+    }
+
+    /// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for
+    /// room.
+    fn waits_for_itself(&self, epoch: u64) -> bool {
+        let open = self.scope.open;
+        open.used.get() && open.began() <= epoch && !self.scope.record.keeps(epoch, |other| other.hungry.get() == 0)
+    }
+
+    fn stop_waiting(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.core.waiters.forget(ticket);
+        }
+        let open = self.scope.open;
+        if core::mem::take(&mut self.awaits) {
+            open.awaited.set(open.awaited.get() - 1);
+        }
+        if core::mem::take(&mut self.hungry) > 0 {
+            open.hungry.set(open.hungry.get() - 1);
+        }
+    }
+}
+
+impl Future for Arrival<'_> {
+    type Output = Result<FrameId, FarError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Some(ticket) = this.ticket.take() {
+            match this.core.waiters.look(ticket, context.waker()) {
+                Ok(result) => result?,
+                Err(ticket) => {
+                    this.ticket = Some(ticket);
+                    return Poll::Pending;
+                }
+            }
+        }
+        let answer = this.step(context);
+        if answer.is_ready() {
+            this.stop_waiting();
+        }
+        answer
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.stop_waiting();
+    }
+}

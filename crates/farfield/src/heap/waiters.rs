@@ -1,0 +1,183 @@
+//! Tasks that wait: for a page that is on its way, or for room.
+//!
+//! A task that finds a page Fetching sets its *wanted* mark while it holds the lock here, and leaves its waker. Whoever lands the
+//! page and sees the mark comes here afterwards. So either the task sees the landed page, or the lander sees the task.
+
+use crate::error::FarError;
+use core::hash::{BuildHasherDefault, Hasher};
+use core::sync::atomic::{AtomicUsize, Ordering};
+use core::task::Waker;
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A place in the table; its owner takes it out with [`Waiters::look`] or [`Waiters::forget`].
+#[derive(Debug)]
+pub(crate) struct Ticket(u32);
+
+/// All tasks that wait for a heap.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    table: Mutex<Table>,
+    for_room: Mutex<VecDeque<(Waker, Instant)>>,
+    for_room_count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// The last one that began to wait for a page; the others follow it.
+    last: HashMap<u32, u32, BuildHasherDefault<PageHasher>>,
+}
+
+enum Slot {
+    Free,
+    Waiting { page: u32, waker: Waker, next: Option<u32> },
+    Ended(Result<(), FarError>),
+}
+
+/// Page numbers need to be spread, not to be secret.
+#[derive(Default)]
+struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("pages are numbers of 32 bits")
+    }
+
+    fn write_u32(&mut self, page: u32) {
+        self.0 = (u64::from(page) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Waiters {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a page, if `mark` says that it is on its way and has been marked as wanted.
+    pub(crate) fn wait(&self, page: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<Ticket> {
+        let waker = waker.clone();
+        let mut table = self.lock();
+        if !mark() {
+            drop(table);
+            return None;
+        }
+        let number = table.free.pop().unwrap_or_else(|| {
+            table.slots.push(Slot::Free);
+            table.slots.len() as u32 - 1
+        });
+        let next = table.last.insert(page, number);
+        table.slots[number as usize] = Slot::Waiting { page, waker, next };
+        Some(Ticket(number))
+    }
+
+    /// The wait is over; how it ended. Otherwise this waker is woken when it is.
+    pub(crate) fn look(&self, ticket: Ticket, waker: &Waker) -> Result<Result<(), FarError>, Ticket> {
+        let mut waker = waker.clone();
+        let mut table = self.lock();
+        let answer = match &mut table.slots[ticket.0 as usize] {
+            Slot::Ended(result) => {
+                let result = *result;
+                table.free(ticket.0);
+                Ok(result)
+            }
+            Slot::Waiting { waker: known, .. } => {
+                core::mem::swap(known, &mut waker);
+                Err(ticket)
+            }
+            Slot::Free => unreachable!("a ticket without a place"),
+        };
+        // The old waker is dropped without the lock: that may run code of others.
+        drop(table);
+        answer
+    }
+
+    /// Its task does not wait any more.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        let mut table = self.lock();
+        if let Slot::Waiting { page, next, .. } = table.slots[ticket.0 as usize] {
+            table.unlink(page, ticket.0, next);
+        }
+        let slot = table.free(ticket.0);
+        drop(table);
+        drop(slot);
+    }
+
+    /// The page has landed, or not: ends the waits for it. The wakers are to be woken by a caller without locks.
+    pub(crate) fn end(&self, page: u32, result: Result<(), FarError>, wakers: &mut Vec<Waker>) {
+        let mut table = self.lock();
+        let mut at = table.last.remove(&page);
+        while let Some(number) = at {
+            let slot = core::mem::replace(&mut table.slots[number as usize], Slot::Ended(result));
+            let Slot::Waiting { waker, next, .. } = slot else { unreachable!("a chain of tasks that wait") };
+            wakers.push(waker);
+            at = next;
+        }
+    }
+
+    /// Waits for frames to become free, behind those who do already; `since` then.
+    pub(crate) fn wait_for_room(&self, waker: &Waker, since: Instant) {
+        let waker = waker.clone();
+        let mut waiting = self.for_room.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back((waker, since));
+        self.for_room_count.store(waiting.len(), Ordering::Release);
+    }
+
+    /// Does somebody wait for room?
+    #[inline]
+    pub(crate) fn want_room(&self) -> bool {
+        self.for_room_count.load(Ordering::Acquire) > 0
+    }
+
+    /// There may be something for so many tasks: wakes them, and those whose patience is over. They look for themselves. Called
+    /// without locks.
+    pub(crate) fn room(&self, tasks: u32, patience: Duration) {
+        if !self.want_room() {
+            return;
+        }
+        let woken: Vec<_> = {
+            let mut waiting = self.for_room.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = waiting.len().min(tasks as usize);
+            let late = waiting.iter().skip(count).take_while(|(_, since)| since.elapsed() > patience).count();
+            let woken = waiting.drain(..count + late).collect();
+            self.for_room_count.store(waiting.len(), Ordering::Release);
+            woken
+        };
+        woken.into_iter().for_each(|(waker, _)| waker.wake());
+    }
+}
+
+impl Table {
+    fn free(&mut self, number: u32) -> Slot {
+        self.free.push(number);
+        core::mem::replace(&mut self.slots[number as usize], Slot::Free)
+    }
+
+    fn unlink(&mut self, page: u32, number: u32, after: Option<u32>) {
+        let Some(last) = self.last.get(&page).copied() else { unreachable!("a chain without a beginning") };
+        if last == number {
+            match after {
+                Some(next) => self.last.insert(page, next),
+                None => self.last.remove(&page),
+            };
+            return;
+        }
+        let mut at = last;
+        while let Slot::Waiting { next: Some(next), .. } = self.slots[at as usize] {
+            if next == number {
+                if let Slot::Waiting { next, .. } = &mut self.slots[at as usize] {
+                    *next = after;
+                }
+                return;
+            }
+            at = next;
+        }
+    }
+}

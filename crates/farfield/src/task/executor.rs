@@ -1,0 +1,337 @@
+//! The executor: one thread, its tasks, and the lane that it polls when it has nothing else to do.
+
+use super::join::{JoinHandle, joined};
+use crate::heap::{Core, Heap};
+use core::cell::{Cell, RefCell};
+use core::future::Future;
+use core::pin::Pin;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::thread::Thread;
+
+/// Runs tasks of one thread. While some wait for far values, others run; when all wait, the thread polls the heap's pool.
+///
+/// Tasks may borrow whatever lives as long as the executor. They may hold scopes, and references from them, while they wait:
+/// a scope belongs to its thread, and so does every task that holds one. What a scope costs others is the same as ever: pages that
+/// became cold after it began stay near until it ends. So a task opens its scope late, and renews or closes it early.
+///
+/// ```
+/// use farfield::{FarBox, Heap, task::Executor};
+///
+/// let heap = Heap::builder().near(4 << 20).build()?;
+/// let values: Vec<FarBox<u64>> = (0..100).map(|n| heap.alloc(n)).collect::<Result<_, _>>()?;
+/// let executor = Executor::new(&heap);
+/// let sum = executor.block_on(async {
+///     let tasks: Vec<_> = values.iter().map(|value| executor.spawn(async {
+///         let scope = heap.enter();
+///         value.fetch(&scope).await.copied()
+///     })).collect();
+///     let mut sum = 0;
+///     for task in tasks {
+///         sum += task.await??;
+///     }
+///     Ok::<u64, Box<dyn std::error::Error>>(sum)
+/// })?;
+/// assert_eq!(sum, 4950);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Executor<'env> {
+    core: &'env Core,
+    tasks: RefCell<Tasks<'env>>,
+    queue: Arc<Queue>,
+    newborn: Rc<Newborn>,
+}
+
+type BoxedTask<'env> = Pin<Box<dyn Future<Output = ()> + 'env>>;
+
+#[derive(Default)]
+struct Tasks<'env> {
+    slots: Vec<Option<Task<'env>>>,
+    free: Vec<u32>,
+}
+
+struct Task<'env> {
+    /// `None` while it runs.
+    future: Option<BoxedTask<'env>>,
+    waker: Arc<TaskWaker>,
+    /// Woken while it ran.
+    again: bool,
+}
+
+/// Tasks made by [`spawn`], which the executor has not taken over yet.
+#[derive(Default)]
+struct Newborn(RefCell<Vec<BoxedTask<'static>>>);
+
+/// Numbers of tasks to run.
+struct Queue {
+    woken: Mutex<VecDeque<u32>>,
+    parked: AtomicBool,
+    thread: Thread,
+}
+
+struct TaskWaker {
+    number: u32,
+    queued: AtomicBool,
+    queue: Arc<Queue>,
+}
+
+/// Wakes the future of a `block_on`.
+struct RootWaker {
+    woken: AtomicBool,
+    queue: Arc<Queue>,
+}
+
+/// Most tasks that run before the lane is looked at.
+const BATCH: usize = 64;
+/// Longest sleep in the lane: so late, at most, is what another thread has to say meanwhile.
+const LANE_WAIT: Duration = Duration::from_millis(1);
+/// Longest sleep while others bring what tasks of this thread wait for.
+const OTHERS_WAIT: Duration = Duration::from_micros(50);
+
+thread_local! {
+    /// Serial number of the heap whose lane this thread polls now; 0: of none.
+    static POLLED: Cell<u64> = const { Cell::new(0) };
+    /// The executor that runs on this thread now.
+    static CURRENT: RefCell<Option<Rc<Newborn>>> = const { RefCell::new(None) };
+}
+
+/// Does an executor of this thread poll the lane of this heap?
+pub(crate) fn is_polled(serial: u64) -> bool {
+    POLLED.get() == serial
+}
+
+/// Makes a task of the executor that runs this code. It may borrow nothing; [`Executor::spawn`] is for tasks that do.
+///
+/// # Panics
+/// Outside of an executor, as `tokio::spawn` does.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    let current = CURRENT.with_borrow(Clone::clone).expect("spawn is for code that runs in an executor");
+    let (handle, task) = joined(future);
+    current.0.borrow_mut().push(task);
+    handle
+}
+
+/// Marks the thread as running an executor; the outer one is back afterwards.
+struct Running {
+    polled: u64,
+    current: Option<Rc<Newborn>>,
+}
+
+impl Running {
+    fn new(executor: &Executor<'_>) -> Running {
+        let current = CURRENT.replace(Some(executor.newborn.clone()));
+        Running { polled: POLLED.replace(executor.core.serial), current }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        POLLED.set(self.polled);
+        CURRENT.set(self.current.take());
+    }
+}
+
+impl<'env> Executor<'env> {
+    /// An executor of this thread, for tasks that use this heap. They may use other heaps too: what is far there is polled by a
+    /// thread of that heap, which takes longer.
+    pub fn new(heap: &'env Heap) -> Executor<'env> {
+        let queue = Queue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
+        Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), newborn: Rc::default() }
+    }
+
+    /// Makes a task; it begins when the executor runs.
+    pub fn spawn<T: 'env>(&self, future: impl Future<Output = T> + 'env) -> JoinHandle<T> {
+        let (handle, task) = joined(future);
+        self.add(task);
+        handle
+    }
+
+    fn add(&self, future: BoxedTask<'env>) {
+        let mut tasks = self.tasks.borrow_mut();
+        let number = tasks.free.pop().unwrap_or_else(|| {
+            tasks.slots.push(None);
+            tasks.slots.len() as u32 - 1
+        });
+        let waker = Arc::new(TaskWaker { number, queued: AtomicBool::new(true), queue: self.queue.clone() });
+        tasks.slots[number as usize] = Some(Task { future: Some(future), waker, again: false });
+        self.queue.lock().push_back(number);
+    }
+
+    /// Runs all tasks until this future has ended; what it returned. Tasks that have not ended go on with the next call.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let _running = Running::new(self);
+        let mut future = core::pin::pin!(future);
+        let root = Arc::new(RootWaker { woken: AtomicBool::new(true), queue: self.queue.clone() });
+        let waker = Waker::from(root.clone());
+        loop {
+            if root.woken.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker))
+            {
+                return value;
+            }
+            if !self.turn() && !root.woken.load(Ordering::Acquire) {
+                self.idle(|| root.woken.load(Ordering::SeqCst));
+            }
+        }
+    }
+
+    /// Runs until all tasks have ended.
+    pub fn run(&self) {
+        let _running = Running::new(self);
+        while !self.is_empty() {
+            if !self.turn() {
+                self.idle(|| false);
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let tasks = self.tasks.borrow();
+        tasks.free.len() == tasks.slots.len() && self.newborn.0.borrow().is_empty()
+    }
+
+    /// Runs what is to be run, then looks at the lane; false if there was nothing to run.
+    fn turn(&self) -> bool {
+        for task in self.newborn.0.take() {
+            self.add(task);
+        }
+        let mut ran = 0;
+        while ran < BATCH
+            && let Some(number) = self.queue.pop()
+        {
+            self.run_task(number);
+            ran += 1;
+        }
+        let record = self.core.record();
+        if ran > 0 && record.in_flight.load(Ordering::Relaxed) > 0 {
+            // Sends what the tasks asked for, and lands what has arrived.
+            self.core.look(record, None);
+        }
+        ran > 0
+    }
+
+    fn run_task(&self, number: u32) {
+        let (mut future, waker) = {
+            let mut tasks = self.tasks.borrow_mut();
+            // Ended, and woken late.
+            let Some(task) = &mut tasks.slots[number as usize] else { return };
+            let Some(future) = task.future.take() else {
+                task.again = true;
+                return;
+            };
+            (future, task.waker.clone())
+        };
+        waker.queued.store(false, Ordering::SeqCst);
+        let waker = Waker::from(waker);
+        // Panics of the task's own are caught inside (`joined`); these are of destructors.
+        let poll = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut Context::from_waker(&waker))));
+        if matches!(poll, Ok(Poll::Pending)) {
+            let mut tasks = self.tasks.borrow_mut();
+            if let Some(task) = &mut tasks.slots[number as usize] {
+                task.future = Some(future);
+                if core::mem::take(&mut task.again) {
+                    self.queue.lock().push_back(number);
+                }
+            }
+            return;
+        }
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.slots[number as usize] = None;
+        tasks.free.push(number);
+        drop(tasks);
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
+    }
+
+    /// Waits until a task can go on, or `woken` says so.
+    fn idle(&self, woken: impl Fn() -> bool) {
+        let (core, record) = (self.core, self.core.record());
+        let others = record.waits_for_others.get();
+        if core.wait_for_any(record, if others { OTHERS_WAIT } else { LANE_WAIT }) || others {
+            if others {
+                // Their threads may be busy with something else.
+                let in_flight = core.help_all();
+                record.waits_for_others.set(in_flight > 0);
+                self.queue.park(woken, Some(Duration::from_micros(1)).filter(|_| in_flight > 0));
+            }
+            return;
+        }
+        self.queue.park(woken, None);
+    }
+}
+
+impl Drop for Executor<'_> {
+    fn drop(&mut self) {
+        // Outside of the cell: their destructors may spawn, or wake.
+        let tasks = self.tasks.take();
+        for task in tasks.slots.into_iter().flatten() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
+        }
+    }
+}
+
+impl core::fmt::Debug for Executor<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let tasks = self.tasks.borrow();
+        write!(f, "Executor({} tasks)", tasks.slots.len() - tasks.free.len())
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u32>> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self) -> Option<u32> {
+        self.lock().pop_front()
+    }
+
+    /// Sleeps until somebody wakes a task, or `woken`.
+    fn park(&self, woken: impl Fn() -> bool, most: Option<Duration>) {
+        self.parked.store(true, Ordering::SeqCst);
+        // Under the lock: who pushes later sees that we are parked.
+        let empty = self.lock().is_empty();
+        if empty && !woken() {
+            match most {
+                Some(most) => std::thread::park_timeout(most),
+                None => std::thread::park(),
+            }
+        }
+        self.parked.store(false, Ordering::SeqCst);
+    }
+
+    fn unpark(&self) {
+        if self.parked.load(Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.queue.lock().push_back(self.number);
+            self.queue.unpark();
+        }
+    }
+}
+
+impl Wake for RootWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.queue.unpark();
+    }
+}
