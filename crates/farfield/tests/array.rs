@@ -12,7 +12,8 @@ struct Tables {
     near: Vec<Vec<[u16; 24]>>,
 }
 
-const COLUMNS: usize = 1000;
+/// A row takes six pages: as many as a scope can always have of the smallest heap.
+const COLUMNS: usize = 500;
 
 impl Twin for Tables {
     fn filled(heap: &Heap, bytes: u64, _: &mut Random) -> Self {

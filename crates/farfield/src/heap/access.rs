@@ -84,6 +84,15 @@ impl Core {
         Ok(())
     }
 
+    /// A scope is about to begin, and there is little room. What is cooled after it began cannot leave before it ends, so room is
+    /// made first, unless somebody is at it.
+    #[cold]
+    pub(crate) fn relieve(&self) {
+        self.reclaimer.wake();
+        // Whoever finds no frame in the end gets the error.
+        let _ = self.evictor.try_run(self, self.reserve().low.max(8), Urgency::Demand);
+    }
+
     /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be
     /// renewed while it waits.
     pub(crate) fn bring(&self, record: &Record, page: u32, want: Want, renewable: bool) -> Result<FrameId, FarError> {
