@@ -28,8 +28,8 @@ const RUNS: usize = 6;
 pub const RUN_PAGES: usize = 16;
 /// Pages loaded at once: one system call maps them, and their copies fit the signal stack and, just, the first cache.
 const LOAD_PAGES: usize = 8;
-/// So many changed pages of 256 that leave are many.
-const MANY: u32 = 64;
+/// So many changed pages of 256 that leave are most. (With fewer, programs that read two pages for each that they write pay.)
+const MOST: u32 = 160;
 /// How long the pool may take for one operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -143,11 +143,11 @@ impl Store {
 
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
     /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too, and so is
-    /// every page while many pages leave changed: that saves the kernel a fault a page, and costs a checksum at egress if
+    /// every page while most pages leave changed: that saves the kernel a fault a page, and costs a checksum at egress if
     /// it is wrong.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
         let runtime = &RUNTIME;
-        let write = write || runtime.changed_share.get() > MANY;
+        let write = write || runtime.changed_share.get() > MOST;
         let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
         let Some(mapped) = self.backend.mapped() else {
             runtime.charge(pages);
