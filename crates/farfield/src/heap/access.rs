@@ -226,6 +226,12 @@ impl Core {
                 Some(Ok(Outcome::Blocked(epoch))) if !renewable && record.keeps(epoch, |_| true) => {
                     return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull);
                 }
+                // It waits for scopes of others, who may wait for what this thread holds.
+                Some(Ok(Outcome::Blocked(_))) if patience.is_long() => {
+                    if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
+                        return Ok(frame);
+                    }
+                }
                 _ => {}
             }
             // What has arrived can leave again.

@@ -451,6 +451,11 @@ impl Patience {
         Patience { rounds: 0, limit, since: None }
     }
 
+    /// Has it taken longer than anything but waiting for each other takes?
+    pub(crate) fn is_long(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() > Duration::from_millis(500))
+    }
+
     /// A moment; longer each time.
     pub(crate) fn wait(&mut self) -> Result<(), FarError> {
         self.rounds += 1;
