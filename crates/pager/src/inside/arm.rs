@@ -25,6 +25,8 @@ use farfield_pool::{CloneTicket, Opener};
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
+/// The same while it evicts: the program must not use up the reserve meanwhile.
+const AHEAD_TICK: Duration = Duration::from_micros(500);
 /// How often it looks for the server: a few times a second.
 const SERVER_TICKS: u32 = 64;
 /// A program that uses less processor time than this between two looks, so many times in a row, waits for something.
@@ -94,13 +96,11 @@ extern "C" fn monitor(_: usize) -> ! {
                 if ticks.is_multiple_of(SERVER_TICKS) {
                     runtime.armed().store.look_for_server();
                 }
-                if idle.look() || evicts_ahead(runtime) {
-                    evict::reclaim_ahead(runtime);
-                }
+                let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
                 runtime.threads.look(turn);
                 turn = turn.wrapping_add(1);
                 super::flights::look(runtime);
-                process::sleep(TICK);
+                process::sleep(if evicted { AHEAD_TICK } else { TICK });
             }
             Phase::Arming | Phase::Off => process::sleep(TICK),
         }

@@ -485,22 +485,24 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
     runtime.charge(pages);
 }
 
-/// Evicts ahead of need until the reserve is free again.
-pub fn reclaim_ahead(runtime: &Runtime) {
+/// Evicts ahead of need until the reserve is free again. Did it?
+pub fn reclaim_ahead(runtime: &Runtime) -> bool {
     if runtime.phase() != Phase::Armed {
-        return;
+        return false;
     }
     let armed = runtime.armed();
+    let mut evicted = false;
     loop {
         let (near, limit) = runtime.near();
         let reserve = Runtime::reserve_bytes(limit);
         if near <= limit - reserve || runtime.frozen_by.load(Ordering::Relaxed) != 0 {
-            return;
+            return evicted;
         }
-        let Some(mut evictor) = armed.evictor.try_lock() else { return };
+        let Some(mut evictor) = armed.evictor.try_lock() else { return evicted };
         if evictor.run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
-            return;
+            return evicted;
         }
+        evicted = true;
     }
 }
 
