@@ -2,7 +2,7 @@
 //!
 //! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read while it is written. The
 //! frame's bytes are a cell that loom watches: two accesses at once, of which one writes, fail the model. The steps are those of
-//! `crates/farfield/src/heap/{threads,access,evictor}.rs`, with the same orderings.
+//! `crates/farfield/src/heap/{threads,access,evictor,pins}.rs`, with the same orderings.
 
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
 use loom::cell::UnsafeCell;
@@ -16,6 +16,8 @@ struct Model {
     epoch: AtomicU64,
     /// One per mutator.
     records: [AtomicU64; 2],
+    /// Pins of the page.
+    pins: AtomicU64,
     /// The value in the frame.
     frame: UnsafeCell<u64>,
     /// The far copy; only the evictor touches it.
@@ -41,6 +43,7 @@ impl Model {
             word: AtomicU64::new(word.0),
             epoch: AtomicU64::new(1),
             records: [AtomicU64::new(0), AtomicU64::new(0)],
+            pins: AtomicU64::new(0),
             frame: UnsafeCell::new(0),
             far: UnsafeCell::new(0),
         })
@@ -101,6 +104,10 @@ impl Model {
         }
         let seen = FrameWord(self.word.load(Ordering::Acquire));
         let Some(sealed) = seen.seal() else { return false };
+        if self.pins.load(Ordering::Acquire) > 0 {
+            self.exchange(seen, seen.deref(false).0);
+            return false;
+        }
         if !self.exchange(seen, sealed) {
             return false;
         }
@@ -271,6 +278,39 @@ fn a_scope_outlives_an_older_one_of_its_thread() {
                 write(&other.frame, read(&other.frame) + 1);
             }
             record.store(0, Ordering::Release);
+            u64::from(got)
+        });
+        if !model.evict() {
+            model.evict();
+        }
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), done);
+    });
+}
+
+/// A page is pinned in a scope, and written after the scope has ended.
+#[test]
+fn a_pinned_page_does_not_leave() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(near());
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || {
+            let record = &other.records[0];
+            record.store(other.epoch.load(Ordering::Acquire), Ordering::Release);
+            fence(Ordering::SeqCst);
+            let seen = FrameWord(other.word.load(Ordering::Acquire));
+            let (next, what) = seen.deref(true);
+            let got = matches!(what, Deref::Here(_)) && (next == seen || other.exchange(seen, next));
+            if got {
+                other.pins.fetch_add(1, Ordering::Relaxed);
+            }
+            record.store(0, Ordering::Release);
+            if got {
+                write(&other.frame, read(&other.frame) + 1);
+                other.pins.fetch_sub(1, Ordering::Release);
+            }
             u64::from(got)
         });
         if !model.evict() {

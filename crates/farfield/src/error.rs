@@ -14,6 +14,9 @@ pub enum FarError {
         "this thread's scope holds all near memory that could be freed: leave or renew it more often, or raise near"
     )]
     NearFull,
+    /// As much of the near memory is pinned as may be.
+    #[error("half of the near memory is pinned: let some of it go, or raise near")]
+    PinsFull,
     /// No near memory became free in time, because scopes of other threads hold it or the value is too hot to leave.
     #[error("no near memory became free within {after:?}: a scope is held too long, or near is too small")]
     Stalled {

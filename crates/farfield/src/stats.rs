@@ -11,6 +11,8 @@ pub struct Stats {
     pub near_bytes: u64,
     /// Of these, tables.
     pub table_bytes: u64,
+    /// Of these, what is pinned ([`FarBox::pin`](crate::FarBox::pin)).
+    pub pinned_bytes: u64,
     /// Pages in which values can lie, near or far.
     pub pages: u64,
     /// Times that a value was not near and was brought.

@@ -377,7 +377,40 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
     for _ in 0..3_000 {
         let index = random.below(slots);
         let new = random.next();
-        match random.below(10) {
+        match random.below(14) {
+            10 => {
+                let scope = heap.enter();
+                let end = (index + 5).min(slots);
+                // Threads whose scopes bring much at the same time share the room for that.
+                match heap.get_many(&scope, far[index..end].iter().flatten()) {
+                    Ok(values) => assert!(
+                        values.into_iter().cloned().eq(twin[index..end].iter().flatten().map(|value| make(*value)))
+                    ),
+                    Err(error) => assert_eq!(error, FarError::NearFull),
+                }
+            }
+            11 => {
+                let Some(value) = &mut far[index] else { continue };
+                let before = value.write(|value| core::mem::replace(value, make(new))).unwrap();
+                assert_eq!(Some(before), twin[index].replace(new).map(&make));
+            }
+            12 => {
+                let Some(value) = &far[index] else { continue };
+                assert_eq!(value.read_once(T::clone).ok(), twin[index].map(&make));
+                value.cold();
+            }
+            13 => {
+                let Some(value) = &mut far[index] else { continue };
+                *value.pin_mut().unwrap() = make(new);
+                twin[index] = Some(new);
+                let Some(pinned) = &far[index] else { continue };
+                let pinned = pinned.pin().unwrap();
+                let from = random.below(slots);
+                for (value, twin) in far.iter().zip(&twin).skip(from).take(6) {
+                    assert_eq!(value.as_ref().map(|value| value.read(T::clone).unwrap()), twin.map(&make));
+                }
+                assert_eq!(*pinned, make(new));
+            }
             0 => {
                 far[index] = Some(heap.alloc(make(new)).unwrap());
                 twin[index] = Some(new);

@@ -161,7 +161,7 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     /// The heap; it exists as long as there is an extent.
-    fn core(&self) -> Option<*const Core> {
+    pub(super) fn core(&self) -> Option<*const Core> {
         self.extents.first().map(|page| heap_of(*page))
     }
 

@@ -1,5 +1,6 @@
 //! The slow path of a dereference: the slot's guess was wrong, or the page is not near.
 
+use super::attempt::NOT_NEAR;
 use super::evictor::{Outcome, Urgency};
 use super::frames::Purse;
 use super::io::{Flight, Landing};
@@ -107,6 +108,12 @@ impl Core {
                         count_use(record, seen);
                         return Ok(frame);
                     }
+                }
+                Deref::Wait | Deref::Fetch
+                    if record.is_impatient.get() && matches!(seen.state(), State::Fetching | State::Far) =>
+                {
+                    record.missed.set(Some((page, want)));
+                    return Err(NOT_NEAR);
                 }
                 Deref::Wait => {
                     if next == seen || self.exchange(word, seen, next) {

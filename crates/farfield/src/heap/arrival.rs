@@ -25,23 +25,57 @@ pub(crate) struct Arrival<'a> {
     /// Of a value that lives as long as this.
     page: u32,
     want: Want,
-    ticket: Option<Ticket>,
     /// Counted in the scope as awaiting a page.
     awaits: bool,
+    wait: Wait,
+}
+
+/// What an arrival knows of its waiting, without the scope.
+#[derive(Default)]
+pub(super) struct Wait {
+    ticket: Option<Ticket>,
     /// Times that there was no room. Not 0: the scope is marked as hungry.
     hungry: u32,
     /// When the first wait that is no flight's began: flights have deadlines of their own.
     since: Option<Instant>,
 }
 
+impl Wait {
+    /// Nobody waits any more.
+    pub(super) fn stop(&mut self, core: &Core) {
+        if let Some(ticket) = self.ticket.take() {
+            core.waiters.forget(ticket);
+        }
+    }
+}
+
 impl<'a> Arrival<'a> {
     pub(crate) fn new(scope: &'a Scope<'a>, page: u32, want: Want) -> Arrival<'a> {
-        Arrival { core: scope.core, scope, page, want, ticket: None, awaits: false, hungry: 0, since: None }
+        Arrival { core: scope.core, scope, page, want, awaits: false, wait: Wait::default() }
+    }
+
+    /// Goes on with what another one began, in a scope that has ended.
+    pub(super) fn resume(scope: &'a Scope<'_>, page: u32, want: Want, wait: Wait) -> Arrival<'a> {
+        let open = scope.open;
+        open.hungry.set(open.hungry.get() + u32::from(wait.hungry > 0));
+        Arrival { wait, ..Arrival::new(scope, page, want) }
+    }
+
+    /// The scope ends, and the wait goes on.
+    pub(super) fn suspend(mut self) -> Wait {
+        let wait = core::mem::take(&mut self.wait);
+        self.wait.hungry = wait.hungry;
+        wait
+    }
+
+    /// Is there no room for what it waits for?
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.wait.hungry > 0 && self.wait.ticket.is_none()
     }
 
     /// Waits for something that is about to happen, at most as long as the heap is patient.
     fn still(&mut self) -> Poll<Result<FrameId, FarError>> {
-        let after = self.since.get_or_insert_with(Instant::now).elapsed();
+        let after = self.wait.since.get_or_insert_with(Instant::now).elapsed();
         if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
     }
 
@@ -101,8 +135,8 @@ impl<'a> Arrival<'a> {
         if !self.scope.open.keeps() {
             self.scope.record.renew(&self.core.epoch, self.scope.open);
         }
-        self.ticket = self.core.waiters.wait(self.page, context.waker(), mark);
-        let waits = self.ticket.is_some();
+        self.wait.ticket = self.core.waiters.wait(self.page, context.waker(), mark);
+        let waits = self.wait.ticket.is_some();
         if waits && !core::mem::replace(&mut self.awaits, true) {
             let awaited = &self.scope.open.awaited;
             awaited.set(awaited.get() + 1);
@@ -115,7 +149,7 @@ impl<'a> Arrival<'a> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
         let low = core.reserve().low;
         // Who came first gets room first.
-        let may_take = self.hungry > 0 || !core.waiters.want_room();
+        let may_take = self.wait.hungry > 0 || !core.waiters.want_room();
         if may_take && let Some(frame) = core.frames.take(pages, Purse::Open) {
             if core.frames.room() < low {
                 core.reclaimer.wake();
@@ -126,15 +160,15 @@ impl<'a> Arrival<'a> {
         if pages > limit / 2 {
             return Poll::Ready(Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 }));
         }
-        if self.hungry == 0 {
+        if self.wait.hungry == 0 {
             count(&record.counters.throttled);
             open.hungry.set(open.hungry.get() + 1);
         }
-        self.hungry += 1;
-        if self.hungry > 1 {
+        self.wait.hungry += 1;
+        if self.wait.hungry > 1 {
             // Nobody made room meanwhile, or others took it.
             record.renew_idle(&core.epoch);
-            let step = pages.max(low).saturating_mul(self.hungry).min((limit / 8).max(pages));
+            let step = pages.max(low).saturating_mul(self.wait.hungry).min((limit / 8).max(pages));
             let outcome = core.evictor.try_run(core, core.frames.room() + step, Urgency::Demand);
             if let Some(frame) = core.frames.take(pages, Purse::Open) {
                 return Poll::Ready(Ok(frame));
@@ -147,7 +181,7 @@ impl<'a> Arrival<'a> {
                 _ => {}
             }
         }
-        core.waiters.wait_for_room(context.waker(), *self.since.get_or_insert_with(Instant::now));
+        core.waiters.wait_for_room(context.waker(), *self.wait.since.get_or_insert_with(Instant::now));
         // After that: the reclaimer wakes whoever waits at the end of its next round.
         core.reclaimer.ring();
         self.still()
@@ -161,14 +195,12 @@ impl<'a> Arrival<'a> {
     }
 
     fn stop_waiting(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.core.waiters.forget(ticket);
-        }
+        self.wait.stop(self.core);
         let open = self.scope.open;
         if core::mem::take(&mut self.awaits) {
             open.awaited.set(open.awaited.get() - 1);
         }
-        if core::mem::take(&mut self.hungry) > 0 {
+        if core::mem::take(&mut self.wait.hungry) > 0 {
             open.hungry.set(open.hungry.get() - 1);
         }
     }
@@ -179,11 +211,11 @@ impl Future for Arrival<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let Some(ticket) = this.ticket.take() {
+        if let Some(ticket) = this.wait.ticket.take() {
             match this.core.waiters.look(ticket, context.waker()) {
                 Ok(result) => result?,
                 Err(ticket) => {
-                    this.ticket = Some(ticket);
+                    this.wait.ticket = Some(ticket);
                     return Poll::Pending;
                 }
             }

@@ -273,6 +273,9 @@ impl EvictorState {
         let word = &core.words[page];
         let seen = FrameWord(word.load(Ordering::Acquire));
         let (next, frame) = (seen.cool()?, seen.frame()?);
+        if core.frames.infos[frame.0].is_pinned() {
+            return None;
+        }
         let left = core.exchange(word, seen, next) && next.state() == State::Leaving;
         left.then(|| {
             core.frames.infos[frame.0].set_cooled(epoch);
@@ -298,6 +301,11 @@ impl EvictorState {
                 continue;
             }
             let Some(sealed) = seen.seal() else { continue };
+            if info.is_pinned() {
+                // Since it was cooled. It is in use, as any page that is taken back.
+                core.exchange(word, seen, seen.deref(false).0);
+                continue;
+            }
             if !core.exchange(word, seen, sealed) {
                 continue;
             }

@@ -14,6 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct FrameInfo {
     /// Page within the heap, plus one; 0 if the frame is free. Pages inside a unit of several are not entered.
     page: AtomicU32,
+    /// Pins of the unit that begins here; see `pins`.
+    pins: AtomicU32,
     /// Checksum of the far copy.
     sum: AtomicU64,
     /// Epoch in which the page became Leaving. Only the evictor uses it.
@@ -30,6 +32,8 @@ pub(crate) struct Frames {
     free: Mutex<Free>,
     /// Frames that can be taken now, about. For decisions that may be wrong.
     room: AtomicU32,
+    /// Frames of units that are pinned.
+    pinned: AtomicU32,
     /// Frames below this were used.
     high: AtomicU32,
     /// The arena has so many frames; the first is never used.
@@ -84,6 +88,7 @@ impl Frames {
             infos: Table::new(count as usize)?,
             room: AtomicU32::new(free.room()),
             free: Mutex::new(free),
+            pinned: AtomicU32::new(0),
             high: AtomicU32::new(1),
             count,
             paranoid,
@@ -126,6 +131,35 @@ impl Frames {
     /// Does the arena contain this address?
     pub(crate) fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.arena.base() as usize) < self.count as usize * PAGE_BYTES
+    }
+
+    /// The frame that this address of the arena lies in.
+    pub(crate) fn at(&self, address: *const u8) -> FrameId {
+        assert!(self.contains(address as usize));
+        FrameId(((address as usize - self.arena.base() as usize) / PAGE_BYTES) as u32)
+    }
+
+    /// One pin more for the unit in these frames. False if there were too many: half of the frames may be pinned.
+    pub(crate) fn pin(&self, first: FrameId, count: u32) -> bool {
+        let is_first = self.infos[first.0].pins.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first && self.pinned.fetch_add(count, Ordering::Relaxed) + count > self.limit() / 2 {
+            self.unpin(first, count);
+            return false;
+        }
+        true
+    }
+
+    /// One pin less.
+    pub(crate) fn unpin(&self, first: FrameId, count: u32) {
+        // Release: who reads 0 finds what was done with the unit done.
+        if self.infos[first.0].pins.fetch_sub(1, Ordering::Release) == 1 {
+            self.pinned.fetch_sub(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Frames of units that are pinned.
+    pub(crate) fn pinned(&self) -> u32 {
+        self.pinned.load(Ordering::Relaxed)
     }
 
     /// Frames that can be taken now, about.
@@ -202,6 +236,10 @@ impl Frames {
     pub(crate) fn put(&self, first: FrameId, count: u32) {
         for frame in first.0..first.0 + count {
             self.infos[frame].page.store(0, Ordering::Relaxed);
+        }
+        // Its pins were forgotten, or it would not be free.
+        if self.infos[first.0].pins.swap(0, Ordering::Relaxed) > 0 {
+            self.pinned.fetch_sub(count, Ordering::Relaxed);
         }
         if self.paranoid {
             let (at, len) = (first.0 as usize * PAGE_BYTES, count as usize * PAGE_BYTES);
@@ -282,6 +320,11 @@ impl FrameInfo {
 
     pub(crate) fn page(&self) -> Option<u32> {
         self.page.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Must the unit in this frame stay?
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn cooled(&self) -> u64 {

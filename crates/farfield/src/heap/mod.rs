@@ -11,19 +11,24 @@
 //! | `access` | what a dereference does when its guess was wrong |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `arrival`, `waiters`, `poller` | how tasks wait |
+//! | `gather`, `attempt` | how they wait for many values, and for those that only looking finds |
+//! | `pins` | what stays near without a scope |
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
 mod access;
 mod arrival;
+mod attempt;
 mod directory;
 mod evictor;
 mod fetch;
 mod frames;
+mod gather;
 mod io;
 mod memory;
 mod objects;
+mod pins;
 mod poller;
 mod raw;
 mod reclaimer;
@@ -43,6 +48,7 @@ pub(crate) use frames::Purse;
 pub(crate) use io::Part;
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
+pub(crate) use pins::{Bring, Pin};
 pub(crate) use raw::{Slot, SlotCell};
 pub(crate) use retired::Retired;
 pub(crate) use runs::free_run;
@@ -54,7 +60,7 @@ use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::plane::Plane;
 use crate::plane::object::Objects;
-use crate::ptr::FarBox;
+use crate::ptr::{FarBox, FarPtr};
 use crate::stats::Stats;
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -222,9 +228,9 @@ impl Heap {
 
     /// Begins to bring these values near, and does not wait: for values that will be needed soon. How many pages (or large
     /// values) are on their way now. It is advice: what is near, belongs to another heap, or finds no room, is passed over.
-    pub fn prefetch<'a, T: Send + 'static>(&self, values: impl IntoIterator<Item = &'a FarBox<T>>) -> usize {
+    pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
         let core = self.core();
-        let pages = values.into_iter().filter_map(|value| value.page_in(core));
+        let pages = values.into_iter().filter_map(|value| value.pointer().page_in(core));
         core.prefetch(core.record(), pages) as usize
     }
 
@@ -344,6 +350,7 @@ impl Core {
             moved_values: self.objects.as_ref().map_or(0, |objects| objects.moved.load(Ordering::Relaxed)),
             discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),
             lost_values: self.threads.sum(|counters| &counters.lost_values),
+            pinned_bytes: self.pinned_bytes(),
             prefetches: self.threads.sum(|counters| &counters.prefetches),
             prefetches_used: self.threads.sum(|counters| &counters.prefetches_used),
             prefetches_unused: self.evictor.ahead.load(Ordering::Relaxed),

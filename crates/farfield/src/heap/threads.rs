@@ -9,6 +9,7 @@
 //! oldest one began (`scopes`).
 
 use super::Core;
+use super::attempt::Missed;
 use super::io::Io;
 use super::scopes::{Open, Scopes};
 use crate::plane::object::OwnObjects;
@@ -45,6 +46,10 @@ pub(crate) struct Record {
     pub(crate) objects: OwnObjects,
     /// A task of this thread waits for a page that another thread began to bring.
     pub(crate) waits_for_others: Cell<bool>,
+    /// It waits for no page now; see `attempt`.
+    pub(crate) is_impatient: Cell<bool>,
+    /// The last page that it did not wait for.
+    pub(crate) missed: Cell<Option<Missed>>,
 }
 
 /// Written by one thread only, so without read-modify-write.
@@ -104,6 +109,8 @@ impl Record {
             in_flight: AtomicU32::new(0),
             objects: OwnObjects::default(),
             waits_for_others: Cell::new(false),
+            is_impatient: Cell::new(false),
+            missed: Cell::new(None),
         }
     }
 

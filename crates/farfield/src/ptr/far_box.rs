@@ -1,11 +1,9 @@
 //! `FarBox`: one owner, eight bytes.
 
+use super::{FarPtr, Follow, Pinned, PinnedMut, Pointer};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Arrival, Core, Scope, Want, drop_far, heap_of, take};
+use crate::heap::{Core, Scope, Want, drop_far, take};
 use core::marker::PhantomData;
-use core::num::NonZeroU32;
-use core::sync::atomic::{AtomicU32, Ordering};
-use farfield_core::heap::{FrameWord, Place};
 
 /// Owns a value of a [`Heap`](crate::Heap), near or far, as `Box` owns one of the memory.
 ///
@@ -39,13 +37,9 @@ use farfield_core::heap::{FrameWord, Place};
 /// # let heap = farfield::Heap::builder().build().unwrap();
 /// let value = heap.alloc(std::rc::Rc::new(7)); // error: `Rc<i32>` cannot be sent between threads safely
 /// ```
-#[repr(C, align(8))]
+#[repr(transparent)]
 pub struct FarBox<T: Send + 'static> {
-    /// The lower half of the slot word, a [`Place`]. Its guess is corrected while others read.
-    place: AtomicU32,
-    /// The upper half: the number of its page, or on the object plane of its handle, among those of all heaps. Never 0, and
-    /// never changes.
-    number: NonZeroU32,
+    pointer: Pointer,
     owns: PhantomData<T>,
 }
 
@@ -54,10 +48,7 @@ const _: () = assert!(size_of::<FarBox<u8>>() == 8 && size_of::<Option<FarBox<u8
 impl<T: Send + 'static> FarBox<T> {
     pub(crate) fn new_in(core: &Core, value: T) -> Result<FarBox<T>, AllocError<T>> {
         match core.put_in(value) {
-            Ok((number, place)) => {
-                let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
-                Ok(FarBox { place: AtomicU32::new(place.0), number, owns: PhantomData })
-            }
+            Ok((number, place)) => Ok(FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData }),
             Err((error, value)) => Err(AllocError { error, value }),
         }
     }
@@ -65,7 +56,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let address = self.address(scope, Want::Read)?;
+        let address = self.pointer.address(scope, Want::Read)?.cast::<T>();
         // SAFETY:
         // - initialised: `new_in` wrote a `T` there, and `self` owns it;
         // - alive: the page was Near after the scope began (`address`), so it keeps its frame until the scope ends, and the
@@ -77,15 +68,25 @@ impl<T: Send + 'static> FarBox<T> {
     /// The value, to be changed.
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
-        let address = self.address(scope, Want::Write)?;
+        let address = self.pointer.address(scope, Want::Write)?.cast::<T>();
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(unsafe { &mut *address })
+    }
+
+    /// As [`FarBox::get`], for a value that will not be used again soon: if it has to be brought near, its page leaves first.
+    pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        let is_new = self.pointer.is_new(scope);
+        let value = self.get(scope)?;
+        if is_new {
+            self.pointer.leave_first(scope);
+        }
+        Ok(value)
     }
 
     /// As [`FarBox::get`], for a task: while the value is on its way, others run. (Small values of a heap of the
     /// [object plane](crate::Plane::Object) make the thread wait.)
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let address = self.arrival(scope, Want::Read).await?;
+        let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
         // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope
         // cannot leave its thread, so neither does the task.
         Ok(unsafe { &*address })
@@ -93,64 +94,97 @@ impl<T: Send + 'static> FarBox<T> {
 
     /// As [`FarBox::get_mut`], for a task.
     pub async fn fetch_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
-        let address = self.arrival(scope, Want::Write).await?;
+        let address = self.pointer.arrival(scope, Want::Write).await?.cast::<T>();
         // SAFETY: as in `fetch`, and `&mut self` makes it exclusive.
         Ok(unsafe { &mut *address })
     }
 
-    /// Where the value is, as long as the scope lasts, when it is there.
-    async fn arrival(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
-        let place = Place(self.place.load(Ordering::Relaxed));
-        let Some(page) = scope.number(self.number.get()) else {
-            let place = scope.core.find_object(scope, self.number.get(), &self.place, want)?;
-            scope.mark_used();
-            // SAFETY: as in `address`.
-            return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
-        };
-        // SAFETY: as in `address`.
-        let word = FrameWord(unsafe { &*scope.words.add(page as usize) }.load(Ordering::Acquire));
-        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
-        if found {
-            scope.mark_used();
-            // SAFETY: as in `address`.
-            return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
-        }
-        let frame = Arrival::new(scope, page, want).await?;
-        scope.mark_used();
-        let place = scope.core.guess(scope.record, &self.place, frame);
-        // SAFETY: as in `address`.
-        Ok(unsafe { scope.arena.add(place.offset()) }.cast())
+    /// Calls `action` with the value, near as long as that takes. For those who have no scope; it begins one.
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().near(4 << 20).build()?;
+    /// let mut name = heap.alloc(String::from("far"))?;
+    /// name.write(|name| name.push_str("field"))?;
+    /// assert_eq!(name.read(String::clone)?, "farfield");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// What it returns does not refer to the value:
+    ///
+    /// ```compile_fail
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let value = heap.alloc(7).unwrap();
+    /// let seven: &i32 = value.read(|seven| seven).unwrap(); // error: lifetime may not live long enough
+    /// ```
+    pub fn read<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
+        self.pointer.with_scope(|scope| self.get(scope).map(action))
     }
 
-    /// Where the value is, as long as the scope lasts.
-    #[inline]
-    fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut T, FarError> {
-        let mut place = Place(self.place.load(Ordering::Relaxed));
-        let page = match scope.number(self.number.get()) {
-            Some(page) => page,
-            None => {
-                let place = scope.core.find_object(scope, self.number.get(), &self.place, want)?;
-                scope.mark_used();
-                // SAFETY: as below.
-                return Ok(unsafe { scope.arena.add(place.offset()) }.cast());
-            }
-        };
-        // SAFETY: `page` is below `scope.pages`, the length of the table.
-        let word = unsafe { &*scope.words.add(page as usize) };
-        // Acquire: who brought the page has filled the frame.
-        let word = FrameWord(word.load(Ordering::Acquire));
-        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
-        if !found {
-            place = scope.core.find(scope, page, &self.place, want)?;
-        }
-        scope.mark_used();
-        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
-        Ok(unsafe { scope.arena.add(place.offset()) }.cast())
+    /// The same, for a value that will not be used again soon: see [`FarBox::get_once`].
+    pub fn read_once<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
+        self.pointer.with_scope(|scope| self.get_once(scope).map(action))
+    }
+
+    /// Calls `action` with the value, to change it. See [`FarBox::read`].
+    pub fn write<R>(&mut self, action: impl FnOnce(&mut T) -> R) -> Result<R, FarError> {
+        let core = self.pointer.core();
+        // SAFETY: our value keeps the heap.
+        let scope = Scope::new(unsafe { &*core });
+        self.get_mut(&scope).map(action)
+    }
+
+    /// Brings the value near and keeps it there, whatever scopes and tasks do, until what this returns is dropped.
+    ///
+    /// Half of the near memory can be pinned at most ([`FarError::PinsFull`]). What lies in the same page stays as well.
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().near(4 << 20).build()?;
+    /// let table = heap.alloc([7u64; 256])?;
+    /// let pinned = table.pin()?;
+    /// assert_eq!(pinned[3], 7); // no scope, no check
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// It ends before its value does:
+    ///
+    /// ```compile_fail,E0505
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let value = heap.alloc(7).unwrap();
+    /// let pinned = value.pin().unwrap();
+    /// drop(value); // error: cannot move out of `value` because it is borrowed
+    /// println!("{}", *pinned);
+    /// ```
+    pub fn pin(&self) -> Result<Pinned<'_, T>, FarError> {
+        let (address, pin) = self.pointer.pin(Want::Read)?;
+        // SAFETY: as in `get`; the pin keeps the page where it is.
+        Ok(Pinned::new(unsafe { &*address.cast() }, pin))
+    }
+
+    /// The same, to change the value.
+    pub fn pin_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
+        let (address, pin) = self.pointer.pin(Want::Write)?;
+        // SAFETY: as in `pin`, and `&mut self` makes it exclusive.
+        Ok(PinnedMut::new(unsafe { &mut *address.cast() }, pin))
+    }
+
+    /// As [`FarBox::pin`], for a task of any executor: it holds no scope, so a task that waits for this, or has the result, can
+    /// change its thread.
+    pub async fn fetch_pinned(&self) -> Result<Pinned<'_, T>, FarError> {
+        let pin = self.pointer.arrive_pinned(Want::Read).await?;
+        // SAFETY: as in `pin`.
+        Ok(Pinned::new(unsafe { &*self.pointer.within(&pin).cast() }, pin))
+    }
+
+    /// As [`FarBox::pin_mut`], for a task of any executor.
+    pub async fn fetch_pinned_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
+        let pin = self.pointer.arrive_pinned(Want::Write).await?;
+        // SAFETY: as in `pin_mut`.
+        Ok(PinnedMut::new(unsafe { &mut *self.pointer.within(&pin).cast() }, pin))
     }
 
     /// Takes the value out of the heap. If it cannot be brought near, it stays where it is.
     pub fn into_inner(self) -> Result<T, (FarBox<T>, FarError)> {
-        let (core, number, card) = self.parts();
+        let (core, number, card) = self.pointer.parts();
         // SAFETY: `self` owns a `T` there, which keeps the heap. On success it is forgotten.
         match unsafe { take(core, number, card) } {
             Ok(value) => {
@@ -163,31 +197,28 @@ impl<T: Send + 'static> FarBox<T> {
 
     /// Begins to bring the value near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
     pub fn prefetch(&self) {
-        let (core, number, _) = self.parts();
-        // SAFETY: our value keeps the heap.
-        let core = unsafe { &*core };
-        core.prefetch(core.record(), [number]);
+        self.pointer.prefetch();
     }
 
-    /// Its page's number within this heap.
-    pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
-        let page = self.number.get().wrapping_sub(core.first_page);
-        (page < core.pages).then_some(page)
+    /// The value will not be needed soon: its page leaves before others.
+    pub fn cold(&self) {
+        self.pointer.cold();
     }
+}
 
-    /// Heap, number within the heap, and card.
-    fn parts(&self) -> (*const Core, u32, u8) {
-        let number = self.number.get();
-        let core = heap_of(number);
-        // SAFETY: our value keeps the heap.
-        let first = unsafe { &*core }.first_page;
-        (core, number - first, Place(self.place.load(Ordering::Relaxed)).card())
+impl<T: Send + 'static> FarPtr for FarBox<T> {
+    type Value = T;
+}
+
+impl<T: Send + 'static> Follow for FarBox<T> {
+    fn pointer(&self) -> &Pointer {
+        &self.pointer
     }
 }
 
 impl<T: Send + 'static> Drop for FarBox<T> {
     fn drop(&mut self) {
-        let (core, number, card) = self.parts();
+        let (core, number, card) = self.pointer.parts();
         // SAFETY: `self` owns a `T` there, which keeps the heap; nobody uses it after this.
         unsafe { drop_far::<T>(core, number, card) };
     }
@@ -195,6 +226,6 @@ impl<T: Send + 'static> Drop for FarBox<T> {
 
 impl<T: Send + 'static> core::fmt::Debug for FarBox<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "FarBox({})", self.number)
+        write!(f, "FarBox({:?})", self.pointer)
     }
 }

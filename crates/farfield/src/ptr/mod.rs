@@ -1,5 +1,21 @@
 //! Far pointers.
 
 mod far_box;
+mod pinned;
+mod pointer;
 
 pub use far_box::FarBox;
+pub use pinned::{Pinned, PinnedMut};
+pub(crate) use pointer::{Pointer, Stage};
+
+/// A far pointer: [`FarBox`].
+#[expect(private_bounds, reason = "pointers are ours: nobody else implements it")]
+pub trait FarPtr: Follow {
+    /// What it points to.
+    type Value: Send + 'static;
+}
+
+/// How a far pointer is followed.
+pub(crate) trait Follow {
+    fn pointer(&self) -> &Pointer;
+}

@@ -1,5 +1,7 @@
 //! `FarVec`: a growing vector.
 
+mod alone;
+
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;
 use super::range_of;
@@ -127,6 +129,25 @@ impl<T: Send + 'static> FarVec<T> {
         let address = self.element(scope, index, Want::Write)?;
         scope.mark_used();
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
+        Ok(Some(unsafe { &mut *address }))
+    }
+
+    /// As [`FarVec::get`], for a task: while the element is on its way, others run.
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
+        scope.retry(|| self.get(scope, index)).await
+    }
+
+    /// As [`FarVec::get_mut`], for a task.
+    pub async fn fetch_mut<'a>(
+        &'a mut self,
+        scope: &'a Scope<'_>,
+        index: usize,
+    ) -> Result<Option<&'a mut T>, FarError> {
+        if index >= self.len {
+            return Ok(None);
+        }
+        let address = scope.retry(|| self.element(scope, index, Want::Write)).await?;
+        // SAFETY: as in `get_mut`; `retry` has marked the scope as used.
         Ok(Some(unsafe { &mut *address }))
     }
 

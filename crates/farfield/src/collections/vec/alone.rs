@@ -1,0 +1,47 @@
+//! Elements for those who have no scope.
+
+use super::{FarVec, Scope};
+use crate::error::FarError;
+use crate::heap::Core;
+
+impl<T: Send + 'static> FarVec<T> {
+    /// Calls `action` with the element of this index, if there is one; it is near as long as that takes. For those who have no
+    /// scope; this begins one.
+    ///
+    /// ```
+    /// # use farfield::{FarVec, Heap};
+    /// # let heap = Heap::builder().near(4 << 20).build()?;
+    /// let mut names = FarVec::new();
+    /// names.push(&heap.enter(), String::from("far"))?;
+    /// names.write(0, |name| name.push_str("field"))?;
+    /// assert_eq!(names.read(0, String::clone)?.as_deref(), Some("farfield"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read<R>(&self, index: usize, action: impl FnOnce(&T) -> R) -> Result<Option<R>, FarError> {
+        let Some(core) = self.core(index) else { return Ok(None) };
+        // SAFETY: the element keeps it.
+        let scope = Scope::new(unsafe { &*core });
+        Ok(self.get(&scope, index)?.map(action))
+    }
+
+    /// The same for an element that will not be used again soon: see [`FarVec::get_once`].
+    pub fn read_once<R>(&self, index: usize, action: impl FnOnce(&T) -> R) -> Result<Option<R>, FarError> {
+        let Some(core) = self.core(index) else { return Ok(None) };
+        // SAFETY: the element keeps it.
+        let scope = Scope::new(unsafe { &*core });
+        Ok(self.get_once(&scope, index)?.map(action))
+    }
+
+    /// Calls `action` with the element of this index, if there is one, to change it.
+    pub fn write<R>(&mut self, index: usize, action: impl FnOnce(&mut T) -> R) -> Result<Option<R>, FarError> {
+        let Some(core) = self.core(index) else { return Ok(None) };
+        // SAFETY: the element keeps it, also while it is changed.
+        let scope = Scope::new(unsafe { &*core });
+        Ok(self.get_mut(&scope, index)?.map(action))
+    }
+
+    /// The heap, if there is such an element: it exists as long as that.
+    fn core(&self, index: usize) -> Option<*const Core> {
+        self.units.core().filter(|_| index < self.len)
+    }
+}

@@ -1,0 +1,103 @@
+//! Code that waits for nothing: when it finds something far, it ends, and begins again when that is near.
+//!
+//! So that look-ups of all collections have an async form, and need not be written twice.
+
+use super::access::Want;
+use super::arrival::Arrival;
+use super::pins::Bring;
+use super::threads::Record;
+use super::{Core, Heap, Scope};
+use crate::error::FarError;
+use core::time::Duration;
+
+/// A page that was not near, and what for.
+pub(crate) type Missed = (u32, Want);
+
+/// What an operation returns that does not wait; what is missing is in the record. Callers pass it on, as any other error that ends
+/// with the next attempt.
+pub(crate) const NOT_NEAR: FarError = FarError::Stalled { after: Duration::ZERO };
+
+/// While it exists, this thread waits for no page.
+struct Impatient<'a>(&'a Record);
+
+impl<'a> Impatient<'a> {
+    fn new(record: &'a Record) -> Impatient<'a> {
+        record.missed.set(None);
+        record.is_impatient.set(true);
+        Impatient(record)
+    }
+}
+
+impl Drop for Impatient<'_> {
+    fn drop(&mut self) {
+        self.0.is_impatient.set(false);
+    }
+}
+
+/// The result of the action, or what it could not wait for.
+fn attempt<R>(record: &Record, action: impl FnOnce() -> Result<R, FarError>) -> Result<Result<R, FarError>, Missed> {
+    let impatient = Impatient::new(record);
+    let result = action();
+    drop(impatient);
+    match record.missed.take() {
+        Some(missed) if result.is_err() => Err(missed),
+        _ => Ok(result),
+    }
+}
+
+impl Scope<'_> {
+    /// Does something that only looks, again and again until nothing of it is far any more. What was found near stays near.
+    pub(crate) async fn retry<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
+        let held = self.hold();
+        loop {
+            match attempt(self.record, &mut action) {
+                Ok(result) => {
+                    drop(held);
+                    if result.is_ok() {
+                        self.mark_used();
+                    }
+                    return result;
+                }
+                Err((page, want)) => drop(Arrival::new(self, page, want).await?),
+            }
+        }
+    }
+}
+
+impl Heap {
+    /// Calls `action` with a scope, for a task of any executor: when it finds something far it does not wait but returns an
+    /// error; and is called again when that is near. So it passes errors on, may be called several times, and does nothing that
+    /// should not be done twice: look-ups, and changes that come last.
+    ///
+    /// No scope is held while the task waits, so the task may change its thread, if `action` and what it returns may.
+    ///
+    /// ```
+    /// # use farfield::{FarBTreeMap, Heap, task::Executor};
+    /// # let heap = Heap::builder().near(4 << 20).build()?;
+    /// # let mut map = FarBTreeMap::new();
+    /// # map.insert(&heap.enter(), 7u64, String::from("seven"))?;
+    /// # Executor::new(&heap).block_on(async {
+    /// let length = heap.fetch_with(|scope| Ok(map.get(scope, &7)?.map(String::len))).await?;
+    /// assert_eq!(length, Some(5));
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn fetch_with<R>(
+        &self,
+        mut action: impl FnMut(&Scope<'_>) -> Result<R, FarError>,
+    ) -> Result<R, FarError> {
+        let core: &Core = self.core();
+        // What was far stays near until all is done: nothing else holds it.
+        let mut pins = Vec::new();
+        loop {
+            let (page, want) = {
+                let scope = Scope::new(core);
+                match attempt(core.record(), || action(&scope)) {
+                    Ok(result) => return result,
+                    Err(missed) => missed,
+                }
+            };
+            pins.push(Bring::new(core, page, want).await?);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Pins: what stays near without a scope.
+//!
+//! The frame of a pinned unit counts its pins. Whoever pins is in a scope in which the unit is near, so no batch that could take it is
+//! over before the pin can be seen: it is enough that the evictor looks at the count after the scopes of a batch are over. It looks
+//! when it makes pages Leaving too, so as not to do it in vain.
+
+use super::access::Want;
+use super::arrival::{Arrival, Wait};
+use super::{Core, Scope};
+use crate::error::FarError;
+use core::future::Future;
+use core::task::{Context, Poll};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::FrameId;
+use std::time::Instant;
+
+/// A unit that stays in its frame as long as this exists.
+pub(crate) struct Pin<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) frame: FrameId,
+    pages: u32,
+}
+
+impl Core {
+    /// Keeps the unit in this frame, its first, near. The caller is in a scope in which it is.
+    pub(crate) fn pin(&self, frame: FrameId) -> Result<Pin<'_>, FarError> {
+        let unit = self.frames.infos[frame.0].page().and_then(|page| self.segments.unit_of(page));
+        let Some(unit) = unit else { unreachable!("a frame without a page") };
+        if !self.frames.pin(frame, unit.pages) {
+            return Err(FarError::PinsFull);
+        }
+        Ok(Pin { core: self, frame, pages: unit.pages })
+    }
+
+    /// Near memory that is pinned.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        u64::from(self.frames.pinned()) * PAGE_BYTES as u64
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.core.frames.unpin(self.frame, self.pages);
+    }
+}
+
+/// Ends when a page is near and pinned. It holds no scope while it waits, so its task may go to other threads.
+pub(crate) struct Bring<'a> {
+    core: &'a Core,
+    /// Of a value that lives as long as this.
+    page: u32,
+    want: Want,
+    wait: Wait,
+    /// Nothing holds what has landed until the task looks, so it may leave again.
+    since: Instant,
+}
+
+impl<'a> Bring<'a> {
+    pub(crate) fn new(core: &'a Core, page: u32, want: Want) -> Bring<'a> {
+        Bring { core, page, want, wait: Wait::default(), since: Instant::now() }
+    }
+}
+
+impl<'a> Future for Bring<'a> {
+    type Output = Result<Pin<'a>, FarError>;
+
+    fn poll(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let scope = Scope::new(this.core);
+        let mut arrival = Arrival::resume(&scope, this.page, this.want, core::mem::take(&mut this.wait));
+        match core::pin::Pin::new(&mut arrival).poll(context) {
+            Poll::Ready(frame) => Poll::Ready(frame.and_then(|frame| this.core.pin(frame))),
+            Poll::Pending => {
+                this.wait = arrival.suspend();
+                let after = this.since.elapsed();
+                // A flight has a deadline of its own.
+                if after > this.core.patience * 2 {
+                    return Poll::Ready(Err(FarError::Stalled { after }));
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Bring<'_> {
+    fn drop(&mut self) {
+        self.wait.stop(self.core);
+    }
+}

@@ -1,0 +1,180 @@
+//! What far pointers are made of: the slot word of a value, and how it is followed.
+
+use crate::error::FarError;
+use crate::heap::{Arrival, Bring, Core, Pin, Scope, Want, heap_of};
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::heap::{FrameId, FrameWord, Place};
+
+/// A slot word, whose value lives as long as whoever has this says.
+#[repr(C, align(8))]
+pub(crate) struct Pointer {
+    /// The lower half of the slot word, a [`Place`]. Its guess is corrected while others read.
+    place: AtomicU32,
+    /// The upper half: the number of its page, or on the object plane of its handle, among those of all heaps. Never 0, and
+    /// never changes.
+    number: NonZeroU32,
+}
+
+const _: () = assert!(size_of::<Pointer>() == 8 && size_of::<Option<Pointer>>() == 8);
+
+/// How far a value is that somebody wants.
+pub(crate) enum Stage<'a> {
+    /// Near, at this address, as long as the scope lasts.
+    Here(*mut u8),
+    /// To be waited for; then [`Pointer::landed`] says where it is.
+    Comes(Arrival<'a>),
+}
+
+impl Pointer {
+    /// To the value with this number within the heap.
+    pub(crate) fn new(core: &Core, number: u32, place: Place) -> Pointer {
+        let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
+        Pointer { place: AtomicU32::new(place.0), number }
+    }
+
+    #[inline]
+    fn place(&self) -> Place {
+        Place(self.place.load(Ordering::Relaxed))
+    }
+
+    /// Where the value is, as long as the scope lasts.
+    #[inline]
+    pub(crate) fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
+        let mut place = self.place();
+        match scope.number(self.number.get()) {
+            Some(page) => {
+                if !Self::confirms(scope, page, place, want) {
+                    place = scope.core.find(scope, page, &self.place, want)?;
+                }
+            }
+            None => place = scope.core.find_object(scope, self.number.get(), &self.place, want)?,
+        }
+        scope.mark_used();
+        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
+        Ok(unsafe { scope.arena.add(place.offset()) })
+    }
+
+    /// Is the page usable in the frame that the slot guesses?
+    #[inline]
+    fn confirms(scope: &Scope<'_>, page: u32, place: Place, want: Want) -> bool {
+        // SAFETY: `page` is below `scope.pages`, the length of the table.
+        let word = unsafe { &*scope.words.add(page as usize) };
+        // Acquire: who brought the page has filled the frame.
+        let word = FrameWord(word.load(Ordering::Acquire));
+        if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) }
+    }
+
+    /// The same for a task, which waits without a thread if it has to.
+    pub(crate) fn stage<'a>(&self, scope: &'a Scope<'_>, want: Want) -> Result<Stage<'a>, FarError> {
+        match scope.number(self.number.get()) {
+            Some(page) if !Self::confirms(scope, page, self.place(), want) => {
+                Ok(Stage::Comes(Arrival::new(scope, page, want)))
+            }
+            _ => self.address(scope, want).map(Stage::Here),
+        }
+    }
+
+    /// Where the value is, whose page a task has waited for.
+    pub(crate) fn landed(&self, scope: &Scope<'_>, frame: FrameId) -> *mut u8 {
+        scope.mark_used();
+        let place = scope.core.guess(scope.record, &self.place, frame);
+        // SAFETY: as in `address`.
+        unsafe { scope.arena.add(place.offset()) }
+    }
+
+    /// [`Pointer::address`] for a task.
+    pub(crate) async fn arrival(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
+        match self.stage(scope, want)? {
+            Stage::Here(address) => Ok(address),
+            Stage::Comes(arrival) => Ok(self.landed(scope, arrival.await?)),
+        }
+    }
+
+    /// Its page's number within this heap, if it names a page of it.
+    pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
+        let page = self.number.get().wrapping_sub(core.first_page);
+        (page < core.pages).then_some(page)
+    }
+
+    /// The heap. It exists as long as the value.
+    pub(crate) fn core(&self) -> *const Core {
+        heap_of(self.number.get())
+    }
+
+    /// Calls `action` with a scope of its own.
+    pub(crate) fn with_scope<R>(&self, action: impl FnOnce(&Scope<'_>) -> R) -> R {
+        // SAFETY: the value keeps the heap.
+        action(&Scope::new(unsafe { &*self.core() }))
+    }
+
+    /// Keeps the value near: where it is.
+    pub(crate) fn pin(&self, want: Want) -> Result<(*mut u8, Pin<'_>), FarError> {
+        // SAFETY: the value keeps the heap, and this keeps the value.
+        let core = unsafe { &*self.core() };
+        let scope = Scope::new(core);
+        let address = self.address(&scope, want)?;
+        // The scope holds its page meanwhile.
+        Ok((address, core.pin(core.frames.at(address))?))
+    }
+
+    /// The same for a task that holds no scope; [`Pointer::within`] says where it is.
+    pub(crate) async fn arrive_pinned(&self, want: Want) -> Result<Pin<'_>, FarError> {
+        // SAFETY: as in `pin`.
+        let core = unsafe { &*self.core() };
+        match self.page_in(core) {
+            Some(page) => Bring::new(core, page, want).await,
+            None => self.pin(want).map(|(_, pin)| pin),
+        }
+    }
+
+    /// The address of the value, whose page is pinned.
+    pub(crate) fn within(&self, pin: &Pin<'_>) -> *mut u8 {
+        let scope = Scope::new(pin.core);
+        match self.page_in(pin.core) {
+            Some(_) => self.landed(&scope, pin.frame),
+            None => {
+                let address = self.address(&scope, Want::Read);
+                address.unwrap_or_else(|_| unreachable!("what is pinned is near"))
+            }
+        }
+    }
+
+    /// Has its page not come, or come ahead of need and not been used since?
+    pub(crate) fn is_new(&self, scope: &Scope<'_>) -> bool {
+        scope.arrival(self.number.get()).is_some()
+    }
+
+    /// Its page leaves before others.
+    pub(crate) fn leave_first(&self, scope: &Scope<'_>) {
+        scope.leave_first(core::iter::once(self.number.get()));
+    }
+
+    /// The same without a scope.
+    pub(crate) fn cold(&self) {
+        // SAFETY: the value keeps the heap.
+        let core = unsafe { &*self.core() };
+        core.leave_first(self.page_in(core).into_iter());
+    }
+
+    /// Begins to bring it near, and does not wait.
+    pub(crate) fn prefetch(&self) {
+        // SAFETY: the value keeps the heap.
+        let core = unsafe { &*self.core() };
+        core.prefetch(core.record(), self.page_in(core));
+    }
+
+    /// Heap, number within the heap, and card.
+    pub(crate) fn parts(&self) -> (*const Core, u32, u8) {
+        let core = self.core();
+        // SAFETY: the value keeps the heap.
+        let first = unsafe { &*core }.first_page;
+        (core, self.number.get() - first, self.place().card())
+    }
+}
+
+impl core::fmt::Debug for Pointer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.number.fmt(f)
+    }
+}
