@@ -1,6 +1,7 @@
 //! Address space: mmap and its family, one wrapper per call.
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
+use crate::file;
 use crate::gate::syscall;
 
 /// `mmap` of anonymous private memory, readable and writable, at an address of the kernel's choice.
@@ -75,5 +76,43 @@ pub unsafe fn drop_scattered(pidfd: i32, ranges: &[libc::iovec]) -> Result<usize
             libc::SYS_process_madvise,
             [pidfd as usize, ranges.as_ptr() as usize, ranges.len(), libc::MADV_DONTNEED as usize, 0, 0],
         )
+    }
+}
+
+/// `/proc/self/mem`: this process's memory, also where the protection forbids to read it.
+#[derive(Debug)]
+pub struct OwnMemory {
+    fd: i32,
+}
+
+impl OwnMemory {
+    /// Opens it for reading.
+    pub fn open() -> Result<OwnMemory> {
+        file::open(c"/proc/self/mem", libc::O_RDONLY).map(|fd| OwnMemory { fd })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> i32 {
+        self.fd
+    }
+
+    /// Wraps a descriptor that was moved.
+    pub fn from_fd(fd: i32) -> OwnMemory {
+        OwnMemory { fd }
+    }
+
+    /// Copies what is at `address`. EIO if it is not mapped, or if the kernel was told to respect protections even here.
+    pub fn read_exact(&self, address: usize, into: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let rest = &mut into[done..];
+            let args = [self.fd as usize, rest.as_mut_ptr() as usize, rest.len(), address + done, 0, 0];
+            // SAFETY: the rest of the slice is writable.
+            match unsafe { syscall(libc::SYS_pread64, args) }? {
+                0 => return Err(Errno(libc::EIO)),
+                got => done += got,
+            }
+        }
+        Ok(())
     }
 }

@@ -19,6 +19,14 @@ const PROT_NONE: i32 = 0;
 /// into the window.
 pub const FOREIGN: i32 = i32::MIN;
 
+/// In place of `PROT_NONE`: memory that could be touched before, and may hold something.
+const CLOSED: i32 = 1 << 30;
+
+/// The protection as the program knows it.
+fn protection(mark: i32) -> i32 {
+    if mark == CLOSED { PROT_NONE } else { mark }
+}
+
 /// Pages `start .. end`, as numbers in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
@@ -38,18 +46,18 @@ impl Range {
 /// What is mapped.
 #[derive(Debug)]
 pub struct Space {
-    /// Mapped ranges by start; neighbours of one protection are one entry.
+    /// Mapped ranges by start, with protection or mark; neighbours of one mark are one entry.
     mapped: BTreeMap<u64, (u64, i32)>,
     small: Range,
     large: Range,
     pages: u64,
-    accessible: u64,
+    touchable: u64,
 }
 
 impl Space {
     /// An empty space. `small` and `large` are where new small and large mappings go.
     pub const fn new(small: Range, large: Range) -> Space {
-        Space { mapped: BTreeMap::new(), small, large, pages: 0, accessible: 0 }
+        Space { mapped: BTreeMap::new(), small, large, pages: 0, touchable: 0 }
     }
 
     /// Pages mapped.
@@ -57,9 +65,9 @@ impl Space {
         self.pages
     }
 
-    /// Pages mapped that may be touched.
-    pub fn accessible_pages(&self) -> u64 {
-        self.accessible
+    /// Pages mapped that may hold something: they can be touched, or could be before they were closed.
+    pub fn touchable_pages(&self) -> u64 {
+        self.touchable
     }
 
     /// Finds room for `pages` pages, without taking it.
@@ -103,16 +111,24 @@ impl Space {
 
     /// The mapped stretch of one protection that holds the page, and its protection.
     pub fn stretch(&self, page: u64) -> Option<(Range, i32)> {
-        let (&start, &(end, prot)) = self.mapped.range(..=page).next_back()?;
-        (page < end).then_some((Range { start, end }, prot))
+        self.entry(page).map(|(stretch, mark)| (stretch, protection(mark)))
+    }
+
+    fn entry(&self, page: u64) -> Option<(Range, i32)> {
+        let (&start, &(end, mark)) = self.mapped.range(..=page).next_back()?;
+        (page < end).then_some((Range { start, end }, mark))
     }
 
     /// The parts of `range` that are mapped, in order, with their protection.
     pub fn parts_in(&self, range: Range) -> Vec<(Range, i32)> {
+        self.entries_in(range).into_iter().map(|(part, mark)| (part, protection(mark))).collect()
+    }
+
+    fn entries_in(&self, range: Range) -> Vec<(Range, i32)> {
         let first = self.mapped.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         self.mapped
             .range(first..range.end)
-            .map(|(&start, &(end, prot))| (Range { start: start.max(range.start), end: end.min(range.end) }, prot))
+            .map(|(&start, &(end, mark))| (Range { start: start.max(range.start), end: end.min(range.end) }, mark))
             .filter(|(part, _)| part.start < part.end)
             .collect()
     }
@@ -153,7 +169,7 @@ impl Space {
     pub fn map(&mut self, range: Range, prot: i32) {
         self.unmap(range);
         self.pages += range.pages();
-        self.accessible += if prot == PROT_NONE || prot == FOREIGN { 0 } else { range.pages() };
+        self.touchable += if prot == PROT_NONE || prot == FOREIGN { 0 } else { range.pages() };
         let (mut start, mut end) = (range.start, range.end);
         let before = self.mapped.range(..start).next_back();
         if let Some((&before, _)) = before.filter(|(_, neighbour)| **neighbour == (start, prot)) {
@@ -168,24 +184,35 @@ impl Space {
 
     /// Changes the protection of what is mapped in the range.
     pub fn protect(&mut self, range: Range, prot: i32) {
-        for part in self.mapped_in(range) {
-            self.map(part, prot);
+        for (part, mark) in self.entries_in(range) {
+            match (mark, prot) {
+                (FOREIGN, _) | (PROT_NONE, PROT_NONE) => {}
+                (_, PROT_NONE) => self.map(part, CLOSED),
+                _ => self.map(part, prot),
+            }
+        }
+    }
+
+    /// What is mapped in the range holds nothing now.
+    pub fn empty(&mut self, range: Range) {
+        for (part, _) in self.entries_in(range).into_iter().filter(|(_, mark)| *mark == CLOSED) {
+            self.map(part, PROT_NONE);
         }
     }
 
     /// Marks the range as not mapped.
     pub fn unmap(&mut self, range: Range) {
-        for (part, _) in self.parts_in(range) {
-            let (stretch, prot) = self.stretch(part.start).expect("the part is mapped");
+        for (part, mark) in self.entries_in(range) {
+            let (stretch, _) = self.entry(part.start).expect("the part is mapped");
             self.mapped.remove(&stretch.start);
             if stretch.start < part.start {
-                self.mapped.insert(stretch.start, (part.start, prot));
+                self.mapped.insert(stretch.start, (part.start, mark));
             }
             if part.end < stretch.end {
-                self.mapped.insert(part.end, (stretch.end, prot));
+                self.mapped.insert(part.end, (stretch.end, mark));
             }
             self.pages -= part.pages();
-            self.accessible -= if prot == PROT_NONE || prot == FOREIGN { 0 } else { part.pages() };
+            self.touchable -= if mark == PROT_NONE || mark == FOREIGN { 0 } else { part.pages() };
         }
     }
 }
@@ -210,12 +237,13 @@ mod tests {
             };
             let mut space = Space::new(SMALL, LARGE);
             let mut model = vec![None; 20480];
+            let mut touched = vec![false; 20480];
             for _ in 0..120 {
                 let start = 1000 + random(8000);
                 let range = Range { start, end: start + 1 + random(700) };
                 let cells = range.start as usize..range.end as usize;
                 let prot = random(3) as i32;
-                match random(4) {
+                match random(5) {
                     0 => {
                         let pages = 1 + random(600);
                         if let Some(found) = space.find(pages) {
@@ -223,26 +251,40 @@ mod tests {
                             assert_eq!(found.pages(), pages);
                             space.map(found, prot);
                             model[found.start as usize..found.end as usize].fill(Some(prot));
+                            touched[found.start as usize..found.end as usize].fill(prot != 0);
                         }
                     }
                     1 => {
                         space.map(range, prot);
                         model[cells.clone()].fill(Some(prot));
+                        touched[cells.clone()].fill(prot != 0);
                     }
                     2 => {
                         space.unmap(range);
                         model[cells.clone()].fill(None);
+                        touched[cells.clone()].fill(false);
+                    }
+                    3 => {
+                        space.empty(range);
+                        for cell in cells.clone().filter(|&cell| model[cell] == Some(0)) {
+                            touched[cell] = false;
+                        }
                     }
                     _ => {
                         space.protect(range, prot);
-                        model[cells.clone()].iter_mut().flatten().for_each(|p| *p = prot);
+                        for cell in cells.clone() {
+                            if model[cell].is_some() {
+                                model[cell] = Some(prot);
+                                touched[cell] |= prot != 0;
+                            }
+                        }
                     }
                 }
                 assert_eq!(space.is_free(range), model[cells.clone()].iter().all(Option::is_none), "seed {seed}");
                 assert_eq!(space.is_mapped(range), model[cells].iter().all(Option::is_some), "seed {seed}");
                 assert_eq!(space.pages(), model.iter().flatten().count() as u64, "seed {seed}");
-                let accessible = model.iter().flatten().filter(|prot| **prot != 0).count() as u64;
-                assert_eq!(space.accessible_pages(), accessible, "seed {seed}");
+                let touchable = touched.iter().filter(|touched| **touched).count() as u64;
+                assert_eq!(space.touchable_pages(), touchable, "seed {seed}");
                 let probe = random(20480);
                 assert_eq!(space.stretch(probe).map(|(_, prot)| prot), model[probe as usize], "seed {seed}");
             }

@@ -307,13 +307,15 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
         Ok(fd) => keep(fd),
         Err(errno) => internal("/dev/null cannot be opened")(errno),
     };
+    let own_memory = memory::OwnMemory::open().or_else(|_| process::while_dumpable(memory::OwnMemory::open));
+    let own_memory = own_memory.map(|file| memory::OwnMemory::from_fd(keep(file.fd()))).ok();
     let threads = process::ThreadCount::open().map(|count| process::ThreadCount::from_fd(keep(count.fd()))).ok();
     let pipe = match PagePipe::open(evict::BATCH) {
         Ok(pipe) => PagePipe::from_fds(pipe.fds().map(keep)),
         Err(errno) => internal("no pipe")(errno),
     };
     let evictor = super::lock::Lock::new(Evictor::new(pipe));
-    Armed { uffd, mode, pagemap, pidfd, null, threads, store, evictor }
+    Armed { uffd, mode, pagemap, pidfd, null, own_memory, threads, store, evictor }
 }
 
 /// Faults of the mode asked for; of signal mode if it can be had, unless another was asked for.

@@ -192,7 +192,7 @@ fn map_other(runtime: &Runtime, args: [usize; 6], range: Range) -> Outcome {
 /// What the program may touch has changed: it may be time to arm. Not while the caller still holds the space.
 pub fn consider(runtime: &Runtime) {
     if runtime.phase() == Phase::Dormant {
-        let pages = runtime.space.lock().accessible_pages();
+        let pages = runtime.space.lock().touchable_pages();
         arm::consider(runtime, pages as i64 * PAGE_BYTES as i64);
     }
 }
@@ -326,7 +326,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     match args[2] as i32 {
         libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
-            let space = runtime.space.lock();
+            let mut space = runtime.space.lock();
             let whole = space.is_mapped(range);
             for (part, prot) in space.parts_in(range) {
                 if prot == FOREIGN {
@@ -337,6 +337,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
                     discard(runtime, part, true);
                 }
             }
+            space.empty(range);
             if whole { Outcome::Done(0) } else { error(libc::ENOMEM) }
         }
         // Only hints; ours come from the faults themselves.

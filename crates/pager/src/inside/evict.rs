@@ -13,13 +13,18 @@
 //!    go unread. Otherwise they are read and compared by checksum.
 //! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
 //!
+//! Victims that the program may not access no pipe can hold: `inaccessible.rs`.
+//!
 //! A program of one thread that evicts in this thread writes nothing meanwhile: its clean pages need neither 3 nor 5.
+
+mod inaccessible;
 
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
 use super::table::Table;
 use crate::control::exit;
 use crate::window;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -141,9 +146,11 @@ impl Evictor {
         let epoch = self.look_at_epoch(runtime, before);
         let clean = self.find_dirty(runtime, armed, epoch);
         let free = if urgency == Urgency::Direct && clean > 0 && runtime.is_alone() { clean } else { 0 };
-        let (taken, surplus) = self.take_away(runtime, armed, free);
+        let (taken, surplus) = self.take_away(armed, free);
+        let inaccessible = self.keep_inaccessible(runtime, taken);
         let undisturbed = free > 0 || before.is_some() && Writes::count(runtime) == before;
         self.settle(runtime, armed, taken, free, undisturbed);
+        let copied = inaccessible.map_or(0, |kept| self.leave_inaccessible(runtime, armed, taken, &kept));
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
         }
@@ -152,9 +159,9 @@ impl Evictor {
             Urgency::Direct => &counters.direct_reclaims,
             Urgency::Background => &counters.background_reclaims,
         };
-        counter.fetch_add(taken as u64, Ordering::Relaxed);
+        counter.fetch_add((taken + copied) as u64, Ordering::Relaxed);
         counters.reclaim_ns.fetch_add(process::now_ns() - started, Ordering::Relaxed);
-        taken
+        taken + copied
     }
 
     /// Takes victims from the head of the queue.
@@ -253,8 +260,8 @@ impl Evictor {
     }
 
     /// Takes references to all but the first `free` victims, then unmaps. The number of victims that are gone, and of
-    /// references in the pipe to pages that are not; these have gone back to Near.
-    fn take_away(&mut self, runtime: &Runtime, armed: &Armed, free: usize) -> (usize, usize) {
+    /// references in the pipe to pages that are not.
+    fn take_away(&mut self, armed: &Armed, free: usize) -> (usize, usize) {
         let mut ranges = [NO_RANGE; BATCH];
         let mut held = free;
         if free < self.count {
@@ -284,12 +291,6 @@ impl Evictor {
                 gone += range.iov_len / PAGE_BYTES;
             }
         }
-        for index in gone..self.count {
-            let page = self.victims[index].page;
-            runtime.table().update(page, |word| Some(word.stayed()));
-            runtime.queue.lock().push(page, |_| false);
-        }
-        self.count = gone;
         (gone, held - gone.max(free))
     }
 
@@ -318,7 +319,14 @@ impl Evictor {
         runtime.charge(-(first_read as i64));
         let mut changed = 0;
         if first_read < gone {
-            changed = self.read_and_write(runtime, armed, first_read, gone, now);
+            let from_pipe = |_, bytes: &mut [u8]| {
+                // SAFETY: a slice is writable as long as it says.
+                if unsafe { self.pipe.read_exact(bytes.as_mut_ptr(), bytes.len()) }.is_err() {
+                    fail(exit::INTERNAL, format_args!("pages could not be read back from the pipe"));
+                }
+                true
+            };
+            (_, changed) = self.read_and_write(runtime, armed, first_read..gone, now, from_pipe);
         }
         let stored = self.victims[..gone].iter().filter(|victim| victim.stored).count();
         if stored > 0 {
@@ -326,33 +334,42 @@ impl Evictor {
         }
     }
 
-    /// Reads the victims from `first` to `gone` out of the pipe, in the order in which they went in, and writes those that
-    /// changed. How many are others than their far copy.
-    fn read_and_write(&mut self, runtime: &Runtime, armed: &Armed, first: usize, gone: usize, now: u32) -> usize {
+    /// Reads victims that nobody can write any more, run by run, in their order, until `read` fails, and writes those that
+    /// changed. How many were read, and how many of these are others than their far copy.
+    fn read_and_write(
+        &self,
+        runtime: &Runtime,
+        armed: &Armed,
+        range: Range<usize>,
+        now: u32,
+        read: impl Fn(PageId, &mut [u8]) -> bool,
+    ) -> (usize, usize) {
         let table = runtime.table();
+        let victims = &self.victims[range];
         let mut fates = [Fate::Unchanged; BATCH];
         let mut writer = armed.store.writer();
-        let mut at = first;
-        while at < gone {
-            let run = &self.victims[at..gone];
-            let start = run[0].page;
+        let mut at = 0;
+        while at < victims.len() {
+            let start = victims[at].page;
             let follows = |(index, victim): (usize, &Victim)| victim.page.0 == start.0 + index as u64;
-            let count = run.iter().take(RUN_PAGES).enumerate().take_while(|&victim| follows(victim)).count();
+            let rest = victims[at..].iter().take(RUN_PAGES);
+            let count = rest.enumerate().take_while(|&victim| follows(victim)).count();
             let mut buffer = writer.buffer(count);
-            // SAFETY: the buffer has room for `count` pages and is ours.
-            if unsafe { self.pipe.read_exact(buffer.bytes_mut().as_mut_ptr(), count * PAGE_BYTES) }.is_err() {
-                fail(exit::INTERNAL, format_args!("pages could not be read back from the pipe"));
+            if !read(start, &mut buffer.bytes_mut()[..count * PAGE_BYTES]) {
+                writer.give_back(buffer);
+                break;
             }
             let fates = &mut fates[at..at + count];
             for (index, fate) in fates.iter_mut().enumerate() {
-                *fate = run[index].fate(table, buffer.page(index));
+                *fate = victims[at + index].fate(table, buffer.page(index));
             }
             write_changed(&mut writer, start, buffer, fates);
             at += count;
         }
         writer.finish();
         let counters = runtime.counters();
-        for (victim, fate) in self.victims[first..gone].iter().zip(&fates[first..gone]) {
+        let read = || victims[..at].iter().zip(&fates);
+        for (victim, fate) in read() {
             match *fate {
                 Fate::Unchanged => {
                     table.update(victim.page, |word| Some(word.left(now)));
@@ -370,9 +387,9 @@ impl Evictor {
                 Fate::Changed(_) => {}
             }
         }
-        runtime.charge(-((gone - first) as i64));
+        runtime.charge(-(at as i64));
         let differs = |(victim, fate): &(&Victim, &Fate)| victim.stored && !matches!(fate, Fate::Unchanged);
-        self.victims[first..gone].iter().zip(&fates[first..gone]).filter(differs).count()
+        (at, read().filter(differs).count())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::memory::OwnMemory;
 use farfield_os::process::{self, ThreadCount};
 use farfield_os::{pagemap::Pagemap, uffd::Uffd};
 
@@ -44,6 +45,8 @@ pub struct Armed {
     pub pidfd: i32,
     /// `/dev/null`.
     pub null: i32,
+    /// This process's memory, protections aside.
+    pub own_memory: Option<OwnMemory>,
     /// Threads of this process, ours among them.
     pub threads: Option<ThreadCount>,
     /// The pool.
@@ -205,7 +208,8 @@ impl Runtime {
         let armed = unsafe { Box::from_raw(armed) };
         armed.store.backend().abandon();
         let threads = armed.threads.as_ref().map(ThreadCount::fd);
-        for fd in [armed.pagemap.fd(), armed.pidfd, armed.null].into_iter().chain(threads) {
+        let memory = armed.own_memory.as_ref().map(OwnMemory::fd);
+        for fd in [armed.pagemap.fd(), armed.pidfd, armed.null].into_iter().chain(threads).chain(memory) {
             farfield_os::file::close(fd);
         }
         armed.evictor.lock().close_inherited();

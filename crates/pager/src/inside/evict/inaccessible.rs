@@ -1,0 +1,73 @@
+//! Egress of pages that the program may not access (`PROT_NONE`): no pipe can hold them.
+//!
+//! They are copied through `/proc/self/mem`, which asks for no protection, and then unmapped. No write is lost: nobody can write
+//! them before an `mprotect`, which needs the lock of the address space, which is held here.
+
+use super::{Evictor, Victim};
+use crate::inside::lock::Guard;
+use crate::inside::runtime::{Armed, Runtime};
+use crate::space::Space;
+use crate::window;
+use core::sync::atomic::Ordering;
+use farfield_core::PageId;
+use farfield_os::memory;
+
+/// As long as this lives, what is inaccessible stays so.
+pub(super) struct Inaccessible<'a>(#[allow(dead_code)] Guard<'a, Space>);
+
+impl Evictor {
+    /// The first `held` victims are gone. Of the others those that nobody may access stay victims, behind these; all else goes
+    /// back to Near.
+    pub(super) fn keep_inaccessible<'a>(&mut self, runtime: &'a Runtime, held: usize) -> Option<Inaccessible<'a>> {
+        if held == self.count {
+            return None;
+        }
+        let space = runtime.space.try_lock();
+        let is_inaccessible = |victim: &Victim| {
+            let stretch = space.as_ref().and_then(|space| space.stretch(victim.page.0));
+            stretch.is_some_and(|(_, prot)| prot == libc::PROT_NONE)
+        };
+        let mut count = 0;
+        for index in held..self.count {
+            let victim = self.victims[index];
+            if is_inaccessible(&victim) {
+                self.victims[held + count] = victim;
+                count += 1;
+            } else {
+                stay(runtime, victim.page);
+            }
+        }
+        self.count = held + count;
+        space.filter(|_| count > 0).map(Inaccessible)
+    }
+
+    /// These leave, as copies. How many did.
+    pub(super) fn leave_inaccessible(
+        &mut self,
+        runtime: &Runtime,
+        armed: &Armed,
+        first: usize,
+        _kept: &Inaccessible<'_>,
+    ) -> usize {
+        let range = first..self.count;
+        self.victims[range.clone()].sort_unstable_by_key(|victim| victim.page);
+        let now = runtime.evictions.fetch_add(range.len() as u32, Ordering::Relaxed);
+        let (left, _) = self.read_and_write(runtime, armed, range, now, |page, into| copy_and_unmap(armed, page, into));
+        // With a kernel that was told to respect protections even here.
+        self.victims[first + left..self.count].iter().for_each(|victim| stay(runtime, victim.page));
+        left
+    }
+}
+
+/// A victim is not one any more.
+fn stay(runtime: &Runtime, page: PageId) {
+    runtime.table().update(page, |word| Some(word.stayed()));
+    runtime.queue.lock().push(page, |_| false);
+}
+
+fn copy_and_unmap(armed: &Armed, first: PageId, into: &mut [u8]) -> bool {
+    let address = window::address_of(first);
+    armed.own_memory.as_ref().is_some_and(|file| file.read_exact(address, into).is_ok())
+        // SAFETY: the content is copied, and nobody can have changed it since.
+        && unsafe { memory::madvise(address, into.len(), libc::MADV_DONTNEED) }.is_ok()
+}
