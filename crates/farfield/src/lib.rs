@@ -35,5 +35,5 @@ pub use error::{AllocError, BuildError, FarError};
 pub use farfield_pool::{OpenError, PoolError};
 pub use heap::{Heap, Scope};
 pub use plane::Plane;
-pub use ptr::{FarBox, FarPtr, Pinned, PinnedMut};
+pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;

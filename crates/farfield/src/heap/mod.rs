@@ -7,6 +7,7 @@
 //! | `segments` | which far addresses are in use |
 //! | `threads` | who is inside a scope, and since when |
 //! | `objects` | who makes and frees values |
+//! | `shares` | how many owners they have |
 //! | `runs` | the same for collections that need no slots |
 //! | `access` | what a dereference does when its guess was wrong |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
@@ -37,6 +38,7 @@ mod runs;
 mod scope;
 mod scopes;
 mod segments;
+mod shares;
 mod threads;
 mod verify;
 mod waiters;
@@ -54,13 +56,14 @@ pub(crate) use retired::Retired;
 pub(crate) use runs::free_run;
 pub use scope::Scope;
 pub(crate) use segments::Unit;
+pub(crate) use shares::{ShareKey, unshare};
 pub(crate) use threads::{Record, count};
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::plane::Plane;
 use crate::plane::object::Objects;
-use crate::ptr::{FarBox, FarPtr};
+use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -73,6 +76,7 @@ use frames::Frames;
 use poller::Poller;
 use reclaimer::Reclaimer;
 use segments::Segments;
+use shares::Shares;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use threads::Threads;
@@ -104,6 +108,7 @@ pub(crate) struct Core {
     pub(crate) segments: Segments,
     /// Of the object plane.
     pub(crate) objects: Option<Objects>,
+    shares: Shares,
     pub(crate) threads: Threads,
     /// See `threads`.
     pub(crate) epoch: AtomicU64,
@@ -175,6 +180,7 @@ impl Heap {
             frames,
             segments,
             objects,
+            shares: Shares::default(),
             threads: Threads::default(),
             epoch: AtomicU64::new(1),
             evictor: Evictor::new(config.near),
@@ -224,6 +230,11 @@ impl Heap {
     /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its own bytes.
     pub fn alloc<T: Send + 'static>(&self, value: T) -> Result<FarBox<T>, AllocError<T>> {
         FarBox::new_in(self.core(), value)
+    }
+
+    /// The same for a value with several owners.
+    pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
+        self.alloc(value).map(FarArc::from)
     }
 
     /// Begins to bring these values near, and does not wait: for values that will be needed soon. How many pages (or large
@@ -315,6 +326,12 @@ impl Core {
         }
         self.fit();
         Ok(())
+    }
+
+    /// The same for what cannot fail. A heap whose tables fill the budget still moves, slowly.
+    pub(crate) fn charge_anyway(&self, bytes: u64) {
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
+        self.fit();
     }
 
     /// It has given back what it charged.

@@ -17,6 +17,8 @@ impl Core {
                 expected,
                 "references, segments with objects, objects with handles, collections"
             );
+            let shared = self.shares.verify();
+            assert!(shared == 0 || occupied + objects > 0, "owners of values that are gone");
             let in_use = self.verify_words();
             let (resident, counted) = self.frames.resident();
             assert_eq!(counted, in_use, "frames in use");

@@ -29,7 +29,7 @@ struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// The last one that began to wait for a page; the others follow it.
-    last: HashMap<u32, u32, BuildHasherDefault<PageHasher>>,
+    last: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
 }
 
 enum Slot {
@@ -38,21 +38,26 @@ enum Slot {
     Ended(Result<(), FarError>),
 }
 
-/// Page numbers need to be spread, not to be secret.
+/// Numbers of ours need to be spread, not to be secret.
 #[derive(Default)]
-struct PageHasher(u64);
+pub(super) struct NumberHasher(u64);
 
-impl Hasher for PageHasher {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, _bytes: &[u8]) {
-        unreachable!("pages are numbers of 32 bits")
+        unreachable!("they are numbers")
     }
 
-    fn write_u32(&mut self, page: u32) {
-        self.0 = (u64::from(page) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = (u128::from(number) + 1) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = product as u64 ^ (product >> 64) as u64;
     }
 }
 

@@ -53,6 +53,15 @@ impl<T: Send + 'static> FarBox<T> {
         }
     }
 
+    /// A second pointer to the value.
+    ///
+    /// # Safety
+    /// The value is dropped or taken out by one of them, when the other is not used any more; and never changed through any
+    /// as long as there are two.
+    pub(super) unsafe fn alias(&self) -> FarBox<T> {
+        FarBox { pointer: self.pointer.alias(), owns: PhantomData }
+    }
+
     /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {

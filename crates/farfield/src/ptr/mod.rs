@@ -1,14 +1,16 @@
 //! Far pointers.
 
+mod far_arc;
 mod far_box;
 mod pinned;
 mod pointer;
 
+pub use far_arc::FarArc;
 pub use far_box::FarBox;
 pub use pinned::{Pinned, PinnedMut};
 pub(crate) use pointer::{Pointer, Stage};
 
-/// A far pointer: [`FarBox`].
+/// A far pointer: [`FarBox`] or [`FarArc`].
 #[expect(private_bounds, reason = "pointers are ours: nobody else implements it")]
 pub trait FarPtr: Follow {
     /// What it points to.

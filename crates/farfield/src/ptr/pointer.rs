@@ -1,7 +1,7 @@
 //! What far pointers are made of: the slot word of a value, and how it is followed.
 
 use crate::error::FarError;
-use crate::heap::{Arrival, Bring, Core, Pin, Scope, Want, heap_of};
+use crate::heap::{Arrival, Bring, Core, Pin, Scope, ShareKey, Want, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{FrameId, FrameWord, Place};
@@ -162,6 +162,23 @@ impl Pointer {
         // SAFETY: the value keeps the heap.
         let core = unsafe { &*self.core() };
         core.prefetch(core.record(), self.page_in(core));
+    }
+
+    /// Another pointer to the same value.
+    pub(crate) fn alias(&self) -> Pointer {
+        Pointer { place: AtomicU32::new(self.place().0), number: self.number }
+    }
+
+    /// Do both point to the same value?
+    pub(crate) fn is(&self, other: &Pointer) -> bool {
+        self.number == other.number && self.key() == other.key()
+    }
+
+    /// Names the value, for its owners to be counted.
+    pub(crate) fn key(&self) -> ShareKey {
+        let (core, number, card) = self.parts();
+        // SAFETY: the value keeps the heap.
+        unsafe { &*core }.share_key(number, card)
     }
 
     /// Heap, number within the heap, and card.

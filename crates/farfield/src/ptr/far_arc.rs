@@ -1,0 +1,192 @@
+//! `FarArc`: several owners.
+
+use super::{FarBox, FarPtr, Follow, Pinned, Pointer};
+use crate::error::FarError;
+use crate::heap::{Core, Scope, unshare};
+use core::mem::ManuallyDrop;
+
+/// One of the owners of a value of a [`Heap`](crate::Heap), near or far, as `Arc` is one of a value of the memory.
+///
+/// Eight bytes, also as an `Option`; it may lie anywhere, inside other far values too. A clone is another owner; making and dropping
+/// one neither needs the value near nor waits for anything. The last owner drops the value, as [`FarBox`] does. Owners that
+/// lie in each other's values keep them for ever.
+///
+/// How many owners a value has is kept near: nothing for one, about 40 bytes for a value with several, however many.
+///
+/// ```
+/// use farfield::{FarArc, Heap};
+///
+/// let heap = Heap::builder().near(16 << 20).build()?;
+/// let style = heap.alloc_shared(String::from("italic"))?;
+/// let words = ["far", "near"].map(|word| heap.alloc((word, style.clone())));
+/// drop(style);
+/// let scope = heap.enter();
+/// for word in words {
+///     let word = word?;
+///     let (text, style) = word.get(&scope)?;
+///     println!("{text} {}", style.get(&scope)?);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A reference ends with its scope, and with the owner that it came from:
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let value = heap.alloc_shared(7).unwrap();
+/// let scope = heap.enter();
+/// let seven = value.get(&scope).unwrap();
+/// drop(value); // error: cannot move out of `value` because it is borrowed
+/// println!("{seven}");
+/// ```
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let value = heap.alloc_shared(7).unwrap();
+/// let scope = heap.enter();
+/// let seven = value.get(&scope).unwrap();
+/// drop(scope); // error: cannot move out of `scope` because it is borrowed
+/// println!("{seven}");
+/// ```
+///
+/// Owners may be in several threads, so the value must be one that threads can share:
+///
+/// ```compile_fail,E0277
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// let value = heap.alloc_shared(std::cell::Cell::new(7)); // error: `Cell<i32>` cannot be shared between threads safely
+/// ```
+#[repr(transparent)]
+pub struct FarArc<T: Send + Sync + 'static> {
+    /// Owned by the last one.
+    value: ManuallyDrop<FarBox<T>>,
+}
+
+const _: () = assert!(size_of::<FarArc<u8>>() == 8 && size_of::<Option<FarArc<u8>>>() == 8);
+
+impl<T: Send + Sync + 'static> FarArc<T> {
+    /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
+    #[inline]
+    pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        self.value.get(scope)
+    }
+
+    /// The value, to be changed, if there is no other owner.
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().build()?;
+    /// let mut value = heap.alloc_shared(7)?;
+    /// let scope = heap.enter();
+    /// *value.get_mut(&scope)?.unwrap() += 1;
+    /// let other = value.clone();
+    /// assert_eq!(value.get_mut(&scope)?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        if self.owners() == 1 { self.value.get_mut(scope).map(Some) } else { Ok(None) }
+    }
+
+    /// As [`FarArc::get`], for a value that will not be used again soon: see [`FarBox::get_once`].
+    pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        self.value.get_once(scope)
+    }
+
+    /// As [`FarArc::get`], for a task: see [`FarBox::fetch`].
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        self.value.fetch(scope).await
+    }
+
+    /// Calls `action` with the value, near as long as that takes: see [`FarBox::read`].
+    pub fn read<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
+        self.value.read(action)
+    }
+
+    /// The same, for a value that will not be used again soon.
+    pub fn read_once<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
+        self.value.read_once(action)
+    }
+
+    /// Brings the value near and keeps it there: see [`FarBox::pin`].
+    pub fn pin(&self) -> Result<Pinned<'_, T>, FarError> {
+        self.value.pin()
+    }
+
+    /// The same, for a task of any executor.
+    pub async fn fetch_pinned(&self) -> Result<Pinned<'_, T>, FarError> {
+        self.value.fetch_pinned().await
+    }
+
+    /// Begins to bring the value near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
+    pub fn prefetch(&self) {
+        self.value.prefetch();
+    }
+
+    /// The value will not be needed soon: its page leaves before others.
+    pub fn cold(&self) {
+        self.value.cold();
+    }
+
+    /// How many owners the value has. Others may change that at any moment, unless it is one.
+    pub fn owners(&self) -> u64 {
+        self.core().owners(self.pointer().key())
+    }
+
+    /// Do both own the same value?
+    pub fn ptr_eq(&self, other: &FarArc<T>) -> bool {
+        self.pointer().is(other.pointer())
+    }
+
+    /// The value of its only owner; wherever it is, it stays there. With other owners: this one.
+    pub fn into_box(self) -> Result<FarBox<T>, FarArc<T>> {
+        if self.owners() != 1 {
+            return Err(self);
+        }
+        let this = ManuallyDrop::new(self);
+        // SAFETY: the only pointer to the value, and not used afterwards.
+        Ok(unsafe { this.value.alias() })
+    }
+
+    fn core(&self) -> &Core {
+        // SAFETY: our value keeps the heap.
+        unsafe { &*self.pointer().core() }
+    }
+}
+
+impl<T: Send + Sync + 'static> From<FarBox<T>> for FarArc<T> {
+    fn from(value: FarBox<T>) -> FarArc<T> {
+        FarArc { value: ManuallyDrop::new(value) }
+    }
+}
+
+impl<T: Send + Sync + 'static> Clone for FarArc<T> {
+    fn clone(&self) -> FarArc<T> {
+        self.core().share(self.pointer().key());
+        // SAFETY: the count says which of the owners is the last, and only that drops or changes the value.
+        FarArc { value: ManuallyDrop::new(unsafe { self.value.alias() }) }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for FarArc<T> {
+    fn drop(&mut self) {
+        // SAFETY: this owner gives itself up.
+        if unsafe { unshare(self.pointer().core(), self.pointer().key()) } {
+            // SAFETY: it was the last one, and is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> FarPtr for FarArc<T> {
+    type Value = T;
+}
+
+impl<T: Send + Sync + 'static> Follow for FarArc<T> {
+    fn pointer(&self) -> &Pointer {
+        self.value.pointer()
+    }
+}
+
+impl<T: Send + Sync + 'static> core::fmt::Debug for FarArc<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarArc({:?})", self.pointer())
+    }
+}

@@ -1,0 +1,3 @@
+//! Every test of arcs, on the object plane.
+#[path = "arcs.rs"]
+mod arcs;
