@@ -216,6 +216,8 @@ struct TcpLane {
     zero_sum: u64,
     large_reads: u32,
     ended: VecDeque<Completion>,
+    /// When the first operation was submitted since the lane was polled: those after it have the same time.
+    submitted: Option<Moment>,
     dead: Option<PoolError>,
 }
 
@@ -239,6 +241,7 @@ impl TcpLane {
             zero_sum: checksum(&[0; PAGE_BYTES]),
             large_reads: 0,
             ended: VecDeque::with_capacity(SLOTS as usize),
+            submitted: None,
             dead: None,
         }
     }
@@ -637,7 +640,7 @@ impl Lane for TcpLane {
             }
         };
         let background = priority == Priority::Background;
-        let now = Moment(now_ns());
+        let now = *self.submitted.get_or_insert_with(|| Moment(now_ns()));
         // There is a free slot: fewer than all are in flight.
         let taken = self.conversation.submit(now, call, background, deadline, Carried { tag, buffer });
         if let Err(carried) = taken {
@@ -650,6 +653,7 @@ impl Lane for TcpLane {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.submitted = None;
         if self.ended.is_empty() {
             self.work();
         } else if self.dead.is_none() && (!self.train.is_sent() || self.conversation.wants_to_send()) {
@@ -666,6 +670,7 @@ impl Lane for TcpLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
+        self.submitted = None;
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
         let spin_until = limit.min(start + SPIN.as_nanos() as u64);

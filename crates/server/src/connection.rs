@@ -9,7 +9,7 @@ use crate::counters::{Counters, Tally};
 use crate::server::Shared;
 use crate::sessions::{NoRegion, Session, Tenant};
 use crate::spin::Patience;
-use crate::store::{Found, Reader, Region, StoreError};
+use crate::store::{Found, Reader, Region, Scratch, StoreError};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerConversation, Step};
 use farfield_core::wire::{self, ErrorCode, Head, Hello, Kind, Refusal, RefuseCode, Request, WireError, WireRequest};
@@ -89,6 +89,8 @@ impl std::fmt::Display for End {
 struct Item {
     bytes: Range<usize>,
     background: bool,
+    /// The message itself, if it is a read: nothing of it is in the inbox only.
+    read: Option<WireRequest<'static>>,
 }
 
 /// A part of what is sent next.
@@ -115,6 +117,8 @@ pub(crate) struct Connection<'a> {
     parts: Vec<Part>,
     vectors: Vec<libc::iovec>,
     found: Vec<Option<Found>>,
+    /// Where a page is compared with its checksum.
+    scratch: Box<Scratch>,
     patience: Patience,
     tally: Tally,
 }
@@ -146,6 +150,7 @@ impl<'a> Connection<'a> {
             parts: Vec::with_capacity(VECTORS_MAX),
             vectors: Vec::with_capacity(VECTORS_MAX),
             found: Vec::with_capacity(BATCH_PAGES_MAX as usize),
+            scratch: Box::new([0; PAGE_BYTES]),
             patience: Patience::default(),
             tally: Tally::default(),
         }
@@ -203,7 +208,8 @@ impl<'a> Connection<'a> {
                         break;
                     }
                     Step::Request { request, used } => {
-                        self.batch.push(Item { bytes: at..at + used, background: request.background });
+                        let (background, read) = (request.background, read_of(&request));
+                        self.batch.push(Item { bytes: at..at + used, background, read });
                         at += used;
                     }
                     Step::Fail { tag, code, used } => {
@@ -261,13 +267,14 @@ impl<'a> Connection<'a> {
 
     fn serve_items(&mut self, batch: &[Item], inbox: &[u8], arrived: Instant) -> Result<(), End> {
         let Some(session) = self.session.clone() else { return Ok(()) };
+        announce(&session, batch);
         for background in [false, true] {
             let mut requests =
-                batch.iter().filter(|item| item.background == background).map(|item| decode(inbox, item));
+                batch.iter().filter(|item| item.background == background).map(|item| request_of(inbox, item));
             let mut next = requests.next();
             while let Some(request) = next {
                 let request = request.map_err(End::Broken)?;
-                let Request::Read { region, .. } = request.request else {
+                let Some(region) = region_read(&request.request) else {
                     self.serve_one(&session, &request, arrived)?;
                     next = requests.next();
                     continue;
@@ -302,29 +309,20 @@ impl<'a> Connection<'a> {
             let mut gathered = 0;
             let mut own_from = self.sent;
             while let Some(request) = current {
-                let Request::Read { page, count, .. } = request.request else { unreachable!("only reads get here") };
-                self.tally.requests[Kind::Read as usize] += 1;
+                self.tally.requests[kind_of(&request.request) as usize] += 1;
                 self.conversation.on_answered();
-                let (parts, found) = (&mut self.parts, &mut self.found);
-                let mut collected = Collected { parts, found, own_from, bytes: 0, present: 0 };
                 let outcome = match &reader {
                     _ if is_late(&request, arrived, now) => Err((ErrorCode::TimedOut, 0)),
                     None => Err((ErrorCode::UnknownRegion, 0)),
-                    Some(reader) => collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected),
+                    Some(reader) => self.collect(reader, &request, &mut own_from),
                 };
-                let Collected { own_from: from, bytes, present, .. } = collected;
-                own_from = from;
-                gathered += bytes;
-                self.tally.read_pages += present;
                 match outcome {
-                    Ok(()) => self.tally.absent_pages += u64::from(count) - present,
+                    Ok(bytes) => gathered += bytes,
                     Err((code, page)) => self.fail(request.tag, code, page),
                 }
                 *next = requests.next();
                 current = match next {
-                    Some(Ok(following)) if matches!(following.request, Request::Read { region, .. } if region == id) => {
-                        Some(*following)
-                    }
+                    Some(Ok(following)) if region_read(&following.request) == Some(id) => Some(*following),
                     _ => None,
                 };
                 if gathered >= GATHER_BYTES_MAX || self.parts.len() >= PARTS_MAX {
@@ -340,6 +338,34 @@ impl<'a> Connection<'a> {
             self.flush()?;
         }
         Ok(())
+    }
+
+    /// Puts the answer to one read into outbox and parts; `own_from` is the start of the outbox bytes that no part covers yet.
+    /// Bytes of pages that will be sent; on an error nothing was put.
+    fn collect(
+        &mut self,
+        reader: &Reader<'_>,
+        request: &WireRequest<'_>,
+        own_from: &mut usize,
+    ) -> Result<usize, (ErrorCode, u64)> {
+        match request.request {
+            Request::ReadPart { page, part, .. } => {
+                let bytes = reader.part(page, part, &mut self.scratch).map_err(error_code)?;
+                wire::encode_part(request.tag, part, checksum(bytes), bytes, &mut self.outbox);
+                Ok(bytes.len())
+            }
+            Request::Read { page, count, .. } => {
+                let (parts, found) = (&mut self.parts, &mut self.found);
+                let mut collected = Collected { parts, found, own_from: *own_from, present: 0 };
+                collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected)?;
+                let Collected { own_from: from, present, .. } = collected;
+                *own_from = from;
+                self.tally.read_pages += present;
+                self.tally.absent_pages += u64::from(count) - present;
+                Ok(present as usize * PAGE_BYTES)
+            }
+            _ => unreachable!("only reads get here"),
+        }
     }
 
     fn serve_one(&mut self, session: &Arc<Session>, wire: &WireRequest<'_>, arrived: Instant) -> Result<(), End> {
@@ -388,25 +414,6 @@ impl<'a> Connection<'a> {
                 }
                 region.write(page, pages.bytes(), |index| pages.sum(index)).map_err(error_code)?;
                 self.tally.written_pages += u64::from(pages.count());
-            }
-            Request::ReadPart { region, page, part } => {
-                let region = find(region)?;
-                let reader = region.reader();
-                reader.check_run(page, 1).map_err(error_code)?;
-                let mut bytes = [0; PAGE_BYTES];
-                if let Some(found) = reader.page(page).map_err(error_code)? {
-                    // SAFETY: a page of a layer, mapped as long as the reader holds the region. Another process may be writing
-                    // it: then the copy is no page that was ever stored, which its checksum shows.
-                    unsafe { found.bytes.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_BYTES) };
-                    // Whoever gets a part cannot compare the page with its checksum.
-                    if checksum(&bytes) != found.sum {
-                        return Err((ErrorCode::Corrupt, page.0));
-                    }
-                }
-                drop(reader);
-                let bytes = &bytes[part.range()];
-                self.answer(|out| wire::encode_part(tag, part, checksum(bytes), bytes, out));
-                return Ok(());
             }
             Request::Discard { region, page, count } => {
                 let forgotten = find(region)?.discard(page, u64::from(count)).map_err(error_code)?;
@@ -472,7 +479,7 @@ impl<'a> Connection<'a> {
                 self.shared.sessions.end(session);
             }
             Request::Ping => {}
-            Request::Read { .. } => unreachable!("reads are served in rows"),
+            Request::Read { .. } | Request::ReadPart { .. } => unreachable!("reads are served in rows"),
         }
         self.answer(|out| wire::encode_ok(tag, kind, out));
         Ok(())
@@ -715,6 +722,19 @@ impl<'a> Connection<'a> {
     }
 }
 
+/// Begins to bring what reads of parts will look at; a single one is served at once.
+fn announce(session: &Session, batch: &[Item]) {
+    let mut parts = batch.iter().filter_map(|item| match item.read?.request {
+        Request::ReadPart { region, page, part } => Some((region, page, part)),
+        _ => None,
+    });
+    let (Some(first), Some(second)) = (parts.next(), parts.next()) else { return };
+    let Some(region) = session.region(first.0) else { return };
+    let reader = region.reader();
+    let parts = [first, second].into_iter().chain(parts);
+    parts.filter(|(id, ..)| *id == first.0).for_each(|(_, page, part)| reader.announce(page, part));
+}
+
 /// What a row of reads has gathered for sending.
 struct Collected<'a> {
     parts: &'a mut Vec<Part>,
@@ -722,7 +742,6 @@ struct Collected<'a> {
     found: &'a mut Vec<Option<Found>>,
     /// Start of the outbox bytes that no part covers yet.
     own_from: usize,
-    bytes: usize,
     present: u64,
 }
 
@@ -746,7 +765,6 @@ fn collect_read(
     let before = collected.parts.len();
     for page in collected.found.iter().flatten() {
         collected.present += 1;
-        collected.bytes += PAGE_BYTES;
         if collected.parts.len() == before {
             collected.parts.push(Part::Own(collected.own_from..outbox.len()));
             collected.own_from = outbox.len();
@@ -761,10 +779,32 @@ fn collect_read(
     Ok(())
 }
 
-fn decode<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireError> {
+fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireError> {
+    if let Some(read) = item.read {
+        return Ok(read);
+    }
     let frame = &inbox[item.bytes.clone()];
     let head = Head::decode(frame)?.ok_or(WireError::Field("head"))?;
     WireRequest::decode(&head, &frame[wire::HEAD_BYTES..])
+}
+
+/// The request, if it is a read.
+fn read_of(request: &WireRequest<'_>) -> Option<WireRequest<'static>> {
+    let WireRequest { tag, background, deadline, .. } = *request;
+    let request = match request.request {
+        Request::Read { region, page, count } => Request::Read { region, page, count },
+        Request::ReadPart { region, page, part } => Request::ReadPart { region, page, part },
+        _ => return None,
+    };
+    Some(WireRequest { tag, background, deadline, request })
+}
+
+/// The region that is read, if it is a read.
+fn region_read(request: &Request<'_>) -> Option<RegionId> {
+    match *request {
+        Request::Read { region, .. } | Request::ReadPart { region, .. } => Some(region),
+        _ => None,
+    }
 }
 
 fn is_late(request: &WireRequest<'_>, arrived: Instant, now: Instant) -> bool {

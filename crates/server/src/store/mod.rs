@@ -4,12 +4,14 @@
 
 mod account;
 mod layer;
+mod parts;
 mod region;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use account::{Account, Full, Meter};
+pub(crate) use parts::Scratch;
 pub(crate) use region::{Found, Reader, Region, Snapshot};
 
 use farfield_core::PageId;

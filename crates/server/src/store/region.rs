@@ -3,6 +3,7 @@
 //! ```text
 //! page map   one byte per page: 0 = absent (zeros), k = the page lives in layer k-1
 //! checksums  one u64 per page, as the writer computed it
+//! notes      16 short checksums per page, of regions that are read in parts (`parts.rs`)
 //! layers     [frozen, frozen, …, top]: only the top is written; a frozen one may be shared with other regions
 //! ```
 //!
@@ -19,6 +20,7 @@
 
 use super::account::Account;
 use super::layer::Layer;
+use super::parts::{Blocks, Notes};
 use super::table::Table;
 use super::{Full, StoreError};
 use farfield_core::PageId;
@@ -117,6 +119,7 @@ pub(crate) struct Region {
     stack: RwLock<Stack>,
     map: Table<AtomicU8>,
     sums: Table<AtomicU64>,
+    notes: Notes,
     /// One bit per piece of the page map that was ever written: loading from a hole of a mapping would fill it, so that a
     /// client could make the server use memory by reading nothing.
     map_pieces: Box<[AtomicU64]>,
@@ -182,6 +185,7 @@ impl Region {
             stack: RwLock::new(Stack { layers, generation: 0 }),
             map,
             sums,
+            notes: Notes::new(),
             mapped_by_client: AtomicBool::new(false),
             stale_pages: AtomicU64::new(0),
         })
@@ -337,6 +341,9 @@ impl Region {
             }
         }
         self.map.forget(run.clone())?;
+        if let Some(Some(notes)) = self.notes.get() {
+            notes.forget(run.clone())?;
+        }
         self.sums.forget(run)?;
         Ok(forgotten[1..].iter().sum())
     }
@@ -613,6 +620,11 @@ pub(crate) struct Found {
 }
 
 impl Reader<'_> {
+    /// What is noted of parts; nothing if there is no memory for it.
+    pub(super) fn notes(&self) -> Option<&Table<Blocks>> {
+        self.region.notes.get_or_init(|| Table::new(c"farfield-parts", self.region.pages).ok()).as_ref()
+    }
+
     /// Do the pages lie inside the region?
     pub(crate) fn check_run(&self, first: PageId, count: u64) -> Result<(), StoreError> {
         self.region.check_run(first, count).map(|_| ())

@@ -1,0 +1,228 @@
+//! Parts of pages, checked without reading the whole page each time.
+//!
+//! The first part that is asked for costs a look at its whole page: the bytes are compared with the page's checksum, and
+//! each block of 256 bytes gets a short checksum of its own. From then on only the blocks of a part are read and compared.
+//!
+//! What is noted of a block is tied to the checksum of the page that it was made from. So nobody who stores or discards a page need know
+//! of this, not even a client that has the region mapped: what was noted of another page, or was never noted, does not match, and
+//! then the whole page is looked at again. For the same reason threads may note at the same time, in any order.
+
+use super::StoreError;
+use super::region::{Found, Reader};
+use super::table::{Entry, Table};
+use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::PagePart;
+use farfield_core::{PageId, checksum};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const BLOCK_BYTES: usize = 256;
+const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
+const LINE_BYTES: usize = 64;
+
+/// Room for the bytes of one page.
+pub(crate) type Scratch = [u8; PAGE_BYTES];
+
+/// What is noted of the blocks of one page: one cache line.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub(super) struct Blocks([AtomicU32; BLOCKS]);
+
+const _: () = assert!(size_of::<Blocks>() == 64);
+
+impl Entry for Blocks {
+    const BYTES: u64 = size_of::<Blocks>() as u64;
+}
+
+/// The notes of a region; made for the first part that is read. `None`: there is no memory for them.
+pub(super) type Notes = OnceLock<Option<Table<Blocks>>>;
+
+impl Blocks {
+    fn note(&self, page: &Scratch, page_sum: u64) {
+        for (note, block) in self.0.iter().zip(page.chunks_exact(BLOCK_BYTES)) {
+            note.store(short_sum(block, page_sum), Ordering::Relaxed);
+        }
+    }
+
+    /// Are the blocks `which` of `page` those of the page with this checksum?
+    fn match_page(&self, which: Range<usize>, page: &Scratch, page_sum: u64) -> bool {
+        let blocks = page.chunks_exact(BLOCK_BYTES);
+        let mut both = self.0.iter().zip(blocks).take(which.end).skip(which.start);
+        both.all(|(note, block)| note.load(Ordering::Relaxed) == short_sum(block, page_sum))
+    }
+}
+
+fn short_sum(block: &[u8], page_sum: u64) -> u32 {
+    (checksum(block) ^ page_sum) as u32
+}
+
+fn blocks_of(part: PagePart) -> Range<usize> {
+    part.offset() / BLOCK_BYTES..(part.offset() + part.len()).div_ceil(BLOCK_BYTES)
+}
+
+impl Reader<'_> {
+    /// The part will be read soon: the processor begins to bring what [`Reader::part`] will look at. So the parts of a batch do
+    /// not wait for memory one after the other.
+    pub(crate) fn announce(&self, page: PageId, part: PagePart) {
+        let (Ok(()), Ok(Some(found))) = (self.check_run(page, 1), self.page(page)) else { return };
+        if let Some(notes) = self.notes() {
+            bring(core::ptr::from_ref(notes.at(page)).cast());
+        }
+        let which = blocks_of(part);
+        for offset in (which.start * BLOCK_BYTES..which.end * BLOCK_BYTES).step_by(LINE_BYTES) {
+            bring(found.bytes.wrapping_add(offset));
+        }
+    }
+
+    /// The bytes of `part`, in `scratch`, compared with the checksum of their page or with what was noted of it.
+    pub(crate) fn part<'s>(
+        &self,
+        page: PageId,
+        part: PagePart,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [u8], StoreError> {
+        self.check_run(page, 1)?;
+        let Some(found) = self.page(page)? else {
+            scratch[part.range()].fill(0);
+            return Ok(&scratch[part.range()]);
+        };
+        let which = blocks_of(part);
+        let blocks = self.notes().map(|notes| notes.at(page));
+        copy(found, which.start * BLOCK_BYTES..which.end * BLOCK_BYTES, scratch);
+        if !blocks.is_some_and(|blocks| blocks.match_page(which, scratch, found.sum)) {
+            copy(found, 0..PAGE_BYTES, scratch);
+            if checksum(scratch) != found.sum {
+                return Err(StoreError::Corrupt(page));
+            }
+            if let Some(blocks) = blocks {
+                blocks.note(scratch, found.sum);
+            }
+        }
+        Ok(&scratch[part.range()])
+    }
+}
+
+fn bring(line: *const u8) {
+    // SAFETY: a hint that reads nothing and cannot fail, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+}
+
+fn copy(found: Found, bytes: Range<usize>, scratch: &mut Scratch) {
+    let target = &mut scratch[bytes.clone()];
+    // SAFETY: a whole page of a layer, mapped as long as the reader holds the region. Another process may be writing it: then the
+    // copy is of no page that was ever stored, which its checksum shows.
+    unsafe { found.bytes.add(bytes.start).copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) };
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against parts of pages that rotted, or that were stored meanwhile, being served as good.
+
+    use super::*;
+    use crate::store::{Account, Meter, Region};
+    use std::sync::Arc;
+
+    const PAGES: u64 = 8;
+
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, end: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % end as u64) as usize
+        }
+    }
+
+    fn region() -> Region {
+        let account = Account { server: Arc::new(Meter::new(None)), tenant: Arc::new(Meter::new(None)) };
+        Region::new(PAGES, account).unwrap()
+    }
+
+    fn store(region: &Region, page: u64, bytes: &Scratch) {
+        region.write(PageId(page), bytes, |_| checksum(bytes)).unwrap();
+    }
+
+    fn read(region: &Region, page: u64, offset: usize, len: usize) -> Result<Vec<u8>, StoreError> {
+        let part = PagePart::new(offset, len).unwrap();
+        region.reader().announce(PageId(page), part);
+        region.reader().part(PageId(page), part, &mut [0xEE; PAGE_BYTES]).map(<[u8]>::to_vec)
+    }
+
+    fn flip(region: &Region, page: u64, offset: usize) {
+        let found = region.reader().page(PageId(page)).unwrap().unwrap();
+        // SAFETY: inside a page of the region, which is mapped writable; this thread alone uses it.
+        unsafe { *found.bytes.add(offset).cast_mut() ^= 1 };
+    }
+
+    #[test]
+    fn parts_are_what_was_stored_last() {
+        let region = region();
+        let mut twin: [Option<Scratch>; PAGES as usize] = [None; PAGES as usize];
+        let mut dice = Dice(0x5eed);
+        for step in 0..20_000 {
+            let page = dice.below(PAGES as usize);
+            match dice.below(16) {
+                0 => {
+                    // Most of a page stays as it is when it is stored again.
+                    let mut bytes = twin[page].unwrap_or([step as u8; PAGE_BYTES]);
+                    let at = dice.below(PAGE_BYTES);
+                    bytes[at] = bytes[at].wrapping_add(1 + dice.below(255) as u8);
+                    store(&region, page as u64, &bytes);
+                    twin[page] = Some(bytes);
+                }
+                1 if dice.below(4) == 0 => {
+                    region.discard(PageId(page as u64), 1).unwrap();
+                    twin[page] = None;
+                }
+                _ => {
+                    let offset = dice.below(PAGE_BYTES);
+                    let len = 1 + dice.below(600.min(PAGE_BYTES - offset));
+                    let expected = &twin[page].unwrap_or([0; PAGE_BYTES])[offset..offset + len];
+                    assert_eq!(read(&region, page as u64, offset, len).unwrap(), expected, "step {step}");
+                }
+            }
+        }
+        assert_eq!(
+            region.reader().part(PageId(PAGES), PagePart::new(0, 1).unwrap(), &mut [0; PAGE_BYTES]),
+            Err(StoreError::OutOfRange)
+        );
+    }
+
+    #[test]
+    fn a_block_that_rots_is_never_served() {
+        let region = region();
+        let mut dice = Dice(0xbad);
+        for seen_before in [false, true] {
+            for _ in 0..200 {
+                let bytes: Scratch = core::array::from_fn(|_| dice.below(256) as u8);
+                store(&region, 3, &bytes);
+                let (offset, len) = (dice.below(PAGE_BYTES - 64), 64);
+                if seen_before {
+                    assert_eq!(read(&region, 3, offset, len).unwrap(), bytes[offset..offset + len]);
+                }
+                let rotten = offset + dice.below(len);
+                flip(&region, 3, rotten);
+                assert_eq!(read(&region, 3, offset, len), Err(StoreError::Corrupt(PageId(3))));
+                flip(&region, 3, rotten);
+                assert_eq!(read(&region, 3, offset, len).unwrap(), bytes[offset..offset + len]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_bad_from_the_beginning_is_never_served() {
+        let region = region();
+        let bytes = [7; PAGE_BYTES];
+        region.write(PageId(0), &bytes, |_| checksum(&bytes) ^ 1 << 40).unwrap();
+        assert_eq!(read(&region, 0, 0, 16), Err(StoreError::Corrupt(PageId(0))));
+        assert_eq!(
+            read(&region, 0, 0, 16),
+            Err(StoreError::Corrupt(PageId(0))),
+            "and it does not become good by asking"
+        );
+    }
+}
