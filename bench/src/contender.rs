@@ -1,19 +1,18 @@
 //! Who runs a workload: nobody in between (native), Linux swap, or Farfield by one of its doors.
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::child::{self, Finished, Interrupted};
+use crate::child::{self, Finished};
 use crate::line::Sample;
+use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
-use crate::sys;
 use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::unix::process::CommandExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// Who serves the memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +25,19 @@ pub(crate) enum Contender {
     Farfield(Far),
     /// The program keeps its data in a far heap, whose plane has this name.
     Heap(Far, &'static str),
+    /// The program asks somebody for each object.
+    Peer(Peer),
+}
+
+/// Who keeps remote objects, across TCP loopback.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Peer {
+    /// A loop in the program that does nothing but answer.
+    Loopback,
+    /// A Redis server of the driver.
+    Redis,
+    /// A `farfield serve` of the driver, through one lane.
+    Lane,
 }
 
 /// Where Linux swaps to.
@@ -44,6 +56,8 @@ pub(crate) enum Far {
     Private,
     /// A `farfield serve` of the driver, over TCP loopback.
     Tcp,
+    /// The same, 50 µs away: each answer comes 100 µs later.
+    LateTcp,
 }
 
 /// The contender of that name.
@@ -58,9 +72,14 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-tcp" => Contender::Heap(Far::Tcp, "page"),
         "heap-objects" => Contender::Heap(Far::Private, "object"),
         "heap-objects-tcp" => Contender::Heap(Far::Tcp, "object"),
+        "heap-late" => Contender::Heap(Far::LateTcp, "page"),
+        "heap-objects-late" => Contender::Heap(Far::LateTcp, "object"),
+        "loopback" => Contender::Peer(Peer::Loopback),
+        "redis" => Contender::Peer(Peer::Redis),
+        "lane-tcp" => Contender::Peer(Peer::Lane),
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp, \
-             heap-objects, heap-objects-tcp"
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, loopback, redis, lane-tcp"
         ),
     })
 }
@@ -82,8 +101,6 @@ pub(crate) struct Job<'a> {
 
 /// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again.
 const OOM_RETRIES: u64 = 20;
-const SERVER_READY_WITHIN: Duration = Duration::from_secs(20);
-const SERVER_STOPS_WITHIN: Duration = Duration::from_secs(5);
 const LOCK_WITHIN: Duration = Duration::from_secs(600);
 
 impl Contender {
@@ -94,6 +111,7 @@ impl Contender {
             Contender::Swap(store) => swapped(store, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::Heap(far, plane) => heap(far, plane, job),
+            Contender::Peer(peer) => remote(peer, job),
         }
     }
 }
@@ -185,7 +203,7 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
     let binary = binary(job)?;
     let server = match far {
         Far::Private => None,
-        Far::Tcp => Some(Server::start(job, "tcp://127.0.0.1:0")?),
+        Far::Tcp | Far::LateTcp => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
     };
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
@@ -208,11 +226,15 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
 fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
     ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
     let server = match far {
-        Far::Private => Server::start(job, &format!("unix:{}", job.scratch.join("server.sock").display()))?,
-        Far::Tcp => Server::start(job, "tcp://127.0.0.1:0")?,
+        Far::Private => Server::farfield(job, &format!("unix:{}", job.scratch.join("server.sock").display()))?,
+        Far::Tcp | Far::LateTcp => Server::farfield(job, "tcp://127.0.0.1:0")?,
+    };
+    let pool = match far {
+        Far::LateTcp => format!("fault:delay=100us@{}", server.url),
+        Far::Private | Far::Tcp => server.url.clone(),
     };
     let mut command = Command::new(job.program);
-    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &server.url, "--plane", plane]);
+    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &pool, "--plane", plane]);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished).context("in a far heap")?;
     sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
@@ -222,7 +244,25 @@ fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {
+fn remote(peer: Peer, job: &Job) -> Result<Sample> {
+    ensure!(job.workload.name == "remote", "the workload {} asks nobody for objects", job.workload.name);
+    let server = match peer {
+        Peer::Loopback => None,
+        Peer::Redis => Some(Server::redis(job)?),
+        Peer::Lane => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
+    };
+    let url = server.as_ref().map_or("loopback:", |server| &server.url);
+    let mut command = Command::new(job.program);
+    command.args(job.arguments).args(["--peer", url]);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    let mut sample = sample(job, &finished)?;
+    if let Some(server) = server {
+        sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    }
+    Ok(sample)
+}
+
+pub(crate) fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {
     job.farfield
         .ok_or_else(|| unavailable("no farfield binary beside this one", "build it, or name it with --farfield PATH"))
 }
@@ -260,79 +300,6 @@ fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<Str
     }
     figures.extend(derived.into_iter().map(|(name, value)| (name.to_string(), value)));
     Ok(figures)
-}
-
-/// A memory server of the driver, with room for the data twice over; stopped when dropped.
-struct Server {
-    child: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(job: &Job, listen: &str) -> Result<Server> {
-        let binary = binary(job)?;
-        let (out, err) = (job.scratch.join("server.stdout"), job.scratch.join("server.stderr"));
-        let mut command = Command::new(binary);
-        command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
-        // It ends with us even if we are killed, and waits for no client when told to stop.
-        command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
-        command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
-        let child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut server = Server { child, url: String::new() };
-        let deadline = Instant::now() + SERVER_READY_WITHIN;
-        loop {
-            if let Some(line) = fs::read_to_string(&out)?.split_inclusive('\n').find(|line| line.ends_with('\n')) {
-                server.url = endpoint(line)?;
-                return Ok(server);
-            }
-            if let Some(status) = server.child.try_wait()? {
-                bail!("farfield serve ended with {status}: {}", fs::read_to_string(&err)?.trim());
-            }
-            if let Some(signal) = sys::stop_signal() {
-                return Err(Interrupted(signal).into());
-            }
-            ensure!(Instant::now() < deadline, "farfield serve is not ready after {SERVER_READY_WITHIN:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// CPU time that the server has taken so far.
-    fn cpu_seconds(&self) -> f64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
-    }
-}
-
-/// The first address in the line that `farfield serve` prints when it is ready.
-fn endpoint(line: &str) -> Result<String> {
-    let ready: serde_json::Value = serde_json::from_str(line).context("farfield serve printed no JSON")?;
-    let url = ready["endpoints"][0].as_str().context("farfield serve named no endpoint")?;
-    Ok(url.to_string())
-}
-
-/// utime + stime of a `/proc/PID/stat`.
-fn cpu_ticks(stat: &str) -> u64 {
-    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let pid = self.child.id() as i32;
-        if self.child.try_wait().is_ok_and(|status| status.is_some()) {
-            return;
-        }
-        sys::terminate(pid).ok();
-        let deadline = Instant::now() + SERVER_STOPS_WITHIN;
-        while self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            if Instant::now() >= deadline {
-                self.child.kill().ok();
-                self.child.wait().ok();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
 }
 
 /// The `farfield` binary: the one named, or this one, or the one beside it.
@@ -379,21 +346,6 @@ mod tests {
         assert_eq!(figures["ns_per_fault"], 5.0);
         assert_eq!(figures["fault_ns_p99"], 9000.0);
         assert!(report_figures("{}", &job, &sample).is_err());
-    }
-
-    #[test]
-    fn server_says_where_it_listens() {
-        let line = r#"{"ready":true,"endpoints":["tcp://127.0.0.1:4567"],"metrics":null,"pid":1}"#;
-        assert_eq!(endpoint(line).unwrap(), "tcp://127.0.0.1:4567");
-        assert!(endpoint("{}").is_err());
-        assert!(endpoint("ready").is_err());
-    }
-
-    #[test]
-    fn cpu_time_is_found_behind_a_name_with_spaces() {
-        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0";
-        assert_eq!(cpu_ticks(stat), 42);
-        assert_eq!(cpu_ticks(""), 0);
     }
 
     #[test]

@@ -187,6 +187,7 @@ const PARAMETERS: &[&str] = &[
     "busy_ns",
     "zipf_percent",
     "once",
+    "in_flight",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -355,6 +356,7 @@ pub fn built_in() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/zipf.toml"),
         include_str!("../experiments/aifm/hash-near.toml"),
         include_str!("../experiments/aifm/web.toml"),
+        include_str!("../experiments/aifm/remote.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),
@@ -475,7 +477,7 @@ mod tests {
         check("near_percent = 25", "near_percent = 1", "16 MiB");
         check("near_percent = 25", "near_percent = \"x\"", "must be a number");
         check("[\"native\", \"swap-zram\"]", "[\"native\"]", "baseline");
-        check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"redis\"]", "redis");
+        check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"memcached\"]", "memcached");
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
         check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
     }

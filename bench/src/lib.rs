@@ -14,6 +14,7 @@ pub mod line;
 pub mod machine;
 mod plot;
 pub mod report;
+mod server;
 pub mod stats;
 mod swap;
 mod sys;

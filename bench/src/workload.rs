@@ -55,6 +55,7 @@ const WORKLOADS: &[Workload] = &[
     rust("compute", "scan", "object"),
     rust("hash", "get", "get"),
     rust("web", "request", "request"),
+    rust("remote", "get", "get"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

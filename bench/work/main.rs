@@ -7,6 +7,7 @@ mod entry;
 mod hash;
 mod measure;
 mod random;
+mod remote;
 mod web;
 mod zipf;
 
@@ -58,6 +59,12 @@ struct Options {
     /// 1: elements of arrays are read as what is used once, so that they displace nothing.
     #[arg(long, default_value_t = 0)]
     once: u64,
+    /// Gets on their way at a time.
+    #[arg(long, default_value_t = 256)]
+    in_flight: u64,
+    /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT.
+    #[arg(long)]
+    peer: Option<String>,
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
@@ -73,6 +80,8 @@ enum Workload {
     Hash,
     /// Requests to a web front end.
     Web,
+    /// Gets of small objects from a server.
+    Remote,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -107,6 +116,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Compute => compute::run(options),
         Workload::Hash => hash::run(options),
         Workload::Web => web::run(options),
+        Workload::Remote => remote::run(options),
     }
 }
 

@@ -1,0 +1,166 @@
+//! Servers that the driver starts for a sample: Farfield's, and Redis to compare with.
+
+use crate::child::Interrupted;
+use crate::contender::{Job, binary};
+use crate::swap::unavailable;
+use crate::sys;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const READY_WITHIN: Duration = Duration::from_secs(20);
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
+const REDIS_TRIES: u32 = 3;
+
+/// A server of the driver; stopped when dropped.
+pub(crate) struct Server {
+    child: Child,
+    /// Where it listens.
+    pub(crate) url: String,
+}
+
+impl Server {
+    /// A memory server with room for the data twice over.
+    pub(crate) fn farfield(job: &Job, listen: &str) -> Result<Server> {
+        let mut command = Command::new(binary(job)?);
+        command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
+        // It ends with us even if we are killed, and waits for no client when told to stop.
+        command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
+        let (out, err) = (job.scratch.join("server.stdout"), job.scratch.join("server.stderr"));
+        let mut server = Server::start(command, &out, &err)?;
+        server.wait_until_ready(&err, || {
+            let text = fs::read_to_string(&out)?;
+            text.split_inclusive('\n').find(|line| line.ends_with('\n')).map(endpoint).transpose()
+        })?;
+        Ok(server)
+    }
+
+    /// Redis, which keeps everything in memory and writes nothing to disk.
+    pub(crate) fn redis(job: &Job) -> Result<Server> {
+        let mut failure = anyhow!("no port for redis");
+        // Redis cannot say which port it got, so it is told one that was free a moment ago.
+        for _ in 0..REDIS_TRIES {
+            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let mut command = Command::new("redis-server");
+            command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+            let (out, err) = (job.scratch.join("redis.stdout"), job.scratch.join("redis.stderr"));
+            let mut server = match Server::start(command, &out, &err) {
+                Ok(server) => server,
+                Err(error)
+                    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound) =>
+                {
+                    return Err(unavailable("redis-server is not installed", "install Redis"));
+                }
+                Err(error) => return Err(error),
+            };
+            let address = format!("127.0.0.1:{port}");
+            match server.wait_until_ready(&out, || Ok(answers_ping(&address).then(|| format!("redis:{address}")))) {
+                Ok(()) => return Ok(server),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn start(mut command: Command, out: &Path, err: &Path) -> Result<Server> {
+        command.stdin(Stdio::null()).stdout(File::create(out)?).stderr(File::create(err)?).process_group(0);
+        let child =
+            command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        Ok(Server { child, url: String::new() })
+    }
+
+    /// Asks `url` until it says where the server listens; what the server said last is in `words`.
+    fn wait_until_ready(&mut self, words: &Path, url: impl Fn() -> Result<Option<String>>) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if let Some(url) = url()? {
+                self.url = url;
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the server ended with {status}: {}", fs::read_to_string(words)?.trim());
+            }
+            if let Some(signal) = sys::stop_signal() {
+                return Err(Interrupted(signal).into());
+            }
+            ensure!(Instant::now() < deadline, "the server is not ready after {READY_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// CPU time that the server has taken so far.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
+    }
+}
+
+/// The first address in the line that `farfield serve` prints when it is ready.
+fn endpoint(line: &str) -> Result<String> {
+    let ready: serde_json::Value = serde_json::from_str(line).context("farfield serve printed no JSON")?;
+    let url = ready["endpoints"][0].as_str().context("farfield serve named no endpoint")?;
+    Ok(url.to_string())
+}
+
+/// utime + stime of a `/proc/PID/stat`.
+fn cpu_ticks(stat: &str) -> u64 {
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    after_name.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = self.child.id() as i32;
+        if self.child.try_wait().is_ok_and(|status| status.is_some()) {
+            return;
+        }
+        sys::terminate(pid).ok();
+        let deadline = Instant::now() + STOPS_WITHIN;
+        while self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            if Instant::now() >= deadline {
+                self.child.kill().ok();
+                self.child.wait().ok();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn answers_ping(address: &str) -> bool {
+    let ask = || -> io::Result<bool> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"PING\r\n")?;
+        let mut answer = [0; 7];
+        stream.read_exact(&mut answer)?;
+        Ok(&answer == b"+PONG\r\n")
+    };
+    ask().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_says_where_it_listens() {
+        let line = r#"{"ready":true,"endpoints":["tcp://127.0.0.1:4567"],"metrics":null,"pid":1}"#;
+        assert_eq!(endpoint(line).unwrap(), "tcp://127.0.0.1:4567");
+        assert!(endpoint("{}").is_err());
+        assert!(endpoint("ready").is_err());
+    }
+
+    #[test]
+    fn cpu_time_is_found_behind_a_name_with_spaces() {
+        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0";
+        assert_eq!(cpu_ticks(stat), 42);
+        assert_eq!(cpu_ticks(""), 0);
+    }
+}
