@@ -8,6 +8,7 @@
 //! - `programs.rs`: do programs that people use give the same results?
 //! - `budget.rs`: does near memory stay within its budget, measured from outside?
 //! - `faults.rs`: does every fault of the world end in time, with a message?
+//! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!

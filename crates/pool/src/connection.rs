@@ -113,6 +113,8 @@ pub(crate) enum HandshakeError {
     Pool(PoolError),
     /// The server said no, and why.
     Refused(String),
+    /// The connection was closed without an answer.
+    HungUp,
 }
 
 impl From<PoolError> for HandshakeError {
@@ -148,6 +150,9 @@ impl Session {
     pub(crate) fn join(self: &std::sync::Arc<Self>) -> Result<Connection, PoolError> {
         let joined = shake_hands(self.server, &self.address, &self.identity, Some(self.welcome.session));
         let (fd, welcome) = joined.map_err(|error| match error {
+            // It was there when the session began.
+            HandshakeError::HungUp => self.gone_error(),
+            HandshakeError::Pool(PoolError::Os(errno)) if is_of_the_gone(errno) => self.gone_error(),
             HandshakeError::Pool(error) => error,
             HandshakeError::Refused(_) => {
                 PoolError::Refused { server: self.server, reason: "the session does not take another connection" }
@@ -282,10 +287,19 @@ pub(crate) enum AskError {
     Os(Errno),
 }
 
+/// Does this error mean that nobody is there?
+fn is_of_the_gone(errno: Errno) -> bool {
+    // ENOENT: a server that ends takes its socket file with it.
+    matches!(
+        errno.0,
+        libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENOENT
+    )
+}
+
 impl From<Errno> for AskError {
     fn from(errno: Errno) -> Self {
         match errno.0 {
-            libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ECONNREFUSED | libc::EHOSTUNREACH => AskError::Gone,
+            _ if is_of_the_gone(errno) => AskError::Gone,
             libc::ETIMEDOUT => AskError::TimedOut,
             _ => AskError::Os(errno),
         }
@@ -434,10 +448,12 @@ fn greet(
     let mut body = [0; CONTROL_BODY_MAX];
     let answer = send_all(fd, &bytes, until).and_then(|()| receive_frame(fd, &mut body, until, &mut []));
     let (head, len, _) = answer.map_err(|error| match error {
-        AskError::TimedOut => PoolError::TimedOut { server, after: identity.deadline },
-        AskError::Os(errno) => PoolError::Os(errno),
-        AskError::Gone => PoolError::Refused { server, reason: "it closed the connection without an answer" },
-        AskError::Nonsense => PoolError::Refused { server, reason: "it is not a Farfield memory server" },
+        AskError::TimedOut => HandshakeError::Pool(PoolError::TimedOut { server, after: identity.deadline }),
+        AskError::Os(errno) => HandshakeError::Pool(PoolError::Os(errno)),
+        AskError::Gone => HandshakeError::HungUp,
+        AskError::Nonsense => {
+            HandshakeError::Pool(PoolError::Refused { server, reason: "it is not a Farfield memory server" })
+        }
     })?;
     match Welcome::decode(&head, &body[..len]) {
         Err(_) => Err(PoolError::Refused { server, reason: "it is not a Farfield memory server" }.into()),

@@ -196,6 +196,11 @@ impl Opener {
             let backend = self.open_one(index as u16, target, want).map_err(|error| match error {
                 HandshakeError::Pool(error) => OpenError::Pool { url: self.urls[index].clone(), error },
                 HandshakeError::Refused(text) => OpenError::Refused { url: self.urls[index].clone(), text },
+                HandshakeError::HungUp => {
+                    let reason = "it closed the connection without an answer";
+                    let error = PoolError::Refused { server: index as u16, reason };
+                    OpenError::Pool { url: self.urls[index].clone(), error }
+                }
             })?;
             opened.push(backend);
         }
