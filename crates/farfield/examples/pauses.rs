@@ -1,6 +1,6 @@
 //! How long threads wait because memory is short: AIFM's loop for its pauseless evacuator (Figure 14).
 //!
-//! `cargo run --release -p farfield --example pauses [page|object [VALUE_BYTES]]`: threads change 4 MiB of random values per scope, of a set four
+//! `cargo run --release -p farfield --example pauses [page|object [VALUE_BYTES [THREADS]]]`: threads change 4 MiB of random values per scope, of a set four
 //! times as large as near memory. Prints what a round takes, and what waiting for near memory takes of it: misses are waits for
 //! the pool and not for the evacuator.
 
@@ -12,23 +12,27 @@ const NEAR: usize = 256 * MIB;
 const FAR: usize = 4 * NEAR;
 const ROUND_BYTES: usize = 4 * MIB;
 const ROUNDS: usize = 60;
-const THREADS: usize = 2;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plane = if std::env::args().nth(1).as_deref() == Some("object") { Plane::Object } else { Plane::Page };
     let bytes: usize = std::env::args().nth(2).map_or(Ok(4096), |word| word.parse())?;
-    println!("{plane:?} plane, values of {bytes} bytes, {} MiB of them, {} MiB near", FAR / MIB, NEAR / MIB);
+    let threads: usize = std::env::args().nth(3).map_or(Ok(2), |word| word.parse())?;
+    println!(
+        "{plane:?} plane, values of {bytes} bytes, {} MiB of them, {} MiB near, {threads} threads",
+        FAR / MIB,
+        NEAR / MIB
+    );
     match bytes {
-        4096 => run::<512>(plane),
-        1024 => run::<128>(plane),
-        256 => run::<32>(plane),
+        4096 => run::<512>(plane, threads),
+        1024 => run::<128>(plane, threads),
+        256 => run::<32>(plane, threads),
         _ => Err("values have 256, 1024 or 4096 bytes".into()),
     }
 }
 
-fn run<const WORDS: usize>(plane: Plane) -> Result<(), Box<dyn std::error::Error>> {
+fn run<const WORDS: usize>(plane: Plane, count_of_threads: usize) -> Result<(), Box<dyn std::error::Error>> {
     let heap = Heap::builder().near(NEAR as u64).near_max(NEAR as u64).far(4 * FAR as u64).plane(plane).build()?;
-    let count = FAR / THREADS / (8 * WORDS);
+    let count = FAR / count_of_threads / (8 * WORDS);
     let mut rounds: Vec<Duration> = Vec::new();
     std::thread::scope(|threads| {
         let start = |thread: u64| {
@@ -55,7 +59,7 @@ fn run<const WORDS: usize>(plane: Plane) -> Result<(), Box<dyn std::error::Error
                 Ok::<_, farfield::FarError>(rounds)
             })
         };
-        for handle in (0..THREADS as u64).map(start).collect::<Vec<_>>() {
+        for handle in (0..count_of_threads as u64).map(start).collect::<Vec<_>>() {
             match handle.join() {
                 Ok(result) => rounds.extend(result?),
                 Err(panic) => std::panic::resume_unwind(panic),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
 
-type Pages = BTreeMap<u64, (u64, Arc<[u8; PAGE_BYTES]>)>;
+type Pages = BTreeMap<u64, (u64, Arc<[u8]>)>;
 
 /// A region in the memory of this process.
 pub(crate) struct RamBackend {
@@ -85,17 +85,17 @@ impl Region {
 
     fn read(&self, page: PageId, buffer: &mut Buffer, zero_sum: u64) -> Result<(), PoolError> {
         self.check(page, buffer.pages() as u64)?;
-        let stored = self.lock();
         for index in 0..buffer.pages() {
             let id = page.0 + index as u64;
-            let Some((sum, bytes)) = stored.get(&id) else {
+            let stored = self.lock().get(&id).cloned();
+            let Some((sum, bytes)) = stored else {
                 buffer.page_mut(index).fill(0);
                 buffer.sums_mut()[index] = zero_sum;
                 continue;
             };
-            buffer.page_mut(index).copy_from_slice(&bytes[..]);
-            buffer.sums_mut()[index] = *sum;
-            if checksum(buffer.page(index)) != *sum {
+            buffer.page_mut(index).copy_from_slice(&bytes);
+            buffer.sums_mut()[index] = sum;
+            if checksum(buffer.page(index)) != sum {
                 return Err(PoolError::Corrupt { page: PageId(id), server: self.server });
             }
         }
@@ -109,11 +109,11 @@ impl Region {
                 return Err(PoolError::Corrupt { page: PageId(page.0 + index as u64), server: self.server });
             }
         }
-        let mut stored = self.lock();
         for index in 0..buffer.pages() {
-            let mut bytes = [0; PAGE_BYTES];
-            bytes.copy_from_slice(buffer.page(index));
-            stored.insert(page.0 + index as u64, (buffer.sums()[index], Arc::new(bytes)));
+            let new = (buffer.sums()[index], Arc::from(buffer.page(index)));
+            let old = self.lock().insert(page.0 + index as u64, new);
+            // Memory goes back without the lock.
+            drop(old);
         }
         Ok(())
     }
@@ -121,8 +121,11 @@ impl Region {
     fn discard(&self, page: PageId, count: u64) -> Result<(), PoolError> {
         self.check(page, count)?;
         let mut stored = self.lock();
-        let rest = stored.split_off(&page.0);
-        stored.extend(rest.into_iter().filter(|(id, _)| *id >= page.0 + count));
+        let gone: Vec<u64> = stored.range(page.0..page.0 + count).map(|(id, _)| *id).collect();
+        let old: Vec<_> = gone.iter().map(|id| stored.remove(id)).collect();
+        drop(stored);
+        // Memory goes back without the lock.
+        drop(old);
         Ok(())
     }
 }

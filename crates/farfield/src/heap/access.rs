@@ -9,9 +9,13 @@ use super::threads::{Record, add, count};
 use super::{Core, Patience, Scope};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
 use std::time::Instant;
+
+/// How long a thread that waits for the evictor sleeps at most before it looks for itself.
+const SLEEP: Duration = Duration::from_millis(1);
 
 /// What a mutator wants of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,7 +95,7 @@ impl Core {
     pub(crate) fn relieve(&self) {
         self.reclaimer.wake();
         // Whoever finds no frame in the end gets the error.
-        let _ = self.evictor.try_run(self, self.reserve().low.max(8), Urgency::Demand);
+        let _ = self.evictor.try_run(self, self.evictor.batch(), Urgency::Demand);
     }
 
     /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be
@@ -193,7 +197,7 @@ impl Core {
     /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
     /// longer than a batch.
     fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
-        if let Some(frame) = self.frames.take(pages, Purse::Open) {
+        if let Some(frame) = self.frames.take(pages, Purse::Behind(self.throttle.waiting())) {
             if self.frames.room() < self.reserve().low {
                 self.reclaimer.wake();
             }
@@ -205,28 +209,28 @@ impl Core {
         }
         count(&record.counters.throttled);
         let started = Instant::now();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
         let frames = self.wait_for_frames(record, pages, renewable, limit);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
         record.counters.pauses.add(started.elapsed());
         frames
     }
 
     fn wait_for_frames(&self, record: &Record, pages: u32, renewable: bool, limit: u32) -> Result<FrameId, FarError> {
         self.reclaimer.wake();
+        let place = self.throttle.queue();
         let mut patience = Patience::new(self.patience);
-        // A batch, so that it does not take long: the rest is the reclaimer's. Free frames need not be neighbours; each round
-        // frees more.
-        let mut step = pages.max(self.reserve().low.min(64));
+        // No more than a batch, so that it does not take long: the rest is the reclaimer's. But free frames need not be
+        // neighbours: each round frees more.
+        let mut goal = self.frames.reserve() + pages;
         loop {
             if renewable {
                 record.renew_only(&self.epoch);
             }
             record.renew_idle(&self.epoch);
-            let outcome = self.evictor.try_run(self, self.frames.room() + step, Urgency::Demand);
-            if let Some(frame) = self.frames.take(pages, Purse::Open) {
+            let outcome = self.evictor.try_run(self, goal, Urgency::Demand);
+            if let Some(frame) = self.frames.take(pages, Purse::Behind(place.before())) {
                 return Ok(frame);
             }
+            let is_idle = outcome.is_some();
             match outcome {
                 Some(Err(error)) => return Err(error.into()),
                 // All that could leave waits for a scope of this thread, which does not end before we return.
@@ -243,8 +247,15 @@ impl Core {
             }
             // What has arrived can leave again.
             self.help(record, None);
-            step = (step * 2).min((limit / 8).max(pages));
-            patience.wait()?;
+            if pages > 1 && self.frames.room() >= goal {
+                goal = (goal + goal / 2).min(limit / 2);
+            }
+            if is_idle {
+                patience.wait()?;
+            } else {
+                let enough = || self.frames.room() >= goal;
+                patience.wait_by(|| place.sleep_unless(enough, SLEEP))?;
+            }
         }
     }
 }

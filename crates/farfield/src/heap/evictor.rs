@@ -42,6 +42,8 @@ pub(crate) enum Outcome {
     Enough,
     /// The oldest batch, of this epoch, waits for a scope to end.
     Blocked(u64),
+    /// What leaves first waits for a scope, but not for long yet.
+    Soon,
     /// Everything is in use: what was about to leave was taken back.
     Hot,
 }
@@ -99,6 +101,9 @@ struct Writing {
 
 /// Batches that are made Leaving for each that leaves, until there are enough.
 const COOL_AHEAD: u32 = 8;
+
+/// While a thread waits, so many pages are written at a time.
+const FEW: usize = 16;
 
 /// Most pages in a batch, and most pages written at a time.
 const BATCH_MAX: usize = 64;
@@ -192,17 +197,25 @@ impl EvictorState {
         let mut turns_left = 2 * u64::from(core.frames.count());
         let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
         let mut helped = false;
+        let mut before = core.frames.room();
         loop {
             let room = core.frames.room();
+            if room > before {
+                core.throttle.ring();
+            }
+            before = room;
             if room >= goal {
                 return Ok(Outcome::Enough);
             }
-            match self.evict_first(core, goal - room)? {
+            match self.evict_first(core, (goal - room).max(self.batch as u32))? {
                 Progress::Some => {
                     helped = true;
                     continue;
                 }
-                Progress::Blocked(epoch) if self.waits_for(epoch, urgency) => return Ok(Outcome::Blocked(epoch)),
+                Progress::Blocked(epoch) if self.waits_for(epoch, urgency) => {
+                    let is_demand = urgency == Urgency::Demand;
+                    return Ok(if is_demand { Outcome::Soon } else { Outcome::Blocked(epoch) });
+                }
                 // More of them will follow: the hand is for real need.
                 _ if helped && room >= enough => return Ok(Outcome::Enough),
                 Progress::Blocked(_) | Progress::Nothing => {}
@@ -221,7 +234,8 @@ impl EvictorState {
             match self.batches.front() {
                 None if is_full => return Ok(Outcome::Hot),
                 Some(batch) if !core.threads.is_over(batch.last) => {
-                    if is_full {
+                    // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
+                    if is_full || urgency == Urgency::Demand {
                         return Ok(Outcome::Blocked(batch.last));
                     }
                     continue;
@@ -313,6 +327,10 @@ impl EvictorState {
             let Some(unit) = core.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
             assert_eq!(unit.page, page);
             trouble = self.take(core, unit, frame, sealed);
+            if self.writing.len() >= FEW && core.throttle.waiting() > 0 {
+                trouble = trouble.and(self.finish(core));
+                core.throttle.ring();
+            }
         }
         if !batch.frames.is_empty() {
             // The pool is in trouble; the rest goes on waiting, and can be taken back meanwhile.

@@ -46,6 +46,8 @@ pub(crate) struct Frames {
 pub(crate) enum Purse {
     /// All but the reserve.
     Open,
+    /// The same, but a frame is left for each of so many who wait already.
+    Behind(u32),
     /// The reserve too: for scopes that nothing but their own end could give room.
     Reserve,
 }
@@ -173,6 +175,11 @@ impl Frames {
         free.room().saturating_sub(free.reserve())
     }
 
+    /// See [`Purse::Reserve`].
+    pub(crate) fn reserve(&self) -> u32 {
+        self.lock().reserve()
+    }
+
     /// Most frames that may cost memory.
     pub(crate) fn limit(&self) -> u32 {
         self.lock().limit
@@ -198,7 +205,11 @@ impl Frames {
     /// Takes `count` neighbours. The caller owns them and their bytes, which are arbitrary.
     pub(crate) fn take(&self, count: u32, purse: Purse) -> Option<FrameId> {
         let mut free = self.lock();
-        let kept = if purse == Purse::Open { free.reserve() } else { 0 };
+        let kept = match purse {
+            Purse::Behind(others) => free.reserve() + others,
+            Purse::Open => free.reserve(),
+            Purse::Reserve => 0,
+        };
         if free.in_use() + count + kept > free.ceiling {
             return None;
         }

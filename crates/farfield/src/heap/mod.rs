@@ -40,6 +40,7 @@ mod scopes;
 mod segments;
 mod shares;
 mod threads;
+mod throttle;
 mod verify;
 mod waiters;
 
@@ -67,7 +68,7 @@ use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use evictor::Evictor;
 use farfield_core::geometry::PAGE_BYTES;
@@ -80,6 +81,7 @@ use shares::Shares;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use threads::Threads;
+use throttle::Throttle;
 use waiters::Waiters;
 
 /// A budget of near memory, a pool of far memory, and values that are in one or the other.
@@ -114,8 +116,7 @@ pub(crate) struct Core {
     pub(crate) epoch: AtomicU64,
     pub(crate) evictor: Evictor,
     pub(crate) reclaimer: Reclaimer,
-    /// Threads that wait for near memory.
-    pub(crate) waiting: AtomicU32,
+    pub(crate) throttle: Throttle,
     pub(crate) waiters: Waiters,
     pub(crate) poller: Poller,
     /// Pages that are Empty and may have a far copy.
@@ -185,7 +186,7 @@ impl Heap {
             epoch: AtomicU64::new(1),
             evictor: Evictor::new(config.near),
             reclaimer: Reclaimer::new(),
-            waiting: AtomicU32::new(0),
+            throttle: Throttle::default(),
             waiters: Waiters::default(),
             poller: Poller::new(),
             discards: Mutex::new(Vec::new()),
@@ -486,14 +487,18 @@ impl Patience {
         match self.rounds {
             0..=64 => core::hint::spin_loop(),
             65..=256 => std::thread::yield_now(),
-            _ => {
-                let since = *self.since.get_or_insert_with(Instant::now);
-                if since.elapsed() > self.limit {
-                    return Err(FarError::Stalled { after: since.elapsed() });
-                }
-                std::thread::sleep(Duration::from_micros(50));
-            }
+            _ => self.wait_by(|| std::thread::sleep(Duration::from_micros(50)))?,
         }
+        Ok(())
+    }
+
+    /// Waits in this way, unless it has waited too long.
+    pub(crate) fn wait_by(&mut self, sleep: impl FnOnce()) -> Result<(), FarError> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > self.limit {
+            return Err(FarError::Stalled { after: since.elapsed() });
+        }
+        sleep();
         Ok(())
     }
 }

@@ -103,7 +103,7 @@ impl Reclaimer {
                     self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;
                 }
-                Ok(Outcome::Blocked(_) | Outcome::Hot) | Err(_) => {
+                Ok(Outcome::Blocked(_) | Outcome::Soon | Outcome::Hot) | Err(_) => {
                     core.help_all();
                     // Whoever needs room rings again, or runs the evictor itself and gets the error.
                     std::thread::sleep(pause);

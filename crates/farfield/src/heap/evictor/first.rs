@@ -71,13 +71,14 @@ impl EvictorState {
         }
     }
 
-    /// Is it better to wait for this batch of the list than to let the hand choose? Not for long, and not for those in need.
+    /// Is it better to wait for this batch of the list than to let the hand choose? Not for long; for those in need, only until
+    /// they have renewed their scope.
     pub(super) fn waits_for(&mut self, epoch: u64, urgency: Urgency) -> bool {
         let since = match self.waited_for {
             Some((waited_for, since)) if waited_for == epoch => since,
             _ => self.waited_for.insert((epoch, Instant::now())).1,
         };
-        urgency == Urgency::Background && since.elapsed() < WAIT_MAX
+        since.elapsed() < if urgency == Urgency::Demand { WAIT_MAX / 64 } else { WAIT_MAX }
     }
 
     fn cool_first(&mut self, core: &Core) {

@@ -59,7 +59,7 @@ impl EvictorState {
     /// objects frees little at first.
     pub(super) fn take_log_page(&mut self, core: &Core, unit: Unit, frame: FrameId) -> bool {
         let Some(objects) = &core.objects else { return false };
-        if !core.segments.is_log(unit.page) || core.waiting.load(Ordering::Relaxed) > 0 || core.waiters.want_room() {
+        if !core.segments.is_log(unit.page) || core.throttle.waiting() > 0 || core.waiters.want_room() {
             return false;
         }
         let (verdict, died) = self.evacuator.take(core, objects, unit.page, frame);
