@@ -77,6 +77,20 @@ int main(void) {
     say("behind the end of a file: %s", bus_count ? "SIGBUS" : "nothing");
     say("far memory meanwhile: %zu wrong", wrong(area, bytes, 1));
     bus_count = 0;
+    // Blocked and sent: it waits, once, until it is open again, and comes with its sender.
+    sigset_t ours, opened;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGBUS);
+    NEED(sigprocmask(SIG_BLOCK, &ours, &opened) == 0);
+    raise(SIGBUS);
+    raise(SIGBUS);
+    say("blocked and sent: %s", bus_count ? "delivered" : "nothing");
+    say("far memory meanwhile: %zu wrong", wrong(area, bytes, 1));
+    if (sigsetjmp(outside, 1) == 0) { NEED(sigprocmask(SIG_SETMASK, &opened, NULL) == 0); say("opened: nothing"); }
+    else say("opened: delivered");
+    bus_count = 0;
+    if (sigsetjmp(outside, 1) == 0) { NEED(sigprocmask(SIG_SETMASK, &opened, NULL) == 0); say("again: nothing"); }
+    say("again: %s", bus_count ? "delivered" : "nothing");
     if (sigsetjmp(outside, 1) == 0) raise(SIGBUS);
     say("raised SIGBUS: %s", bus_count ? "handled" : "lost");
     bus_count = 0;

@@ -73,6 +73,15 @@ pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
     Ok(old)
 }
 
+/// Sends the calling thread a signal that it was sent before, as the first sender did.
+pub fn send_again(signal: i32, info: &libc::siginfo_t) {
+    let (pid, tid) = (crate::process::pid() as usize, crate::process::tid() as usize);
+    // SAFETY: the structure has the kernel's layout, which allows any for oneself.
+    let _ = unsafe {
+        syscall(libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal as usize, core::ptr::from_ref(info) as usize, 0, 0])
+    };
+}
+
 /// The action in force for `signal`.
 pub fn action(signal: i32) -> Result<Action> {
     let mut old = Action::default();

@@ -430,6 +430,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     }
     context.set_mask(after & !OURS);
     record.hidden_mask.store(after & OURS, Ordering::Relaxed);
+    super::signal::send_postponed(record);
     Outcome::Done(0)
 }
 

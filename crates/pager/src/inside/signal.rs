@@ -5,6 +5,7 @@ use super::runtime::{Phase, RUNTIME};
 use super::{emulate, fault, guard, thread};
 use crate::filter::TRAP_DATA;
 use crate::window;
+use core::sync::atomic::Ordering;
 use farfield_os::signals::{self, Action, SignalSet, bit};
 
 /// Signals that must never be blocked: a blocked one would kill the process at the next far access.
@@ -96,13 +97,44 @@ fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
     let in_force = context.alternate_stack();
     // (A record that an earlier thread has left has a stack already, which is not in force for this one.)
-    if in_force.ss_sp as usize == record.stack.load(core::sync::atomic::Ordering::Relaxed) && in_force.ss_size > 0 {
+    if in_force.ss_sp as usize == record.stack.load(Ordering::Relaxed) && in_force.ss_size > 0 {
         return;
     }
     if let Ok((base, len)) = record.alternate_stack() {
         // SAFETY: only this thread uses the field.
         unsafe { *record.program_stack.get() = in_force };
         context.set_alternate_stack(base, len);
+    }
+}
+
+/// Keeps a signal that was sent to a thread whose program believes to have blocked it, until it opens it again
+/// ([`send_postponed`]). As in the kernel, a second one of the same kind is lost.
+fn postpone(signal: i32, info: *mut libc::siginfo_t) -> bool {
+    let (Some(record), Some(index)) = (thread::current(), action_index(signal)) else { return false };
+    if record.hidden_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
+        return false;
+    }
+    if record.postponed_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
+        // SAFETY: this thread's, which reads it only once the mask says that it is there; a handler's argument.
+        unsafe { (*record.postponed.get())[index].write(info.read()) };
+        record.postponed_mask.fetch_or(bit(signal), Ordering::Release);
+    }
+    true
+}
+
+/// Sends this thread what was postponed and is open again. It is delivered when the handler that calls this returns.
+pub fn send_postponed(record: &thread::Record) {
+    let hidden = record.hidden_mask.load(Ordering::Relaxed);
+    for signal in [libc::SIGBUS, libc::SIGSYS] {
+        if record.postponed_mask.load(Ordering::Acquire) & bit(signal) & !hidden == 0 {
+            continue;
+        }
+        signals::set_mask(!0);
+        record.postponed_mask.fetch_and(!bit(signal), Ordering::Relaxed);
+        let index = action_index(signal).expect("one of ours");
+        // SAFETY: the mask said that it is there.
+        let info = unsafe { (*record.postponed.get())[index].assume_init_ref() };
+        signals::send_again(signal, info);
     }
 }
 
@@ -114,6 +146,9 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
     };
     // SAFETY: the kernel's argument of a handler.
     let sent = unsafe { (*info).si_code } <= 0;
+    if sent && postpone(signal, info) {
+        return;
+    }
     match action.handler {
         libc::SIG_IGN if sent => {}
         // What an instruction raised cannot be ignored: the kernel ends the process.

@@ -8,6 +8,7 @@ use super::lock::Lock;
 use super::runtime::{RUNTIME, Runtime};
 use super::sync::{self, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use farfield_core::PageId;
 use farfield_core::policy::prefetch::Prefetcher;
 use farfield_os::memory;
@@ -77,6 +78,10 @@ pub struct Record {
     pub program_stack: UnsafeCell<libc::stack_t>,
     /// Which of our signals the program believes blocked.
     pub hidden_mask: AtomicU64,
+    /// Of these, which were sent meanwhile, and by whom: SIGBUS, then SIGSYS.
+    pub postponed_mask: AtomicU64,
+    /// The first ones.
+    pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
     /// Copies of arguments that its last `execve` worked with; base and length.
     pub scratch: [AtomicUsize; 2],
     /// What it will want next.
@@ -87,7 +92,7 @@ pub struct Record {
     pub home: Frame,
 }
 
-// SAFETY: `program_stack` is touched only by the record's own thread; the rest is atomic or locked.
+// SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is atomic or locked.
 unsafe impl Sync for Record {}
 
 /// The table of records, in memory of its own: zero bytes are free records.
@@ -126,6 +131,7 @@ impl Threads {
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 record.let_go();
                 record.hidden_mask.store(0, Ordering::Relaxed);
+                record.postponed_mask.store(0, Ordering::Relaxed);
                 return Some(record);
             }
         }
@@ -178,6 +184,7 @@ impl Threads {
             }
             if me.is_some_and(|me| core::ptr::eq(record, me)) {
                 record.tid.store(sync::tid(), Ordering::Release);
+                record.postponed_mask.store(0, Ordering::Relaxed);
                 record.remember();
             } else {
                 record.leave();
