@@ -214,13 +214,16 @@ impl Frames {
             return None;
         }
         let mut first = free.warm.take(count);
-        if first.is_none() {
-            // Many separate warm frames are no run; given back, they make room for one.
-            while free.resident + count > free.ceiling && !free.warm.is_empty() {
-                self.chill(&mut free);
+        while first.is_none() {
+            if free.resident + count <= free.ceiling {
+                first = free.cold.take(count);
+                free.resident += first.map_or(0, |_| count);
             }
-            first = free.cold.take(count);
-            free.resident += first.map_or(0, |_| count);
+            // Many separate warm frames are no run; given back, they make room for one, with cold ones between them.
+            if first.is_some() || free.warm.is_empty() {
+                break;
+            }
+            self.chill(&mut free);
         }
         self.room.store(free.room(), Ordering::Relaxed);
         drop(free);
@@ -344,5 +347,25 @@ impl FrameInfo {
 
     pub(crate) fn set_cooled(&self, epoch: u64) {
         self.cooled.store(epoch, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against free frames that nobody can have.
+    use super::*;
+
+    #[test]
+    fn neighbours_are_found_whether_they_cost_memory_or_not() {
+        let frames = Frames::new(201, false).unwrap();
+        frames.set_limit(200);
+        assert_eq!(frames.take(150, Purse::Open), Some(FrameId(1)));
+        frames.put(FrameId(50), 51);
+        frames.set_limit(90);
+        frames.set_limit(200);
+        assert_eq!(frames.resident(), (99, 99));
+        // Free from 50 on, of which those in the middle are warm.
+        frames.put(FrameId(101), 50);
+        assert_eq!(frames.take(100, Purse::Open), Some(FrameId(50)));
     }
 }
