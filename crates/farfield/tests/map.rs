@@ -342,12 +342,14 @@ fn other_heaps_are_refused_and_give_back_what_they_were_given() {
 #[test]
 fn the_index_is_in_the_budget() {
     for index in [Index::Near, Index::Far] {
-        let heap = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).build().unwrap();
+        let heap = common::builder().near(MIB).near_max(MIB).far(1 << 30).build().unwrap();
         let before = heap.stats().table_bytes;
         let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();
         let error = (0..200_000).find_map(|number| map.insert(&heap.enter(), number, number).err());
         common::assert_in_budget(heap.stats());
         let tables = heap.stats().table_bytes - before;
+        // Handles are near, too, and stay: up to half of the budget.
+        let handles = if common::plane() == farfield::Plane::Object { MIB / 2 } else { 0 };
         match index {
             // No near memory is too small to say so.
             Index::Near => {
@@ -356,14 +358,14 @@ fn the_index_is_in_the_budget() {
             }
             Index::Far => {
                 assert!(error.is_none());
-                assert!(tables < 400_000, "{tables}");
+                assert!(tables < 400_000 + handles, "{tables}");
             }
         }
         for number in (0..map.len()).step_by(37) {
             assert_eq!(map.get(&heap.enter(), &number).unwrap(), Some(&number));
         }
         drop(map);
-        assert!(heap.stats().table_bytes - before < tables / 2 + 100_000);
+        assert!(heap.stats().table_bytes - before < tables / 2 + 100_000 + handles);
         heap.verify();
     }
 }

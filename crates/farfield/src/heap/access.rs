@@ -231,6 +231,7 @@ impl Core {
                 return Ok(frame);
             }
             let is_idle = outcome.is_some();
+            self.evictor.try_close(self);
             match outcome {
                 Some(Err(error)) => return Err(error.into()),
                 // All that could leave waits for a scope of this thread, which does not end before we return.

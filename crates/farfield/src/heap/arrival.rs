@@ -173,6 +173,7 @@ impl<'a> Arrival<'a> {
             if let Some(frame) = core.frames.take(pages, Purse::Open) {
                 return Poll::Ready(Ok(frame));
             }
+            core.evictor.try_close(core);
             match outcome {
                 Some(Err(error)) => return Poll::Ready(Err(error.into())),
                 Some(Ok(Outcome::Blocked(epoch))) if self.waits_for_itself(epoch) => {

@@ -172,6 +172,15 @@ impl Evictor {
         Some(outcome)
     }
 
+    /// Somebody in need has found nothing after a run: pages that the evacuator fills, which lie anywhere, may leave from now on.
+    pub(crate) fn try_close(&self, core: &Core) {
+        match self.state.try_lock() {
+            Ok(mut state) => state.evacuator.close(core),
+            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().evacuator.close(core),
+            Err(std::sync::TryLockError::WouldBlock) => {}
+        }
+    }
+
     /// Frees log pages that nobody remembers, unless somebody else is at it.
     pub(crate) fn try_recycle(&self, core: &Core) {
         match self.state.try_lock() {

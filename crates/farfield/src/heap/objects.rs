@@ -74,36 +74,38 @@ impl Core {
     pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, Place), (FarError, T)> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
         let inside = Inside::new(self);
-        match self.room_for::<T>(&inside) {
-            Ok((number, page, place)) => {
+        let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
+        match self.room_for(inside.record, class, Layout::new::<T>(), inside.is_outermost()) {
+            Ok((number, place)) => {
                 // SAFETY: the place is ours alone: nobody knows of it yet. It is large enough for `T` and so aligned
                 // (`Class::of`, `LogClass::of`), near since `room_for`, and stays so until our scope ends.
                 unsafe { self.frames.base().add(place.offset()).cast::<T>().write(value) };
-                if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
-                    self.settle_object(objects, object, page, place);
-                }
                 Ok((number, place))
             }
             Err(error) => Err((error, value)),
         }
     }
 
-    /// Room for a value: its number within the heap, the page and the place where it lies until our scope ends, near and dirty.
-    fn room_for<T>(&self, inside: &Inside<'_>) -> Result<(u32, u32, Place), FarError> {
-        let (record, renewable) = (inside.record, inside.is_outermost());
-        let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
+    /// Room for an object of this layout, on the object plane of this class: its number within the heap (page, or handle above all
+    /// pages), and the place where it lies until the caller's scope ends, near and dirty.
+    pub(crate) fn room_for(
+        &self,
+        record: &Record,
+        class: Option<LogClass>,
+        layout: Layout,
+        renewable: bool,
+    ) -> Result<(u32, Place), FarError> {
         if let (Some(objects), Some(class)) = (&self.objects, class)
             && self.may_have_handle(objects, record)
         {
-            let (object, page, place) = self.make_object(record, objects, class, renewable)?;
-            return Ok((self.pages + object, page, place));
+            let (object, place) = self.make_object(record, objects, class, renewable)?;
+            return Ok((self.pages + object, place));
         }
-        let (page, place) = self.make(record, Layout::new::<T>(), renewable)?;
-        Ok((page, page, place))
+        self.make(record, layout, renewable)
     }
 
-    /// Room for an object, near and dirty.
-    pub(crate) fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
+    /// Room for an object that comes by pages, near and dirty.
+    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
         let Some(class) = Class::of(layout.size(), layout.align()) else {
             let pages = layout.size().div_ceil(PAGE_BYTES);
             let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
@@ -153,7 +155,7 @@ impl Core {
     }
 
     /// Where an object that the caller owns is, near.
-    fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
+    pub(super) fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
         if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
             return self.seek(inside.record, objects, object, want, inside.is_outermost());
         }

@@ -10,20 +10,20 @@ use super::{Core, Scope};
 use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{FrameWord, Place};
+use farfield_core::heap::{FrameWord, LogClass, Place};
 use std::alloc::Layout;
 
-/// A slot word: page among all heaps' pages, and place.
+/// A slot word: number among those of all heaps (of a page, or on the object plane of a handle), and place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot(NonZeroU64);
 
 impl Slot {
-    fn new(page: u32, place: Place) -> Slot {
-        let word = u64::from(page) << 32 | u64::from(place.0);
-        Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("page 0 is nobody's")))
+    fn new(number: u32, place: Place) -> Slot {
+        let word = u64::from(number) << 32 | u64::from(place.0);
+        Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("0 is nobody's")))
     }
 
-    /// `None` if the word names nothing: no page has number 0.
+    /// `None` if the word names nothing: nothing has number 0.
     #[inline]
     pub(crate) fn from_word(word: u64) -> Option<Slot> {
         if word >> 32 == 0 { None } else { NonZeroU64::new(word).map(Slot) }
@@ -36,7 +36,7 @@ impl Slot {
     }
 
     #[inline]
-    fn page(self) -> u32 {
+    fn number(self) -> u32 {
         (self.0.get() >> 32) as u32
     }
 
@@ -45,30 +45,32 @@ impl Slot {
         Place(self.0.get() as u32)
     }
 
-    /// Do both name the same object, whatever they guess?
+    /// Do both name the same object of this heap, whatever they guess? Where an object with a handle is, is a guess, too.
     #[inline]
-    pub(crate) fn is(self, other: Slot) -> bool {
-        (self.0.get() ^ other.0.get()) & 0xFFFF_FFFF_0000_00FF == 0
+    pub(crate) fn is(self, other: Slot, core: &Core) -> bool {
+        let (number, card) = self.parts(core);
+        (number, card) == other.parts(core) || number >= core.pages && number == other.parts(core).0
     }
 
-    /// Page within its heap, and card.
+    /// Number within its heap (page, or handle above all pages), and card.
     pub(crate) fn parts(self, core: &Core) -> (u32, u8) {
-        (self.page() - core.first_page, self.place().card())
+        (self.number() - core.first_page, self.place().card())
     }
 
     /// Its heap, which exists as long as the object does.
     pub(crate) fn heap(self) -> *const Core {
-        super::heap_of(self.page())
+        super::heap_of(self.number())
     }
 
     /// Makes an object: its slot and its address, which is good as long as the scope lasts. Its bytes are arbitrary.
     pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
         let core = scope.core;
         scope.touch();
-        let (page, place) = core.make(scope.record, layout, false)?;
-        // SAFETY: `make` gave a place in a frame.
+        let class = LogClass::of(layout.size(), layout.align());
+        let (number, place) = core.room_for(scope.record, class, layout, false)?;
+        // SAFETY: `room_for` gave a place in a frame.
         let address = unsafe { scope.arena.add(place.offset()) };
-        Ok((Slot::new(core.first_page + page, place), address))
+        Ok((Slot::new(core.first_page + number, place), address))
     }
 
     /// Frees an object without a destructor.
@@ -76,9 +78,9 @@ impl Slot {
     /// # Safety
     /// The caller owns the object, which nobody uses any more, and keeps the heap by other means.
     pub(crate) unsafe fn free(self, core: &Core) {
-        let (page, card) = self.parts(core);
+        let (number, card) = self.parts(core);
         // SAFETY: passed on to the caller. Without a destructor it needs no I/O, so it does not fail.
-        let freed = unsafe { super::objects::dropped_in_place(core, page, card, None::<fn(*mut u8)>) };
+        let freed = unsafe { super::objects::dropped_in_place(core, number, card, None::<fn(*mut u8)>) };
         debug_assert_eq!(freed, Ok(()));
     }
 
@@ -90,13 +92,17 @@ impl Slot {
     /// Its address, as long as the scope lasts, if it is near and nobody has to be waited for.
     #[inline]
     pub(crate) fn address_now(self, scope: &Scope<'_>) -> Option<*mut u8> {
-        let page = scope.page(self.page())?;
-        // SAFETY: `page` is below `scope.pages`, the length of the table.
-        let word = unsafe { &*scope.words.add(page as usize) };
-        // Acquire: who brought the page has filled the frame.
-        let place = match FrameWord(word.load(Ordering::Acquire)).confirms(self.place()) {
-            true => self.place(),
-            false => self.place().in_frame(scope.core.near_now(scope.record, page)?),
+        let place = match scope.page(self.number()) {
+            Some(page) => {
+                // SAFETY: `page` is below `scope.pages`, the length of the table.
+                let word = unsafe { &*scope.words.add(page as usize) };
+                // Acquire: who brought the page has filled the frame.
+                match FrameWord(word.load(Ordering::Acquire)).confirms(self.place()) {
+                    true => self.place(),
+                    false => self.place().in_frame(scope.core.near_now(scope.record, page)?),
+                }
+            }
+            None => scope.core.object_now(scope.record, self.number())?,
         };
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
         Some(unsafe { scope.arena.add(place.offset()) })
@@ -114,10 +120,10 @@ impl Core {
     /// Calls `action` with the address of an object, near as long as that takes.
     pub(crate) fn with_object<R>(&self, slot: Slot, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
         let inside = Inside::new(self);
-        let (page, card) = slot.parts(self);
-        let frame = self.bring(inside.record, page, Want::Read, inside.is_outermost())?;
-        // SAFETY: the page is in that frame until our scope ends, and a card lies within its frame.
-        Ok(action(unsafe { self.frames.base().add(Place::new(frame, card).offset()) }))
+        let (number, card) = slot.parts(self);
+        let place = self.seek_own(&inside, number, card, Want::Read)?;
+        // SAFETY: its page stays there until our scope ends, and a card lies within its frame.
+        Ok(action(unsafe { self.frames.base().add(place.offset()) }))
     }
 }
 
@@ -153,7 +159,11 @@ impl SlotCell {
     #[inline]
     pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
         let mut place = slot.place();
-        let Some(page) = scope.page(slot.page()) else { return Err(FarError::OtherHeap) };
+        let Some(page) = scope.page(slot.number()) else {
+            let place = self.find_object(scope, slot, want)?;
+            // SAFETY: as below.
+            return Ok(unsafe { scope.arena.add(place.offset()) });
+        };
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: who brought the page has filled the frame.
@@ -170,12 +180,27 @@ impl SlotCell {
     fn find(&self, scope: &Scope<'_>, slot: Slot, page: u32, want: Want) -> Result<Place, FarError> {
         let core = scope.core;
         let place = slot.place().in_frame(core.bring(scope.record, page, want, false)?);
-        if core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
-            let better = Slot::new(slot.page(), place);
+        self.correct(scope, slot, place);
+        Ok(place)
+    }
+
+    /// The place of an object that has a handle.
+    #[inline]
+    fn find_object(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<Place, FarError> {
+        let place = scope.core.find_object(scope, slot.number(), slot.place(), want, false)?;
+        if place != slot.place() {
+            self.correct(scope, slot, place);
+        }
+        Ok(place)
+    }
+
+    /// The slot gets a better guess, if it is time.
+    fn correct(&self, scope: &Scope<'_>, slot: Slot, place: Place) {
+        if scope.core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
+            let better = Slot::new(slot.number(), place);
             // It fails if the slot names something else now, or somebody else has corrected it.
             let _ = self.0.compare_exchange(slot.word(), better.word(), Ordering::Relaxed, Ordering::Relaxed);
         }
-        Ok(place)
     }
 }
 

@@ -19,6 +19,6 @@ pub enum Plane {
     Page,
     /// Only the value comes, if it is smaller than about a third of a page; values that are used at the same time come to lie
     /// together. Best for small values used at random. Costs eight bytes of near memory for each such value, near or
-    /// far, and a little more time for each dereference.
+    /// far, and a little more time for each dereference. Entries of maps and short texts are such values, too.
     Object,
 }

@@ -48,7 +48,13 @@ impl Pointer {
                     place = scope.core.find(scope, page, &self.place, want)?;
                 }
             }
-            None => place = scope.core.find_object(scope, self.number.get(), &self.place, want)?,
+            None => {
+                let found = scope.core.find_object(scope, self.number.get(), place, want, scope.is_renewable())?;
+                if found != place && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
+                    self.place.store(found.0, Ordering::Relaxed);
+                }
+                place = found;
+            }
         }
         scope.mark_used();
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.

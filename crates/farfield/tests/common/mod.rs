@@ -32,10 +32,14 @@ pub(crate) fn seed() -> u64 {
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Of a heap on the plane under test: test files are compiled for each plane, under a name that says which.
+/// The plane under test: test files are compiled for each plane, under a name that says which.
+pub(crate) fn plane() -> Plane {
+    if env!("CARGO_CRATE_NAME").ends_with("_object") { Plane::Object } else { Plane::Page }
+}
+
+/// Of a heap on the plane under test.
 pub(crate) fn builder() -> Builder {
-    let plane = if env!("CARGO_CRATE_NAME").ends_with("_object") { Plane::Object } else { Plane::Page };
-    Heap::builder().plane(plane)
+    Heap::builder().plane(plane())
 }
 
 /// A paranoid heap with so many MiB near.

@@ -2,7 +2,7 @@
 //!
 //! Dangers: elements mixed up, lost, torn, or dropped never or twice; near memory beyond the budget.
 
-use super::{MIB, Random, assert_in_budget, seed};
+use super::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::{Heap, Stats};
 
 /// A far collection and its twin.
@@ -26,7 +26,7 @@ pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
     // The smallest heap has 1 MiB near.
     let bytes = (MIB * 100 / near_percent).max(4 * MIB);
     let near = if near_percent < 100 { bytes * near_percent / 100 } else { bytes * 4 };
-    let heap = Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
+    let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let mut twin = T::filled(&heap, bytes, &mut random);
     for _ in 0..2 {
         for _ in 0..steps(few) / 2 {
@@ -54,22 +54,22 @@ macro_rules! twins {
 
             #[test]
             fn two_percent_near() {
-                $crate::common::twin::random_steps::<$twin>(2, $steps);
+                common::twin::random_steps::<$twin>(2, $steps);
             }
 
             #[test]
             fn a_tenth_near() {
-                $crate::common::twin::random_steps::<$twin>(10, $steps);
+                common::twin::random_steps::<$twin>(10, $steps);
             }
 
             #[test]
             fn a_quarter_near() {
-                $crate::common::twin::random_steps::<$twin>(25, $steps);
+                common::twin::random_steps::<$twin>(25, $steps);
             }
 
             #[test]
             fn everything_near() {
-                $crate::common::twin::random_steps::<$twin>(100, $steps);
+                common::twin::random_steps::<$twin>(100, $steps);
             }
         }
     };

@@ -4,7 +4,7 @@ use super::node::Node;
 use super::tree::Place;
 use super::{At, FarBTreeMap};
 use crate::error::FarError;
-use crate::heap::{Scope, Slot};
+use crate::heap::{Core, Scope, Slot};
 use core::borrow::Borrow;
 
 /// An entry's place: the nodes from the root to its node; in each the number of the child below, in the last the number of the entry.
@@ -25,9 +25,9 @@ impl Path {
     }
 
     /// Are both the same place?
-    fn is(&self, other: &Path) -> bool {
+    fn is(&self, other: &Path, core: &Core) -> bool {
         match (self.steps.last(), other.steps.last()) {
-            (Some((one, index)), Some((two, other))) => one.is(*two) && index == other,
+            (Some((one, index)), Some((two, other))) => one.is(*two, core) && index == other,
             (one, two) => one.is_none() && two.is_none(),
         }
     }
@@ -187,7 +187,7 @@ impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
 
     /// The entry from one end, and a step there.
     fn take(&mut self, from_back: bool) -> Result<Option<(&'a K, &'a V)>, FarError> {
-        if self.failed || self.front.is(&self.back) {
+        if self.failed || self.front.is(&self.back, self.scope.core) {
             return Ok(None);
         }
         let (map, scope) = (self.map, self.scope);

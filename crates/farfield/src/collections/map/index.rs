@@ -199,11 +199,11 @@ impl Table {
                 if bucket.hashes[place].load(Ordering::Relaxed) != hash {
                     continue;
                 }
-                if search.found.is_some_and(|(found, _)| found.is(slot)) {
+                if search.found.is_some_and(|(found, _)| found.is(slot, scope.core)) {
                     old = Some((bucket, place));
                     break 'places;
                 }
-                if !search.unequal.iter().any(|seen| seen.is(slot)) {
+                if !search.unequal.iter().any(|seen| seen.is(slot, scope.core)) {
                     return Ok(false);
                 }
             }

@@ -70,7 +70,7 @@ impl Evacuator {
             Verdict::Evacuate => {
                 for found in found {
                     let Some(target) = self.target(core, objects, class, found.handle.is_hot()) else {
-                        self.close(core, objects);
+                        self.close(core);
                         return (Verdict::Write, false);
                     };
                     died |= target.receive(core, objects, class, page, frame, &found);
@@ -130,8 +130,9 @@ impl Evacuator {
         core::mem::take(&mut self.cold)
     }
 
-    /// There is no room for pages that are not full.
-    fn close(&mut self, core: &Core, objects: &Objects) {
+    /// There is no room for pages that are not full: from now on they may leave.
+    pub(crate) fn close(&mut self, core: &Core) {
+        let Some(objects) = &core.objects else { return };
         for target in self.targets.iter_mut().flatten().filter_map(Option::take) {
             core.close_log(&objects.log, target.page);
         }

@@ -7,7 +7,7 @@
 use super::{ObjectId, Objects, OwnObjects};
 use crate::error::FarError;
 use crate::heap::{Core, Part, Patience, Record, Scope, Want, count};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use farfield_core::heap::{
     CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Place, State, TAG_BYTES, Whereabouts,
 };
@@ -20,21 +20,22 @@ pub(super) struct Spot {
 }
 
 impl Core {
-    /// The value of a slot whose number is not a page's, made near. The caller is inside a scope.
+    /// The object of a slot whose number is not a page's, made near; `guess` is the slot's. The caller is inside a scope, which may
+    /// be `renewable`.
     #[inline(never)]
     pub(crate) fn find_object(
         &self,
         scope: &Scope<'_>,
         number: u32,
-        slot: &AtomicU32,
+        guess: Place,
         want: Want,
+        renewable: bool,
     ) -> Result<Place, FarError> {
         let object = number.wrapping_sub(self.first_page).wrapping_sub(self.pages);
         let Some(objects) = &self.objects else { return Err(FarError::OtherHeap) };
         if object >= objects.handles.count() {
             return Err(FarError::OtherHeap);
         }
-        let guess = Place(slot.load(Ordering::Relaxed));
         let handle = &objects.handles[object];
         let seen = Handle(handle.load(Ordering::Acquire));
         if let Whereabouts::At { page, card } = seen.whereabouts()
@@ -47,11 +48,23 @@ impl Core {
                 return Ok(guess);
             }
         }
-        let place = self.seek(scope.record, objects, object, want, scope.is_renewable())?;
-        if place != guess && self.may_correct(scope.record, slot.as_ptr() as usize) {
-            slot.store(place.0, Ordering::Relaxed);
+        self.seek(scope.record, objects, object, want, renewable)
+    }
+
+    /// Where an object of this number is, if it is near and nobody has to be waited for. The caller is inside a scope.
+    pub(crate) fn object_now(&self, record: &Record, number: u32) -> Option<Place> {
+        let object = number.wrapping_sub(self.first_page).wrapping_sub(self.pages);
+        let handle = self.objects.as_ref().map(|objects| &objects.handles[object])?;
+        loop {
+            let Whereabouts::At { page, card } = Handle(handle.load(Ordering::Acquire)).whereabouts() else {
+                return None;
+            };
+            let frame = self.near_now(record, page)?;
+            // As in `seek`.
+            if Handle(handle.load(Ordering::Acquire)).is_at(page, card) {
+                return Some(Place::new(frame, card));
+            }
         }
-        Ok(place)
     }
 
     /// The same without a slot: where the value is, near.

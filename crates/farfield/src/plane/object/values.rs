@@ -14,15 +14,15 @@ impl Core {
         objects.handles.has_room(&record.objects.handles, near / 2 / size_of::<Handle>() as u64)
     }
 
-    /// Room for a new object of this class, near and dirty: its handle, which does not say yet where it is, its page, and its
-    /// place. The caller is inside a scope, fills the place, then calls [`Core::settle_object`].
+    /// Room for a new object of this class, near and dirty: its handle and its place. The caller is inside a scope, in which it
+    /// fills the place; until that ends nobody moves the object.
     pub(crate) fn make_object(
         &self,
         record: &Record,
         objects: &Objects,
         class: LogClass,
         renewable: bool,
-    ) -> Result<(ObjectId, u32, Place), FarError> {
+    ) -> Result<(ObjectId, Place), FarError> {
         let (object, grown) = objects.handles.take(&record.objects.handles)?;
         if grown {
             self.fit();
@@ -30,19 +30,15 @@ impl Core {
         match self.place_object(record, objects, object, class, renewable) {
             Ok(spot) => {
                 self.references.fetch_add(1, Ordering::Relaxed);
-                Ok((object, spot.page, spot.place))
+                let handle = Handle::settle(spot.page, spot.place.card());
+                objects.handles[object].store(handle.0, Ordering::Release);
+                Ok((object, spot.place))
             }
             Err(error) => {
                 objects.handles.give(&record.objects.handles, object);
                 Err(error)
             }
         }
-    }
-
-    /// The object is made.
-    pub(crate) fn settle_object(&self, objects: &Objects, object: ObjectId, page: u32, place: Place) {
-        // Release: whoever finds it finds its bytes.
-        objects.handles[object].store(Handle::settle(page, place.card()).0, Ordering::Release);
     }
 
     /// Frees an object that the caller owns; its reference to the heap is the caller's to give up.
