@@ -446,8 +446,7 @@ fn threads_put_get_and_remove_with_everything_near() {
 
 #[test]
 fn threads_put_get_and_remove_with_a_far_index() {
-    // Four scopes at a time, each with pages of the index besides.
-    threads_put_get_and_remove(2, Index::Far, 4_000);
+    threads_put_get_and_remove(1, Index::Far, 4_000);
 }
 
 #[test]

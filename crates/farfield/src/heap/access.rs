@@ -119,6 +119,7 @@ impl Core {
                     record.missed.set(Some((page, want)));
                     return Err(NOT_NEAR);
                 }
+                _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
                 Deref::Wait => {
                     if next == seen || self.exchange(word, seen, next) {
                         if seen.state() == State::Fetching {

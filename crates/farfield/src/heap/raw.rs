@@ -155,6 +155,11 @@ impl SlotCell {
         self.0.store(word, Ordering::Release);
     }
 
+    /// Names this object, if it has named nothing until now.
+    pub(crate) fn fill(&self, slot: Slot) -> bool {
+        self.0.compare_exchange(0, slot.word(), Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
     /// The address of the object that `slot`, loaded from here, names; near as long as the scope lasts. Never renews the scope.
     #[inline]
     pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {

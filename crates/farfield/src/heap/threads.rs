@@ -50,6 +50,8 @@ pub(crate) struct Record {
     pub(crate) is_impatient: Cell<bool>,
     /// The last page that it did not wait for.
     pub(crate) missed: Cell<Option<Missed>>,
+    /// Locks of collections that it holds. Nobody who waits for one has room to give, so it waits for no page meanwhile.
+    pub(crate) locks: Cell<u32>,
 }
 
 /// Written by one thread only, so without read-modify-write.
@@ -111,6 +113,7 @@ impl Record {
             waits_for_others: Cell::new(false),
             is_impatient: Cell::new(false),
             missed: Cell::new(None),
+            locks: Cell::new(0),
         }
     }
 

@@ -119,46 +119,58 @@ impl Buckets {
         }
     }
 
-    /// Makes room for one bucket more: number `bucket`, after all smaller ones. One at a time; without effect if there is room.
-    pub(super) fn prepare(&self, scope: &Scope<'_>, bucket: u32) -> Result<(), FarError> {
-        if !bucket.is_multiple_of(PER_PAGE) {
-            return Ok(());
-        }
+    /// Is there room for this bucket?
+    pub(super) fn is_prepared(&self, bucket: u32) -> bool {
+        let page = bucket / PER_PAGE;
         match &self.home {
-            Home::Near(table) => {
-                let end = (u64::from(bucket) + u64::from(PER_PAGE)) * BUCKET_BYTES as u64;
-                let from = self.charged.load(Ordering::Relaxed);
-                if end > from {
+            Home::Near(_) => self.is_charged((u64::from(page) + 1) * PAGE_BYTES as u64),
+            Home::Far(pages) => pages[page].load().is_some(),
+        }
+    }
+
+    /// Makes room for one bucket more: number `bucket`, after all smaller ones. Several threads may be at it.
+    pub(super) fn prepare(&self, scope: &Scope<'_>, bucket: u32) -> Result<(), FarError> {
+        let page = bucket / PER_PAGE;
+        while !self.is_prepared(bucket) {
+            match &self.home {
+                Home::Near(table) => {
+                    let from = self.charged.load(Ordering::Relaxed);
                     let huge = from >= HUGE_FROM;
                     let step = if huge { HUGE_BYTES } else { PAGE_BYTES as u64 };
-                    self.charge(scope.core, step)?;
-                    if huge {
+                    if self.charge(scope.core, from, step)? && huge {
                         table.prefer_huge(from as usize, step as usize);
                     }
                 }
-            }
-            Home::Far(pages) => {
-                let page = bucket / PER_PAGE;
-                let end = (u64::from(page) + 1) * size_of::<SlotCell>() as u64;
-                if end > self.charged.load(Ordering::Relaxed) {
-                    self.charge(scope.core, PAGE_BYTES as u64)?;
-                }
-                if pages[page].load().is_none() {
+                Home::Far(pages) => {
+                    while !self.is_charged((u64::from(page) + 1) * size_of::<SlotCell>() as u64) {
+                        self.charge(scope.core, self.charged.load(Ordering::Relaxed), PAGE_BYTES as u64)?;
+                    }
                     let layout = Layout::from_size_align(PAGE_BYTES, BUCKET_BYTES).unwrap_or_else(|_| unreachable!());
                     let (slot, address) = Slot::make(scope, layout)?;
                     // SAFETY: a new object of a page, near as long as the scope lasts, which nobody else knows.
                     unsafe { address.write_bytes(0, PAGE_BYTES) };
-                    pages[page].store(slot.word());
+                    if !pages[page].fill(slot) {
+                        // SAFETY: made above, and still nobody knows it.
+                        unsafe { slot.free(scope.core) };
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    fn charge(&self, core: &Core, bytes: u64) -> Result<(), FarError> {
-        core.charge(bytes)?;
-        self.charged.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+    fn is_charged(&self, bytes: u64) -> bool {
+        self.charged.load(Ordering::Relaxed) >= bytes
+    }
+
+    /// Charges a step more than `from`, unless somebody else has done so.
+    fn charge(&self, core: &Core, from: u64, step: u64) -> Result<bool, FarError> {
+        core.charge(step)?;
+        let charged = self.charged.compare_exchange(from, from + step, Ordering::Relaxed, Ordering::Relaxed);
+        if charged.is_err() {
+            core.uncharge(step);
+        }
+        Ok(charged.is_ok())
     }
 
     /// Frees far pages and what was charged. The map is going.

@@ -7,7 +7,7 @@
 
 use super::buckets::{Bucket, Buckets, Index, PLACES};
 use crate::error::{BuildError, FarError};
-use crate::heap::{Core, Patience, Scope, Slot, Want};
+use crate::heap::{Core, Patience, Record, Scope, Slot, Want};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use farfield_core::heap::buckets::{BucketWord, after, bucket_of, has, low_bits, split_for};
 use std::sync::{Mutex, PoisonError};
@@ -42,13 +42,19 @@ pub(super) struct Search {
 /// Entries per bucket above which the table grows: half of seven.
 const SEVENTH_HALVES: u64 = 7;
 
-/// A bucket's lock.
+/// A bucket's lock. Others wait for it in scopes, so whoever has it must wait for nothing that takes room.
 struct Locked<'a> {
     bucket: &'a Bucket,
     word: BucketWord,
+    record: &'a Record,
 }
 
-impl Locked<'_> {
+impl<'a> Locked<'a> {
+    fn new(bucket: &'a Bucket, word: BucketWord, record: &'a Record) -> Locked<'a> {
+        record.locks.set(record.locks.get() + 1);
+        Locked { bucket, word, record }
+    }
+
     /// From here on searches that find nothing are repeated.
     fn begin_move(&mut self) {
         self.word = self.word.moving();
@@ -65,6 +71,7 @@ impl Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         self.bucket.word.store(self.word.unlock().0, Ordering::Release);
+        self.record.locks.set(self.record.locks.get() - 1);
     }
 }
 
@@ -222,14 +229,16 @@ impl Table {
                 bucket.hashes[place].store(hash, Ordering::Relaxed);
                 bucket.slots[place].store(new.word());
             }
-            (None, Some(new), None) => match search.spare.take() {
-                Some(spare) => self.add_link(scope, &mut locked, bucket, spare, (hash, new))?,
-                None => {
+            (None, Some(new), None) => {
+                let next = search.spare.and_then(|spare| Some((spare, self.spare.get_now(scope, spare)?)));
+                let Some(next) = next else {
                     drop(locked);
-                    search.spare = Some(self.take_spare(scope)?);
+                    self.bring_spare(scope, search)?;
                     return Ok(false);
-                }
-            },
+                };
+                add_link(&mut locked, bucket, next, (hash, new));
+                search.spare = None;
+            }
         }
         Ok(true)
     }
@@ -248,63 +257,44 @@ impl Table {
             if let Some(word) = seen.lock()
                 && bucket.word.compare_exchange(seen.0, word.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return Ok(Locked { bucket, word });
+                return Ok(Locked::new(bucket, word, scope.record));
             }
             patience.get_or_insert_with(|| Patience::new(scope.core.patience)).wait()?;
         }
-    }
-
-    /// Continues `last`, which is full, in a spare bucket, with an entry more.
-    fn add_link(
-        &self,
-        scope: &Scope<'_>,
-        locked: &mut Locked<'_>,
-        last: &Bucket,
-        spare: u32,
-        (hash, new): (u32, Slot),
-    ) -> Result<(), FarError> {
-        let next = self.spare.get(scope, spare)?;
-        next.reset(0);
-        next.hashes[0].store(last.hashes[PLACES - 1].load(Ordering::Relaxed), Ordering::Relaxed);
-        next.slots[0].store(last.slots[PLACES - 1].word());
-        next.hashes[1].store(hash, Ordering::Relaxed);
-        next.slots[1].store(new.word());
-        locked.begin_move();
-        last.slots[PLACES - 1].store(u64::from(spare) + 1);
-        let is_first = core::ptr::eq(last, locked.bucket);
-        if !is_first {
-            last.word.store(BucketWord::new(0).as_linked().0, Ordering::Release);
-        }
-        locked.end_move(locked.word.depth(), is_first || locked.word.is_linked());
-        Ok(())
     }
 
     fn lock_spares(&self) -> std::sync::MutexGuard<'_, Spares> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A bucket for a link, near as long as the scope lasts.
-    fn take_spare(&self, scope: &Scope<'_>) -> Result<u32, FarError> {
-        let mut spares = self.lock_spares();
-        let spare = match spares.free.pop() {
+    /// The search has a bucket for a link from now on, near as long as the scope lasts.
+    fn bring_spare(&self, scope: &Scope<'_>, search: &mut Search) -> Result<(), FarError> {
+        let spare = match search.spare {
             Some(spare) => spare,
-            None => {
-                let spare = spares.prepared;
-                if spare == self.spare.max() {
+            None => *search.spare.insert(self.take_spare(scope)?),
+        };
+        self.spare.get(scope, spare).map(drop)
+    }
+
+    fn take_spare(&self, scope: &Scope<'_>) -> Result<u32, FarError> {
+        loop {
+            let next = {
+                let mut spares = self.lock_spares();
+                if let Some(spare) = spares.free.pop() {
+                    return Ok(spare);
+                }
+                let next = spares.prepared;
+                if next == self.spare.max() {
                     return Err(FarError::FarFull);
                 }
-                self.spare.prepare(scope, spare)?;
-                spares.prepared += 1;
-                spare
-            }
-        };
-        drop(spares);
-        match self.spare.get(scope, spare) {
-            Ok(_) => Ok(spare),
-            Err(error) => {
-                self.lock_spares().free.push(spare);
-                Err(error)
-            }
+                if self.spare.is_prepared(next) {
+                    spares.prepared += 1;
+                    return Ok(next);
+                }
+                next
+            };
+            // Without the lock, because it may wait for room.
+            self.spare.prepare(scope, next)?;
         }
     }
 
@@ -403,6 +393,22 @@ impl Table {
     }
 }
 
+/// Continues `last`, which is full, in a spare bucket, with an entry more.
+fn add_link(locked: &mut Locked<'_>, last: &Bucket, (spare, next): (u32, &Bucket), (hash, new): (u32, Slot)) {
+    next.reset(0);
+    next.hashes[0].store(last.hashes[PLACES - 1].load(Ordering::Relaxed), Ordering::Relaxed);
+    next.slots[0].store(last.slots[PLACES - 1].word());
+    next.hashes[1].store(hash, Ordering::Relaxed);
+    next.slots[1].store(new.word());
+    locked.begin_move();
+    last.slots[PLACES - 1].store(u64::from(spare) + 1);
+    let is_first = core::ptr::eq(last, locked.bucket);
+    if !is_first {
+        last.word.store(BucketWord::new(0).as_linked().0, Ordering::Release);
+    }
+    locked.end_move(locked.word.depth(), is_first || locked.word.is_linked());
+}
+
 /// Writes entries into a bucket and as many spare ones as they need; is it linked? The entries of a bucket that is split
 /// never need more spares than it had.
 fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &'a Bucket)>) -> bool {
@@ -427,5 +433,67 @@ fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &
         }
         let Some((_, next)) = next else { return !core::ptr::eq(bucket, first) || linked };
         (bucket, rest) = (next, later);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against threads that wait for each other: one for room, with a bucket locked, and the others for the bucket, in scopes
+    //! that keep the room. Whoever waits for a page with a lock panics here (`Core::bring`).
+    use super::*;
+    use crate::Heap;
+    use std::alloc::Layout;
+
+    const HASH: u32 = 7;
+
+    /// So many entries with one hash, and what a search sees that is for another one.
+    fn chain(heap: &Heap, entries: usize) -> (Table, Vec<Slot>) {
+        let table = Table::new(heap.core(), Index::Far).unwrap();
+        table.start(&mut heap.enter(), 0).unwrap();
+        let slots: Vec<Slot> = (0..entries).map(|_| entry(heap)).collect();
+        for slot in &slots {
+            assert_eq!(put(heap, &table, &mut Search::default(), *slot), Ok(true));
+        }
+        (table, slots)
+    }
+
+    fn entry(heap: &Heap) -> Slot {
+        Slot::make(&heap.enter(), Layout::new::<u64>()).unwrap().0
+    }
+
+    fn put(heap: &Heap, table: &Table, search: &mut Search, slot: Slot) -> Result<bool, FarError> {
+        let scope = heap.enter();
+        table.search(&scope, HASH, search, |_| false)?;
+        table.exchange(&scope, HASH, search, Some(slot))
+    }
+
+    #[test]
+    fn a_link_that_has_left_is_fetched_without_the_lock() {
+        let heap = Heap::builder().near(1 << 20).near_max(1 << 20).build().unwrap();
+        let (mut table, mut slots) = chain(&heap, PLACES);
+        slots.push(entry(&heap));
+        let mut search = Search::default();
+        assert_eq!(put(&heap, &table, &mut search, slots[PLACES]), Ok(false), "the bucket is full");
+        assert!(search.spare.is_some());
+        let ballast: Vec<_> = (0..512).map(|_| heap.alloc([0u8; 4096]).unwrap()).collect();
+        drop(ballast);
+        assert_eq!(put(&heap, &table, &mut search, slots[PLACES]), Ok(false), "the bucket for the link is far");
+        let scope = heap.enter();
+        let mut met = Vec::new();
+        table.search(&scope, HASH, &mut search, |_| false).unwrap();
+        table.spare.get(&scope, search.spare.unwrap()).unwrap();
+        assert_eq!(table.exchange(&scope, HASH, &mut search, Some(slots[PLACES])), Ok(true));
+        table
+            .find(&scope, HASH, Want::Read, |_, slot| {
+                met.push(slot.word() >> 32 << 32 | slot.word() & 0xFF);
+                false
+            })
+            .unwrap();
+        assert_eq!(met.len(), slots.len());
+        drop(scope);
+        table.clear(heap.core());
+        // SAFETY: made above, and in no index any more.
+        slots.into_iter().for_each(|slot| unsafe { slot.free(heap.core()) });
+        heap.verify();
     }
 }
