@@ -250,7 +250,7 @@ impl Core {
             // What has arrived can leave again.
             self.help(record, None);
             if pages > 1 && self.frames.room() >= goal {
-                goal = (goal + goal / 2).min(limit / 2);
+                goal = (goal + goal / 2).min(limit);
             }
             if is_idle {
                 patience.wait()?;
