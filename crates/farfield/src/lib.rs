@@ -33,7 +33,7 @@ pub use collections::{
 pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_pool::{OpenError, PoolError};
-pub use heap::{Heap, Scope};
+pub use heap::{Batches, Heap, Scope};
 pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;

@@ -121,6 +121,32 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         self.position(index).map_or(Ok(None), |position| self.elements.get_mut(scope, position))
     }
 
+    /// As [`FarArray::get`], for a task: while the element is on its way, others run.
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<Option<&'a T>, FarError> {
+        let Some(position) = self.position(index) else { return Ok(None) };
+        self.elements.fetch(scope, position).await
+    }
+
+    /// As [`FarArray::get_mut`], for a task.
+    pub async fn fetch_mut<'a>(
+        &'a mut self,
+        scope: &'a Scope<'_>,
+        index: [usize; D],
+    ) -> Result<Option<&'a mut T>, FarError> {
+        let Some(position) = self.position(index) else { return Ok(None) };
+        self.elements.fetch_mut(scope, position).await
+    }
+
+    /// Calls `action` with an element, if there is one: see [`FarVec::read`].
+    pub fn read<R>(&self, index: [usize; D], action: impl FnOnce(&T) -> R) -> Result<Option<R>, FarError> {
+        self.position(index).map_or(Ok(None), |position| self.elements.read(position, action))
+    }
+
+    /// Calls `action` with an element, if there is one, to change it.
+    pub fn write<R>(&mut self, index: [usize; D], action: impl FnOnce(&mut T) -> R) -> Result<Option<R>, FarError> {
+        self.position(index).map_or(Ok(None), |position| self.elements.write(position, action))
+    }
+
     /// The element with this index, as `array[index]`.
     ///
     /// # Panics

@@ -68,6 +68,11 @@ impl FarBytes {
         Ok(unsafe { core::slice::from_raw_parts(address, self.len) })
     }
 
+    /// The same, for a task: while they are on their way, others run.
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
+        scope.retry(|| self.get(scope)).await
+    }
+
     /// The bytes, to be changed.
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&mut []) };

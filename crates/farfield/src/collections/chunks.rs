@@ -2,7 +2,7 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{Scope, Want, attempt};
 use core::ops::Range;
 
 /// Elements of paged storage that exist and have not been visited yet.
@@ -232,6 +232,24 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         Ok(next)
     }
 
+    /// [`Steps::next`] for a task.
+    async fn arrive<T: Send + 'static>(
+        &mut self,
+        units: &Paged<T>,
+        want: Want,
+    ) -> Result<Option<(*mut T, usize)>, FarError> {
+        loop {
+            match attempt(self.scope.record, || self.next(units, want)) {
+                Ok(next) => return next,
+                Err(missed) => {
+                    // It keeps nothing while it waits.
+                    self.pause(units);
+                    self.scope.await_missed(missed).await?;
+                }
+            }
+        }
+    }
+
     /// Between two chunks: what was visited may leave.
     fn pause<T: Send + 'static>(&mut self, units: &Paged<T>) {
         self.scope.renew();
@@ -260,6 +278,13 @@ impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
         // has that only when the slice is gone.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
     }
+
+    /// The same, for a task: while the elements are on their way, others run.
+    pub async fn fetch_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
+        let next = self.steps.arrive(self.units, Want::Read).await?;
+        // SAFETY: as in `next_chunk`.
+        Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
+    }
 }
 
 impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
@@ -279,6 +304,13 @@ impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
     pub fn next_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
         let next = self.steps.next(self.units, Want::Write)?;
         // SAFETY: as in `Scan`; exclusive, because the storage is borrowed mutably.
+        Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
+    }
+
+    /// The same, for a task: while the elements are on their way, others run.
+    pub async fn fetch_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
+        let next = self.steps.arrive(self.units, Want::Write).await?;
+        // SAFETY: as in `next_chunk`.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
     }
 }

@@ -104,7 +104,25 @@ impl<T: Send + 'static> FarList<T> {
         Ok(())
     }
 
-    /// The same, to change elements.
+    /// The same, for a task: while chunks are on their way, others run.
+    pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
+        let mut at = self.chain.end(End::Front);
+        let mut ahead = Ahead::new(at, End::Back);
+        loop {
+            let chunk = {
+                let scope = &*scope;
+                scope.retry(|| self.chain.chunk_at(scope, at, Want::Read)).await?
+            };
+            let Some((first, len)) = chunk else { return Ok(()) };
+            // SAFETY: as in `for_each`.
+            unsafe { core::slice::from_raw_parts(first, len) }.iter().for_each(&mut visit);
+            at = self.chain.next_chunk(at, End::Back);
+            ahead.step(&self.chain, scope);
+            scope.renew();
+        }
+    }
+
+    /// The same as [`FarList::for_each`], to change elements.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&mut T)) -> Result<(), FarError> {
         let mut at = self.chain.end(End::Front);
         let mut ahead = Ahead::new(at, End::Back);

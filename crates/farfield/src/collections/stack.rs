@@ -37,6 +37,11 @@ impl<T: Send + 'static> FarStack<T> {
         self.chain.pop_ahead(scope, End::Back)
     }
 
+    /// The same, for a task: while the element is on its way, others run.
+    pub async fn fetch_pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
+        scope.retry(|| self.pop(scope)).await
+    }
+
     /// The top element.
     pub fn top<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.chain.end(End::Back))

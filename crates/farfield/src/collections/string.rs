@@ -49,6 +49,11 @@ impl FarString {
         self.bytes.get(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
     }
 
+    /// The same, for a task: while it is on its way, others run.
+    pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
+        scope.retry(|| self.get(scope)).await
+    }
+
     /// More text, at the end.
     pub fn push_str(&mut self, scope: &Scope<'_>, text: &str) -> Result<(), FarError> {
         self.bytes.extend_from_slice(scope, text.as_bytes())

@@ -6,7 +6,7 @@ use super::frames::Purse;
 use super::io::{Flight, Landing};
 use super::segments::Unit;
 use super::threads::{add, count};
-use super::waiters::Ticket;
+use super::waiters::{Ticket, Turn};
 use super::{Core, Scope};
 use crate::error::FarError;
 use core::future::Future;
@@ -36,6 +36,8 @@ pub(super) struct Wait {
     ticket: Option<Ticket>,
     /// Times that there was no room. Not 0: the scope is marked as hungry.
     hungry: u32,
+    /// In the queue of those who wait for room.
+    turn: Option<Turn>,
     /// When the first wait that is no flight's began: flights have deadlines of their own.
     since: Option<Instant>,
 }
@@ -45,6 +47,13 @@ impl Wait {
     pub(super) fn stop(&mut self, core: &Core) {
         if let Some(ticket) = self.ticket.take() {
             core.waiters.forget(ticket);
+        }
+        // What it was woken for is for another one.
+        if let Some(turn) = self.turn.take()
+            && !core.waiters.leave_room(turn)
+            && core.waiters.want_room()
+        {
+            core.reclaimer.ring();
         }
     }
 }
@@ -182,7 +191,8 @@ impl<'a> Arrival<'a> {
                 _ => {}
             }
         }
-        core.waiters.wait_for_room(context.waker(), *self.wait.since.get_or_insert_with(Instant::now));
+        let since = *self.wait.since.get_or_insert_with(Instant::now);
+        self.wait.turn = Some(core.waiters.wait_for_room(self.wait.turn, context.waker(), since));
         // After that: the reclaimer wakes whoever waits at the end of its next round.
         core.reclaimer.ring();
         self.still()

@@ -9,6 +9,7 @@ use super::threads::Record;
 use super::{Core, Heap, Scope};
 use crate::error::FarError;
 use core::time::Duration;
+use std::time::Instant;
 
 /// A page that was not near, and what for.
 pub(crate) type Missed = (u32, Want);
@@ -35,7 +36,10 @@ impl Drop for Impatient<'_> {
 }
 
 /// The result of the action, or what it could not wait for.
-fn attempt<R>(record: &Record, action: impl FnOnce() -> Result<R, FarError>) -> Result<Result<R, FarError>, Missed> {
+pub(crate) fn attempt<R>(
+    record: &Record,
+    action: impl FnOnce() -> Result<R, FarError>,
+) -> Result<Result<R, FarError>, Missed> {
     let impatient = Impatient::new(record);
     let result = action();
     drop(impatient);
@@ -49,6 +53,7 @@ impl Scope<'_> {
     /// Does something that only looks, again and again until nothing of it is far any more. What was found near stays near.
     pub(crate) async fn retry<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         let held = self.hold();
+        let mut since = None;
         loop {
             match attempt(self.record, &mut action) {
                 Ok(result) => {
@@ -58,9 +63,23 @@ impl Scope<'_> {
                     }
                     return result;
                 }
-                Err((page, want)) => drop(Arrival::new(self, page, want).await?),
+                Err(missed) => match self.await_missed(missed).await {
+                    // Nobody has references: what was found may leave, and be found again.
+                    Err(FarError::NearFull)
+                        if held.is_only() && since.get_or_insert_with(Instant::now).elapsed() < self.core.patience =>
+                    {
+                        self.record.renew(&self.core.epoch, self.open);
+                        self.open.used.set(true);
+                    }
+                    other => other?,
+                },
             }
         }
+    }
+
+    /// Waits for what an attempt missed. It stays near as long as the scope does.
+    pub(crate) async fn await_missed(&self, (page, want): Missed) -> Result<(), FarError> {
+        Arrival::new(self, page, want).await.map(drop)
     }
 }
 

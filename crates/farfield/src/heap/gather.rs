@@ -141,3 +141,115 @@ impl Heap {
         Ok(addresses.into_iter().map(|address| unsafe { &mut *address.cast::<T>() }).collect())
     }
 }
+
+impl Heap {
+    /// Many far values, however many, a batch of so many at a time: while one is used, the next one is on its way. A batch ends when the
+    /// next one is asked for, and the scope is renewed.
+    ///
+    /// ```
+    /// # use farfield::{FarBox, Heap, task::Executor};
+    /// # let heap = Heap::builder().near(4 << 20).build()?;
+    /// # let values: Vec<FarBox<u64>> = (0..1000).map(|n| heap.alloc(n)).collect::<Result<_, _>>()?;
+    /// Executor::new(&heap).block_on(async {
+    ///     let mut scope = heap.enter();
+    ///     let mut batches = heap.batches(&mut scope, &values, 64);
+    ///     let mut sum = 0;
+    ///     while let Some(batch) = batches.fetch_batch().await? {
+    ///         sum += batch.into_iter().sum::<u64>();
+    ///     }
+    ///     assert_eq!(sum, 499_500);
+    ///     Ok::<(), farfield::FarError>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// References end with their batch:
+    ///
+    /// ```compile_fail,E0499
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// # let values = [heap.alloc(1).unwrap(), heap.alloc(2).unwrap()];
+    /// let mut scope = heap.enter();
+    /// let mut batches = heap.batches(&mut scope, &values, 1);
+    /// let first = batches.next_batch().unwrap();
+    /// let second = batches.next_batch().unwrap(); // error: cannot borrow `batches` as mutable more than once
+    /// println!("{first:?}");
+    /// ```
+    ///
+    /// # Panics
+    /// If batches shall be empty.
+    pub fn batches<'a, 'heap, P: FarPtr + 'a, I: IntoIterator<Item = &'a P>>(
+        &'heap self,
+        scope: &'a mut Scope<'heap>,
+        values: I,
+        size: usize,
+    ) -> Batches<'a, 'heap, P, I::IntoIter> {
+        assert!(size > 0, "batches of nothing");
+        Batches { heap: self, scope, values: values.into_iter(), size, now: Vec::new(), next: Vec::new(), begun: false }
+    }
+}
+
+/// A walk over far values, in batches. Made by [`Heap::batches`].
+pub struct Batches<'a, 'heap, P, I> {
+    heap: &'heap Heap,
+    /// Borrowed mutably: nobody else has references from it.
+    scope: &'a mut Scope<'heap>,
+    values: I,
+    size: usize,
+    /// The batch that was asked for last, unless it has come.
+    now: Vec<&'a P>,
+    /// The one behind it.
+    next: Vec<&'a P>,
+    /// One has come.
+    begun: bool,
+}
+
+impl<'a, P: FarPtr + 'a, I: Iterator<Item = &'a P>> Batches<'a, '_, P, I> {
+    /// The next values; `None` at the end. After an error, the same batch can be asked for again.
+    pub fn next_batch(&mut self) -> Result<Option<Vec<&P::Value>>, FarError> {
+        if !self.step() {
+            return Ok(None);
+        }
+        let batch = self.heap.get_many(self.scope, self.now.iter().copied())?;
+        Self::came(self.heap, &mut self.now, &self.next, &mut self.begun);
+        Ok(Some(batch))
+    }
+
+    /// The same, for a task: while they are on their way, others run.
+    pub async fn fetch_batch(&mut self) -> Result<Option<Vec<&P::Value>>, FarError> {
+        if !self.step() {
+            return Ok(None);
+        }
+        let batch = self.heap.fetch_many(self.scope, self.now.iter().copied()).await?;
+        Self::came(self.heap, &mut self.now, &self.next, &mut self.begun);
+        Ok(Some(batch))
+    }
+
+    /// The last batch ends, unless it did not come; false if there is no more.
+    fn step(&mut self) -> bool {
+        self.scope.renew();
+        if self.now.is_empty() {
+            let following = |values: &mut I| values.take(self.size).collect::<Vec<_>>();
+            self.now = if self.begun { core::mem::take(&mut self.next) } else { following(&mut self.values) };
+            self.next = following(&mut self.values);
+            // This one has been on its way for as long as the last one was used.
+            if self.begun {
+                self.heap.prefetch(self.next.iter().copied());
+            }
+        }
+        !self.now.is_empty()
+    }
+
+    /// The batch has come. Nothing was asked for before the first.
+    fn came(heap: &Heap, now: &mut Vec<&'a P>, next: &[&'a P], begun: &mut bool) {
+        now.clear();
+        if !core::mem::replace(begun, true) {
+            heap.prefetch(next.iter().copied());
+        }
+    }
+}
+
+impl<P, I> core::fmt::Debug for Batches<'_, '_, P, I> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Batches(of {})", self.size)
+    }
+}

@@ -46,8 +46,10 @@ mod waiters;
 
 pub(crate) use access::Want;
 pub(crate) use arrival::Arrival;
+pub(crate) use attempt::attempt;
 pub(crate) use directory::heap_of;
 pub(crate) use frames::Purse;
+pub use gather::Batches;
 pub(crate) use io::Part;
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
@@ -286,7 +288,7 @@ impl Core {
     /// This thread's record.
     #[inline]
     pub(crate) fn record(&self) -> &Record {
-        self.threads.mine(self.serial)
+        self.threads.mine(self.serial, || self.adapt())
     }
 
     /// Numbers that slots of this heap have: its pages, then its handles.
@@ -308,6 +310,13 @@ impl Core {
         let frames = near.saturating_sub(self.table_bytes()) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
         // A heap whose tables fill the budget still moves, slowly.
         self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(32));
+    }
+
+    /// The same when a table has grown that no page needs: then nobody else makes the room.
+    #[cold]
+    fn adapt(&self) {
+        self.fit();
+        self.reclaimer.wake();
     }
 
     fn table_bytes(&self) -> u64 {

@@ -35,7 +35,7 @@ impl Scope<'_> {
 
     /// If this unit has not come, or came ahead of need and was not used since: how it is found now.
     pub(crate) fn arrival(&self, page: u32) -> Option<Arrival> {
-        let word = FrameWord(self.core.words[self.page(page)?].load(Ordering::Relaxed));
+        let word = FrameWord(self.core.words[self.number(page)?].load(Ordering::Relaxed));
         match word.state() {
             State::Far => Some(Arrival::Missing),
             State::Fetching => Some(Arrival::Late),
@@ -45,12 +45,12 @@ impl Scope<'_> {
 
     /// These units leave before others. No matter if they are far.
     pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
-        self.core.leave_first(pages.filter_map(|page| self.page(page)));
+        self.core.leave_first(pages.filter_map(|page| self.number(page)));
     }
 
     /// Begins to bring these units, and does not wait.
     pub(crate) fn prefetch(&self, pages: impl Iterator<Item = u32>) -> usize {
-        self.core.prefetch(self.record, pages.filter_map(|page| self.page(page))) as usize
+        self.core.prefetch(self.record, pages.filter_map(|page| self.number(page))) as usize
     }
 
     /// How many units of one page, from this page on and at most `most`, are near side by side. The first is at `address`.

@@ -116,7 +116,7 @@ impl<'heap> Scope<'heap> {
         self.number(page)
     }
 
-    /// The same for those who mark the scope as used before they rely on what they see.
+    /// The same for those who mark the scope as used before they rely on what they see, and for hints.
     #[inline]
     pub(crate) fn number(&self, page: u32) -> Option<u32> {
         let page = page.wrapping_sub(self.first_page);
@@ -128,6 +128,13 @@ impl<'heap> Scope<'heap> {
 pub(crate) struct Hold<'a> {
     scope: &'a Scope<'a>,
     used: bool,
+}
+
+impl Hold<'_> {
+    /// Nobody has had a reference from the scope.
+    pub(crate) fn is_only(&self) -> bool {
+        !self.used
+    }
 }
 
 impl Drop for Hold<'_> {

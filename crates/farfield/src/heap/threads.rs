@@ -237,54 +237,66 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// This thread's record.
+    /// This thread's record; `grown` is called if it is a new one, without locks.
     #[inline]
-    pub(crate) fn mine(&self, serial: u64) -> &Record {
+    pub(crate) fn mine(&self, serial: u64, grown: impl FnOnce()) -> &Record {
         let (last, record) = LAST.get();
         if last == serial {
             // SAFETY: serial numbers are never given twice, so it is a record of this heap, which keeps its records.
             return unsafe { &*record };
         }
-        self.find(serial)
+        let (record, is_new) = self.find(serial);
+        if is_new {
+            grown();
+        }
+        record
     }
 
     #[cold]
-    fn find(&self, serial: u64) -> &Record {
+    fn find(&self, serial: u64) -> (&Record, bool) {
         let known = ATTACHED.try_with(|attached| {
             let mut attached = attached.borrow_mut();
             let found = attached.0.iter().find(|(known, _)| *known == serial).map(|(_, record)| Arc::as_ptr(record));
-            found.unwrap_or_else(|| {
-                let heaps = heaps();
-                attached.0.retain(|(known, _)| heaps.contains_key(known));
-                drop(heaps);
-                let record = self.attach();
-                attached.0.push((serial, record.clone()));
-                Arc::as_ptr(&record)
-            })
+            found.map_or_else(
+                || {
+                    let heaps = heaps();
+                    attached.0.retain(|(known, _)| heaps.contains_key(known));
+                    drop(heaps);
+                    let (record, is_new) = self.attach();
+                    attached.0.push((serial, record.clone()));
+                    (Arc::as_ptr(&record), is_new)
+                },
+                |found| (found, false),
+            )
         });
         match known {
-            Ok(record) => {
+            Ok((record, is_new)) => {
                 LAST.set((serial, record));
                 // SAFETY: as in `mine`.
-                unsafe { &*record }
+                (unsafe { &*record }, is_new)
             }
             // The thread is ending, and a destructor of its thread-local values uses the heap. Nobody will detach this record;
             // it goes with the heap.
-            // SAFETY: as in `mine`.
-            Err(_) => unsafe { &*Arc::as_ptr(&self.attach()) },
+            Err(_) => {
+                let (record, is_new) = self.attach();
+                // SAFETY: as in `mine`.
+                (unsafe { &*Arc::as_ptr(&record) }, is_new)
+            }
         }
     }
 
-    fn attach(&self) -> Arc<Record> {
+    /// A record for this thread; true if there was none that nobody has.
+    fn attach(&self) -> (Arc<Record>, bool) {
         let mut records = self.lock();
         let claim = |record: &Arc<Record>| {
             record.attached.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let index = records.iter().position(claim).unwrap_or_else(|| {
+        let known = records.iter().position(claim);
+        let index = known.unwrap_or_else(|| {
             records.push(Arc::new(Record::new()));
             records.len() - 1
         });
-        records[index].clone()
+        (records[index].clone(), known.is_none())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {

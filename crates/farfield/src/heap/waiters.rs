@@ -16,12 +16,23 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Ticket(u32);
 
+/// A place in the queue of those who wait for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Turn(u64);
+
 /// All tasks that wait for a heap.
 #[derive(Default)]
 pub(crate) struct Waiters {
     table: Mutex<Table>,
-    for_room: Mutex<VecDeque<(Waker, Instant)>>,
+    for_room: Mutex<Queue>,
     for_room_count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Turn, Waker, Instant)>,
+    /// Turns that were given.
+    turns: u64,
 }
 
 #[derive(Default)]
@@ -127,12 +138,37 @@ impl Waiters {
         }
     }
 
-    /// Waits for frames to become free, behind those who do already; `since` then.
-    pub(crate) fn wait_for_room(&self, waker: &Waker, since: Instant) {
-        let waker = waker.clone();
-        let mut waiting = self.for_room.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push_back((waker, since));
-        self.for_room_count.store(waiting.len(), Ordering::Release);
+    /// Waits for frames to become free, behind those who do already; `since` then. Who waits still keeps its turn.
+    pub(crate) fn wait_for_room(&self, turn: Option<Turn>, waker: &Waker, since: Instant) -> Turn {
+        let mut waker = waker.clone();
+        let mut queue = self.lock_queue();
+        // The waker that is replaced is dropped without the lock.
+        if let Some(turn) = turn
+            && let Some((_, known, _)) = queue.waiting.iter_mut().find(|(known, ..)| *known == turn)
+        {
+            core::mem::swap(known, &mut waker);
+            return turn;
+        }
+        queue.turns += 1;
+        let turn = Turn(queue.turns);
+        queue.waiting.push_back((turn, waker, since));
+        self.for_room_count.store(queue.waiting.len(), Ordering::Release);
+        turn
+    }
+
+    /// Does not wait for room any more; false if it was woken, so that another one can be.
+    pub(crate) fn leave_room(&self, turn: Turn) -> bool {
+        let mut queue = self.lock_queue();
+        let Some(at) = queue.waiting.iter().position(|(known, ..)| *known == turn) else { return false };
+        let left = queue.waiting.remove(at);
+        self.for_room_count.store(queue.waiting.len(), Ordering::Release);
+        drop(queue);
+        drop(left);
+        true
+    }
+
+    fn lock_queue(&self) -> MutexGuard<'_, Queue> {
+        self.for_room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does somebody wait for room?
@@ -148,14 +184,15 @@ impl Waiters {
             return;
         }
         let woken: Vec<_> = {
-            let mut waiting = self.for_room.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.lock_queue();
+            let waiting = &mut queue.waiting;
             let count = waiting.len().min(tasks as usize);
-            let late = waiting.iter().skip(count).take_while(|(_, since)| since.elapsed() > patience).count();
+            let late = waiting.iter().skip(count).take_while(|(.., since)| since.elapsed() > patience).count();
             let woken = waiting.drain(..count + late).collect();
             self.for_room_count.store(waiting.len(), Ordering::Release);
             woken
         };
-        woken.into_iter().for_each(|(waker, _)| waker.wake());
+        woken.into_iter().for_each(|(_, waker, _)| waker.wake());
     }
 }
 

@@ -1,4 +1,56 @@
 //! Tasks: code that waits for far values without a thread, so that one core keeps many misses in flight.
+//!
+//! Everything async here runs in any executor: in ours, which polls the pool when it has nothing else to do, or in another, tokio's for
+//! instance; then a thread of the heap polls. (`examples/with_tokio.rs` is a tokio program.)
+//!
+//! # Which tasks may hold scopes
+//!
+//! A scope belongs to its thread, so a task that holds one while it waits stays on its thread, and the compiler sees to that:
+//!
+//! | where the task runs | with scopes over `.await` | without |
+//! |---|---|---|
+//! | [`Executor`] | yes | yes |
+//! | tokio: `block_on`, `spawn_local`, `LocalSet` | yes | yes |
+//! | tokio: `tokio::spawn`, on any runtime | does not compile | yes |
+//!
+//! With a scope: [`FarBox::fetch`](crate::FarBox::fetch) and the `fetch` methods of collections, references as long as the scope. Without:
+//! [`FarBox::fetch_pinned`](crate::FarBox::fetch_pinned) for a value that is used over an `.await`, [`Heap::fetch_with`](crate::Heap::fetch_with)
+//! for whatever a closure can look up.
+//!
+//! ```
+//! # use farfield::{FarMap, Heap};
+//! fn may_change_its_thread<F: Future + Send>(task: F) {}
+//!
+//! # let heap = Heap::builder().build()?;
+//! # let map = FarMap::<u64, u64>::new(&heap)?;
+//! # let value = heap.alloc(7)?;
+//! may_change_its_thread(async {
+//!     let pinned = value.fetch_pinned().await?;
+//!     heap.fetch_with(|scope| Ok(map.get(scope, &*pinned)?.copied())).await
+//! });
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! ```compile_fail
+//! # use farfield::Heap;
+//! fn may_change_its_thread<F: Future + Send>(task: F) {}
+//!
+//! # let heap = Heap::builder().build().unwrap();
+//! # let value = heap.alloc(7u64).unwrap();
+//! may_change_its_thread(async { // error: future cannot be sent between threads safely
+//!     let scope = heap.enter();
+//!     value.fetch(&scope).await.copied()
+//! });
+//! ```
+//!
+//! What a closure has found stays inside it, if it is a reference:
+//!
+//! ```compile_fail
+//! # use farfield::{FarMap, Heap};
+//! # let heap = Heap::builder().build().unwrap();
+//! # let map = FarMap::<u64, u64>::new(&heap).unwrap();
+//! let found = heap.fetch_with(|scope| map.get(scope, &7)); // error: lifetime may not live long enough
+//! ```
 
 mod executor;
 mod join;

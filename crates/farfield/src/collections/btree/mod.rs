@@ -120,6 +120,27 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         }
         Ok(())
     }
+
+    /// The same, for a task: while nodes are on their way, others run.
+    pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        let mut path = {
+            let scope = &*scope;
+            scope.retry(|| self.end_path(scope, false)).await?
+        };
+        loop {
+            let end_of_node = {
+                let scope = &*scope;
+                let Some((node, index)) = scope.retry(|| self.entry_at(scope, &path)).await? else { return Ok(()) };
+                // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
+                unsafe { visit(&*node.key(index), &*node.value(index)) };
+                scope.retry(|| scope.with_room(|| path.advance::<K, V>(scope, true))).await?;
+                index + 1 == node.len() || node.height > 0
+            };
+            if end_of_node {
+                scope.renew();
+            }
+        }
+    }
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
@@ -153,6 +174,14 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
     {
         Ok(self.get_key_value(scope, key)?.map(|(_, value)| value))
+    }
+
+    /// The same, for a task: while nodes are on their way, others run.
+    pub async fn fetch<'a, Q: Ord + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        scope.retry(|| self.get(scope, key)).await
     }
 
     /// The key in the map and its value.

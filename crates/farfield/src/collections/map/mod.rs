@@ -6,6 +6,7 @@
 
 mod buckets;
 mod entry;
+mod fetch;
 mod index;
 mod item;
 mod remains;
