@@ -49,11 +49,14 @@ pub(crate) fn fmt(rest: &[String]) -> Result<()> {
 }
 
 pub(crate) fn lint() -> Result<()> {
-    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+    cargo(&["clippy", "--workspace", "--all-targets", "--features", "farfield/serde", "--", "-D", "warnings"], &[])
 }
 
 pub(crate) fn doc() -> Result<()> {
-    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", OsStr::new("-D warnings"))])
+    cargo(
+        &["doc", "--workspace", "--no-deps", "--features", "farfield/serde"],
+        &[("RUSTDOCFLAGS", OsStr::new("-D warnings"))],
+    )
 }
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {

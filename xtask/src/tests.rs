@@ -32,7 +32,7 @@ impl Part {
         println!("\n== {} ==", self.name);
         let mut words: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
         let what: &[&str] = match self.name {
-            "unit" => &["--workspace", "--exclude", "farfield-tests"],
+            "unit" => &["--workspace", "--exclude", "farfield-tests", "--features", "farfield/serde"],
             "models" => &["-p", "farfield-pager", "--features", "model", "--test", "model"],
             name => &["-p", "farfield-tests", "--test", name],
         };

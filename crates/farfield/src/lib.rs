@@ -16,6 +16,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! With the feature `serde`, far pointers and collections can be written as snapshots, and restored.
+//!
 //! How it works is in `docs/design/heap.md`.
 
 pub mod collections;
@@ -24,6 +26,8 @@ mod error;
 mod heap;
 mod plane;
 mod ptr;
+#[cfg(feature = "serde")]
+mod snapshot;
 mod stats;
 pub mod task;
 

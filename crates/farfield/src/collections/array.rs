@@ -25,8 +25,8 @@ use core::ops::Range;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FarArray<T: Send + 'static, const D: usize = 1> {
-    elements: FarVec<T>,
-    dims: [usize; D],
+    pub(super) elements: FarVec<T>,
+    pub(super) dims: [usize; D],
 }
 
 impl<T: Send + 'static, const D: usize> FarArray<T, D> {

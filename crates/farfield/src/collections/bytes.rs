@@ -42,6 +42,13 @@ impl FarBytes {
         Ok(copy)
     }
 
+    /// A scope of their heap, if there are any.
+    #[cfg(feature = "serde")]
+    pub(super) fn enter(&self) -> Option<Scope<'_>> {
+        // SAFETY: our object keeps the heap.
+        self.cell.load().map(|slot| Scope::new(unsafe { &*slot.heap() }))
+    }
+
     /// How many.
     pub fn len(&self) -> usize {
         self.len

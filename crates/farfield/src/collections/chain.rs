@@ -77,6 +77,12 @@ impl<T: Send + 'static> Chain<T> {
         self.len
     }
 
+    /// Its heap, if it has one.
+    #[cfg(feature = "serde")]
+    pub(super) fn anchor(&self) -> Option<&Anchor> {
+        self.anchor.as_ref()
+    }
+
     fn chunk(&self, chunk: u32) -> &Chunk {
         &self.chunks[chunk as usize]
     }

@@ -24,7 +24,7 @@ use crate::heap::{Scope, Want};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FarList<T: Send + 'static> {
-    chain: Chain<T>,
+    pub(super) chain: Chain<T>,
 }
 
 impl<T: Send + 'static> FarList<T> {

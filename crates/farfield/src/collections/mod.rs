@@ -26,6 +26,8 @@ mod map;
 mod paged;
 mod queue;
 mod shift;
+#[cfg(feature = "serde")]
+mod snapshot;
 mod stack;
 mod string;
 mod vec;

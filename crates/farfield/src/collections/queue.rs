@@ -8,7 +8,7 @@ use crate::heap::Scope;
 ///
 /// Both ends are near when they are used; what waits between them is far.
 pub struct FarQueue<T: Send + 'static> {
-    chain: Chain<T>,
+    pub(super) chain: Chain<T>,
 }
 
 impl<T: Send + 'static> FarQueue<T> {

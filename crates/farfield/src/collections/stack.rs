@@ -8,7 +8,7 @@ use crate::heap::Scope;
 ///
 /// Its top is near when it is used; what lies deep is far.
 pub struct FarStack<T: Send + 'static> {
-    chain: Chain<T>,
+    pub(super) chain: Chain<T>,
 }
 
 impl<T: Send + 'static> FarStack<T> {

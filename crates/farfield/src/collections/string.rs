@@ -19,7 +19,7 @@ use crate::heap::Scope;
 #[derive(Default)]
 pub struct FarString {
     /// Valid UTF-8.
-    bytes: FarBytes,
+    pub(super) bytes: FarBytes,
 }
 
 impl FarString {

@@ -22,10 +22,16 @@ pub(crate) struct Pin<'a> {
 }
 
 impl Core {
-    /// Keeps the unit in this frame, its first, near. The caller is in a scope in which it is.
-    pub(crate) fn pin(&self, frame: FrameId) -> Result<Pin<'_>, FarError> {
-        let unit = self.frames.infos[frame.0].page().and_then(|page| self.segments.unit_of(page));
-        let Some(unit) = unit else { unreachable!("a frame without a page") };
+    /// Keeps the unit in this frame near. The caller is in a scope in which it is.
+    fn pin(&self, mut frame: FrameId) -> Result<Pin<'_>, FarError> {
+        // Only the first frame of a unit knows its page.
+        let page = loop {
+            match self.frames.infos[frame.0].page() {
+                Some(page) => break page,
+                None => frame.0 -= 1,
+            }
+        };
+        let Some(unit) = self.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
         if !self.frames.pin(frame, unit.pages) {
             return Err(FarError::PinsFull);
         }
@@ -35,6 +41,13 @@ impl Core {
     /// Near memory that is pinned.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         u64::from(self.frames.pinned()) * PAGE_BYTES as u64
+    }
+}
+
+impl<'heap> Scope<'heap> {
+    /// Keeps near what lies at this address, where this scope has it near.
+    pub(crate) fn pin_at(&self, address: *const u8) -> Result<Pin<'heap>, FarError> {
+        self.core.pin(self.core.frames.at(address))
     }
 }
 

@@ -120,8 +120,7 @@ impl Pointer {
         let core = unsafe { &*self.core() };
         let scope = Scope::new(core);
         let address = self.address(&scope, want)?;
-        // The scope holds its page meanwhile.
-        Ok((address, core.pin(core.frames.at(address))?))
+        Ok((address, scope.pin_at(address)?))
     }
 
     /// The same for a task that holds no scope; [`Pointer::within`] says where it is.

@@ -4,6 +4,8 @@
 
 mod node;
 mod remains;
+#[cfg(feature = "serde")]
+mod snapshot;
 mod tree;
 mod walk;
 

@@ -10,6 +10,8 @@ mod fetch;
 mod index;
 mod item;
 mod remains;
+#[cfg(feature = "serde")]
+mod snapshot;
 mod walk;
 
 pub use buckets::Index;

@@ -62,7 +62,7 @@ use core::ops::{Range, RangeBounds};
 ///
 /// Near memory beside its elements: 40 bytes, and 4 for every 16 MiB.
 pub struct FarVec<T: Send + 'static> {
-    units: Paged<T>,
+    pub(super) units: Paged<T>,
     len: usize,
 }
 

@@ -1,0 +1,92 @@
+//! Snapshots: entries in any order. Others may look at the map meanwhile; if they change how many entries it has, the snapshot fails.
+
+use super::{FarMap, Item, Source};
+use crate::heap::Scope;
+use crate::snapshot::{not_restored, not_written, with_target};
+use core::fmt;
+use core::hash::{BuildHasher, Hash};
+use core::marker::PhantomData;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::ser::{Error as _, SerializeMap};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A key or a value of a map that can be restored: as what it comes.
+pub trait Restored: Item {
+    /// `T` itself; `Vec<u8>` and `String` for `[u8]` and `str`.
+    type Owned: Source<Self>;
+}
+
+impl<T: Send + Sync + 'static> Restored for T {
+    type Owned = T;
+}
+
+impl Restored for [u8] {
+    type Owned = Vec<u8>;
+}
+
+impl Restored for str {
+    type Owned = String;
+}
+
+impl<K, V, H> Serialize for FarMap<K, V, H>
+where
+    K: Item + ?Sized + Hash + Eq + Serialize,
+    V: Item + ?Sized + Serialize,
+    H: BuildHasher,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let expected = self.len();
+        let mut map = serializer.serialize_map(usize::try_from(expected).ok())?;
+        let (mut walk, mut written) = (self.walk(), 0);
+        loop {
+            // Others may remove an entry, so it takes a scope to keep it.
+            let scope = Scope::new(self.body.anchor.core());
+            let Some(entries) = walk.next(&scope).map_err(not_written)? else { break };
+            written += entries.len() as u64;
+            entries.into_iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        }
+        if written != expected {
+            return Err(S::Error::custom("the map was changed while it was written"));
+        }
+        map.end()
+    }
+}
+
+struct Entries<K: ?Sized, V: ?Sized, H>(PhantomData<(H, Box<K>, Box<V>)>);
+
+impl<'de, K, V, H> Visitor<'de> for Entries<K, V, H>
+where
+    K: Restored<Owned: Deserialize<'de>> + ?Sized + Hash + Eq,
+    V: Restored<Owned: Deserialize<'de>> + ?Sized,
+    H: BuildHasher + Default,
+{
+    type Value = FarMap<K, V, H>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<FarMap<K, V, H>, A::Error> {
+        let map =
+            with_target(|heap| FarMap::<K, V>::builder().hasher(H::default()).build(heap).map_err(A::Error::custom))?;
+        while let Some((key, value)) = entries.next_entry::<K::Owned, V::Owned>()? {
+            with_target(|heap| {
+                let scope = heap.enter();
+                map.insert(&scope, key, value).map(drop).map_err(|error| not_restored(error.error))
+            })?;
+        }
+        Ok(map)
+    }
+}
+
+/// With its index near; a map that needs another is better restored entry by entry.
+impl<'de, K, V, H> Deserialize<'de> for FarMap<K, V, H>
+where
+    K: Restored<Owned: Deserialize<'de>> + ?Sized + Hash + Eq,
+    V: Restored<Owned: Deserialize<'de>> + ?Sized,
+    H: BuildHasher + Default,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarMap<K, V, H>, D::Error> {
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}

@@ -1,0 +1,291 @@
+//! Snapshots by serde, in JSON and in a binary format. Dangers: an element that is left out because it could not be had, an order that
+//! changes, near memory beyond what a scope may hold when things lie inside each other.
+
+mod common;
+
+use common::{MIB, Random, assert_in_budget, seed};
+use farfield::collections::Index;
+use farfield::{
+    FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
+    Heap,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::time::Duration;
+
+fn heap(faults: &str, near: u64) -> Heap {
+    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
+    builder.pool(format!("fault:{faults}@ram:")).paranoid(true).build().unwrap()
+}
+
+/// To each format and into another heap; `check` looks at what came out. The twin is what a plain program would write.
+fn round_trip<T: Serialize + DeserializeOwned>(value: &T, twin: impl Serialize, check: impl Fn(&Heap, &T)) {
+    let json = serde_json::to_string(value).unwrap();
+    let binary = postcard::to_stdvec(value).unwrap();
+    assert!(json == serde_json::to_string(&twin).unwrap(), "the same text as of std's");
+    assert!(binary == postcard::to_stdvec(&twin).unwrap(), "the same bytes as of std's");
+    let other = heap("seed=2", MIB);
+    let restored: T = other.restore(|| serde_json::from_str(&json)).unwrap();
+    check(&other, &restored);
+    drop(restored);
+    other.verify();
+    let restored: T = other.restore(|| postcard::from_bytes(&binary)).unwrap();
+    check(&other, &restored);
+    assert_in_budget(other.stats());
+    // What was restored can be written again.
+    assert!(postcard::to_stdvec(&restored).unwrap() == binary);
+    drop(restored);
+    assert_eq!((other.stats().pinned_bytes, other.stats().lost_values), (0, 0));
+    other.verify();
+}
+
+#[test]
+fn vectors_and_arrays() {
+    let heap = heap("seed=1", MIB);
+    let mut random = Random(seed());
+    let twin: Vec<(u64, String)> = (0..40_000).map(|n| (random.next(), n.to_string())).collect();
+    let mut vec = FarVec::new();
+    vec.extend(&heap.enter(), twin.iter().cloned()).unwrap();
+    round_trip(&vec, &twin, |heap, vec| {
+        assert_eq!(vec.len(), twin.len());
+        let mut at = 0;
+        let mut scope = heap.enter();
+        let mut scan = vec.scan(&mut scope);
+        while let Some(chunk) = scan.next_chunk().unwrap() {
+            assert!(chunk == &twin[at..at + chunk.len()]);
+            at += chunk.len();
+        }
+    });
+    round_trip(&FarVec::<u8>::new(), Vec::<u8>::new(), |_, vec| assert!(vec.is_empty()));
+    let array = FarArray::from_fn(&heap.enter(), [30, 2, 500], |[a, b, c]| (a * b * c) as u32).unwrap();
+    let elements: Vec<u32> = (0..30_000).map(|n| (n / 1000 * (n / 500 % 2) * (n % 500)) as u32).collect();
+    round_trip(&array, (vec![30usize, 2, 500], elements), |heap, array| {
+        assert_eq!(array.at(&heap.enter(), [29, 1, 499]), Ok(&(29 * 499)));
+    });
+    let restored: Result<FarArray<u32, 2>, _> = heap.restore(|| serde_json::from_str("[[2,3],[1,2,3,4,5]]"));
+    assert!(restored.unwrap_err().to_string().contains("5 elements for an array of [2, 3]"));
+    let restored: Result<FarArray<u32, 2>, _> = heap.restore(|| serde_json::from_str("[[5],[1,2,3,4,5]]"));
+    assert!(restored.unwrap_err().to_string().contains("2 dimensions"));
+}
+
+#[test]
+fn lists_queues_and_stacks() {
+    let heap = heap("seed=1", MIB);
+    let twin: Vec<[u64; 20]> = (0..12_000).map(|n| [n; 20]).collect();
+    let (mut list, mut queue, mut stack) = (FarList::new(), FarQueue::new(), FarStack::new());
+    for element in &twin {
+        let scope = heap.enter();
+        list.push_back(&scope, *element).unwrap();
+        queue.push(&scope, *element).unwrap();
+        stack.push(&scope, *element).unwrap();
+    }
+    round_trip(&list, &twin, |heap, list| {
+        let mut expected = twin.iter();
+        list.for_each(&mut heap.enter(), |element| assert_eq!(Some(element), expected.next())).unwrap();
+        assert!(expected.next().is_none());
+    });
+    round_trip(&queue, &twin, |heap, queue| {
+        let scope = heap.enter();
+        assert_eq!((queue.front(&scope).unwrap(), queue.len()), (Some(&[0; 20]), 12_000));
+    });
+    round_trip(&stack, &twin, |heap, stack| assert_eq!(stack.top(&heap.enter()).unwrap(), Some(&[11_999; 20])));
+}
+
+#[test]
+fn bytes_and_strings() {
+    let heap = heap("seed=1", MIB);
+    let scope = heap.enter();
+    for len in [0, 1, 4095, 4096, 4097, 100_000] {
+        let twin: String = "wide ☃ ".chars().cycle().take(len).collect();
+        let text = FarString::copy_of(&scope, &twin).unwrap();
+        round_trip(&text, &twin, |heap, text| assert!(text.get(&heap.enter()).unwrap() == twin));
+        let bytes = FarBytes::copy_of(&scope, twin.as_bytes()).unwrap();
+        round_trip(&bytes, twin.as_bytes(), |heap, bytes| {
+            assert!(bytes.get(&heap.enter()).unwrap() == twin.as_bytes())
+        });
+    }
+}
+
+#[test]
+fn maps_and_trees() {
+    let heap = heap("seed=1", 2 * MIB);
+    let mut twin = BTreeMap::new();
+    let mut tree = FarBTreeMap::new();
+    type Fixed = BuildHasherDefault<DefaultHasher>;
+    let map: FarMap<str, [u8], Fixed> =
+        FarMap::builder().index(Index::Far).hasher(Fixed::default()).build(&heap).unwrap();
+    let mut random = Random(seed());
+    for _ in 0..25_000 {
+        let (key, value) =
+            (format!("key {}", random.below(50_000)), random.next().to_le_bytes().repeat(random.below(20)));
+        tree.insert(&heap.enter(), key.clone(), value.clone()).unwrap();
+        map.insert(&heap.enter(), key.as_str(), value.as_slice()).unwrap();
+        twin.insert(key, value);
+    }
+    round_trip(&tree, &twin, |heap, tree| {
+        let mut expected = twin.iter();
+        tree.for_each(&mut heap.enter(), |key, value| assert_eq!(Some((key, value)), expected.next())).unwrap();
+        assert!(expected.next().is_none());
+    });
+    // In any order, so not the bytes but what they say.
+    let binary = postcard::to_stdvec(&map).unwrap();
+    assert!(postcard::from_bytes::<BTreeMap<String, Vec<u8>>>(&binary).unwrap() == twin);
+    let json: BTreeMap<String, Vec<u8>> = serde_json::from_value(serde_json::to_value(&map).unwrap()).unwrap();
+    assert!(json == twin);
+    let other = self::heap("seed=3", 2 * MIB);
+    let restored: FarMap<str, [u8]> = other.restore(|| postcard::from_bytes(&binary)).unwrap();
+    assert_eq!(restored.len(), twin.len() as u64);
+    for (key, value) in &twin {
+        assert_eq!(restored.get(&other.enter(), key.as_str()), Ok(Some(value.as_slice())));
+    }
+    drop((restored, map, tree));
+    other.verify();
+    heap.verify();
+}
+
+#[derive(Serialize, Deserialize)]
+struct Album {
+    title: FarString,
+    tracks: FarVec<Track>,
+    next: Option<FarBox<Album>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Track {
+    samples: FarVec<u32>,
+    label: FarArc<String>,
+    notes: FarBTreeMap<u32, FarBytes>,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct AlbumTwin {
+    title: String,
+    tracks: Vec<TrackTwin>,
+    next: Option<Box<AlbumTwin>>,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct TrackTwin {
+    samples: Vec<u32>,
+    label: String,
+    notes: BTreeMap<u32, Vec<u8>>,
+}
+
+/// Each part is larger than what a scope may hold, and lies in others.
+#[test]
+fn far_values_in_far_values() {
+    let heap = heap("seed=1", MIB);
+    let label = heap.alloc_shared(String::from("label")).unwrap();
+    let (mut album, mut twin) = (None, None);
+    for number in 0..3u32 {
+        let (mut tracks, mut track_twins) = (FarVec::new(), Vec::new());
+        for track in 0..3 {
+            let samples: Vec<u32> = (0..120_000).map(|n| n * track + number).collect();
+            let mut far_samples = FarVec::new();
+            far_samples.extend_from_slice(&heap.enter(), &samples).unwrap();
+            let mut notes = FarBTreeMap::new();
+            let mut note_twins = BTreeMap::new();
+            for note in 0..40 {
+                let text = vec![note as u8; 3000 + note as usize];
+                let scope = heap.enter();
+                notes.insert(&scope, note, FarBytes::copy_of(&scope, &text).unwrap()).unwrap();
+                note_twins.insert(note, text);
+            }
+            let far = Track { samples: far_samples, label: label.clone(), notes };
+            tracks.push(&heap.enter(), far).map_err(|error| error.error).unwrap();
+            track_twins.push(TrackTwin { samples, label: "label".into(), notes: note_twins });
+        }
+        let title = FarString::copy_of(&heap.enter(), &format!("album {number}")).unwrap();
+        let next = album.take();
+        album = Some(heap.alloc(Album { title, tracks, next }).map_err(|error| error.error).unwrap());
+        twin = Some(Box::new(AlbumTwin { title: format!("album {number}"), tracks: track_twins, next: twin.take() }));
+    }
+    // FarBytes are bytes in formats that know them; in postcard that is what a sequence is, too.
+    round_trip(&album, &twin, |heap, album| {
+        let first = album.as_ref().unwrap();
+        let seen = first.read(|album| album.tracks.read(2, |track| track.samples.read(99_999, |sample| *sample)));
+        assert_eq!(seen, Ok(Ok(Some(Ok(Some(99_999 * 2 + 2))))));
+        assert_eq!(heap.stats().pinned_bytes, 0);
+    });
+    drop((album, label));
+    heap.verify();
+}
+
+/// Whatever is read when the server dies: the snapshot fails, and says why.
+#[test]
+fn what_cannot_be_had_is_an_error() {
+    for die in [700, 900] {
+        let heap = heap(&format!("die={die}"), MIB);
+        let (mut vec, mut tree, mut list) = (FarVec::new(), FarBTreeMap::new(), FarList::new());
+        let map: FarMap<u64, u64> = FarMap::builder().index(Index::Far).build(&heap).unwrap();
+        let mut made = 0u64;
+        let fill = |made: u64, vec: &mut FarVec<u64>, tree: &mut FarBTreeMap<u64, u64>, list: &mut FarList<u64>| {
+            let scope = heap.enter();
+            let shop = || -> Result<(), FarError> {
+                vec.push(&scope, made)?;
+                tree.insert(&scope, made, made).map_err(FarError::from)?;
+                list.push_back(&scope, made)?;
+                map.insert(&scope, made, made).map_err(FarError::from)?;
+                Ok(())
+            };
+            let mut shop = shop;
+            shop().is_ok()
+        };
+        while made < 120_000 && fill(made, &mut vec, &mut tree, &mut list) {
+            made += 1;
+        }
+        let boxed: Vec<FarBox<u64>> = (0..10).map_while(|n| heap.alloc(n).ok()).collect();
+        // Until the server is gone, everything can be read.
+        let mut failed = 0;
+        for _ in 0..20 {
+            for result in [
+                postcard::to_stdvec(&vec),
+                postcard::to_stdvec(&tree),
+                postcard::to_stdvec(&list),
+                postcard::to_stdvec(&map),
+            ] {
+                failed += u32::from(result.is_err());
+            }
+        }
+        assert!(failed > 20, "{failed} with die={die}");
+        for text in [serde_json::to_string(&vec), serde_json::to_string(&tree), serde_json::to_string(&list)] {
+            let error = text.unwrap_err().to_string();
+            assert!(error.contains("a far value could not be had") && error.contains("gone"), "{error}");
+        }
+        drop((vec, tree, list, map, boxed));
+        heap.verify();
+    }
+}
+
+#[test]
+fn what_finds_no_room_is_an_error_and_nothing_stays() {
+    // The index is near, and larger than near memory.
+    let text = serde_json::to_string(&(0..80_000u64).map(|n| (n, n)).collect::<BTreeMap<_, _>>()).unwrap();
+    let heap = heap("seed=1", MIB);
+    let restored: Result<FarMap<u64, u64>, _> = heap.restore(|| serde_json::from_str(&text));
+    let error = restored.unwrap_err().to_string();
+    assert!(error.contains("a far value could not be made") && error.contains("tables"), "{error}");
+    heap.verify();
+    let restored: FarVec<FarVec<u64>> = heap.restore(|| serde_json::from_str("[[1,2],[3]]")).unwrap();
+    assert_eq!(restored.read(1, |inner| inner.len()), Ok(Some(1)));
+}
+
+#[test]
+fn without_a_heap_there_is_no_far_value() {
+    let error = serde_json::from_str::<FarVec<u8>>("[1]").unwrap_err().to_string();
+    assert!(error.contains("Heap::restore"), "{error}");
+    let (one, two) = (heap("seed=1", MIB), heap("seed=1", MIB));
+    let nested = one.restore(|| {
+        let inner: FarBox<u8> = two.restore(|| serde_json::from_str("7")).unwrap();
+        let outer: FarBox<u8> = serde_json::from_str("8").unwrap();
+        (inner, outer)
+    });
+    assert_eq!(nested.0.get(&two.enter()), Ok(&7));
+    assert_eq!(nested.1.get(&one.enter()), Ok(&8));
+    // After a panic too.
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one.restore(|| panic!("on purpose"))));
+    assert!(panicked.is_err());
+    assert!(serde_json::from_str::<FarBox<u8>>("7").is_err());
+}
