@@ -18,7 +18,7 @@
 //!
 //! With the feature `serde`, far pointers and collections can be written as snapshots, and restored.
 //!
-//! How it works is in `docs/design/heap.md`.
+//! The guide is `docs/guide/README.md`: how to port a program, and which hints to choose. How it works is in `docs/design/heap.md`.
 
 pub mod collections;
 mod config;
@@ -41,3 +41,8 @@ pub use heap::{Batches, Heap, Scope};
 pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;
+
+/// The guide's pieces of code are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/README.md")]
+mod guide {}
