@@ -10,7 +10,7 @@ use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ra
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::Unavailable;
 use crate::undo::Ledger;
-use crate::{limits, sys};
+use crate::{bar, limits, sys};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -112,6 +112,7 @@ pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
         axes: experiment.axes(settings.quick),
         limits: limits::measure(&experiment.limits, &scratch.0)?,
         points: Vec::new(),
+        means: Vec::new(),
     };
     for point in experiment.points(settings.quick)? {
         eprintln!("{}  {}", experiment.name, describe(&point, &line.axes));
@@ -130,6 +131,7 @@ pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
         }
         line.points.push(result);
     }
+    line.means = bar::means(&line.points, &experiment.means);
     Ok(line)
 }
 
@@ -212,6 +214,7 @@ fn run_point(
         unit: workload.unit.into(),
         floor_ns: experiment.floor.as_ref().and_then(|floor| floor.ns(&point, &line.limits, line.machine.cores)),
         ratios: ratios(&contenders, &experiment.bars, &point),
+        bounds: bar::bounds(&contenders, &experiment.bounds, &point),
         contenders,
         parameters: point,
     })

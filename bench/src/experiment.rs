@@ -4,6 +4,7 @@
 //! swept values is a *point*. `[quick]` overrides some of them for a smoke run. A bar is the ratio that a contender must
 //! not exceed against a baseline.
 
+use crate::bar::{Bar, Bound, Mean};
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -81,6 +82,12 @@ pub struct Experiment {
     /// What must hold.
     #[serde(default, rename = "bar")]
     pub bars: Vec<Bar>,
+    /// Figures that must not be exceeded.
+    #[serde(default, rename = "bound")]
+    pub bounds: Vec<Bound>,
+    /// Means over all points that must not be exceeded.
+    #[serde(default, rename = "mean")]
+    pub means: Vec<Mean>,
 }
 
 /// Overrides for a smoke run.
@@ -130,31 +137,6 @@ impl Floor {
         // Threads share the work as far as there are cores for them.
         let parallel = number(point, "threads").unwrap_or(1).clamp(1, u64::from(cores.max(1)));
         Some((misses * sum(&self.per_miss)? + sum(&self.per_operation)?) / parallel as f64)
-    }
-}
-
-/// A ratio that must not be exceeded.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Bar {
-    /// Whose time.
-    pub of: String,
-    /// Over whose time.
-    pub to: String,
-    /// Largest ratio that passes.
-    pub at_most: f64,
-    /// The ratio we would like.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aim: Option<f64>,
-    /// Only points with these parameters.
-    #[serde(default, rename = "where", skip_serializing_if = "BTreeMap::is_empty")]
-    pub at: Point,
-}
-
-impl Bar {
-    /// Does the bar speak of this pair at this point?
-    pub fn covers(&self, of: &str, to: &str, point: &Point) -> bool {
-        self.of == of && self.to == to && self.at.iter().all(|(key, value)| point.get(key) == Some(value))
     }
 }
 
@@ -225,6 +207,18 @@ impl Experiment {
             );
             let covered = self.points(false)?.iter().any(|p| bar.covers(&bar.of, &bar.to, p));
             ensure!(covered, "a bar's `where` matches no point");
+        }
+        for bound in &self.bounds {
+            ensure!(
+                self.contenders.contains(&bound.of),
+                "a bound speaks of {}, which is not among the contenders",
+                bound.of
+            );
+            let covered = self.points(false)?.iter().any(|point| bound.covers(&bound.of, point));
+            ensure!(covered, "a bound's `where` matches no point");
+        }
+        for side in self.means.iter().flat_map(|mean| [&mean.of, &mean.to]) {
+            ensure!(self.contenders.contains(side), "a mean speaks of {side}, which is not among the contenders");
         }
         for key in self.quick.parameters.keys() {
             ensure!(self.parameters.contains_key(key), "`quick` overrides {key}, which is not in `parameters`");
@@ -357,6 +351,15 @@ pub fn built_in() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/hash-near.toml"),
         include_str!("../experiments/aifm/web.toml"),
         include_str!("../experiments/aifm/remote.toml"),
+        include_str!("../experiments/aifm/misses.toml"),
+        include_str!("../experiments/aifm/late.toml"),
+        include_str!("../experiments/aifm/hash-threads.toml"),
+        include_str!("../experiments/aifm/pack.toml"),
+        include_str!("../experiments/aifm/unpack.toml"),
+        include_str!("../experiments/aifm/frame.toml"),
+        include_str!("../experiments/aifm/churn.toml"),
+        include_str!("../experiments/aifm/crowd.toml"),
+        include_str!("../experiments/aifm/overhead.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

@@ -4,6 +4,7 @@
 //! with what is measured, so that a figure never stands without what it is compared with.
 #![cfg(target_os = "linux")]
 
+pub mod bar;
 mod cgroup;
 mod child;
 mod contender;

@@ -1,6 +1,7 @@
 //! One run of one experiment is one JSON line; this is its schema.
 
-use crate::experiment::{Bar, Point};
+use crate::bar::{Bar, BoundResult, MeanResult};
+use crate::experiment::Point;
 use crate::machine::Machine;
 use crate::stats::{Ratio, Summary, ratio, summary};
 use crate::workload::Phase;
@@ -46,6 +47,9 @@ pub struct Line {
     pub limits: BTreeMap<String, f64>,
     /// Results by combination of parameters.
     pub points: Vec<PointResult>,
+    /// Means over all points.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub means: Vec<MeanResult>,
 }
 
 /// Results at one combination of parameters.
@@ -64,6 +68,9 @@ pub struct PointResult {
     pub contenders: Vec<ContenderResult>,
     /// Pairs of contenders compared.
     pub ratios: Vec<RatioResult>,
+    /// Figures that must not be exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bounds: Vec<BoundResult>,
 }
 
 /// A contender may exceed its limit by this factor for a moment.

@@ -1,5 +1,6 @@
 //! From result lines to docs/benchmarks.md.
 
+use crate::bar::Mean;
 use crate::driver::describe;
 use crate::experiment::{self, Experiment, Value};
 use crate::line::{ContenderResult, Line, PointResult, Status, read_all};
@@ -51,14 +52,22 @@ pub fn any_failed(line: &Line) -> bool {
     line.points.iter().flat_map(|p| &p.contenders).any(|c| matches!(c.status, Status::Failed { .. }))
 }
 
-/// Is every bar of the experiment held, at every point that it covers?
+/// Is every bar, bound and mean of the experiment held, at every point that it covers?
 pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
-    line.points.iter().all(|point| {
-        experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters)).all(|bar| {
+    let points_hold = line.points.iter().all(|point| {
+        let mut bars = experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters));
+        let mut bounds = experiment.bounds.iter().filter(|bound| bound.covers(&bound.of, &point.parameters));
+        bars.all(|bar| {
             let found = point.ratios.iter().find(|r| r.of == bar.of && r.to == bar.to);
             found.is_some_and(|r| r.passes() == Some(true))
-        })
-    })
+        }) && bounds.all(|bound| point.bounds.iter().any(|found| found.bound == *bound && found.passes()))
+    });
+    let mean_holds = |mean: &Mean| line.means.iter().any(|found| found.mean == *mean && found.passes());
+    points_hold && experiment.means.iter().all(mean_holds)
+}
+
+fn verdict(passes: bool) -> &'static str {
+    if passes { "held" } else { "missed" }
 }
 
 /// A few lines for the terminal.
@@ -78,6 +87,15 @@ pub fn summary(line: &Line) -> String {
             let (r, low, high) = (ratio.ratio.ratio, ratio.ratio.low, ratio.ratio.high);
             writeln!(out, "    {} / {}: {r:.3} ({low:.3} to {high:.3}){verdict}", ratio.of, ratio.to).ok();
         }
+        for found in &point.bounds {
+            let (bound, worst, verdict) = (&found.bound, found.worst, verdict(found.passes()));
+            writeln!(out, "    {} {}: {worst:.3}  {verdict}, at most {}", bound.of, bound.figure, bound.at_most).ok();
+        }
+    }
+    for found in &line.means {
+        let (mean, value) = (&found.mean, found.ratio.map_or("not measured".into(), |ratio| format!("{ratio:.3}")));
+        let verdict = verdict(found.passes());
+        writeln!(out, "  {} / {}, mean: {value}  {verdict}, at most {}", mean.of, mean.to, mean.at_most).ok();
     }
     if let Some(why) = &line.baseline_why {
         writeln!(out, "  baseline: unavailable: {why}").ok();
@@ -160,12 +178,29 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
                 )
                 .ok();
             }
+            for found in &point.bounds {
+                let what = format!("{} {}", found.bound.of, found.bound.figure);
+                let at = described(point, line);
+                bound_row(&mut out, line, &at, &what, Some(found.worst), found.bound.at_most, found.passes());
+            }
+        }
+        for found in &line.means {
+            let what = format!("{} / {}, mean", found.mean.of, found.mean.to);
+            bound_row(&mut out, line, "all", &what, found.ratio, found.mean.at_most, found.passes());
         }
     }
     for line in lines {
         section(&mut out, line, experiments.iter().find(|e| e.name == line.experiment), plots);
     }
     Ok(out)
+}
+
+/// A row of the table of bars without spread and aim.
+fn bound_row(out: &mut String, line: &Line, at: &str, what: &str, value: Option<f64>, at_most: f64, passes: bool) {
+    let verdict = if passes { "held" } else { "**missed**" };
+    let value = value.map_or("–".into(), |value| format!("{value:.3}"));
+    let name = &line.experiment;
+    writeln!(out, "| [{name}](#{}) | {at} | {what} | {value} | | ≤ {at_most} | | {verdict} |", anchor(name)).ok();
 }
 
 /// What a heading is called in a link.

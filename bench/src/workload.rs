@@ -56,6 +56,12 @@ const WORKLOADS: &[Workload] = &[
     rust("hash", "get", "get"),
     rust("web", "request", "request"),
     rust("remote", "get", "get"),
+    rust("tasks", "read", "object"),
+    rust("pack", "pack", "block"),
+    rust("unpack", "pack", "block"),
+    rust("frame", "ask", "row"),
+    rust("churn", "round", "round"),
+    rust("crowd", "round", "round"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

@@ -4,10 +4,14 @@
 mod compute;
 mod deref;
 mod entry;
+mod frame;
 mod hash;
 mod measure;
+mod pack;
+mod pauses;
 mod random;
 mod remote;
+mod tasks;
 mod web;
 mod zipf;
 
@@ -82,6 +86,18 @@ enum Workload {
     Web,
     /// Gets of small objects from a server.
     Remote,
+    /// Objects behind pointers, many on their way at a time.
+    Tasks,
+    /// Text packed.
+    Pack,
+    /// Text unpacked.
+    Unpack,
+    /// Questions about columns of numbers.
+    Frame,
+    /// Threads that change much at a time.
+    Churn,
+    /// Many threads that read now and then.
+    Crowd,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -117,6 +133,12 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Hash => hash::run(options),
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
+        Workload::Tasks => tasks::run(options),
+        Workload::Pack => pack::run(options, pack::Way::Pack),
+        Workload::Unpack => pack::run(options, pack::Way::Unpack),
+        Workload::Frame => frame::run(options),
+        Workload::Churn => pauses::run(options, pauses::Scene::Churn),
+        Workload::Crowd => pauses::run(options, pauses::Scene::Crowd),
     }
 }
 

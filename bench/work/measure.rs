@@ -35,6 +35,12 @@ impl Outcome {
         result
     }
 
+    /// A phase that the workload timed itself.
+    pub(crate) fn timed(&mut self, name: &str, ops: u64, ns: u64) {
+        let (seconds, cpu_seconds) = (ns as f64 / 1e9, 0.0);
+        self.0.phases.push(Phase { name: name.into(), ops, seconds, cpu_seconds, faults_major: 0, faults_minor: 0 });
+    }
+
     /// What was read, in a number, and how many reads brought wrong data.
     pub(crate) fn checked(&mut self, checksum: u64, errors: u64) {
         self.0.checksum = format!("{checksum:016x}");

@@ -1,0 +1,180 @@
+//! What must hold: ratios of two contenders, their mean over all points, and figures of one.
+
+use crate::experiment::Point;
+use crate::line::{ContenderResult, NEAR_TOLERANCE, PointResult, Status};
+use serde::{Deserialize, Serialize};
+
+/// A ratio that must not be exceeded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bar {
+    /// Whose time.
+    pub of: String,
+    /// Over whose time.
+    pub to: String,
+    /// Largest ratio that passes.
+    pub at_most: f64,
+    /// The ratio we would like.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<f64>,
+    /// Only points with these parameters.
+    #[serde(default, rename = "where", skip_serializing_if = "Point::is_empty")]
+    pub at: Point,
+}
+
+impl Bar {
+    /// Does the bar speak of this pair at this point?
+    pub fn covers(&self, of: &str, to: &str, point: &Point) -> bool {
+        self.of == of && self.to == to && is_at(&self.at, point)
+    }
+}
+
+/// A figure that must not be exceeded, by no sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bound {
+    /// Whose figure.
+    pub of: String,
+    /// Its name.
+    pub figure: String,
+    /// Largest value that passes.
+    pub at_most: f64,
+    /// Only points with these parameters.
+    #[serde(default, rename = "where", skip_serializing_if = "Point::is_empty")]
+    pub at: Point,
+}
+
+/// A geometric mean of a ratio, over all points, that must not be exceeded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mean {
+    /// Whose time.
+    pub of: String,
+    /// Over whose time.
+    pub to: String,
+    /// Largest mean that passes.
+    pub at_most: f64,
+}
+
+/// A bound and what was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BoundResult {
+    /// The bound.
+    pub bound: Bound,
+    /// The largest value of all samples.
+    pub worst: f64,
+}
+
+/// A mean and what was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MeanResult {
+    /// The mean.
+    pub mean: Mean,
+    /// Its value; `None` unless both contenders ran at every point, within the limit.
+    pub ratio: Option<f64>,
+}
+
+impl BoundResult {
+    /// Is it held?
+    pub fn passes(&self) -> bool {
+        self.worst <= self.bound.at_most
+    }
+}
+
+impl MeanResult {
+    /// Is it held?
+    pub fn passes(&self) -> bool {
+        self.ratio.is_some_and(|ratio| ratio <= self.mean.at_most)
+    }
+}
+
+fn is_at(wanted: &Point, point: &Point) -> bool {
+    wanted.iter().all(|(key, value)| point.get(key) == Some(value))
+}
+
+impl Bound {
+    /// Does the bound speak of this contender at this point?
+    pub fn covers(&self, of: &str, point: &Point) -> bool {
+        self.of == of && is_at(&self.at, point)
+    }
+}
+
+/// The bounds that speak of this point, of contenders that ran and have the figure.
+pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &Point) -> Vec<BoundResult> {
+    let measured = |bound: &Bound| {
+        let contender = contenders.iter().find(|c| bound.covers(&c.name, point) && c.status == Status::Ok)?;
+        let values = contender.samples.iter().map(|sample| sample.figures.get(&bound.figure).copied());
+        let worst = values.collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::max)?;
+        Some(BoundResult { bound: bound.clone(), worst })
+    };
+    bounds.iter().filter_map(measured).collect()
+}
+
+/// The means, over these points.
+pub(crate) fn means(points: &[PointResult], means: &[Mean]) -> Vec<MeanResult> {
+    let of_point = |point: &PointResult, mean: &Mean| {
+        let found = point.ratios.iter().find(|ratio| ratio.of == mean.of && ratio.to == mean.to)?;
+        found.over_budget.is_none_or(|times| times <= NEAR_TOLERANCE).then_some(found.ratio.ratio.ln())
+    };
+    let over_all = |mean: &Mean| {
+        let logs: Option<Vec<f64>> = points.iter().map(|point| of_point(point, mean)).collect();
+        let ratio =
+            logs.filter(|logs| !logs.is_empty()).map(|logs| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
+        MeanResult { mean: mean.clone(), ratio }
+    };
+    means.iter().map(over_all).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a figure that was not measured, or was of one good sample only, counts as held.
+
+    use super::*;
+    use crate::line::{Sample, ratios};
+    use std::collections::BTreeMap;
+
+    fn contender(name: &str, samples: &[(f64, Option<f64>)]) -> ContenderResult {
+        let sample = |(ns_per_op, pause): &(f64, Option<f64>)| Sample {
+            ns_per_op: *ns_per_op,
+            ops: 1,
+            checksum: "0".into(),
+            phases: vec![],
+            figures: pause.iter().map(|pause| ("pause".to_string(), *pause)).collect::<BTreeMap<_, _>>(),
+        };
+        ContenderResult::new(name, Status::Ok, samples.iter().map(sample).collect())
+    }
+
+    fn point(contenders: Vec<ContenderResult>) -> PointResult {
+        PointResult {
+            parameters: Point::new(),
+            near_bytes: 0,
+            unit: "x".into(),
+            floor_ns: None,
+            ratios: ratios(&contenders, &[], &Point::new()),
+            bounds: vec![],
+            contenders,
+        }
+    }
+
+    #[test]
+    fn the_worst_sample_decides_about_a_bound() {
+        let bound = Bound { of: "heap".into(), figure: "pause".into(), at_most: 5.0, at: Point::new() };
+        let check = |samples: &[(f64, Option<f64>)]| {
+            let found = bounds(&[contender("heap", samples)], std::slice::from_ref(&bound), &Point::new());
+            found.first().map(BoundResult::passes)
+        };
+        assert_eq!(check(&[(1.0, Some(1.0)), (1.0, Some(5.0))]), Some(true));
+        assert_eq!(check(&[(1.0, Some(6.0)), (1.0, Some(1.0))]), Some(false));
+        assert_eq!(check(&[(1.0, Some(1.0)), (1.0, None)]), None, "not measured each time");
+    }
+
+    #[test]
+    fn a_mean_is_geometric_and_needs_all_points() {
+        let at = |ours: f64| point(vec![contender("native", &[(1.0, None)]), contender("heap", &[(ours, None)])]);
+        let mean = Mean { of: "heap".into(), to: "native".into(), at_most: 1.1 };
+        let found = &means(&[at(0.5), at(2.0)], std::slice::from_ref(&mean))[0];
+        assert!((found.ratio.unwrap() - 1.0).abs() < 1e-12 && found.passes());
+        let missing = point(vec![contender("native", &[(1.0, None)])]);
+        assert!(!means(&[at(0.5), missing], &[mean])[0].passes());
+    }
+}
