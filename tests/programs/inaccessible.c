@@ -24,9 +24,12 @@ static void *toggle(void *nothing) {
 }
 
 int main(void) {
-    char *blocks[BLOCKS];
+    // Reserved without access, as the loader reserves room for libraries.
+    char *blocks[BLOCKS], *all = mmap(NULL, (size_t)BLOCK * BLOCKS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(all != MAP_FAILED);
     for (int i = 0; i < BLOCKS; i++) {
-        blocks[i] = anon(BLOCK);
+        blocks[i] = all + (size_t)i * BLOCK;
+        NEED(mprotect(blocks[i], BLOCK, PROT_READ | PROT_WRITE) == 0);
         fill(blocks[i], BLOCK, (uint64_t)i);
         NEED(mprotect(blocks[i], BLOCK, PROT_NONE) == 0);
     }

@@ -2,7 +2,7 @@
 //!
 //! Danger: a call that works on near memory and fails, lies or loses data on far memory.
 
-use farfield_tests::{Footprint, Job, MIB, program, skip, tier};
+use farfield_tests::{Footprint, Job, MIB, compile_with, program, skip, tier};
 
 const NEAR: u64 = 16 * MIB;
 
@@ -130,4 +130,21 @@ fn scripts_are_programs() {
         return;
     }
     Job::new("by-path", ["env", "printf", "%s-%s\\n", "one", "two"]).footprint(Footprint::Any).check_with_near(NEAR);
+}
+
+/// A program that is executed inside a job is loaded under our filter, before our handlers are there.
+#[test]
+fn programs_with_aligned_libraries_start_inside_a_job() {
+    let mut job = Job::new("aligned", ["sh"]);
+    let folder = job.scratch().path().to_owned();
+    let aligned = ["-shared", "-fPIC", "-Wl,-z,max-page-size=0x200000"];
+    let Some(library) = compile_with("aligned_library", &folder, "libaligned.so", &aligned) else { return };
+    let library = library.to_str().expect("an ASCII path");
+    let run_path = format!("-Wl,-rpath,{}", folder.display());
+    // Behind the source, where the linker looks for what is missing so far.
+    let flags = ["-Wl,--no-as-needed", library, &run_path];
+    let Some(binary) = compile_with("aligned", &folder, "aligned", &flags) else { return };
+    job = job.arg("-c").arg("\"$0\"; exit $?").arg(binary);
+    let far = job.check_with_near(NEAR);
+    assert!(far.report.number("far_peak_bytes") > 16 << 20, "{}", far.report.0);
 }

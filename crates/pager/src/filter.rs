@@ -32,6 +32,16 @@ const POINTER_HIGH: u32 = 12;
 /// Marks our traps (`si_errno` of the SIGSYS), apart from those of a program's own filter.
 pub const TRAP_DATA: i32 = 0x4641;
 
+/// With these flags, and without access, the loader reserves room for a library whose segments are aligned to more than a page. In a
+/// program that is executed inside a job it does so under our filter before our handler is there, so these calls pass. The
+/// preload library lets nobody else make them ([`reservation_flags`]).
+const LOADER_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+/// The flags with which a program's reservation comes to us: memory without access is not accounted for anyway.
+pub fn reservation_flags(prot: i32, flags: i32) -> i32 {
+    if prot == libc::PROT_NONE && flags == LOADER_FLAGS { flags | libc::MAP_NORESERVE } else { flags }
+}
+
 /// Private anonymous mappings of at least this many bytes become far-capable.
 pub const CAPTURE_BYTES: u32 = 64 << 10;
 
@@ -224,7 +234,7 @@ pub fn program() -> Vec<Instruction> {
     code.push(jump(JEQ_K, window::GATE as u32 & !0xFFF, 0, 1));
     code.push(op(RET_K, RET_ALLOW));
 
-    // mmap: large private anonymous memory, and whatever touches the window.
+    // mmap: large private anonymous memory, unless the loader may have asked for it, and whatever touches the window.
     let excluded = libc::MAP_FIXED
         | libc::MAP_FIXED_NOREPLACE
         | libc::MAP_STACK
@@ -235,17 +245,21 @@ pub fn program() -> Vec<Instruction> {
     let mmap = [
         op(LD_W_ABS, argument_high(0)),
         op(ALU_AND_K, window::HIGH_MASK),
-        jump(JEQ_K, window::HIGH, 11, 0),
+        jump(JEQ_K, window::HIGH, 14, 0),
         op(LD_W_ABS, argument_low(3)),
-        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 7),
-        jump(JSET_K, excluded as u32, 6, 0),
+        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 11),
+        jump(JSET_K, excluded as u32, 10, 0),
         op(ALU_AND_K, libc::MAP_TYPE as u32),
-        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 4),
+        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 8),
         op(LD_W_ABS, argument_high(1)),
-        jump(JEQ_K, 0, 0, 4),
+        jump(JEQ_K, 0, 0, 2),
         op(LD_W_ABS, argument_low(1)),
-        jump(JGE_K, CAPTURE_BYTES, 2, 0),
-        op(RET_K, RET_ALLOW),
+        jump(JGE_K, CAPTURE_BYTES, 0, 4),
+        // What the loader asks for, perhaps before there is a handler: see `LOADER_FLAGS`.
+        op(LD_W_ABS, argument_low(2)),
+        jump(JEQ_K, libc::PROT_NONE as u32, 0, 3),
+        op(LD_W_ABS, argument_low(3)),
+        jump(JEQ_K, LOADER_FLAGS as u32, 0, 1),
         op(RET_K, RET_ALLOW),
         op(RET_K, RET_TRAP),
     ];
@@ -421,6 +435,9 @@ mod tests {
         assert_eq!(map(FAR & !4095, 4096, ANON | libc::MAP_FIXED as usize), Verdict::Trap);
         assert_eq!(map(0, CAPTURE_BYTES as usize - 1, ANON), Verdict::Allow);
         assert_eq!(map(0, 8 << 20, ANON | libc::MAP_STACK as usize), Verdict::Allow);
+        let reserve = |flags: usize| verdict(libc::SYS_mmap, [0, 8 << 20, 0, flags, usize::MAX, 0]);
+        assert_eq!(reserve(ANON), Verdict::Allow);
+        assert_eq!(reserve(ANON | libc::MAP_NORESERVE as usize), Verdict::Trap);
         assert_eq!(map(0x7000_0000, 1 << 30, ANON | libc::MAP_FIXED as usize), Verdict::Allow);
         assert_eq!(map(0, 1 << 20, (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_mmap, [0, 1 << 20, 1, libc::MAP_PRIVATE as usize, 3, 0]), Verdict::Allow);
