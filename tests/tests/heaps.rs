@@ -6,10 +6,12 @@
 use farfield::task::Executor;
 use farfield::{FarBTreeMap, FarBox, FarError, FarList, FarMap, FarVec, Heap, Plane, PoolError};
 use farfield_tests::{MIB, PATIENCE, Scratch, Server, tier, wait_until};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const NEAR: u64 = 2 * MIB;
@@ -318,6 +320,89 @@ fn servers_of_small_objects_die_in_the_middle_of_everything() {
     die::<32>(Way::Tcp, Plane::Object);
 }
 
+/// A network that passes so many bytes, both ways and of all connections together, and then nothing more.
+struct Wire {
+    left: AtomicU64,
+    ends: Mutex<Vec<TcpStream>>,
+}
+
+impl Wire {
+    /// The address of the near end.
+    fn to(server: &Server, bytes: u64) -> String {
+        let far = server.url().trim_start_matches("tcp://").to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it has one");
+        let wire = Arc::new(Wire { left: AtomicU64::new(bytes), ends: Mutex::default() });
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(&far) else { continue };
+                let copies = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+                wire.ends.lock().expect("nobody panics").extend([near, far]);
+                for (from, to) in copies {
+                    let (wire, from, to) = (wire.clone(), from.expect("a descriptor"), to.expect("a descriptor"));
+                    std::thread::spawn(move || wire.pass(from, to));
+                }
+            }
+        });
+        format!("tcp://{address}")
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = [0; 5000];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            let take = |left: u64| Some(left.saturating_sub(count as u64));
+            let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).expect("always some");
+            if to.write_all(&bytes[..count.min(left as usize)]).is_err() || left <= count as u64 {
+                break;
+            }
+        }
+        // A server that dies closes all its connections.
+        for end in &*self.ends.lock().expect("nobody panics") {
+            end.shutdown(Shutdown::Both).ok();
+        }
+    }
+}
+
+/// The connections are cut after any number of bytes: in a head, in a page, in a checksum, in the handshake.
+#[test]
+fn connections_are_cut_at_any_byte() {
+    let scratch = Scratch::new("heap-cut");
+    let server = Way::Tcp.start(&scratch, "256M");
+    let mut random = Random::new(77);
+    for round in 0..tier(6, 1500) {
+        let bytes = match round % 4 {
+            0 => random.below(1500),
+            _ => random.below(2 * FILL as usize),
+        };
+        let url = Wire::to(&server, bytes as u64);
+        let plane = if round % 2 == 0 { Plane::Page } else { Plane::Object };
+        let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
+        let heap = match builder.patience(PATIENCE).build() {
+            Ok(heap) => heap,
+            // Cut in the handshake.
+            Err(error) => {
+                assert!(bytes < 2000, "after {bytes} bytes: {error}");
+                continue;
+            }
+        };
+        let mut world = World::<32>::new(heap);
+        let mut end = world.fill(Operation::Get, &AtomicU64::new(0));
+        for step in 0..STEPS_MAX {
+            if end.is_err() {
+                break;
+            }
+            let operation = OPERATIONS[step as usize % OPERATIONS.len()];
+            end = world.step(operation, &mut random);
+        }
+        let error = end.expect_err("something was far");
+        assert!(is_gone(error), "after {bytes} bytes: {error:?}");
+        let (good, all) = (world.survivors(), world.values.len());
+        println!("cut after {bytes} bytes: {good} of {all} values are near");
+        drop((world.values, world.vector, world.map, world.tree, world.list));
+        world.heap.verify();
+    }
+}
+
 /// A server that is full says so before anything is lost, and takes more when there is room again.
 #[test]
 fn a_full_server_is_said_before_data_is_at_risk() {
@@ -361,6 +446,172 @@ fn a_full_server_is_said_before_data_is_at_risk() {
         wait_until("room for more", || world.heap.alloc([1; 512]).is_ok());
         drop(kept);
         world.heap.verify();
+    }
+}
+
+/// AIFM's tests across TCP: arrays are added, maps hold keys and values of any size, threads share a map.
+#[test]
+fn collections_are_right_across_the_network() {
+    for plane in [Plane::Page, Plane::Object] {
+        let scratch = Scratch::new("heap-collections");
+        let server = Way::Tcp.start(&scratch, "256M");
+        let heap = Way::Tcp.heap(&server, plane);
+        add_arrays(&heap).unwrap_or_else(|error| panic!("{plane:?}: {error:?}"));
+        any_sizes(&heap).unwrap_or_else(|error| panic!("{plane:?}: {error:?}"));
+        let map = FarMap::new(&heap).expect("room for a map");
+        std::thread::scope(|threads| {
+            for thread in 0..8u8 {
+                let (heap, map) = (&heap, &map);
+                threads.spawn(move || share(heap, map, thread).unwrap_or_else(|error| panic!("{plane:?}: {error:?}")));
+            }
+        });
+        drop(map);
+        assert!(heap.stats().misses > 1000, "{:?}", heap.stats());
+        heap.verify();
+    }
+}
+
+fn add_arrays(heap: &Heap) -> Result<(), FarError> {
+    let count = (NEAR / 8) as usize;
+    let (mut a, mut b, mut c) = (FarVec::new(), FarVec::new(), FarVec::new());
+    for index in 0..count as u64 {
+        let scope = heap.enter();
+        a.push(&scope, index)?;
+        b.push(&scope, 3 * index)?;
+    }
+    for index in 0..count {
+        let scope = heap.enter();
+        c.push(&scope, a.at(&scope, index)? + b.at(&scope, index)?)?;
+    }
+    let mut scope = heap.enter();
+    let (mut scan, mut index) = (c.scan(&mut scope), 0);
+    while let Some(chunk) = scan.next_chunk()? {
+        for sum in chunk {
+            assert_eq!(*sum, 4 * index);
+            index += 1;
+        }
+    }
+    assert_eq!(index, count as u64);
+    Ok(())
+}
+
+/// Keys up to 200 bytes, values up to 700: found, then every third removed, then absent and the others there.
+fn any_sizes(heap: &Heap) -> Result<(), FarError> {
+    let map = FarMap::<[u8], [u8]>::builder().build(heap).expect("room for a map");
+    let key =
+        |number: u64| -> Vec<u8> { number.to_le_bytes().into_iter().cycle().take(8 + number as usize % 193).collect() };
+    let value = |number: u64| vec![number as u8; 1 + number as usize * 7 % 700];
+    let count = 3 * NEAR / 500;
+    for number in 0..count {
+        let scope = heap.enter();
+        assert!(map.insert(&scope, &key(number)[..], &value(number)[..])?.is_none());
+    }
+    for number in (0..count).step_by(3) {
+        let scope = heap.enter();
+        assert_eq!(map.remove(&scope, &key(number)[..])?, Some(&value(number)[..]));
+    }
+    for number in 0..count {
+        let scope = heap.enter();
+        let expected = (number % 3 != 0).then(|| value(number));
+        assert_eq!(map.get(&scope, &key(number)[..])?, expected.as_deref(), "{number}");
+    }
+    Ok(())
+}
+
+/// Whatever a thread finds belongs to its key and names a thread.
+fn share(heap: &Heap, map: &FarMap<u32, [u8; 100]>, thread: u8) -> Result<(), FarError> {
+    let mut random = Random::new(u64::from(thread));
+    for _ in 0..3000 {
+        let key = random.below(20_000) as u32;
+        let scope = heap.enter();
+        match random.below(4) {
+            0 => drop(map.remove(&scope, &key)?),
+            1 => {
+                let mut value = [thread; 100];
+                value[..4].copy_from_slice(&key.to_le_bytes());
+                map.insert(&scope, key, value)?;
+            }
+            _ => {
+                let Some(value) = map.get(&scope, &key)? else { continue };
+                assert_eq!(value[..4], key.to_le_bytes());
+                assert!(value[4] < 8 && value[4..].iter().all(|byte| *byte == value[4]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Far memory that was given back is used again: several times what the server takes goes through it. And two heaps of one server do
+/// not see each other.
+#[test]
+fn what_is_freed_is_used_again_and_heaps_do_not_meet() {
+    let scratch = Scratch::new("heap-again");
+    let server = Way::Tcp.start(&scratch, "16M");
+    let heaps = [Plane::Page, Plane::Object].map(|plane| Way::Tcp.heap(&server, plane));
+    for round in 0..8u64 {
+        let fill = |heap: &Heap, mark: u64| -> Vec<FarBox<[u64; 512]>> {
+            let mut values = Vec::new();
+            while values.len() < 1400 {
+                // Pages of the round before are on their way back.
+                wait_until("room at the server", || match heap.alloc([mark; 512]) {
+                    Ok(value) => {
+                        values.push(value);
+                        true
+                    }
+                    Err(error) => {
+                        assert!(matches!(error.error, FarError::Pool(PoolError::PoolFull { .. })), "{error:?}");
+                        false
+                    }
+                });
+            }
+            values
+        };
+        let filled = [fill(&heaps[0], round), fill(&heaps[1], 1000 + round)];
+        for (heap, (values, mark)) in heaps.iter().zip(filled.iter().zip([round, 1000 + round])) {
+            for value in values {
+                assert_eq!(*value.get(&heap.enter()).expect("it fits"), [mark; 512]);
+            }
+        }
+    }
+    heaps.iter().for_each(Heap::verify);
+}
+
+/// Resident memory of this process, as the kernel counts it.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    let pages = text.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok());
+    pages.expect("the second number") * 4096
+}
+
+/// What the budget says is what the kernel sees, tables included.
+#[test]
+fn the_kernel_sees_no_more_than_the_budget_of_a_heap() {
+    for plane in [Plane::Page, Plane::Object] {
+        let scratch = Scratch::new("heap-budget");
+        let server = Way::Tcp.start(&scratch, "512M");
+        let near = 24 * MIB;
+        let before = resident_bytes();
+        let builder = Heap::builder().near(near).near_max(near).far(1 << 30).plane(plane).pool(server.url());
+        let heap = builder.patience(PATIENCE).build().expect("the server accepts");
+        let map: FarMap<u64, [u64; 120]> = FarMap::new(&heap).expect("room for a map");
+        let count = 3 * near / 968;
+        let mut peak = 0;
+        for key in 0..count {
+            map.insert(&heap.enter(), key, [key; 120]).expect("there is room");
+            if key % 1000 == 0 {
+                peak = peak.max(resident_bytes());
+            }
+        }
+        for key in (0..count).step_by(7) {
+            assert_eq!(map.get(&heap.enter(), &key).expect("the server lives"), Some(&[key; 120]));
+        }
+        let peak = peak.max(resident_bytes()) - before;
+        println!("{plane:?}: {} of {} MiB near, says the kernel", peak / MIB, near / MIB);
+        // Lanes and stacks are the process's own.
+        assert!(peak <= near + near / 50 + 8 * MIB, "{plane:?}: {peak} of {near}; {:?}", heap.stats());
+        assert!(peak >= near / 2, "{plane:?}: only {peak} of {near} were ever used");
+        drop(map);
+        heap.verify();
     }
 }
 
@@ -426,7 +677,7 @@ fn what_rots_at_the_server_is_an_error_and_never_a_value() {
     let started = Instant::now();
     for way in [Way::Tcp, Way::Unix, Way::Shm] {
         check::<512>(way, Plane::Page);
-        check::<32>(way, Plane::Object);
     }
+    check::<32>(Way::Tcp, Plane::Object);
     assert!(started.elapsed() < PATIENCE + Duration::from_secs(60));
 }

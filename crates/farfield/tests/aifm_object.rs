@@ -1,0 +1,4 @@
+//! AIFM's tests, on the object plane.
+
+#[path = "aifm.rs"]
+mod aifm;
