@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::twin::steps;
 use common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, Heap};
 use std::sync::Arc;
@@ -267,7 +268,7 @@ fn random_steps(near_percent: u64) {
     }
     let mut shelf: FarVec<FarBox<FarArc<Counted>>> = FarVec::new();
     let mut shelf_twin: Vec<Arc<u64>> = Vec::new();
-    for step in 0..4_000u64 {
+    for step in 0..steps(4_000) {
         let (index, other) = (random.below(slots), random.below(slots));
         match random.below(8) {
             0 => {

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::twin::steps;
 use common::{MIB, Random, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
@@ -38,16 +39,16 @@ fn index_of(index: Index) {
     let heap = heap("delay=20us", 3 * MIB);
     let map: FarMap<str, [u8]> = FarMap::builder().index(index).build(&heap).unwrap();
     let mut twin = HashMap::new();
-    for number in 0..40_000u32 {
+    for number in 0..14_000u32 {
         let (key, value) =
-            (format!("key {}", number.wrapping_mul(0x9e37_79b9)), vec![number as u8; number as usize % 300]);
+            (format!("key {}", number.wrapping_mul(0x9e37_79b9)), vec![number as u8; number as usize % 300 * 3]);
         map.insert(&heap.enter(), key.as_str(), value.as_slice()).unwrap();
         twin.insert(key, value);
     }
     let keys: Vec<&String> = twin.keys().collect();
     let (heap_ref, map, twin, keys) = (&heap, &map, &twin, &keys);
     in_tasks(heap_ref, 8, |mut random| async move {
-        for _ in 0..80 {
+        for _ in 0..steps(80) {
             let scope = heap_ref.enter();
             let key = keys[random.below(keys.len())];
             let first = map.fetch(&scope, key.as_str()).await.unwrap().unwrap();
@@ -68,7 +69,7 @@ fn index_of(index: Index) {
         }
         assert_eq!(met, twin.len());
     });
-    assert!(heap.stats().misses > 1000);
+    assert!(heap.stats().misses > 500, "{:?}", heap.stats());
 }
 
 #[test]
@@ -87,14 +88,14 @@ fn trees() {
     let mut map = FarBTreeMap::new();
     let mut twin = BTreeMap::new();
     let mut random = Random(seed());
-    for _ in 0..60_000 {
+    for _ in 0..24_000 {
         let key = random.next() % 100_000;
-        map.insert(&heap.enter(), key, [key; 4]).unwrap();
-        twin.insert(key, [key; 4]);
+        map.insert(&heap.enter(), key, [key; 12]).unwrap();
+        twin.insert(key, [key; 12]);
     }
     let (heap, map, twin) = (&heap, &map, &twin);
     in_tasks(heap, 16, |mut random| async move {
-        for _ in 0..100 {
+        for _ in 0..steps(100) {
             let scope = heap.enter();
             let key = random.next() % 100_000;
             assert_eq!(map.fetch(&scope, &key).await.unwrap(), twin.get(&key));
@@ -109,7 +110,7 @@ fn trees() {
     });
     // The same by `fetch_with`: several look-ups at once, and ranges.
     in_tasks(heap, 4, |mut random| async move {
-        for _ in 0..60 {
+        for _ in 0..steps(60) {
             let from = random.next() % 90_000;
             let sum = heap
                 .fetch_with(|scope| {
@@ -288,13 +289,13 @@ fn lookups_get_the_errors_of_the_pool() {
     let heap = heap("die=900", MIB);
     let mut map = FarBTreeMap::new();
     let mut made = 0u64;
-    while made < 60_000 && map.insert(&heap.enter(), made, [made; 8]).is_ok() {
+    while made < 40_000 && map.insert(&heap.enter(), made, [made; 8]).is_ok() {
         made += 1;
     }
     let (good, gone) = (Cell::new(0), Cell::new(0));
     let executor = Executor::new(&heap);
     executor.block_on(async {
-        for key in (0..made).step_by(97) {
+        for key in (0..made).step_by(997) {
             let held = {
                 let scope = heap.enter();
                 map.fetch(&scope, &key).await.map(|value| value.copied())

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::twin::steps;
 use common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, FarVec, Heap, PoolError};
@@ -52,7 +53,7 @@ fn batches_are_in_order_whatever_is_near() {
     let mut values = filled(&heap, 2000);
     let mut twin: Vec<u64> = (0..2000).collect();
     let mut random = Random(seed());
-    for round in 0..150 {
+    for round in 0..steps(150) {
         let from = random.below(values.len() - 40);
         let scope = heap.enter();
         if round % 3 == 0 {
