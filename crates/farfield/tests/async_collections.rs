@@ -157,6 +157,32 @@ fn vectors_are_scanned_by_tasks() {
     });
 }
 
+/// A change that walks through more than a scope may hold is not taken back in its middle for what is far.
+#[test]
+fn elements_move_by_one_place_in_tasks() {
+    let heap = heap("seed=1", MIB);
+    let mut vec = FarVec::new();
+    let mut twin: Vec<u64> = (0..300_000).collect();
+    vec.extend(&heap.enter(), twin.iter().copied()).unwrap();
+    let mut random = Random(seed());
+    Executor::new(&heap).block_on(async {
+        for value in 0..12 {
+            let at = random.below(100_000);
+            heap.fetch_with(|scope| vec.insert(scope, at, value).map_err(FarError::from)).await.unwrap();
+            twin.insert(at, value);
+            let at = random.below(100_000);
+            assert_eq!(heap.fetch_with(|scope| vec.remove(scope, at)).await, Ok(twin.remove(at)));
+        }
+        let mut scope = heap.enter();
+        let (mut scan, mut at) = (vec.scan(&mut scope), 0);
+        while let Some(chunk) = scan.fetch_chunk().await.unwrap() {
+            assert!(*chunk == twin[at..at + chunk.len()]);
+            at += chunk.len();
+        }
+    });
+    heap.verify();
+}
+
 #[test]
 fn batches_of_far_values() {
     let heap = heap("delay=50us", 2 * MIB);

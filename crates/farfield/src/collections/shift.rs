@@ -30,6 +30,7 @@ impl<T: Send + 'static> Paged<T> {
         slots: RangeInclusive<usize>,
         value: &mut MaybeUninit<T>,
     ) -> Result<(), Stuck> {
+        let _patient = scope.patiently();
         let (at, end) = (*slots.start(), *slots.end());
         self.pass(scope, at, end, value, Toward::End).map_err(|(error, unit)| {
             let next = unit * Self::PER_UNIT;
@@ -46,6 +47,7 @@ impl<T: Send + 'static> Paged<T> {
         slots: RangeInclusive<usize>,
         value: &mut MaybeUninit<T>,
     ) -> Result<(), Stuck> {
+        let _patient = scope.patiently();
         let (at, end) = (*slots.start(), *slots.end());
         self.pass(scope, at, end, value, Toward::Start).map_err(|(error, unit)| {
             let next = (unit + 1) * Self::PER_UNIT;

@@ -35,6 +35,18 @@ impl Drop for Impatient<'_> {
     }
 }
 
+/// While it exists, this thread waits for pages after all: it does what must not end in its middle.
+pub(crate) struct Patient<'a> {
+    record: &'a Record,
+    was_impatient: bool,
+}
+
+impl Drop for Patient<'_> {
+    fn drop(&mut self) {
+        self.record.is_impatient.set(self.was_impatient);
+    }
+}
+
 /// The result of the action, or what it could not wait for.
 pub(crate) fn attempt<R>(
     record: &Record,
@@ -50,6 +62,11 @@ pub(crate) fn attempt<R>(
 }
 
 impl Scope<'_> {
+    /// For changes of many places, which cost much to take back.
+    pub(crate) fn patiently(&self) -> Patient<'_> {
+        Patient { record: self.record, was_impatient: self.record.is_impatient.replace(false) }
+    }
+
     /// Does something that only looks, again and again until nothing of it is far any more. What was found near stays near.
     pub(crate) async fn retry<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         let held = self.hold();
@@ -86,7 +103,8 @@ impl Scope<'_> {
 impl Heap {
     /// Calls `action` with a scope, for a task of any executor: when it finds something far it does not wait but returns an
     /// error; and is called again when that is near. So it passes errors on, may be called several times, and does nothing that
-    /// should not be done twice: look-ups, and changes that come last.
+    /// should not be done twice: look-ups, and changes that come last. (What moves many elements, as [`FarVec::insert`](crate::FarVec::insert),
+    /// makes the thread wait.)
     ///
     /// No scope is held while the task waits, so the task may change its thread, if `action` and what it returns may.
     ///

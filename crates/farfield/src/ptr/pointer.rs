@@ -48,17 +48,22 @@ impl Pointer {
                     place = scope.core.find(scope, page, &self.place, want)?;
                 }
             }
-            None => {
-                let found = scope.core.find_object(scope, self.number.get(), place, want, scope.is_renewable())?;
-                if found != place && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
-                    self.place.store(found.0, Ordering::Relaxed);
-                }
-                place = found;
-            }
+            None => place = self.place_of_object(scope, want)?,
         }
         scope.mark_used();
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
         Ok(unsafe { scope.arena.add(place.offset()) })
+    }
+
+    /// The same on the object plane. Not inlined, or nothing of a dereference would be.
+    #[inline(never)]
+    fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<Place, FarError> {
+        let guess = self.place();
+        let found = scope.core.find_object(scope, self.number.get(), guess, want, scope.is_renewable())?;
+        if found != guess && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
+            self.place.store(found.0, Ordering::Relaxed);
+        }
+        Ok(found)
     }
 
     /// Is the page usable in the frame that the slot guesses?
