@@ -37,6 +37,8 @@ pub use btree::{FarBTreeMap, RangeIter};
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use list::{Cursor, CursorMut, FarList, ListIter};
+#[cfg(feature = "serde")]
+pub use map::Restored;
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
 pub use queue::FarQueue;
 pub use stack::FarStack;

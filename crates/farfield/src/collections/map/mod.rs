@@ -17,6 +17,8 @@ mod walk;
 pub use buckets::Index;
 pub use entry::{Entry, OccupiedEntry, VacantEntry};
 pub use item::{Item, Source};
+#[cfg(feature = "serde")]
+pub use snapshot::Restored;
 pub use walk::Walk;
 
 use crate::error::{AllocError, BuildError, FarError};
