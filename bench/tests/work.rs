@@ -1,0 +1,64 @@
+//! The workload programs of the far heap, small: whatever keeps the data, the result is the same. Danger: an experiment that measures a
+//! mistake, and is not looked at before it has run for an hour.
+
+use std::process::Command;
+
+/// Runs a workload; its checksum and its phases.
+fn work(arguments: &[&str]) -> (String, Vec<String>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_farfield-work")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(line["verified"], true, "{arguments:?}: {line}");
+    let phases = line["phases"].as_array().unwrap().iter();
+    let phases = phases.map(|phase| phase["name"].as_str().unwrap().to_owned()).collect();
+    (line["checksum"].as_str().unwrap().to_owned(), phases)
+}
+
+/// With std's types, by pages and by objects.
+fn check(workload: &str, phase: &str, near_mib: u64, more: &[&str]) {
+    let near = (near_mib << 20).to_string();
+    let mut words = vec![workload];
+    words.extend(more);
+    let (expected, phases) = work(&words);
+    assert!(phases.iter().any(|name| name == phase), "{workload} has no phase {phase}: {phases:?}");
+    for plane in ["page", "object"] {
+        let far = ["--near", near.as_str(), "--pool", "ram:", "--plane", plane];
+        assert_eq!(work(&[&words[..], &far].concat()).0, expected, "{workload}, {plane}");
+    }
+}
+
+#[test]
+fn pointers() {
+    check("deref", "access", 3, &["--data-mib", "6", "--ops", "20000", "--write-percent", "50"]);
+    check("tasks", "read", 3, &["--data-mib", "6", "--ops", "20000", "--threads", "2", "--in-flight", "8"]);
+    let large = ["--data-mib", "6", "--ops", "3000", "--in-flight", "16", "--object-bytes", "4096"];
+    check("tasks", "read", 3, &large);
+}
+
+#[test]
+fn walks() {
+    check("compute", "scan", 2, &["--data-mib", "6"]);
+    check("frame", "ask", 2, &["--data-mib", "4"]);
+    check("pack", "pack", 6, &["--data-mib", "12"]);
+    check("unpack", "pack", 6, &["--data-mib", "12"]);
+}
+
+#[test]
+fn maps() {
+    check("hash", "get", 3, &["--data-mib", "6", "--ops", "10000", "--object-bytes", "512", "--zipf-percent", "80"]);
+    check("web", "request", 4, &["--data-mib", "8", "--ops", "300", "--zipf-percent", "85", "--once", "1"]);
+}
+
+#[test]
+fn crowds() {
+    // A scope holds what its round changes.
+    check("churn", "round", 60, &["--data-mib", "80", "--ops", "3"]);
+    check("crowd", "round", 10, &["--data-mib", "24", "--ops", "24", "--threads", "4"]);
+}
+
+#[test]
+fn remote_objects() {
+    let (_, phases) =
+        work(&["remote", "--data-mib", "1", "--ops", "20000", "--in-flight", "32", "--peer", "loopback:"]);
+    assert_eq!(phases, ["fill", "get"]);
+}
