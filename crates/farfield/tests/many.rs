@@ -4,7 +4,7 @@
 mod common;
 
 use common::twin::steps;
-use common::{MIB, Random, assert_in_budget, heap, seed};
+use common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, FarVec, Heap, PoolError};
 use std::future::Future;
@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(10);
 
 /// A heap of this near memory over a pool with these faults.
 fn faulty(faults: &str, near: u64, patience: Duration) -> Heap {
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
+    let builder = builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
     builder.pool(format!("fault:{faults}@ram:")).build().unwrap()
 }
 
