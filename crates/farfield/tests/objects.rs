@@ -283,6 +283,31 @@ fn far_addresses_are_used_again_and_again() {
     heap.verify();
 }
 
+/// Values leave their far page one by one: without care a far page would be kept for each one or two of them that stayed.
+#[test]
+fn far_pages_do_not_stay_for_a_few_values_each() {
+    let heap = builder(MIB).build().unwrap();
+    let mut random = Random(seed());
+    let mut values: Vec<_> = (0..40_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+    let full = values.len() as u64 / 60;
+    for step in 0..200_000 {
+        let scope = heap.enter();
+        let index = random.below(values.len());
+        if step % 10 == 0 {
+            values[index].get_mut(&scope).unwrap()[7] += 1;
+        } else {
+            assert_eq!(values[index].get(&scope).unwrap()[..7], [index as u64; 7]);
+        }
+    }
+    let stats = heap.stats();
+    assert!(stats.misses > 100_000, "{stats:?}");
+    assert!(stats.pages < 3 * full, "{} far pages for values of {full}: {stats:?}", stats.pages);
+    assert_in_budget(stats);
+    heap.verify();
+    drop(values);
+    heap.verify();
+}
+
 /// Counts how many exist.
 struct Counted(Arc<AtomicI64>, [u64; 7]);
 

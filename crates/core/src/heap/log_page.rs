@@ -112,6 +112,12 @@ impl LogWord {
         self.0 & LIVE_MASK
     }
 
+    /// Do objects live in at most so many quarters of it? Not of open pages, and of dead ones there is nothing to say.
+    pub fn is_sparse(self, quarters: u32) -> bool {
+        let filled = |class: LogClass| self.live() * 4 <= class.capacity() * quarters;
+        !self.is_open() && self.live() > 0 && self.class().is_some_and(filled)
+    }
+
     /// One object more. Only in open pages.
     pub fn add(self) -> LogWord {
         assert!(self.is_open() && self.class().is_some_and(|class| self.live() < class.capacity()));
@@ -229,6 +235,23 @@ mod tests {
             go(LogWord::opened(class), 0, 0);
         }
         assert_eq!(LogWord::UNUSED.class(), None);
+    }
+
+    #[test]
+    fn sparse_pages_have_few_objects_and_some() {
+        for class in all() {
+            let mut word = LogWord::opened(class);
+            (0..class.capacity()).for_each(|_| word = word.add());
+            assert!(!word.is_sparse(4), "open");
+            word = word.closed().0;
+            while word.live() > 0 {
+                for quarters in 0..=4 {
+                    assert_eq!(word.is_sparse(quarters), word.live() * 4 <= class.capacity() * quarters, "{word:?}");
+                }
+                word = word.remove().0;
+            }
+            assert!(!word.is_sparse(4), "dead");
+        }
     }
 
     #[test]

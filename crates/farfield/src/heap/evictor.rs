@@ -11,6 +11,7 @@
 
 mod first;
 mod log_pages;
+mod merge;
 
 use super::Core;
 use super::segments::Unit;
@@ -22,6 +23,7 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_core::{PageId, checksum};
 use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use first::Progress;
+use merge::Merger;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -77,6 +79,7 @@ struct EvictorState {
     /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
     urgent: VecDeque<Batch>,
     evacuator: Evacuator,
+    merger: Merger,
     /// Log pages that were retired before this epoch's batch, and are free when it is over.
     retired: VecDeque<(u64, Vec<u32>)>,
     /// Frames in `batches`.
@@ -118,6 +121,7 @@ impl Evictor {
             batches: VecDeque::new(),
             urgent: VecDeque::new(),
             evacuator: Evacuator::default(),
+            merger: Merger::default(),
             retired: VecDeque::new(),
             cooling: 0,
             first: VecDeque::new(),
@@ -155,7 +159,10 @@ impl Evictor {
 
     /// Makes room until `goal` frames are free, or it cannot go on.
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
-        let outcome = self.lock().run(core, goal, Urgency::Background);
+        let outcome = {
+            let mut state = self.lock();
+            state.run(core, goal, Urgency::Background).and_then(|outcome| state.merge_far(core).map(|()| outcome))
+        };
         // At least one, who looks for what is wrong.
         core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
         outcome
@@ -614,7 +621,7 @@ fn sum(core: &Core, first: FrameId, index: u32) -> u64 {
 /// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they are bytes like any others;
 /// the compiler must not conclude otherwise from the types that were written there. It has to assume that the empty assembly
 /// block wrote all of them.
-pub(super) fn launder(address: *mut u8) {
+pub(crate) fn launder(address: *mut u8) {
     #[cfg(not(miri))]
     // SAFETY: no instruction; memory is clobbered by default.
     unsafe {

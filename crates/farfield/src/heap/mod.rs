@@ -48,6 +48,7 @@ pub(crate) use access::Want;
 pub(crate) use arrival::Arrival;
 pub(crate) use attempt::attempt;
 pub(crate) use directory::heap_of;
+pub(crate) use evictor::launder;
 pub(crate) use frames::Purse;
 pub use gather::Batches;
 pub(crate) use io::Part;
@@ -307,7 +308,9 @@ impl Core {
     /// Adapts the number of frames to the budget and to what the tables cost now.
     pub(crate) fn fit(&self) {
         let near = self.near.load(Ordering::Relaxed);
-        let frames = near.saturating_sub(self.table_bytes()) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
+        // In steps: a frame that is given back for every page of tables would cost more than what the steps waste.
+        let tables = self.table_bytes().next_multiple_of((near / 256).max(PAGE_BYTES as u64));
+        let frames = near.saturating_sub(tables) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
         // A heap whose tables fill the budget still moves, slowly.
         self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(32));
     }

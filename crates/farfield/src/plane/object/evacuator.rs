@@ -5,6 +5,8 @@
 //! page's objects are copied. *Hot* is an object that was used again after it came; moving takes the mark away. Objects go
 //! to pages that only the evacuator fills; those of cold objects leave as soon as they are full. While somebody waits for a frame,
 //! or when there is none to move objects to, pages leave as they are.
+//!
+//! It brings together what is left in far pages, too: those of which little lives (`heap/evictor/merge.rs`).
 
 use super::{ObjectId, Objects};
 use crate::heap::{Core, Purse};
@@ -45,8 +47,7 @@ impl Evacuator {
 
     /// Is this log page, which is in use, worth emptying? Its frame would be free for the price of a few copies.
     pub(crate) fn is_sparse(objects: &Objects, page: u32) -> bool {
-        let word = objects.log.word(page);
-        word.class().is_some_and(|class| !word.is_open() && word.live() * 2 < class.capacity())
+        objects.log.word(page).is_sparse(2)
     }
 
     /// Decides about a sealed log page, and empties it if that is the verdict and there is room. True if it is dead by that, and the
@@ -56,7 +57,11 @@ impl Evacuator {
         let Some(class) = word.class().filter(|_| !word.is_open()) else {
             return (Verdict::Write, false);
         };
-        let found = Self::live(core, objects, class, page, frame);
+        crate::heap::launder(core.frames.address(frame));
+        // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in Copying and the evictor's, so nobody
+        // writes it until it is told what becomes of the page.
+        let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
+        let found = Self::live(objects, class, page, bytes);
         let hot = found.iter().filter(|found| found.handle.is_hot()).count();
         let mut died = false;
         let verdict = Verdict::of(found.len() as u32, hot as u32, class.capacity());
@@ -73,20 +78,32 @@ impl Evacuator {
                         self.close(core);
                         return (Verdict::Write, false);
                     };
-                    died |= target.receive(core, objects, class, page, frame, &found);
+                    died |= target.receive(core, objects, class, page, bytes, &found);
                 }
             }
         }
         (verdict, died)
     }
 
-    /// Objects that live in the page.
-    fn live(core: &Core, objects: &Objects, class: LogClass, page: u32, frame: FrameId) -> Vec<Found> {
+    /// Moves the objects that live in a page with these bytes, which is Far, to pages of cold ones. What somebody brings near meanwhile
+    /// is his: the handle decides.
+    pub(crate) fn merge(&mut self, core: &Core, objects: &Objects, page: u32, bytes: &[u8]) {
+        let Some(class) = objects.log.word(page).class() else { return };
+        let mut died = false;
+        for found in Self::live(objects, class, page, bytes) {
+            let Some(target) = self.target(core, objects, class, false) else { break };
+            died |= target.receive(core, objects, class, page, bytes, &found);
+        }
+        if died {
+            core.retire_log(&objects.log, page);
+        }
+    }
+
+    /// Objects that live in the page with these bytes.
+    fn live(objects: &Objects, class: LogClass, page: u32, bytes: &[u8]) -> Vec<Found> {
         let live = |index| {
-            // SAFETY: a tag lies inside its page, which the evictor has sealed: nobody writes it.
-            let tag =
-                unsafe { core.frames.address(frame).add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().read() };
-            let object = u32::from_le_bytes(tag).checked_sub(1)?;
+            let tag = bytes[class.tag_offset(index)..][..TAG_BYTES].first_chunk()?;
+            let object = u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())?;
             let handle = Handle(objects.handles[object].load(Ordering::Acquire));
             handle.is_at(page, class.card(index)).then_some(Found { object, index, handle })
         };
@@ -140,25 +157,25 @@ impl Evacuator {
 }
 
 impl Target {
-    /// Moves one object here, out of a sealed page; true if that page is dead by it.
+    /// Moves one object here, out of a page with these bytes that is sealed or Far; true if that page is dead by it.
     fn receive(
         &mut self,
         core: &Core,
         objects: &Objects,
         class: LogClass,
         page: u32,
-        frame: FrameId,
+        bytes: &[u8],
         found: &Found,
     ) -> bool {
         let (index, card) = (self.next, class.card(self.next));
         self.next += 1;
         objects.log.enter(self.page);
-        // SAFETY: source: inside a sealed page, which nobody writes. Target: a place and a tag that nobody has, in a page that only
-        // the evacuator fills and that stays near as long as it does. All lie inside their frames, and the frames differ.
+        let from = &bytes[usize::from(class.card(found.index)) * CARD_BYTES..][..class.bytes()];
+        // SAFETY: a place and a tag that nobody has, inside the frame of a page that only the evacuator fills and that stays near as
+        // long as it does.
         unsafe {
-            let (source, target) = (core.frames.address(frame), core.frames.address(self.frame));
-            let from = source.add(usize::from(class.card(found.index)) * CARD_BYTES);
-            target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from, class.bytes());
+            let target = core.frames.address(self.frame);
+            target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
             target.add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().write((found.object + 1).to_le_bytes());
         }
         let moved = found.handle.moved(self.page, card);

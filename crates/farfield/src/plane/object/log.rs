@@ -14,6 +14,8 @@ pub(crate) struct LogPages {
     words: Table<AtomicU32>,
     /// Log pages that there are.
     count: AtomicU32,
+    /// How many were opened, so far.
+    opened: AtomicU32,
     lists: Mutex<Lists>,
 }
 
@@ -33,6 +35,7 @@ impl LogPages {
         Ok(LogPages {
             words: Table::new(pages as usize)?,
             count: AtomicU32::new(0),
+            opened: AtomicU32::new(0),
             lists: Mutex::new(Lists::default()),
         })
     }
@@ -45,6 +48,17 @@ impl LogPages {
         let words = (u64::from(high_page) * size_of::<LogWord>() as u64).next_multiple_of(PAGE_BYTES as u64);
         // A page is in one list at most, and lists grow by doubling.
         words + u64::from(self.count.load(Ordering::Relaxed)) * 2 * size_of::<u32>() as u64
+    }
+
+    /// How many were opened, so far, modulo 2^32.
+    pub(crate) fn opened(&self) -> u32 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Pages that nobody uses.
+    pub(crate) fn unused_count(&self) -> usize {
+        let lists = self.lists();
+        lists.free.len() + lists.retired.len()
     }
 
     /// What is in the page.
@@ -126,6 +140,7 @@ impl Core {
             },
         };
         log.words[page].store(LogWord::opened(class).0, Ordering::SeqCst);
+        log.opened.fetch_add(1, Ordering::Relaxed);
         Ok(page)
     }
 
@@ -144,7 +159,7 @@ impl Core {
     }
 
     /// Nothing lives in the page and nobody fills it. Called once for each death.
-    fn retire_log(&self, log: &LogPages, page: u32) {
+    pub(super) fn retire_log(&self, log: &LogPages, page: u32) {
         self.release(Unit { page, pages: 1 });
         log.retire(page);
     }

@@ -1,0 +1,114 @@
+//! Far log pages of which little lives: what is left in them is brought together, so that far memory is not full of holes.
+//!
+//! Objects leave their page one by one, when they are wanted, and holes are never filled. So for every page that is opened the evictor
+//! looks at a few others, in turn; those that are Far and sparse it reads, and the evacuator moves what lives in them to pages of cold
+//! objects. *Sparse* is a quarter while there are far addresses enough, and more when they become scarce.
+
+use super::{Core, EvictorState};
+use crate::plane::object::Objects;
+use core::sync::atomic::Ordering;
+use farfield_core::PageId;
+use farfield_core::heap::{FrameWord, State};
+use farfield_pool::{Buffer, Op, PoolError, Priority, Request};
+use std::time::Instant;
+
+/// How far the hand has come that goes round the far pages.
+#[derive(Default)]
+pub(super) struct Merger {
+    hand: u32,
+    /// Pages that had been opened when it looked last.
+    opened: u32,
+    /// Pages still to look at.
+    debt: u32,
+}
+
+/// Pages that are looked at for each that is opened.
+const LOOKS: u32 = 4;
+
+impl EvictorState {
+    /// Brings together what is left in sparse far pages, as far as it is their turn, there is room, and nobody waits for it.
+    pub(super) fn merge_far(&mut self, core: &Core) -> Result<(), PoolError> {
+        let Some(objects) = &core.objects else { return Ok(()) };
+        let (opened, pages) = (objects.log.opened(), core.segments.high_page());
+        let more = opened.wrapping_sub(self.merger.opened).saturating_mul(LOOKS);
+        self.merger.opened = opened;
+        self.merger.debt = self.merger.debt.saturating_add(more).min(pages);
+        let quarters = quarters(core, objects);
+        let has_room = || core.frames.open_room() >= core.evictor.batch();
+        while has_room() && core.throttle.waiting() == 0 && !core.waiters.want_room() {
+            let sparse = self.find_sparse(core, objects, quarters);
+            if sparse.is_empty() {
+                break;
+            }
+            for (page, buffer) in self.read_pages(core, &sparse)? {
+                self.evacuator.merge(core, objects, page, buffer.page(0));
+                self.buffers.push(buffer);
+            }
+            self.cool_cold(core);
+        }
+        Ok(())
+    }
+
+    /// The next sparse ones, at most a batch.
+    fn find_sparse(&mut self, core: &Core, objects: &Objects, quarters: u32) -> Vec<u32> {
+        let pages = core.segments.high_page();
+        let mut sparse = Vec::new();
+        while self.merger.debt > 0 && sparse.len() < self.batch {
+            self.merger.debt -= 1;
+            self.merger.hand = if self.merger.hand + 1 >= pages { 0 } else { self.merger.hand + 1 };
+            let page = self.merger.hand;
+            // Only pages that are log pages, and in use, have objects by their word. What is Far stays so until its last object is gone,
+            // and is not used again before that is recycled, which needs the evictor's lock.
+            let is_far = || FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far;
+            if objects.log.word(page).is_sparse(quarters) && is_far() {
+                sparse.push(page);
+            }
+        }
+        sparse
+    }
+
+    /// Reads pages; those that could be had. Nothing else is in flight.
+    fn read_pages(&mut self, core: &Core, pages: &[u32]) -> Result<Vec<(u32, Buffer)>, PoolError> {
+        self.open(core)?;
+        let Some(lane) = &mut self.lane else { unreachable!("the lane was just opened") };
+        let until = Instant::now() + core.patience * 2;
+        let (mut asked, mut ended, mut read) = (0, 0, Vec::with_capacity(pages.len()));
+        while ended < pages.len() {
+            while asked < pages.len() {
+                let buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
+                let op = Op::Read { page: PageId(u64::from(pages[asked])), buffer };
+                let (tag, deadline) = (asked as u64, core.patience);
+                match lane.submit(Request { tag, priority: Priority::Background, deadline, op }) {
+                    Ok(()) => asked += 1,
+                    Err(_) => break,
+                }
+            }
+            if lane.poll(&mut self.done) == 0 {
+                lane.wait(core.patience);
+                lane.poll(&mut self.done);
+            }
+            for completion in self.done.drain(..) {
+                ended += 1;
+                if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
+                    read.push((pages[completion.tag as usize], buffer));
+                }
+            }
+            if Instant::now() > until {
+                // A lane that forgets is of no use. A new one is opened next time.
+                self.lane = None;
+                return Err(PoolError::TimedOut { server: 0, after: core.patience * 2 });
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// How much of a page may live for it to be sparse, in quarters: more when fewer far addresses are left.
+fn quarters(core: &Core, objects: &Objects) -> u32 {
+    let left = (core.pages - core.segments.high_page()) as usize + objects.log.unused_count();
+    match left {
+        left if left < core.pages as usize / 8 => 3,
+        left if left < core.pages as usize / 4 => 2,
+        _ => 1,
+    }
+}
