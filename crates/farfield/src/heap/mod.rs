@@ -322,7 +322,7 @@ impl Core {
         self.reclaimer.wake();
     }
 
-    fn table_bytes(&self) -> u64 {
+    pub(crate) fn table_bytes(&self) -> u64 {
         let words = u64::from(self.segments.high_page()) * size_of::<AtomicU64>() as u64;
         let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
         let objects = self.objects.as_ref().map_or(0, |objects| objects.table_bytes(self.segments.high_page()));

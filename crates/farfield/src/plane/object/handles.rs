@@ -56,11 +56,12 @@ impl Handles {
         (u64::from(self.high()) * size_of::<Handle>() as u64).next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Is there a free handle, or are fewer than `most` in use?
-    pub(super) fn has_room(&self, own: &OwnHandles, most: u64) -> bool {
+    /// Is there a free handle, or are there fewer than `most`?
+    pub(super) fn has_room(&self, own: &OwnHandles, most: impl FnOnce() -> u64) -> bool {
         own.first.get().is_some() || {
+            let most = most().min(u64::from(self.count));
             let free = self.lock();
-            free.first.is_some() || u64::from(free.fresh) < most.min(u64::from(self.count))
+            free.first.is_some() || u64::from(free.fresh) < most
         }
     }
 

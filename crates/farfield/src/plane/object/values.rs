@@ -5,13 +5,19 @@ use crate::error::FarError;
 use crate::heap::{Core, Patience, Record};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
 
 impl Core {
-    /// Is there a handle for one more value? They take up to half of the near memory; values beyond that come by pages.
+    /// Is there a handle for one more value? They take up to half of the near memory, and of what all tables may take only what
+    /// others have left; values beyond that come by pages.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
-        let near = self.near.load(Ordering::Relaxed);
-        objects.handles.has_room(&record.objects.handles, near / 2 / size_of::<Handle>() as u64)
+        let most = || {
+            let near = self.near.load(Ordering::Relaxed);
+            let is_full = self.table_bytes() + PAGE_BYTES as u64 > near / 8 * 7;
+            if is_full { 0 } else { near / 2 / size_of::<Handle>() as u64 }
+        };
+        objects.handles.has_room(&record.objects.handles, most)
     }
 
     /// Room for a new object of this class, near and dirty: its handle and its place. The caller is inside a scope, in which it
