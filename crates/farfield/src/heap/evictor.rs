@@ -223,6 +223,7 @@ impl EvictorState {
             if room >= goal {
                 return Ok(Outcome::Enough);
             }
+            let mut blocked = None;
             match self.evict_first(core, (goal - room).max(self.batch as u32))? {
                 Progress::Some => {
                     helped = true;
@@ -234,7 +235,8 @@ impl EvictorState {
                 }
                 // More of them will follow: the hand is for real need.
                 _ if helped && room >= enough => return Ok(Outcome::Enough),
-                Progress::Blocked(_) | Progress::Nothing => {}
+                Progress::Blocked(epoch) => blocked = Some(epoch),
+                Progress::Nothing => {}
             }
             let pool = (limit / 8).max(self.batch as u32).max(goal - room) as usize;
             // Not all of it at once: somebody may be waiting for the first frame.
@@ -248,7 +250,10 @@ impl EvictorState {
                 continue;
             }
             match self.batches.front() {
-                None if is_full => return Ok(Outcome::Hot),
+                None if is_full => {
+                    let blocked = blocked.or(self.urgent.front().map(|batch| batch.last));
+                    return Ok(blocked.map_or(Outcome::Hot, Outcome::Blocked));
+                }
                 Some(batch) if !core.threads.is_over(batch.last) => {
                     // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
                     if is_full || urgency == Urgency::Demand {
