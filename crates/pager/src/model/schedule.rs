@@ -88,6 +88,14 @@ macro_rules! atomics {
                 point();
                 self.0.fetch_sub(value, order)
             }
+            pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
+                point();
+                self.0.fetch_or(value, order)
+            }
+            pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
+                point();
+                self.0.fetch_and(value, order)
+            }
             pub fn compare_exchange(&self, old: $value, new: $value, won: Ordering, lost: Ordering) -> Result<$value, $value> {
                 point();
                 self.0.compare_exchange(old, new, won, lost)
