@@ -509,7 +509,8 @@ fn hints_are_followed() {
         assert_eq!(vec.at(&scope, index), Ok(&(index as u64)));
     }
     let stats = heap.stats();
-    assert_eq!(stats.prefetches_used as usize, pages, "{stats:?}");
+    // What found no room ahead, the walk itself fetches ahead.
+    assert!(stats.prefetches_used as usize >= pages, "{pages}: {stats:?}");
     vec.cold(&scope, ..);
     scope.renew();
     let other = filled_in(&scope, MIB);
