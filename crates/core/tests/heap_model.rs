@@ -53,11 +53,24 @@ impl Model {
         self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// One scope, in which the value is incremented twice if the page is near. How often it was.
-    fn mutate(&self, record: usize) -> u64 {
+    /// The record of a mutator whose scope has begun.
+    fn enter(&self, record: usize) -> &AtomicU64 {
         let record = &self.records[record];
         record.store(self.epoch.load(Ordering::Acquire), Ordering::Release);
         fence(Ordering::SeqCst);
+        record
+    }
+
+    /// One look, to write, that waits for nothing: is the page near?
+    fn got(&self) -> bool {
+        let seen = FrameWord(self.word.load(Ordering::Acquire));
+        let (next, what) = seen.deref(true);
+        matches!(what, Deref::Here(_)) && (next == seen || self.exchange(seen, next))
+    }
+
+    /// One scope, in which the value is incremented twice if the page is near. How often it was.
+    fn mutate(&self, record: usize) -> u64 {
+        let record = self.enter(record);
         let mut done = 0;
         for _ in 0..4 {
             let seen = FrameWord(self.word.load(Ordering::Acquire));
@@ -265,13 +278,9 @@ fn a_scope_outlives_an_older_one_of_its_thread() {
         let model = Model::new(near());
         let other = model.clone();
         let mutator = loom::thread::spawn(move || {
-            let record = &other.records[0];
-            record.store(other.epoch.load(Ordering::Acquire), Ordering::Release);
-            fence(Ordering::SeqCst);
+            let record = other.enter(0);
             let younger = other.epoch.load(Ordering::Acquire);
-            let seen = FrameWord(other.word.load(Ordering::Acquire));
-            let (next, what) = seen.deref(true);
-            let got = matches!(what, Deref::Here(_)) && (next == seen || other.exchange(seen, next));
+            let got = other.got();
             // The older scope ends.
             record.store(younger, Ordering::Release);
             if got {
@@ -297,12 +306,8 @@ fn a_pinned_page_does_not_leave() {
         let model = Model::new(near());
         let other = model.clone();
         let mutator = loom::thread::spawn(move || {
-            let record = &other.records[0];
-            record.store(other.epoch.load(Ordering::Acquire), Ordering::Release);
-            fence(Ordering::SeqCst);
-            let seen = FrameWord(other.word.load(Ordering::Acquire));
-            let (next, what) = seen.deref(true);
-            let got = matches!(what, Deref::Here(_)) && (next == seen || other.exchange(seen, next));
+            let record = other.enter(0);
+            let got = other.got();
             if got {
                 other.pins.fetch_add(1, Ordering::Relaxed);
             }

@@ -25,7 +25,7 @@ use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use first::Progress;
 use merge::Merger;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
 /// How much whoever runs the evictor is in need of room.
@@ -157,6 +157,15 @@ impl Evictor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None`: somebody else is at it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, EvictorState>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Makes room until `goal` frames are free, or it cannot go on.
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let outcome = {
@@ -170,30 +179,23 @@ impl Evictor {
 
     /// The same, unless somebody else is at it.
     pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
-        let outcome = match self.state.try_lock() {
-            Ok(mut state) => state.run(core, goal, urgency),
-            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().run(core, goal, urgency),
-            Err(std::sync::TryLockError::WouldBlock) => return None,
-        };
+        let outcome = self.try_lock()?.run(core, goal, urgency);
         core.waiters.room(tasks_for(core, &outcome), core.patience);
         Some(outcome)
     }
 
-    /// Somebody in need has found nothing after a run: pages that the evacuator fills, which lie anywhere, may leave from now on.
+    /// Somebody in need has found nothing after a run: pages that the evacuator fills, which lie anywhere, may leave from now on,
+    /// unless somebody else is at it.
     pub(crate) fn try_close(&self, core: &Core) {
-        match self.state.try_lock() {
-            Ok(mut state) => state.evacuator.close(core),
-            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().evacuator.close(core),
-            Err(std::sync::TryLockError::WouldBlock) => {}
+        if let Some(mut state) = self.try_lock() {
+            state.evacuator.close(core);
         }
     }
 
     /// Frees log pages that nobody remembers, unless somebody else is at it.
     pub(crate) fn try_recycle(&self, core: &Core) {
-        match self.state.try_lock() {
-            Ok(mut state) => state.recycle(core),
-            Err(std::sync::TryLockError::Poisoned(state)) => state.into_inner().recycle(core),
-            Err(std::sync::TryLockError::WouldBlock) => {}
+        if let Some(mut state) = self.try_lock() {
+            state.recycle(core);
         }
     }
 

@@ -15,6 +15,7 @@
 //! | `gather`, `attempt` | how they wait for many values, and for those that only looking finds |
 //! | `pins` | what stays near without a scope |
 //! | `evictor`, `reclaimer` | who leaves, and when |
+//! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
@@ -330,14 +331,20 @@ impl Core {
         tables + objects + self.threads.table_bytes() + self.evictor.near_bytes() + charged
     }
 
-    /// A collection is about to use so much near memory for its tables. An eighth of the budget stays for pages.
+    /// Bytes that tables may take which can be refused. An eighth of the budget stays for pages, and a little for the tables of
+    /// pages, which cannot.
+    pub(crate) fn most_table_bytes(&self) -> u64 {
+        self.near.load(Ordering::Relaxed) / 64 * 55
+    }
+
+    /// A collection is about to use so much near memory for its tables.
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), FarError> {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
-        if self.table_bytes() > self.near.load(Ordering::Relaxed) / 8 * 7 {
+        if self.table_bytes() > self.most_table_bytes() {
             self.charged.fetch_sub(bytes, Ordering::Relaxed);
             return Err(FarError::TablesFull { bytes });
         }
-        self.fit();
+        self.adapt();
         Ok(())
     }
 

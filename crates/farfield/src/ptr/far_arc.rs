@@ -2,7 +2,7 @@
 
 use super::{FarBox, FarPtr, Follow, Pinned, Pointer};
 use crate::error::FarError;
-use crate::heap::{Core, Scope, unshare};
+use crate::heap::{Scope, unshare};
 use core::mem::ManuallyDrop;
 
 /// One of the owners of a value of a [`Heap`](crate::Heap), near or far, as `Arc` is one of a value of the memory.
@@ -127,7 +127,7 @@ impl<T: Send + Sync + 'static> FarArc<T> {
 
     /// How many owners the value has. Others may change that at any moment, unless it is one.
     pub fn owners(&self) -> u64 {
-        self.core().owners(self.pointer().key())
+        self.pointer().heap().owners(self.pointer().key())
     }
 
     /// Do both own the same value?
@@ -144,11 +144,6 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         // SAFETY: the only pointer to the value, and not used afterwards.
         Ok(unsafe { this.value.alias() })
     }
-
-    fn core(&self) -> &Core {
-        // SAFETY: our value keeps the heap.
-        unsafe { &*self.pointer().core() }
-    }
 }
 
 impl<T: Send + Sync + 'static> From<FarBox<T>> for FarArc<T> {
@@ -159,7 +154,7 @@ impl<T: Send + Sync + 'static> From<FarBox<T>> for FarArc<T> {
 
 impl<T: Send + Sync + 'static> Clone for FarArc<T> {
     fn clone(&self) -> FarArc<T> {
-        self.core().share(self.pointer().key());
+        self.pointer().heap().share(self.pointer().key());
         // SAFETY: the count says which of the owners is the last, and only that drops or changes the value.
         FarArc { value: ManuallyDrop::new(unsafe { self.value.alias() }) }
     }

@@ -113,25 +113,27 @@ impl Pointer {
         heap_of(self.number.get())
     }
 
+    /// The same, as long as this pointer is used.
+    pub(crate) fn heap(&self) -> &Core {
+        // SAFETY: the value keeps the heap, and lives as long as this says.
+        unsafe { &*self.core() }
+    }
+
     /// Calls `action` with a scope of its own.
     pub(crate) fn with_scope<R>(&self, action: impl FnOnce(&Scope<'_>) -> R) -> R {
-        // SAFETY: the value keeps the heap.
-        action(&Scope::new(unsafe { &*self.core() }))
+        action(&Scope::new(self.heap()))
     }
 
     /// Keeps the value near: where it is.
     pub(crate) fn pin(&self, want: Want) -> Result<(*mut u8, Pin<'_>), FarError> {
-        // SAFETY: the value keeps the heap, and this keeps the value.
-        let core = unsafe { &*self.core() };
-        let scope = Scope::new(core);
+        let scope = Scope::new(self.heap());
         let address = self.address(&scope, want)?;
         Ok((address, scope.pin_at(address)?))
     }
 
     /// The same for a task that holds no scope; [`Pointer::within`] says where it is.
     pub(crate) async fn arrive_pinned(&self, want: Want) -> Result<Pin<'_>, FarError> {
-        // SAFETY: as in `pin`.
-        let core = unsafe { &*self.core() };
+        let core = self.heap();
         match self.page_in(core) {
             Some(page) => Bring::new(core, page, want).await,
             None => self.pin(want).map(|(_, pin)| pin),
@@ -162,15 +164,13 @@ impl Pointer {
 
     /// The same without a scope.
     pub(crate) fn cold(&self) {
-        // SAFETY: the value keeps the heap.
-        let core = unsafe { &*self.core() };
+        let core = self.heap();
         core.leave_first(self.page_in(core).into_iter());
     }
 
     /// Begins to bring it near, and does not wait.
     pub(crate) fn prefetch(&self) {
-        // SAFETY: the value keeps the heap.
-        let core = unsafe { &*self.core() };
+        let core = self.heap();
         core.prefetch(core.record(), self.page_in(core));
     }
 
@@ -186,17 +186,13 @@ impl Pointer {
 
     /// Names the value, for its owners to be counted.
     pub(crate) fn key(&self) -> ShareKey {
-        let (core, number, card) = self.parts();
-        // SAFETY: the value keeps the heap.
-        unsafe { &*core }.share_key(number, card)
+        let (_, number, card) = self.parts();
+        self.heap().share_key(number, card)
     }
 
     /// Heap, number within the heap, and card.
     pub(crate) fn parts(&self) -> (*const Core, u32, u8) {
-        let core = self.core();
-        // SAFETY: the value keeps the heap.
-        let first = unsafe { &*core }.first_page;
-        (core, self.number.get() - first, self.place().card())
+        (self.core(), self.number.get() - self.heap().first_page, self.place().card())
     }
 }
 

@@ -147,10 +147,10 @@ impl Evictor {
         let clean = self.find_dirty(runtime, armed, epoch);
         let free = if urgency == Urgency::Direct && clean > 0 && runtime.is_alone() { clean } else { 0 };
         let (taken, surplus) = self.take_away(armed, free);
-        let inaccessible = self.keep_inaccessible(runtime, taken);
+        let space = self.keep_inaccessible(runtime, taken);
         let undisturbed = free > 0 || before.is_some() && Writes::count(runtime) == before;
         self.settle(runtime, armed, taken, free, undisturbed);
-        let copied = inaccessible.map_or(0, |kept| self.leave_inaccessible(runtime, armed, taken, &kept));
+        let copied = space.map_or(0, |space| self.leave_inaccessible(runtime, armed, taken, space));
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
         }

@@ -121,25 +121,13 @@ mod tests {
     //! Guards against parts of pages that rotted, or that were stored meanwhile, being served as good.
 
     use super::*;
-    use crate::store::{Account, Meter, Region};
-    use std::sync::Arc;
+    use crate::store::Region;
+    use crate::store::tests::{Dice, account};
 
     const PAGES: u64 = 8;
 
-    struct Dice(u64);
-
-    impl Dice {
-        fn below(&mut self, end: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 % end as u64) as usize
-        }
-    }
-
     fn region() -> Region {
-        let account = Account { server: Arc::new(Meter::new(None)), tenant: Arc::new(Meter::new(None)) };
-        Region::new(PAGES, account).unwrap()
+        Region::new(PAGES, account(None, None)).unwrap()
     }
 
     fn store(region: &Region, page: u64, bytes: &Scratch) {

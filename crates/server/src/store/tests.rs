@@ -6,18 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Small repeatable random numbers (xorshift).
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % sides
     }
+
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        self.roll(end as u64) as usize
+    }
 }
 
-fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
+pub(super) fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
     Account { server: Arc::new(Meter::new(limit_pages)), tenant: Arc::new(Meter::new(quota_pages)) }
 }
 

@@ -13,9 +13,8 @@ impl Core {
     /// others have left; values beyond that come by pages.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
         let most = || {
-            let near = self.near.load(Ordering::Relaxed);
-            let is_full = self.table_bytes() + PAGE_BYTES as u64 > near / 8 * 7;
-            if is_full { 0 } else { near / 2 / size_of::<Handle>() as u64 }
+            let is_full = self.table_bytes() + PAGE_BYTES as u64 > self.most_table_bytes();
+            if is_full { 0 } else { self.near.load(Ordering::Relaxed) / 2 / size_of::<Handle>() as u64 }
         };
         objects.handles.has_room(&record.objects.handles, most)
     }

@@ -12,13 +12,10 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_os::memory;
 
-/// As long as this lives, what is inaccessible stays so.
-pub(super) struct Inaccessible<'a>(#[allow(dead_code)] Guard<'a, Space>);
-
 impl Evictor {
     /// The first `held` victims are gone. Of the others those that nobody may access stay victims, behind these; all else goes
-    /// back to Near.
-    pub(super) fn keep_inaccessible<'a>(&mut self, runtime: &'a Runtime, held: usize) -> Option<Inaccessible<'a>> {
+    /// back to Near. As long as the space is held they stay inaccessible.
+    pub(super) fn keep_inaccessible<'a>(&mut self, runtime: &'a Runtime, held: usize) -> Option<Guard<'a, Space>> {
         if held == self.count {
             return None;
         }
@@ -38,16 +35,16 @@ impl Evictor {
             }
         }
         self.count = held + count;
-        space.filter(|_| count > 0).map(Inaccessible)
+        space.filter(|_| count > 0)
     }
 
-    /// These leave, as copies. How many did.
+    /// Those from `first` on leave, as copies, with the space held. How many did.
     pub(super) fn leave_inaccessible(
         &mut self,
         runtime: &Runtime,
         armed: &Armed,
         first: usize,
-        _kept: &Inaccessible<'_>,
+        _space: Guard<'_, Space>,
     ) -> usize {
         let range = first..self.count;
         self.victims[range.clone()].sort_unstable_by_key(|victim| victim.page);
