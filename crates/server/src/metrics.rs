@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::server::Shared;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::Kind;
 use farfield_os::net;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -177,8 +178,9 @@ impl Collector for Snapshot {
             encoder.encode_counter::<NoLabelSet, _, u64>(&Counters::get(counter), None)?;
         }
         let mut requests = out.encode_descriptor("requests", "Requests by kind", None, MetricType::Counter)?;
-        for (kind, count) in counters.by_kind() {
-            requests.encode_family(&[("kind", kind)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        for kind in Kind::ALL {
+            let count = Counters::get(&counters.requests[kind as usize]);
+            requests.encode_family(&[("kind", kind_name(kind))])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
         Ok(())
     }
@@ -192,6 +194,26 @@ fn gauge(
     value: u64,
 ) -> Result<(), std::fmt::Error> {
     out.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&(value as i64))
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Hello => "hello",
+        Kind::CreateRegion => "create_region",
+        Kind::DropRegion => "drop_region",
+        Kind::Read => "read",
+        Kind::ReadPart => "read_part",
+        Kind::Write => "write",
+        Kind::Discard => "discard",
+        Kind::CloneRegion => "clone_region",
+        Kind::ClaimRegion => "claim_region",
+        Kind::Stat => "stat",
+        Kind::Ping => "ping",
+        Kind::MapRegion => "map_region",
+        Kind::Reserve => "reserve",
+        Kind::Release => "release",
+        Kind::Bye => "bye",
+    }
 }
 
 #[cfg(test)]

@@ -188,6 +188,28 @@ pub struct WireRequest<'a> {
     pub request: Request<'a>,
 }
 
+impl Request<'_> {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::CreateRegion { .. } => Kind::CreateRegion,
+            Request::DropRegion { .. } => Kind::DropRegion,
+            Request::Read { .. } => Kind::Read,
+            Request::ReadPart { .. } => Kind::ReadPart,
+            Request::Write { .. } => Kind::Write,
+            Request::Discard { .. } => Kind::Discard,
+            Request::CloneRegion { .. } => Kind::CloneRegion,
+            Request::ClaimRegion { .. } => Kind::ClaimRegion,
+            Request::Stat => Kind::Stat,
+            Request::Ping => Kind::Ping,
+            Request::MapRegion { .. } => Kind::MapRegion,
+            Request::Reserve { .. } => Kind::Reserve,
+            Request::Release { .. } => Kind::Release,
+            Request::Bye => Kind::Bye,
+        }
+    }
+}
+
 impl<'a> WireRequest<'a> {
     /// Reads a request; `body` is the whole body that `head` announces.
     pub fn decode(head: &Head, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
@@ -246,58 +268,28 @@ impl<'a> WireRequest<'a> {
             deadline_us: self.deadline.map_or(0, |wait| wait.as_micros().clamp(1, u32::MAX.into()) as u32),
             ..Head::default()
         };
-        let kind = match self.request {
-            Request::CreateRegion { pages } => {
-                head.page = pages;
-                Kind::CreateRegion
-            }
-            Request::DropRegion { region } => {
-                head.region = region.0;
-                Kind::DropRegion
-            }
-            Request::Read { region, page, count } => {
+        head.kind = self.request.kind() as u8;
+        match self.request {
+            Request::CreateRegion { pages } => head.page = pages,
+            Request::DropRegion { region } | Request::CloneRegion { region } => head.region = region.0,
+            Request::Read { region, page, count } | Request::Discard { region, page, count } => {
                 (head.region, head.page, head.count) = (region.0, page.0, count);
-                Kind::Read
             }
             Request::ReadPart { region, page, part } => {
                 (head.region, head.page, head.count) = (region.0, page.0, part.count());
-                Kind::ReadPart
             }
             Request::Write { region, page, pages } => {
                 let count = pages.count();
                 (head.region, head.page, head.count) = (region.0, page.0, count);
                 head.body = write_body_bytes(count) as u32;
-                Kind::Write
             }
-            Request::Discard { region, page, count } => {
-                (head.region, head.page, head.count) = (region.0, page.0, count);
-                Kind::Discard
-            }
-            Request::CloneRegion { region } => {
-                head.region = region.0;
-                Kind::CloneRegion
-            }
-            Request::ClaimRegion { .. } => {
-                head.body = 16;
-                Kind::ClaimRegion
-            }
-            Request::Stat => Kind::Stat,
-            Request::Ping => Kind::Ping,
-            Request::MapRegion { region, first_layer } => {
-                (head.region, head.count) = (region.0, first_layer);
-                Kind::MapRegion
-            }
-            Request::Reserve { region, pages } => {
+            Request::ClaimRegion { .. } => head.body = 16,
+            Request::MapRegion { region, first_layer } => (head.region, head.count) = (region.0, first_layer),
+            Request::Reserve { region, pages } | Request::Release { region, pages } => {
                 (head.region, head.count) = (region.0, pages);
-                Kind::Reserve
             }
-            Request::Release { region, pages } => {
-                (head.region, head.count) = (region.0, pages);
-                Kind::Release
-            }
-            Request::Bye => Kind::Bye,
-        };
-        head.kind = kind as u8;
+            Request::Stat | Request::Ping | Request::Bye => {}
+        }
         head
     }
 }

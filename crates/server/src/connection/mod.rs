@@ -1,0 +1,325 @@
+//! One connection: a thread that receives requests, serves them and sends the answers.
+//!
+//! Everything received at once is one batch: its demand requests are served first, then those that nobody waits for.
+//! Page bytes of reads are sent straight from the layers; answers to everything else leave together at the end of
+//! the batch. While the client does not take its answers nothing more is received, so what one connection can make the
+//! server hold is bounded by one batch.
+
+mod greeting;
+mod link;
+mod perform;
+mod reads;
+
+pub(crate) use greeting::random_u128;
+
+use crate::counters::Tally;
+use crate::server::Shared;
+use crate::sessions::Session;
+use crate::spin::Patience;
+use crate::store::{Found, Scratch};
+use farfield_core::RegionId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::session::{ServerConversation, Step};
+use farfield_core::wire::{self, ErrorCode, Head, RefuseCode, Request, WireError, WireRequest};
+use farfield_os::Errno;
+use greeting::greet;
+use link::INBOX_BYTES;
+use reads::{Part, VECTORS_MAX, announce};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Most pages in one read or write.
+pub(crate) const BATCH_PAGES_MAX: u32 = 256;
+/// Most requests of one connection that wait for their answer.
+pub(crate) const IN_FLIGHT_MAX: u32 = 1024;
+
+/// Requests looked at before the first of them is served.
+const BATCH_MAX: usize = 256;
+
+/// How the client is connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Transport {
+    Tcp,
+    /// The same machine, so memory can be shared.
+    Unix,
+}
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// The client closed, or died.
+    Closed,
+    /// The client said Bye.
+    Bye,
+    /// The server does not take the client.
+    Refused(RefuseCode),
+    /// The bytes are no conversation.
+    Broken(WireError),
+    /// The client did not say who it is in time.
+    Silent,
+    /// The client does not take its answers.
+    Stalled,
+    /// The kernel.
+    Os(Errno),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Closed => f.write_str("closed by the client"),
+            End::Bye => f.write_str("the client said bye"),
+            End::Refused(code) => write!(f, "refused: {code:?}"),
+            End::Broken(error) => write!(f, "no conversation: {error}"),
+            End::Silent => f.write_str("the client did not say who it is"),
+            End::Stalled => f.write_str("the client does not take its answers"),
+            End::Os(errno) => write!(f, "{errno}"),
+        }
+    }
+}
+
+/// One complete message in the inbox.
+struct Item {
+    bytes: Range<usize>,
+    background: bool,
+    /// The message itself, if it is a read: nothing of it is in the inbox only.
+    read: Option<WireRequest<'static>>,
+}
+
+pub(crate) struct Connection<'a> {
+    shared: &'a Shared,
+    fd: Arc<OwnedFd>,
+    transport: Transport,
+    conversation: ServerConversation,
+    session: Option<Arc<Session>>,
+    inbox: Vec<u8>,
+    /// The bytes of the inbox that were received and not used.
+    unread: Range<usize>,
+    batch: Vec<Item>,
+    outbox: Vec<u8>,
+    /// Bytes of the outbox that are sent.
+    sent: usize,
+    parts: Vec<Part>,
+    vectors: Vec<libc::iovec>,
+    found: Vec<Option<Found>>,
+    /// Where a page is compared with its checksum.
+    scratch: Box<Scratch>,
+    patience: Patience,
+    tally: Tally,
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.shared.counters.add(&mut self.tally);
+        if let Some(session) = self.session.take()
+            && self.shared.sessions.leave(&session, Instant::now())
+        {
+            tracing::debug!(session = session.number, "session ended with its last connection");
+        }
+    }
+}
+
+impl<'a> Connection<'a> {
+    pub(crate) fn new(shared: &'a Shared, fd: Arc<OwnedFd>, transport: Transport) -> Connection<'a> {
+        Connection {
+            shared,
+            fd,
+            transport,
+            conversation: ServerConversation::new(),
+            session: None,
+            inbox: vec![0; INBOX_BYTES],
+            unread: 0..0,
+            batch: Vec::with_capacity(BATCH_MAX),
+            outbox: Vec::with_capacity(16 * 1024),
+            sent: 0,
+            parts: Vec::with_capacity(VECTORS_MAX),
+            vectors: Vec::with_capacity(VECTORS_MAX),
+            found: Vec::with_capacity(BATCH_PAGES_MAX as usize),
+            scratch: Box::new([0; PAGE_BYTES]),
+            patience: Patience::default(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Serves until the connection is over.
+    pub(crate) fn run(&mut self) -> End {
+        let end = match self.serve() {
+            Ok(never) => match never {},
+            Err(end) => end,
+        };
+        match &end {
+            End::Refused(_) => self.tally.refused_connections += 1,
+            End::Broken(_) | End::Silent => self.tally.broken_connections += 1,
+            _ => {}
+        }
+        if matches!(end, End::Refused(_) | End::Broken(_) | End::Bye) {
+            self.say_goodbye();
+        }
+        end
+    }
+
+    /// Refuses without listening.
+    pub(crate) fn turn_away(&mut self, code: RefuseCode, text: &str) -> End {
+        let end = self.refuse(code, text);
+        self.tally.refused_connections += 1;
+        self.say_goodbye();
+        end
+    }
+
+    fn serve(&mut self) -> Result<std::convert::Infallible, End> {
+        let greeting_until = Instant::now() + self.shared.config.greeting_within;
+        let mut need = wire::HEAD_BYTES;
+        loop {
+            let until = (!self.conversation.is_open()).then_some(greeting_until);
+            self.receive(need, until)?;
+            let arrived = Instant::now();
+            need = self.serve_received(arrived)?;
+            self.shared.counters.add(&mut self.tally);
+        }
+    }
+
+    /// Serves every complete message of the inbox and sends the answers. Returns how long the next message is, as far as
+    /// is known.
+    fn serve_received(&mut self, arrived: Instant) -> Result<usize, End> {
+        loop {
+            self.batch.clear();
+            let mut at = self.unread.start;
+            let mut broken = None;
+            let mut need = None;
+            while self.batch.len() < BATCH_MAX {
+                match self.conversation.step(&self.inbox[at..self.unread.end]) {
+                    Step::Need { bytes } => {
+                        need = Some(bytes);
+                        break;
+                    }
+                    Step::Request { request, used } => {
+                        let (background, read) = (request.background, read_of(&request));
+                        self.batch.push(Item { bytes: at..at + used, background, read });
+                        at += used;
+                    }
+                    Step::Fail { tag, code, used } => {
+                        at += used;
+                        self.fail(tag, code, 0);
+                    }
+                    Step::Hello { hello, version, used } => {
+                        let greeting = greet(self.shared, self.transport, &hello, version);
+                        at += used;
+                        self.greeted(greeting)?;
+                    }
+                    Step::Broken { error, refuse } => {
+                        broken = Some((error, refuse));
+                        break;
+                    }
+                }
+            }
+            self.serve_batch(arrived)?;
+            self.unread.start = at;
+            self.flush()?;
+            if let Some((error, refuse)) = broken {
+                if !self.conversation.is_open() && self.session.is_none() {
+                    self.refuse(refuse, &error.to_string());
+                }
+                return Err(End::Broken(error));
+            }
+            if let Some(need) = need {
+                return Ok(need);
+            }
+        }
+    }
+
+    fn serve_batch(&mut self, arrived: Instant) -> Result<(), End> {
+        let batch = core::mem::take(&mut self.batch);
+        let inbox = core::mem::take(&mut self.inbox);
+        let served = self.serve_items(&batch, &inbox, arrived);
+        (self.batch, self.inbox) = (batch, inbox);
+        served
+    }
+
+    fn serve_items(&mut self, batch: &[Item], inbox: &[u8], arrived: Instant) -> Result<(), End> {
+        let Some(session) = self.session.clone() else { return Ok(()) };
+        announce(&session, batch);
+        for background in [false, true] {
+            let mut requests =
+                batch.iter().filter(|item| item.background == background).map(|item| request_of(inbox, item));
+            let mut next = requests.next();
+            while let Some(request) = next {
+                let request = request.map_err(End::Broken)?;
+                let Some(region) = region_read(&request.request) else {
+                    self.serve_one(&session, &request, arrived)?;
+                    next = requests.next();
+                    continue;
+                };
+                // All reads of one region in a row are gathered into few sends.
+                self.serve_reads(&session, region, request, &mut requests, &mut next, arrived)?;
+            }
+            if !background {
+                // Somebody waits for these, and writes take a while.
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an answer into the outbox.
+    fn answer(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.outbox.len();
+        encode(&mut self.outbox);
+        if self.shared.draining.load(Ordering::Relaxed) {
+            mark_stopping(&mut self.outbox[start..]);
+        }
+    }
+
+    /// Answers with an error.
+    fn fail(&mut self, tag: u64, code: ErrorCode, page: u64) {
+        self.tally.failed_requests += 1;
+        match code {
+            ErrorCode::PoolFull => self.tally.full_requests += 1,
+            ErrorCode::Corrupt => self.tally.corrupt_requests += 1,
+            ErrorCode::TimedOut => self.tally.late_requests += 1,
+            _ => {}
+        }
+        self.answer(|out| wire::encode_error(tag, code, page, out));
+    }
+}
+
+fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireError> {
+    if let Some(read) = item.read {
+        return Ok(read);
+    }
+    let frame = &inbox[item.bytes.clone()];
+    let head = Head::decode(frame)?.ok_or(WireError::Field("head"))?;
+    WireRequest::decode(&head, &frame[wire::HEAD_BYTES..])
+}
+
+/// The request, if it is a read.
+fn read_of(request: &WireRequest<'_>) -> Option<WireRequest<'static>> {
+    let WireRequest { tag, background, deadline, .. } = *request;
+    let request = match request.request {
+        Request::Read { region, page, count } => Request::Read { region, page, count },
+        Request::ReadPart { region, page, part } => Request::ReadPart { region, page, part },
+        _ => return None,
+    };
+    Some(WireRequest { tag, background, deadline, request })
+}
+
+/// The region that is read, if it is a read.
+fn region_read(request: &Request<'_>) -> Option<RegionId> {
+    match *request {
+        Request::Read { region, .. } | Request::ReadPart { region, .. } => Some(region),
+        _ => None,
+    }
+}
+
+fn is_late(request: &WireRequest<'_>, arrived: Instant, now: Instant) -> bool {
+    request.deadline.is_some_and(|deadline| now.saturating_duration_since(arrived) > deadline)
+}
+
+/// Flags a frame as sent by a server that is about to stop.
+fn mark_stopping(frame: &mut [u8]) {
+    const FLAGS_AT: usize = 5;
+    if let Some(flags) = frame.get_mut(FLAGS_AT) {
+        *flags |= wire::flags::STOPPING;
+    }
+}

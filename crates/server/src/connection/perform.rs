@@ -1,0 +1,204 @@
+//! Everything but reads, one request after the other.
+
+use super::link::lost;
+use super::{Connection, End, Transport, is_late, random_u128};
+use crate::sessions::{NoRegion, Session};
+use crate::store::{Region, StoreError};
+use farfield_core::wire::{self, ErrorCode, Kind, Request, WireRequest};
+use farfield_core::{RegionId, checksum};
+use farfield_os::serving;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Most pages of one region.
+const REGION_PAGES_MAX: u64 = 1 << 32;
+
+impl Connection<'_> {
+    pub(super) fn serve_one(
+        &mut self,
+        session: &Arc<Session>,
+        wire: &WireRequest<'_>,
+        arrived: Instant,
+    ) -> Result<(), End> {
+        self.conversation.on_answered();
+        let tag = wire.tag;
+        if wire.deadline.is_some() && is_late(wire, arrived, Instant::now()) {
+            self.fail(tag, ErrorCode::TimedOut, 0);
+            return Ok(());
+        }
+        let kind = wire.request.kind();
+        self.tally.requests[kind as usize] += 1;
+        let outcome = self.perform(session, tag, kind, &wire.request);
+        if let Err((code, page)) = outcome {
+            self.fail(tag, code, page);
+        }
+        match (wire.request, outcome) {
+            (Request::Bye, _) => {
+                self.flush()?;
+                Err(End::Bye)
+            }
+            (Request::MapRegion { region, first_layer }, Ok(())) => self.send_map(session, tag, region, first_layer),
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what is asked and puts the answer into the outbox.
+    fn perform(
+        &mut self,
+        session: &Arc<Session>,
+        tag: u64,
+        kind: Kind,
+        request: &Request<'_>,
+    ) -> Result<(), (ErrorCode, u64)> {
+        let find = |id| session.region(id).ok_or((ErrorCode::UnknownRegion, 0));
+        let local = || match self.transport {
+            Transport::Unix => Ok(()),
+            Transport::Tcp => Err((ErrorCode::Unsupported, 0)),
+        };
+        match *request {
+            Request::Write { region, page, pages } => {
+                let region = find(region)?;
+                for (index, (sum, bytes)) in pages.iter().enumerate() {
+                    if checksum(bytes) != sum {
+                        return Err((ErrorCode::Corrupt, page.0.saturating_add(index as u64)));
+                    }
+                }
+                region.write(page, pages.bytes(), |index| pages.sum(index)).map_err(error_code)?;
+                self.tally.written_pages += u64::from(pages.count());
+            }
+            Request::Discard { region, page, count } => {
+                let forgotten = find(region)?.discard(page, u64::from(count)).map_err(error_code)?;
+                self.tally.discarded_pages += forgotten;
+            }
+            Request::CreateRegion { pages } => {
+                if pages == 0 || pages > REGION_PAGES_MAX {
+                    return Err((ErrorCode::BadRequest, pages));
+                }
+                let account = session.tenant.account(&self.shared.capacity);
+                let region = Region::new(pages, account).map_err(error_code)?;
+                let region = self.shared.sessions.add_region(session, region).map_err(no_region)?;
+                tracing::debug!(session = session.number, region = region.0, pages, "region created");
+                self.answer(|out| wire::encode_created(tag, region, out));
+                return Ok(());
+            }
+            Request::DropRegion { region } => {
+                session.remove(region).ok_or((ErrorCode::UnknownRegion, 0))?;
+                tracing::debug!(session = session.number, region = region.0, "region dropped");
+            }
+            Request::CloneRegion { region } => {
+                let snapshot = find(region)?.snapshot().map_err(error_code)?;
+                let secret = random_u128().map_err(|errno| error_code(StoreError::from(errno)))?;
+                if !self.shared.sessions.add_ticket(secret, snapshot, session.tenant.clone(), Instant::now()) {
+                    return Err((ErrorCode::TooMuch, 0));
+                }
+                self.answer(|out| wire::encode_ticket(tag, secret, out));
+                return Ok(());
+            }
+            Request::ClaimRegion { ticket } => {
+                let snapshot = self.shared.sessions.claim(ticket, &session.tenant, Instant::now());
+                let snapshot = snapshot.ok_or((ErrorCode::Ticket, 0))?;
+                let account = session.tenant.account(&self.shared.capacity);
+                let region = Region::from_snapshot(snapshot, account).map_err(error_code)?;
+                let pages = region.pages();
+                let region = self.shared.sessions.add_region(session, region).map_err(no_region)?;
+                tracing::debug!(session = session.number, region = region.0, pages, "region cloned");
+                self.answer(|out| wire::encode_claimed(tag, region, pages, out));
+                return Ok(());
+            }
+            Request::Stat => {
+                self.shared.counters.add(&mut self.tally);
+                let stat = self.shared.stat();
+                self.answer(|out| wire::encode_stat(tag, &stat, out));
+                return Ok(());
+            }
+            Request::MapRegion { region, .. } => {
+                local()?;
+                find(region)?;
+                // The answer carries descriptors, so it is sent by itself.
+                return Ok(());
+            }
+            Request::Reserve { region, pages } => {
+                local()?;
+                find(region)?.reserve(u64::from(pages)).map_err(error_code)?;
+            }
+            Request::Release { region, pages } => {
+                local()?;
+                find(region)?.release(u64::from(pages)).map_err(error_code)?;
+            }
+            Request::Bye => {
+                tracing::debug!(session = session.number, "session ended by its client");
+                self.shared.sessions.end(session);
+            }
+            Request::Ping => {}
+            Request::Read { .. } | Request::ReadPart { .. } => unreachable!("reads are served in rows"),
+        }
+        self.answer(|out| wire::encode_ok(tag, kind, out));
+        Ok(())
+    }
+
+    fn send_map(&mut self, session: &Session, tag: u64, id: RegionId, first_layer: u32) -> Result<(), End> {
+        let layers_max = wire::MapReply::LAYERS_AT_ONCE as usize;
+        let found = session
+            .region(id)
+            .ok_or((ErrorCode::UnknownRegion, 0))
+            .and_then(|region| region.descriptors(first_layer as usize, layers_max).map_err(error_code));
+        let descriptors = match found {
+            Ok(descriptors) => descriptors,
+            Err((code, page)) => {
+                self.fail(tag, code, page);
+                return Ok(());
+            }
+        };
+        let map = wire::MapReply {
+            pages: descriptors.pages,
+            generation: descriptors.generation,
+            layers_total: descriptors.layers_total,
+            first_layer: descriptors.first_layer,
+            layers: descriptors.fds.len() as u32 - 2,
+        };
+        // What was answered before goes first.
+        self.flush()?;
+        let start = self.outbox.len();
+        self.answer(|out| wire::encode_map(tag, &map, out));
+        let until = Instant::now() + self.shared.config.stall_max;
+        loop {
+            match serving::send_descriptors(self.fd.as_fd(), &self.outbox[start..], &descriptors.fds) {
+                Ok(count) => {
+                    self.tally.sent_bytes += count as u64;
+                    self.sent += count;
+                    return self.flush();
+                }
+                Err(errno) if errno.is_transient() => {
+                    self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
+                        true => Ok(()),
+                        false => Err(End::Stalled),
+                    })?
+                }
+                Err(errno) => return Err(lost(errno)),
+            }
+        }
+    }
+}
+
+fn no_region(reason: NoRegion) -> (ErrorCode, u64) {
+    match reason {
+        NoRegion::Ended => (ErrorCode::BadRequest, 0),
+        NoRegion::TooMany => {
+            tracing::warn!("no descriptors left for more regions: raise the limit (ulimit -n)");
+            (ErrorCode::TooMuch, 0)
+        }
+    }
+}
+
+pub(super) fn error_code(error: StoreError) -> (ErrorCode, u64) {
+    match error {
+        StoreError::Full(_) => (ErrorCode::PoolFull, 0),
+        StoreError::OutOfRange => (ErrorCode::OutOfRange, 0),
+        StoreError::Corrupt(page) => (ErrorCode::Corrupt, page.0),
+        StoreError::Os(errno) => {
+            tracing::error!(%errno, "the operating system refused");
+            (ErrorCode::Internal, 0)
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Reads: their answers are gathered, and page bytes sent straight from the layers.
+
+use super::link::lost;
+use super::perform::error_code;
+use super::{BATCH_PAGES_MAX, Connection, End, Item, is_late, region_read};
+use crate::sessions::Session;
+use crate::store::{Found, Reader};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::{self, ErrorCode, Request, WireError, WireRequest};
+use farfield_core::{PageId, RegionId, checksum};
+use farfield_os::net;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+/// Page bytes gathered before they are sent.
+const GATHER_BYTES_MAX: usize = 1 << 20;
+/// Parts gathered before they are sent. The last read may add a part per page, a head and a tail.
+const PARTS_MAX: usize = 512;
+/// Parts that the kernel takes at once.
+pub(super) const VECTORS_MAX: usize = 1024;
+const _: () = assert!(PARTS_MAX + BATCH_PAGES_MAX as usize + 2 <= VECTORS_MAX);
+
+/// A part of what is sent next.
+pub(super) enum Part {
+    /// Of the outbox.
+    Own(Range<usize>),
+    /// Of a layer.
+    Layer { bytes: *const u8, len: usize },
+}
+
+impl Connection<'_> {
+    /// Serves `first` and the reads of the same region that follow it; `next` is the first request that is none.
+    pub(super) fn serve_reads<'i>(
+        &mut self,
+        session: &Session,
+        id: RegionId,
+        first: WireRequest<'i>,
+        requests: &mut impl Iterator<Item = Result<WireRequest<'i>, WireError>>,
+        next: &mut Option<Result<WireRequest<'i>, WireError>>,
+        arrived: Instant,
+    ) -> Result<(), End> {
+        let region = session.region(id);
+        let now = Instant::now();
+        let mut current = Some(first);
+        while current.is_some() {
+            let reader = region.as_ref().map(|region| region.reader());
+            self.parts.clear();
+            let mut gathered = 0;
+            let mut own_from = self.sent;
+            while let Some(request) = current {
+                self.tally.requests[request.request.kind() as usize] += 1;
+                self.conversation.on_answered();
+                let outcome = match &reader {
+                    _ if is_late(&request, arrived, now) => Err((ErrorCode::TimedOut, 0)),
+                    None => Err((ErrorCode::UnknownRegion, 0)),
+                    Some(reader) => self.collect(reader, &request, &mut own_from),
+                };
+                match outcome {
+                    Ok(bytes) => gathered += bytes,
+                    Err((code, page)) => self.fail(request.tag, code, page),
+                }
+                *next = requests.next();
+                current = match next {
+                    Some(Ok(following)) if region_read(&following.request) == Some(id) => Some(*following),
+                    _ => None,
+                };
+                if gathered >= GATHER_BYTES_MAX || self.parts.len() >= PARTS_MAX {
+                    break;
+                }
+            }
+            if own_from < self.outbox.len() {
+                self.parts.push(Part::Own(own_from..self.outbox.len()));
+            }
+            self.send_parts()?;
+            // The region's lock must not be held while waiting for the client.
+            drop(reader);
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Puts the answer to one read into outbox and parts; `own_from` is the start of the outbox bytes that no part covers yet.
+    /// Bytes of pages that will be sent; on an error nothing was put.
+    fn collect(
+        &mut self,
+        reader: &Reader<'_>,
+        request: &WireRequest<'_>,
+        own_from: &mut usize,
+    ) -> Result<usize, (ErrorCode, u64)> {
+        match request.request {
+            Request::ReadPart { page, part, .. } => {
+                let bytes = reader.part(page, part, &mut self.scratch).map_err(error_code)?;
+                wire::encode_part(request.tag, part, checksum(bytes), bytes, &mut self.outbox);
+                Ok(bytes.len())
+            }
+            Request::Read { page, count, .. } => {
+                let (parts, found) = (&mut self.parts, &mut self.found);
+                let mut collected = Collected { parts, found, own_from: *own_from, present: 0 };
+                collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected)?;
+                let Collected { own_from: from, present, .. } = collected;
+                *own_from = from;
+                self.tally.read_pages += present;
+                self.tally.absent_pages += u64::from(count) - present;
+                Ok(present as usize * PAGE_BYTES)
+            }
+            _ => unreachable!("only reads get here"),
+        }
+    }
+
+    /// Sends what the kernel takes of the gathered parts and copies the rest to the outbox.
+    fn send_parts(&mut self) -> Result<(), End> {
+        self.vectors.clear();
+        let mut total = 0;
+        for part in &self.parts {
+            let (bytes, len) = match part {
+                Part::Own(range) => (self.outbox[range.clone()].as_ptr(), range.len()),
+                Part::Layer { bytes, len } => (*bytes, *len),
+            };
+            self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
+            total += len;
+        }
+        // SAFETY: parts of the outbox are ours; parts of layers are mapped for as long as the reader of the region lives, which
+        // the caller holds, and if their owner changes them meanwhile, he sends himself what he did.
+        let mut sent = match unsafe { net::send(self.fd.as_raw_fd(), &self.vectors) } {
+            Ok(sent) => sent,
+            Err(errno) if errno.is_transient() => 0,
+            Err(errno) => return Err(lost(errno)),
+        };
+        self.tally.sent_bytes += sent as u64;
+        let mut rest: Vec<u8> = Vec::with_capacity(total - sent);
+        if sent < total {
+            for vector in &self.vectors {
+                let skip = sent.min(vector.iov_len);
+                sent -= skip;
+                let len = vector.iov_len - skip;
+                // SAFETY: as above; `rest` has room for everything that is not sent, and raw copies make no reference into
+                // the layer.
+                unsafe {
+                    let target = rest.as_mut_ptr().add(rest.len());
+                    core::ptr::copy_nonoverlapping(vector.iov_base.cast::<u8>().add(skip), target, len);
+                    rest.set_len(rest.len() + len);
+                }
+            }
+            self.outbox = rest;
+        } else {
+            self.outbox.clear();
+        }
+        self.sent = 0;
+        self.parts.clear();
+        Ok(())
+    }
+}
+
+/// Begins to bring what reads of parts will look at; a single one is served at once.
+pub(super) fn announce(session: &Session, batch: &[Item]) {
+    let mut parts = batch.iter().filter_map(|item| match item.read?.request {
+        Request::ReadPart { region, page, part } => Some((region, page, part)),
+        _ => None,
+    });
+    let (Some(first), Some(second)) = (parts.next(), parts.next()) else { return };
+    let Some(region) = session.region(first.0) else { return };
+    let reader = region.reader();
+    let parts = [first, second].into_iter().chain(parts);
+    parts.filter(|(id, ..)| *id == first.0).for_each(|(_, page, part)| reader.announce(page, part));
+}
+
+/// What a row of reads has gathered for sending.
+struct Collected<'a> {
+    parts: &'a mut Vec<Part>,
+    /// Pages of the read at hand.
+    found: &'a mut Vec<Option<Found>>,
+    /// Start of the outbox bytes that no part covers yet.
+    own_from: usize,
+    present: u64,
+}
+
+/// Puts the answer to one read into outbox and parts; on an error nothing was put.
+fn collect_read(
+    reader: &Reader<'_>,
+    tag: u64,
+    first: PageId,
+    count: u32,
+    outbox: &mut Vec<u8>,
+    collected: &mut Collected<'_>,
+) -> Result<(), (ErrorCode, u64)> {
+    reader.check_run(first, u64::from(count)).map_err(error_code)?;
+    collected.found.clear();
+    for page in first.0..first.0 + u64::from(count) {
+        // Looked up once: the owner may change the page map between two looks.
+        collected.found.push(reader.page(PageId(page)).map_err(error_code)?);
+    }
+    let present = || collected.found.iter().enumerate().filter_map(|(index, found)| Some((index as u32, (*found)?)));
+    wire::encode_read(tag, count, present().map(|(index, found)| (index, found.sum)), outbox);
+    let before = collected.parts.len();
+    for page in collected.found.iter().flatten() {
+        collected.present += 1;
+        if collected.parts.len() == before {
+            collected.parts.push(Part::Own(collected.own_from..outbox.len()));
+            collected.own_from = outbox.len();
+        } else if let Some(Part::Layer { bytes, len }) = collected.parts.last_mut()
+            && bytes.wrapping_add(*len) == page.bytes
+        {
+            *len += PAGE_BYTES;
+            continue;
+        }
+        collected.parts.push(Part::Layer { bytes: page.bytes, len: PAGE_BYTES });
+    }
+    Ok(())
+}
