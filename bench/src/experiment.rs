@@ -345,6 +345,7 @@ pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
 pub fn built_in() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
         include_str!("../experiments/aifm/hot.toml"),
+        include_str!("../experiments/aifm/scan.toml"),
         include_str!("../experiments/aifm/cold.toml"),
         include_str!("../experiments/aifm/compute.toml"),
         include_str!("../experiments/aifm/zipf.toml"),

@@ -53,6 +53,7 @@ const WORKLOADS: &[Workload] = &[
     c!("probe", "signal_fault", "page"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
+    rust("words", "scan", "word"),
     rust("hash", "get", "get"),
     rust("web", "request", "request"),
     rust("remote", "get", "get"),

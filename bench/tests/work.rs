@@ -37,6 +37,8 @@ fn pointers() {
 
 #[test]
 fn walks() {
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "2000000"]);
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "2000000", "--set-kib", "256"]);
     check("compute", "scan", 2, &["--data-mib", "6"]);
     check("frame", "ask", 2, &["--data-mib", "4"]);
     check("pack", "pack", 6, &["--data-mib", "12"]);

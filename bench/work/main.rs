@@ -13,6 +13,7 @@ mod random;
 mod remote;
 mod tasks;
 mod web;
+mod words;
 mod zipf;
 
 use anyhow::{Context, Result, ensure};
@@ -80,6 +81,8 @@ enum Workload {
     Deref,
     /// Objects in order, with work at each.
     Compute,
+    /// Words in order, again and again.
+    Words,
     /// Gets from a hash map.
     Hash,
     /// Requests to a web front end.
@@ -130,6 +133,7 @@ fn run(options: &Options) -> Result<Outcome> {
     match options.workload {
         Workload::Deref => deref::run(options),
         Workload::Compute => compute::run(options),
+        Workload::Words => words::run(options),
         Workload::Hash => hash::run(options),
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
