@@ -136,6 +136,43 @@ fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
     heap.verify();
 }
 
+/// A value of more pages than leave together is about to leave when it turns out that a write before it was lost.
+#[test]
+fn large_values_outlast_lost_answers() {
+    fn in_the_end<R>(mut action: impl FnMut() -> Result<R, FarError>) -> R {
+        let started = Instant::now();
+        loop {
+            match action() {
+                Ok(result) => return result,
+                Err(FarError::Pool(PoolError::TimedOut { .. }) | FarError::Stalled { .. }) => {}
+                Err(other) => panic!("{other:?}"),
+            }
+            assert!(started.elapsed() < Duration::from_secs(60));
+        }
+    }
+    let heap = heap("drop=0.02,seed=4", Duration::from_millis(10));
+    let (mut small, mut large) = (Vec::new(), Vec::new());
+    for _ in 0..60 {
+        for _ in 0..4 {
+            small.push((in_the_end(|| heap.alloc([0u64; 512]).map_err(|error| error.error)), 0));
+        }
+        large.push((in_the_end(|| heap.alloc([0u64; 12 * 512]).map_err(|error| error.error)), 0));
+    }
+    let mut random = Random(5);
+    for step in 1..1_000 {
+        for _ in 0..4 {
+            let (value, twin) = &mut small[random.below(240)];
+            assert_eq!(in_the_end(|| value.write(|value| core::mem::replace(value, [step; 512]))), [*twin; 512]);
+            *twin = step;
+        }
+        let (value, twin) = &mut large[random.below(60)];
+        assert_eq!(in_the_end(|| value.write(|value| core::mem::replace(value, [step; 12 * 512]))), [*twin; 12 * 512]);
+        *twin = step;
+    }
+    drop((small, large));
+    heap.verify();
+}
+
 #[test]
 fn a_slow_pool_is_slow_and_nothing_else() {
     let heap = heap("delay=200us", Duration::from_secs(5));

@@ -391,10 +391,11 @@ impl EvictorState {
             return Err(error);
         }
         let tag = self.writing.len() as u64;
+        // Before the copies: the first may have failed before the last is submitted.
+        self.writing.push(Writing { unit, frame, result: Ok(()) });
         for index in 0..unit.pages {
             self.submit_copy(core, unit.page + index, FrameId(frame.0 + index), tag);
         }
-        self.writing.push(Writing { unit, frame, result: Ok(()) });
         // Whoever needs the page from here on need not wait for the write.
         self.settle(word, FrameWord::copied);
         Ok(())
@@ -424,7 +425,10 @@ impl EvictorState {
     /// somebody wants it back.
     fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
-        self.finish(core)?;
+        if let Err(error) = self.finish(core) {
+            self.settle(word, FrameWord::stays);
+            return Err(error);
+        }
         let mut at = 0;
         while at < unit.pages {
             let wanted = FrameWord(word.load(Ordering::Acquire)).is_wanted();
@@ -446,6 +450,7 @@ impl EvictorState {
 
     fn write_window(&mut self, core: &Core, unit: Unit, frame: FrameId, at: u32) -> Result<(), PoolError> {
         self.open(core)?;
+        self.writing.push(Writing { unit, frame, result: Ok(()) });
         for index in at..(at + self.batch as u32).min(unit.pages) {
             let frame = FrameId(frame.0 + index);
             let trusted = FrameWord(core.words[unit.page].load(Ordering::Relaxed));
@@ -454,7 +459,6 @@ impl EvictorState {
             }
             self.submit_copy(core, unit.page + index, frame, 0);
         }
-        self.writing.push(Writing { unit, frame, result: Ok(()) });
         let result = self.wait_all(core);
         self.writing.pop().map_or(result, |writing| result.and(writing.result))
     }
