@@ -9,19 +9,21 @@
 //! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator that finds no room runs it
 //! if it is idle.
 
+mod carrier;
+mod discards;
 mod first;
 mod log_pages;
 mod merge;
+mod take;
 
 use super::Core;
 use super::segments::Unit;
 use crate::plane::object::Evacuator;
+use carrier::Carrier;
 use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, State};
-use farfield_core::{PageId, checksum};
-use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::PoolError;
 use first::Progress;
 use merge::Merger;
 use std::collections::VecDeque;
@@ -73,7 +75,7 @@ struct Batch {
 }
 
 struct EvictorState {
-    lane: Option<Box<dyn Lane>>,
+    carrier: Carrier,
     hand: u32,
     batches: VecDeque<Batch>,
     /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
@@ -88,18 +90,7 @@ struct EvictorState {
     first: VecDeque<Batch>,
     /// The one of them that is waited for, and since when.
     waited_for: Option<(u64, Instant)>,
-    /// One page each.
-    buffers: Vec<Buffer>,
-    done: Vec<Completion>,
-    /// Units whose copies are being written: word, unit, frame, pages written so far, first error.
-    writing: Vec<Writing>,
     batch: usize,
-}
-
-struct Writing {
-    unit: Unit,
-    frame: FrameId,
-    result: Result<(), PoolError>,
 }
 
 /// Batches that are made Leaving for each that leaves, until there are enough.
@@ -116,7 +107,7 @@ impl Evictor {
     pub(crate) fn new(near: u64) -> Evictor {
         let batch = (near as usize / PAGE_BYTES / 32).clamp(8, BATCH_MAX);
         let state = EvictorState {
-            lane: None,
+            carrier: Carrier::new(batch),
             hand: 0,
             batches: VecDeque::new(),
             urgent: VecDeque::new(),
@@ -126,9 +117,6 @@ impl Evictor {
             cooling: 0,
             first: VecDeque::new(),
             waited_for: None,
-            buffers: Vec::new(),
-            done: Vec::with_capacity(batch),
-            writing: Vec::with_capacity(batch),
             batch,
         };
         Evictor {
@@ -350,7 +338,7 @@ impl EvictorState {
             let Some(unit) = core.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
             assert_eq!(unit.page, page);
             trouble = self.take(core, unit, frame, sealed);
-            if self.writing.len() >= FEW && core.throttle.waiting() > 0 {
+            if self.carrier.count() >= FEW && core.throttle.waiting() > 0 {
                 trouble = trouble.and(self.finish(core));
                 core.throttle.ring();
             }
@@ -362,282 +350,9 @@ impl EvictorState {
         }
         trouble.and(self.finish(core))
     }
-
-    /// Takes one unit that we have sealed.
-    fn take(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
-        let word = &core.words[unit.page];
-        // A larger unit has one object, and goes with it.
-        if unit.pages == 1 && !core.is_live(unit) {
-            self.drop_dead(core, unit, frame);
-            return Ok(());
-        }
-        if self.take_log_page(core, unit, frame) {
-            return Ok(());
-        }
-        let trust_far = sealed.is_stored() && !sealed.is_dirty();
-        if trust_far && (0..unit.pages).all(|index| sum(core, frame, index) == core.frames.infos[frame.0 + index].sum())
-        {
-            self.settle(word, |word| word.dropped(false));
-            core.frames.put(frame, unit.pages);
-            core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
-            core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
-            return Ok(());
-        }
-        if unit.pages as usize > self.batch {
-            return self.take_large(core, unit, frame);
-        }
-        if let Err(error) = self.room_for(core, unit.pages as usize) {
-            self.settle(word, FrameWord::stays);
-            return Err(error);
-        }
-        let tag = self.writing.len() as u64;
-        // Before the copies: the first may have failed before the last is submitted.
-        self.writing.push(Writing { unit, frame, result: Ok(()) });
-        for index in 0..unit.pages {
-            self.submit_copy(core, unit.page + index, FrameId(frame.0 + index), tag);
-        }
-        // Whoever needs the page from here on need not wait for the write.
-        self.settle(word, FrameWord::copied);
-        Ok(())
-    }
-
-    /// No object lives in the sealed unit.
-    fn drop_dead(&self, core: &Core, unit: Unit, frame: FrameId) {
-        let dropped = self.settle(&core.words[unit.page], |word| word.dropped(true));
-        core.frames.put(frame, unit.pages);
-        core.discard_later(unit.page, dropped.is_stored());
-        core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
-    }
-
-    /// A transition that only the owner makes, on a word in which others may set marks.
-    fn settle(&self, word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWord) -> FrameWord {
-        let mut seen = FrameWord(word.load(Ordering::Acquire));
-        loop {
-            let next = transition(seen);
-            match word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return next,
-                Err(now) => seen = FrameWord(now),
-            }
-        }
-    }
-
-    /// Units of more pages than a batch are written while they are ours, in windows; between them we look whether
-    /// somebody wants it back.
-    fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId) -> Result<(), PoolError> {
-        let word = &core.words[unit.page];
-        if let Err(error) = self.finish(core) {
-            self.settle(word, FrameWord::stays);
-            return Err(error);
-        }
-        let mut at = 0;
-        while at < unit.pages {
-            let wanted = FrameWord(word.load(Ordering::Acquire)).is_wanted();
-            let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, at) };
-            if wanted || result.is_err() {
-                // What was written is newer than the checksums say.
-                self.settle(word, |word| word.stays_dirty());
-                return result;
-            }
-            at += self.batch as u32;
-        }
-        let left =
-            self.settle(word, |word| word.copied().left().unwrap_or_else(|| unreachable!("copied and not taken")));
-        debug_assert_eq!(left.state(), State::Far);
-        core.frames.put(frame, unit.pages);
-        core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn write_window(&mut self, core: &Core, unit: Unit, frame: FrameId, at: u32) -> Result<(), PoolError> {
-        self.open(core)?;
-        self.writing.push(Writing { unit, frame, result: Ok(()) });
-        for index in at..(at + self.batch as u32).min(unit.pages) {
-            let frame = FrameId(frame.0 + index);
-            let trusted = FrameWord(core.words[unit.page].load(Ordering::Relaxed));
-            if trusted.is_stored() && !trusted.is_dirty() && sum(core, frame, 0) == core.frames.infos[frame.0].sum() {
-                continue;
-            }
-            self.submit_copy(core, unit.page + index, frame, 0);
-        }
-        let result = self.wait_all(core);
-        self.writing.pop().map_or(result, |writing| result.and(writing.result))
-    }
-
-    /// Opens the lane if it is closed, and waits until so many copies can be made.
-    fn room_for(&mut self, core: &Core, pages: usize) -> Result<(), PoolError> {
-        self.open(core)?;
-        let in_flight = self.lane.as_ref().map_or(0, |lane| lane.in_flight());
-        if in_flight + pages > self.batch { self.finish(core) } else { Ok(()) }
-    }
-
-    fn open(&mut self, core: &Core) -> Result<(), PoolError> {
-        if self.lane.is_none() {
-            self.lane = Some(core.backend.open_lane()?);
-        }
-        Ok(())
-    }
-
-    /// Copies a page that we have sealed and submits the copy.
-    fn submit_copy(&mut self, core: &Core, page: u32, frame: FrameId, tag: u64) {
-        let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
-        // SAFETY: the frame is part of a unit in Copying, of which we are the owner: no scope refers to it, and who wants it
-        // waits. So nobody writes it.
-        unsafe {
-            let source = core.frames.address(frame);
-            launder(source);
-            buffer.bytes_mut().as_mut_ptr().copy_from_nonoverlapping(source, PAGE_BYTES);
-        }
-        buffer.seal();
-        let op = Op::Write { page: PageId(u64::from(page)), buffer };
-        self.submit(core, Request { tag, priority: Priority::Background, deadline: core.patience, op });
-    }
-
-    /// Submits; a full lane is polled until it has room.
-    fn submit(&mut self, core: &Core, mut request: Request) {
-        let until = Instant::now() + core.patience;
-        loop {
-            let Some(lane) = &mut self.lane else { unreachable!("the lane was opened first") };
-            let tag = request.tag as usize;
-            match lane.submit(request) {
-                Ok(()) => return,
-                Err(back) => request = back,
-            }
-            if Instant::now() > until {
-                let after = core.patience;
-                if let Some(writing) = self.writing.get_mut(tag) {
-                    writing.result = Err(PoolError::TimedOut { server: 0, after });
-                }
-                return;
-            }
-            self.collect(Duration::from_millis(1));
-        }
-    }
-
-    /// Takes completions.
-    fn collect(&mut self, wait: Duration) {
-        let Some(lane) = &mut self.lane else { return };
-        if lane.poll(&mut self.done) == 0 {
-            lane.wait(wait);
-            lane.poll(&mut self.done);
-        }
-        for completion in self.done.drain(..) {
-            if let Some(writing) = self.writing.get_mut(completion.tag as usize) {
-                writing.result = writing.result.and(completion.result);
-            }
-            self.buffers.extend(completion.buffer);
-        }
-    }
-
-    /// Waits until nothing is in flight. The lane sees to it that this ends.
-    fn wait_all(&mut self, core: &Core) -> Result<(), PoolError> {
-        let until = Instant::now() + core.patience * 2;
-        while self.lane.as_ref().is_some_and(|lane| lane.in_flight() > 0) {
-            self.collect(core.patience);
-            if Instant::now() > until {
-                // A lane that forgets is of no use. A new one is opened next time.
-                self.lane = None;
-                return Err(PoolError::TimedOut { server: 0, after: core.patience * 2 });
-            }
-        }
-        self.buffers.truncate(self.batch);
-        Ok(())
-    }
-
-    /// Ends all writes; the pages whose copies arrived, and that nobody took back, are Far.
-    fn finish(&mut self, core: &Core) -> Result<(), PoolError> {
-        let waited = self.wait_all(core);
-        let mut trouble = waited;
-        for writing in self.writing.drain(..) {
-            let Writing { unit, frame, result } = writing;
-            let result = waited.and(result);
-            let word = &core.words[unit.page];
-            loop {
-                let seen = FrameWord(word.load(Ordering::Acquire));
-                let next = if result.is_ok() { seen.left() } else { seen.refused() };
-                // Taken back, or released. Only we make a page Copied, so it is not Copied again.
-                let Some(next) = next else { break };
-                if core.exchange(word, seen, next) {
-                    if result.is_ok() {
-                        core.frames.put(frame, unit.pages);
-                        core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
-                    }
-                    break;
-                }
-            }
-            trouble = trouble.and(result);
-        }
-        trouble
-    }
-
-    /// Gives back far memory of pages that are Empty.
-    fn discard(&mut self, core: &Core) -> Result<(), PoolError> {
-        loop {
-            let mut pages = core.take_discards(self.batch * 4);
-            if pages.is_empty() {
-                return Ok(());
-            }
-            pages.sort_unstable();
-            let mut ours: Vec<u32> = Vec::with_capacity(pages.len());
-            for page in pages {
-                let word = &core.words[page];
-                let seen = FrameWord(word.load(Ordering::Acquire));
-                // Otherwise it is in use again, and will be written over.
-                if seen.discard().is_some_and(|next| core.exchange(word, seen, next)) {
-                    ours.push(page);
-                }
-            }
-            let result = self.discard_pages(core, &ours);
-            for page in &ours {
-                self.settle(&core.words[*page], |word| match result {
-                    Ok(()) => word.discarded(),
-                    Err(_) => word.gave_up(State::Empty),
-                });
-                if result.is_err() {
-                    core.discard_later(*page, true);
-                }
-            }
-            result?;
-            core.evictor.discarded.fetch_add(ours.len() as u64, Ordering::Relaxed);
-        }
-    }
-
-    fn discard_pages(&mut self, core: &Core, pages: &[u32]) -> Result<(), PoolError> {
-        self.open(core)?;
-        for run in pages.chunk_by(|a, b| a + 1 == *b) {
-            let unit = Unit { page: run[0], pages: run.len() as u32 };
-            let tag = self.writing.len() as u64;
-            self.writing.push(Writing { unit, frame: FrameId(0), result: Ok(()) });
-            let op = Op::Discard { page: PageId(u64::from(run[0])), count: run.len() as u64 };
-            self.submit(core, Request { tag, priority: Priority::Background, deadline: core.patience, op });
-        }
-        let waited = self.wait_all(core);
-        self.writing.drain(..).fold(waited, |result, writing| result.and(writing.result))
-    }
 }
 
 /// For how many tasks that wait for room there is something: frames, or the error.
 fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
     if outcome.is_ok() { core.frames.open_room() } else { u32::MAX }
-}
-
-/// Checksum of the page in the `index`-th frame from `first` on, which belongs to a unit that we have sealed.
-fn sum(core: &Core, first: FrameId, index: u32) -> u64 {
-    let address = core.frames.address(FrameId(first.0 + index));
-    launder(address);
-    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the unit is in Copying and
-    // ours, so nobody writes it meanwhile.
-    checksum(unsafe { core::slice::from_raw_parts(address, PAGE_BYTES) })
-}
-
-/// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they are bytes like any others;
-/// the compiler must not conclude otherwise from the types that were written there. It has to assume that the empty assembly
-/// block wrote all of them.
-pub(crate) fn launder(address: *mut u8) {
-    #[cfg(not(miri))]
-    // SAFETY: no instruction; memory is clobbered by default.
-    unsafe {
-        core::arch::asm!("/* {0} */", in(reg) address, options(nostack, preserves_flags));
-    }
-    #[cfg(miri)]
-    let _ = address;
 }

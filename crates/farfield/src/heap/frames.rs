@@ -350,6 +350,19 @@ impl FrameInfo {
     }
 }
 
+/// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they are bytes like any others;
+/// the compiler must not conclude otherwise from the types that were written there. It has to assume that the empty assembly
+/// block wrote all of them.
+pub(crate) fn launder(address: *mut u8) {
+    #[cfg(not(miri))]
+    // SAFETY: no instruction; memory is clobbered by default.
+    unsafe {
+        core::arch::asm!("/* {0} */", in(reg) address, options(nostack, preserves_flags));
+    }
+    #[cfg(miri)]
+    let _ = address;
+}
+
 #[cfg(test)]
 mod tests {
     //! Guards against free frames that nobody can have.

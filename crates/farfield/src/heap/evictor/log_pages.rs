@@ -4,8 +4,8 @@
 //! Some log pages are *urgent*: they are taken as soon as the scopes of the moment are over, and do not wait for their turn
 //! among those that are cold.
 
-use super::{Batch, Core, EvictorState};
-use crate::heap::Unit;
+use super::take::settle;
+use super::{Batch, Core, EvictorState, Unit};
 use crate::plane::object::Evacuator;
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameId, FrameWord, State, Verdict};
@@ -66,7 +66,7 @@ impl EvictorState {
         match verdict {
             Verdict::Write => return false,
             Verdict::Stay => {
-                self.settle(&core.words[unit.page], FrameWord::stays);
+                settle(&core.words[unit.page], FrameWord::stays);
             }
             Verdict::Drop | Verdict::Evacuate => {
                 self.drop_dead(core, unit, frame);

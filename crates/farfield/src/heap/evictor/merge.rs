@@ -7,10 +7,8 @@
 use super::{Core, EvictorState};
 use crate::plane::object::Objects;
 use core::sync::atomic::Ordering;
-use farfield_core::PageId;
 use farfield_core::heap::{FrameWord, State};
-use farfield_pool::{Buffer, Op, PoolError, Priority, Request};
-use std::time::Instant;
+use farfield_pool::PoolError;
 
 /// How far the hand has come that goes round the far pages.
 #[derive(Default)]
@@ -40,10 +38,8 @@ impl EvictorState {
             if sparse.is_empty() {
                 break;
             }
-            for (page, buffer) in self.read_pages(core, &sparse)? {
-                self.evacuator.merge(core, objects, page, buffer.page(0));
-                self.buffers.push(buffer);
-            }
+            self.carrier.open(core)?;
+            self.carrier.read(core, &sparse, |page, bytes| self.evacuator.merge(core, objects, page, bytes))?;
             self.cool_cold(core);
         }
         Ok(())
@@ -65,41 +61,6 @@ impl EvictorState {
             }
         }
         sparse
-    }
-
-    /// Reads pages; those that could be had. Nothing else is in flight.
-    fn read_pages(&mut self, core: &Core, pages: &[u32]) -> Result<Vec<(u32, Buffer)>, PoolError> {
-        self.open(core)?;
-        let Some(lane) = &mut self.lane else { unreachable!("the lane was just opened") };
-        let until = Instant::now() + core.patience * 2;
-        let (mut asked, mut ended, mut read) = (0, 0, Vec::with_capacity(pages.len()));
-        while ended < pages.len() {
-            while asked < pages.len() {
-                let buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
-                let op = Op::Read { page: PageId(u64::from(pages[asked])), buffer };
-                let (tag, deadline) = (asked as u64, core.patience);
-                match lane.submit(Request { tag, priority: Priority::Background, deadline, op }) {
-                    Ok(()) => asked += 1,
-                    Err(_) => break,
-                }
-            }
-            if lane.poll(&mut self.done) == 0 {
-                lane.wait(core.patience);
-                lane.poll(&mut self.done);
-            }
-            for completion in self.done.drain(..) {
-                ended += 1;
-                if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
-                    read.push((pages[completion.tag as usize], buffer));
-                }
-            }
-            if Instant::now() > until {
-                // A lane that forgets is of no use. A new one is opened next time.
-                self.lane = None;
-                return Err(PoolError::TimedOut { server: 0, after: core.patience * 2 });
-            }
-        }
-        Ok(read)
     }
 }
 

@@ -1,0 +1,185 @@
+//! The evictor's lane, and what is on its way there: copies of pages that leave, discards, and pages that are looked at.
+
+use super::Core;
+use super::Unit;
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::FrameId;
+use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use std::time::Instant;
+
+pub(super) struct Carrier {
+    lane: Option<Box<dyn Lane>>,
+    /// One page each.
+    buffers: Vec<Buffer>,
+    done: Vec<Completion>,
+    /// What was asked for since all ended last; tags of requests are places here.
+    under_way: Vec<Errand>,
+    /// Most pages under way.
+    batch: usize,
+}
+
+/// Units whose copies are written, or pages that are discarded.
+pub(super) struct Errand {
+    pub(super) unit: Unit,
+    pub(super) frame: FrameId,
+    /// The first error.
+    pub(super) result: Result<(), PoolError>,
+}
+
+impl Carrier {
+    pub(super) fn new(batch: usize) -> Carrier {
+        Carrier {
+            lane: None,
+            buffers: Vec::new(),
+            done: Vec::with_capacity(batch),
+            under_way: Vec::with_capacity(batch),
+            batch,
+        }
+    }
+
+    /// Errands that nobody has taken out yet.
+    pub(super) fn count(&self) -> usize {
+        self.under_way.len()
+    }
+
+    /// Opens the lane if it is closed.
+    pub(super) fn open(&mut self, core: &Core) -> Result<(), PoolError> {
+        if self.lane.is_none() {
+            self.lane = Some(core.backend.open_lane()?);
+        }
+        Ok(())
+    }
+
+    /// Is there room for so many copies?
+    pub(super) fn has_room(&self, pages: usize) -> bool {
+        self.lane.as_ref().map_or(0, |lane| lane.in_flight()) + pages <= self.batch
+    }
+
+    /// Writes those of these pages of a unit, which we have sealed and which begins in this frame, that are wanted. The lane is
+    /// open.
+    pub(super) fn write(&mut self, core: &Core, unit: Unit, frame: FrameId, indices: impl Iterator<Item = u32>) {
+        let tag = self.begin(unit, frame);
+        for index in indices {
+            let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
+            let source = core.frames.address(FrameId(frame.0 + index));
+            crate::heap::launder(source);
+            // SAFETY: the frame is part of a unit in Copying, of which we are the owner: no scope refers to it, and who wants it
+            // waits. So nobody writes it.
+            unsafe { buffer.bytes_mut().as_mut_ptr().copy_from_nonoverlapping(source, PAGE_BYTES) };
+            buffer.seal();
+            self.submit(core, tag, Op::Write { page: PageId(u64::from(unit.page + index)), buffer });
+        }
+    }
+
+    /// Discards what the pool keeps of these pages. The lane is open.
+    pub(super) fn discard(&mut self, core: &Core, pages: Unit) {
+        let tag = self.begin(pages, FrameId(0));
+        let op = Op::Discard { page: PageId(u64::from(pages.page)), count: u64::from(pages.pages) };
+        self.submit(core, tag, op);
+    }
+
+    fn begin(&mut self, unit: Unit, frame: FrameId) -> u64 {
+        self.under_way.push(Errand { unit, frame, result: Ok(()) });
+        self.under_way.len() as u64 - 1
+    }
+
+    /// Submits; a full lane is polled until it has room.
+    fn submit(&mut self, core: &Core, tag: u64, op: Op) {
+        let mut request = Request { tag, priority: Priority::Background, deadline: core.patience, op };
+        let until = Instant::now() + core.patience;
+        loop {
+            let Some(lane) = &mut self.lane else { unreachable!("the lane was opened first") };
+            match lane.submit(request) {
+                Ok(()) => return,
+                Err(back) => request = back,
+            }
+            if Instant::now() > until {
+                self.under_way[tag as usize].result = Err(PoolError::TimedOut { server: 0, after: core.patience });
+                return;
+            }
+            self.collect(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes completions.
+    fn collect(&mut self, wait: Duration) {
+        self.poll(wait);
+        for completion in self.done.drain(..) {
+            if let Some(errand) = self.under_way.get_mut(completion.tag as usize) {
+                errand.result = errand.result.and(completion.result);
+            }
+            self.buffers.extend(completion.buffer);
+        }
+    }
+
+    /// What has ended is in `done` then.
+    fn poll(&mut self, wait: Duration) {
+        let Some(lane) = &mut self.lane else { return };
+        if lane.poll(&mut self.done) == 0 {
+            lane.wait(wait);
+            lane.poll(&mut self.done);
+        }
+    }
+
+    /// Waits until all errands have ended, and takes them out. The lane sees to it that this ends.
+    pub(super) fn finish(&mut self, core: &Core) -> (Result<(), PoolError>, Vec<Errand>) {
+        let until = Instant::now() + core.patience * 2;
+        let mut waited = Ok(());
+        while waited.is_ok() && self.lane.as_ref().is_some_and(|lane| lane.in_flight() > 0) {
+            self.collect(core.patience);
+            waited = self.in_time(core, until);
+        }
+        self.buffers.truncate(self.batch);
+        (waited, self.under_way.drain(..).collect())
+    }
+
+    /// The same where only the outcome matters: the first error.
+    pub(super) fn finish_all(&mut self, core: &Core) -> Result<(), PoolError> {
+        let (waited, errands) = self.finish(core);
+        errands.into_iter().fold(waited, |result, errand| result.and(errand.result))
+    }
+
+    /// Reads pages, and has `take` look at those that could be had. The lane is open, and nothing else is under way.
+    pub(super) fn read(
+        &mut self,
+        core: &Core,
+        pages: &[u32],
+        mut take: impl FnMut(u32, &[u8]),
+    ) -> Result<(), PoolError> {
+        let until = Instant::now() + core.patience * 2;
+        let (mut asked, mut ended) = (0, 0);
+        while ended < pages.len() {
+            let Some(lane) = &mut self.lane else { unreachable!("the lane was opened first") };
+            while asked < pages.len() {
+                let buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
+                let op = Op::Read { page: PageId(u64::from(pages[asked])), buffer };
+                let (tag, deadline) = (asked as u64, core.patience);
+                match lane.submit(Request { tag, priority: Priority::Background, deadline, op }) {
+                    Ok(()) => asked += 1,
+                    Err(_) => break,
+                }
+            }
+            self.poll(core.patience);
+            for completion in self.done.drain(..) {
+                ended += 1;
+                if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
+                    take(pages[completion.tag as usize], buffer.page(0));
+                    self.buffers.push(buffer);
+                }
+            }
+            self.in_time(core, until)?;
+        }
+        Ok(())
+    }
+
+    /// A lane that forgets is of no use. A new one is opened next time.
+    fn in_time(&mut self, core: &Core, until: Instant) -> Result<(), PoolError> {
+        if Instant::now() <= until {
+            return Ok(());
+        }
+        self.lane = None;
+        Err(PoolError::TimedOut { server: 0, after: core.patience * 2 })
+    }
+}

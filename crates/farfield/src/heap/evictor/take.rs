@@ -1,0 +1,147 @@
+//! What becomes of a unit that the evictor has sealed.
+
+use super::carrier::Errand;
+use super::{Core, EvictorState, Unit};
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::checksum;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_pool::PoolError;
+
+impl EvictorState {
+    /// Takes one unit that we have sealed.
+    pub(super) fn take(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
+        let word = &core.words[unit.page];
+        // A larger unit has one object, and goes with it.
+        if unit.pages == 1 && !core.is_live(unit) {
+            self.drop_dead(core, unit, frame);
+            return Ok(());
+        }
+        if self.take_log_page(core, unit, frame) {
+            return Ok(());
+        }
+        if (0..unit.pages).all(|index| is_as_far(core, sealed, frame, index)) {
+            settle(word, |word| word.dropped(false));
+            core.frames.put(frame, unit.pages);
+            core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+            core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
+            return Ok(());
+        }
+        if unit.pages as usize > self.batch {
+            return self.take_large(core, unit, frame, sealed);
+        }
+        if let Err(error) = self.room_for(core, unit.pages as usize) {
+            settle(word, FrameWord::stays);
+            return Err(error);
+        }
+        self.carrier.write(core, unit, frame, 0..unit.pages);
+        // Whoever needs the page from here on need not wait for the write.
+        settle(word, FrameWord::copied);
+        Ok(())
+    }
+
+    /// No object lives in the sealed unit.
+    pub(super) fn drop_dead(&self, core: &Core, unit: Unit, frame: FrameId) {
+        let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
+        core.frames.put(frame, unit.pages);
+        core.discard_later(unit.page, dropped.is_stored());
+        core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+    }
+
+    /// Units of more pages than a batch are written while they are ours, in windows; between them we look whether
+    /// somebody wants it back.
+    fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
+        let word = &core.words[unit.page];
+        if let Err(error) = self.finish(core).and_then(|()| self.carrier.open(core)) {
+            settle(word, FrameWord::stays);
+            return Err(error);
+        }
+        let mut at = 0;
+        while at < unit.pages {
+            let wanted = FrameWord(word.load(Ordering::Acquire)).is_wanted();
+            let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, sealed, at) };
+            if wanted || result.is_err() {
+                // What was written is newer than the checksums say.
+                settle(word, FrameWord::stays_dirty);
+                return result;
+            }
+            at += self.batch as u32;
+        }
+        let left = settle(word, |word| word.copied().left().unwrap_or_else(|| unreachable!("copied and not taken")));
+        debug_assert_eq!(left.state(), State::Far);
+        core.frames.put(frame, unit.pages);
+        core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write_window(
+        &mut self,
+        core: &Core,
+        unit: Unit,
+        frame: FrameId,
+        sealed: FrameWord,
+        at: u32,
+    ) -> Result<(), PoolError> {
+        let window = at..(at + self.batch as u32).min(unit.pages);
+        self.carrier.write(core, unit, frame, window.filter(|index| !is_as_far(core, sealed, frame, *index)));
+        self.carrier.finish_all(core)
+    }
+
+    /// Opens the lane if it is closed, and waits until so many copies can be made.
+    fn room_for(&mut self, core: &Core, pages: usize) -> Result<(), PoolError> {
+        self.carrier.open(core)?;
+        if self.carrier.has_room(pages) { Ok(()) } else { self.finish(core) }
+    }
+
+    /// Ends all writes; the pages whose copies arrived, and that nobody took back, are Far.
+    pub(super) fn finish(&mut self, core: &Core) -> Result<(), PoolError> {
+        let (waited, errands) = self.carrier.finish(core);
+        let mut trouble = waited;
+        for Errand { unit, frame, result } in errands {
+            let result = waited.and(result);
+            let word = &core.words[unit.page];
+            loop {
+                let seen = FrameWord(word.load(Ordering::Acquire));
+                let next = if result.is_ok() { seen.left() } else { seen.refused() };
+                // Taken back, or released. Only we make a page Copied, so it is not Copied again.
+                let Some(next) = next else { break };
+                if core.exchange(word, seen, next) {
+                    if result.is_ok() {
+                        core.frames.put(frame, unit.pages);
+                        core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
+                    }
+                    break;
+                }
+            }
+            trouble = trouble.and(result);
+        }
+        trouble
+    }
+}
+
+/// A transition that only the owner makes, on a word in which others may set marks.
+pub(super) fn settle(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWord) -> FrameWord {
+    let mut seen = FrameWord(word.load(Ordering::Acquire));
+    loop {
+        let next = transition(seen);
+        match word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return next,
+            Err(now) => seen = FrameWord(now),
+        }
+    }
+}
+
+/// Has the pool this page already: the `index`-th of a unit that we have sealed and that begins in this frame?
+fn is_as_far(core: &Core, sealed: FrameWord, frame: FrameId, index: u32) -> bool {
+    let frame = FrameId(frame.0 + index);
+    sealed.is_stored() && !sealed.is_dirty() && sum(core, frame) == core.frames.infos[frame.0].sum()
+}
+
+/// Checksum of the page in a frame of a unit that we have sealed.
+fn sum(core: &Core, frame: FrameId) -> u64 {
+    let address = core.frames.address(frame);
+    crate::heap::launder(address);
+    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the unit is in Copying and
+    // ours, so nobody writes it meanwhile.
+    checksum(unsafe { core::slice::from_raw_parts(address, PAGE_BYTES) })
+}
