@@ -92,11 +92,17 @@ impl Command {
         command.args(&self.words[1..]).current_dir(&self.folder);
         command.env(MARK, &mark).envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(input).stdout(create(&output)).stderr(create(&errors));
-        // SAFETY: `setsid` is async-signal-safe, which is all that code between fork and exec must be.
+        // SAFETY: `signal` and `setsid` are async-signal-safe, which is all that code between fork and exec must be.
         unsafe {
-            command.pre_exec(|| match libc::setsid() {
-                -1 => Err(io::Error::last_os_error()),
-                _ => Ok(()),
+            command.pre_exec(|| {
+                // Who started the tests in the background may have them ignore these.
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                match libc::setsid() {
+                    -1 => Err(io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
             });
         }
         let started = Instant::now();

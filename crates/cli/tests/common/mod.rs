@@ -53,8 +53,12 @@ impl Drop for Folder {
     }
 }
 
-/// The farfield command, nothing set.
+/// The farfield command, nothing set. Who started the tests in the background may have them ignore signals; commands do not.
 pub(crate) fn farfield() -> Command {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: no handler is replaced, for tests have none.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let mut command = Command::new(env!("CARGO_BIN_EXE_farfield"));
     for name in ["LD_PRELOAD", "FARFIELD_CONTROL", "FARFIELD_TOKEN", "FARFIELD_NEAR", "FARFIELD_PRELOAD"] {
         command.env_remove(name);
