@@ -5,8 +5,10 @@ mod common;
 
 use common::twin::steps;
 use common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use farfield::collections::Index;
 use farfield::task::Executor;
-use farfield::{FarBox, FarError, FarVec, Heap, PoolError};
+use farfield::{FarBox, FarError, FarMap, FarVec, Heap, PoolError};
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -129,6 +131,81 @@ fn batches_get_the_errors_of_their_pages() {
         assert!(gone > 0 && good > 0, "{good} and {gone} with die={die}");
         heap.verify();
     }
+}
+
+#[test]
+fn keys_are_looked_up_together() {
+    let heap = faulty("delay=1ms", 8 * MIB, LONG);
+    let map: FarMap<u64, [u64; 512]> = FarMap::new(&heap).unwrap();
+    for key in 0..4096 {
+        map.insert(&heap.enter(), key, [key; 512]).unwrap();
+    }
+    // What was made last is near, and its room is free at once.
+    for key in 3840..4096 {
+        map.remove(&heap.enter(), &key).unwrap();
+    }
+    let misses = heap.stats().misses;
+    {
+        let scope = heap.enter();
+        let mut found = pin!(heap.fetch_many_with(&scope, 0..64, |key| map.get(&scope, key)));
+        let first = found.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(heap.stats().misses, misses + 64, "all at the first look");
+        let found = match first {
+            Poll::Pending => Executor::new(&heap).block_on(found).unwrap(),
+            Poll::Ready(found) => found.unwrap(),
+        };
+        assert!((0..64).zip(found).all(|(key, value)| *value.unwrap() == [key; 512]));
+    }
+    heap.verify();
+}
+
+#[test]
+fn look_ups_are_in_order_whatever_is_near() {
+    for index in [Index::Near, Index::Far] {
+        let heap = faulty("delay=20us", 2 * MIB, LONG);
+        let map: FarMap<u64, [u64; 32]> = FarMap::builder().index(index).build(&heap).unwrap();
+        let mut twin = HashMap::new();
+        let mut random = Random(seed());
+        for _ in 0..steps(250) {
+            for _ in 0..60 {
+                let (key, value) = (random.below(20_000) as u64, random.next());
+                map.insert(&heap.enter(), key, [value; 32]).unwrap();
+                twin.insert(key, value);
+            }
+            // Some are absent, and some asked for twice.
+            let keys: Vec<u64> = (0..40).map(|_| random.below(20_000) as u64).collect();
+            let scope = heap.enter();
+            let found = heap.get_many_with(&scope, &keys, |key| map.get(&scope, *key)).unwrap();
+            assert_eq!(found.len(), keys.len());
+            for (key, value) in keys.iter().zip(found) {
+                assert_eq!(value, twin.get(key).map(|value| [*value; 32]).as_ref());
+            }
+        }
+        assert!(heap.stats().misses > 100, "{:?}", heap.stats());
+        assert_in_budget(heap.stats());
+        heap.verify();
+    }
+}
+
+#[test]
+fn look_ups_that_fail_say_so_and_the_heap_goes_on() {
+    let heap = faulty("seed=1", MIB, LONG);
+    let map: FarMap<u64, [u64; 512]> = FarMap::new(&heap).unwrap();
+    for key in 0..1000 {
+        map.insert(&heap.enter(), key, [key; 512]).unwrap();
+    }
+    let scope = heap.enter();
+    assert_eq!(heap.get_many_with(&scope, 0..1000, |key| map.get(&scope, key)).unwrap_err(), FarError::NearFull);
+    drop(scope);
+    let scope = heap.enter();
+    let found = heap.get_many_with(&scope, 990..1002, |key| map.get(&scope, key)).unwrap();
+    assert_eq!(found.iter().map(|value| value.map(|value| value[0])).collect::<Vec<_>>(), {
+        (990..1002).map(|key| (key < 1000).then_some(key)).collect::<Vec<_>>()
+    });
+    let refused = heap.get_many_with(&scope, 0..3, |key| if *key == 1 { Err(FarError::FarFull) } else { Ok(*key) });
+    assert_eq!(refused, Err(FarError::FarFull));
+    drop(scope);
+    heap.verify();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Carrying requests out and answering them: what the protocols have in common, and how each says it.
 
 use super::binary::{self, Head, Status};
-use super::cache::{Cache, Failure, Outcome};
+use super::cache::{Cache, Failure, Outcome, Record};
 use super::request::{Parsed, Request, Wrong};
 use super::text;
 use std::fmt::Write as _;
@@ -95,25 +95,24 @@ fn get_text(
     touch: Option<i64>,
     out: &mut Vec<u8>,
 ) -> Result<(), Failure> {
-    for key in keys {
-        if let Some(expires) = touch
-            && cache.touch(key, expires)? == Outcome::NotFound
-        {
-            continue;
+    let mut tell = |key: &[u8], record: Record<'_>| {
+        let mut head = format!(" {} {}", record.flags, record.data.len());
+        if with_cas {
+            // Writing to a string does not fail.
+            let _ = write!(head, " {}", record.cas);
         }
-        cache.get(key, |record| {
-            let mut head = format!(" {} {}", record.flags, record.data.len());
-            if with_cas {
-                // Writing to a string does not fail.
-                let _ = write!(head, " {}", record.cas);
-            }
-            out.extend(b"VALUE ");
-            out.extend(*key);
-            out.extend(head.as_bytes());
-            out.extend(b"\r\n");
-            out.extend(record.data);
-            out.extend(b"\r\n");
-        })?;
+        out.extend(b"VALUE ");
+        out.extend(key);
+        out.extend(head.as_bytes());
+        out.extend(b"\r\n");
+        out.extend(record.data);
+        out.extend(b"\r\n");
+    };
+    let Some(expires) = touch else { return cache.get_many(keys, tell) };
+    for key in keys {
+        if cache.touch(key, expires)? != Outcome::NotFound {
+            cache.get(key, |record| tell(key, record))?;
+        }
     }
     Ok(())
 }

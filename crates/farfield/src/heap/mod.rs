@@ -12,7 +12,7 @@
 //! | `access` | what a dereference does when its guess was wrong |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `arrival`, `waiters`, `poller` | how tasks wait |
-//! | `gather`, `attempt` | how they wait for many values, and for those that only looking finds |
+//! | `gather`, `attempt`, `look_ups` | how they wait for many values, for those that only looking finds, and for many of those |
 //! | `pins` | what stays near without a scope |
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `throttle` | how threads wait for room |
@@ -28,6 +28,7 @@ mod fetch;
 mod frames;
 mod gather;
 mod io;
+mod look_ups;
 mod memory;
 mod objects;
 mod pins;
