@@ -204,43 +204,41 @@ impl Core {
             }
             return Ok(frame);
         }
-        let limit = self.frames.limit();
-        if pages > limit / 2 {
-            return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
-        }
+        self.check_size(pages)?;
         count(&record.counters.throttled);
         let started = Instant::now();
-        let frames = self.wait_for_frames(record, pages, renewable, limit);
+        let frames = self.wait_for_frames(record, pages, renewable);
         record.counters.pauses.add(started.elapsed());
         frames
     }
 
-    fn wait_for_frames(&self, record: &Record, pages: u32, renewable: bool, limit: u32) -> Result<FrameId, FarError> {
+    /// Units of more than half of the frames find no neighbours.
+    pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
+        if pages > self.frames.limit() / 2 {
+            return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
+        }
+        Ok(())
+    }
+
+    fn wait_for_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
         self.reclaimer.wake();
         let place = self.throttle.queue();
         let mut patience = Patience::new(self.patience);
-        // No more than a batch, so that it does not take long: the rest is the reclaimer's. But free frames need not be
-        // neighbours: each round frees more.
-        let mut goal = self.frames.reserve() + pages;
+        let mut goal = self.first_goal(pages);
         loop {
             if renewable {
                 record.renew_only(&self.epoch);
             }
             record.renew_idle(&self.epoch);
-            let outcome = self.evictor.try_run(self, goal, Urgency::Demand);
-            if let Some(frame) = self.frames.take(pages, Purse::Behind(place.before())) {
-                return Ok(frame);
-            }
-            let is_idle = outcome.is_some();
-            self.evictor.try_close(self);
-            match outcome {
-                Some(Err(error)) => return Err(error.into()),
+            let round = self.make_frames(pages, &mut goal, || place.before())?;
+            match round {
+                Round::Got(frame) => return Ok(frame),
                 // All that could leave waits for a scope of this thread, which does not end before we return.
-                Some(Ok(Outcome::Blocked(epoch))) if !renewable && record.keeps(epoch, |_| true) => {
+                Round::Blocked(epoch) if !renewable && record.keeps(epoch, |_| true) => {
                     return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull);
                 }
                 // It waits for scopes of others, who may wait for what this thread holds.
-                Some(Ok(Outcome::Blocked(_))) if patience.is_long() => {
+                Round::Blocked(_) if patience.is_long() => {
                     if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
                         return Ok(frame);
                     }
@@ -249,17 +247,56 @@ impl Core {
             }
             // What has arrived can leave again.
             self.help(record, None);
-            if pages > 1 && self.frames.room() >= goal {
-                goal = (goal + goal / 2).min(limit);
-            }
-            if is_idle {
-                patience.wait()?;
-            } else {
+            if round == Round::Busy {
                 let enough = || self.frames.room() >= goal;
                 patience.wait_by(|| place.sleep_unless(enough, SLEEP))?;
+            } else {
+                patience.wait()?;
             }
         }
     }
+
+    /// How many frames are to be free for those who wait for so many. No more than a batch, so that it does not take long: the rest
+    /// is the reclaimer's.
+    pub(super) fn first_goal(&self, pages: u32) -> u32 {
+        self.frames.reserve() + pages
+    }
+
+    /// One round of a thread or task that waits for frames behind others: makes room with its own hands, if nobody else is at it.
+    pub(super) fn make_frames(
+        &self,
+        pages: u32,
+        goal: &mut u32,
+        before: impl FnOnce() -> u32,
+    ) -> Result<Round, FarError> {
+        let outcome = self.evictor.try_run(self, *goal, Urgency::Demand);
+        if let Some(frame) = self.frames.take(pages, Purse::Behind(before())) {
+            return Ok(Round::Got(frame));
+        }
+        self.evictor.try_close(self);
+        // Free frames need not be neighbours: each round frees more.
+        if pages > 1 && self.frames.room() >= *goal {
+            *goal = (*goal + *goal / 2).min(self.frames.limit());
+        }
+        match outcome {
+            None => Ok(Round::Busy),
+            Some(Ok(Outcome::Blocked(epoch))) => Ok(Round::Blocked(epoch)),
+            Some(Ok(_)) => Ok(Round::Tried),
+            Some(Err(error)) => Err(error.into()),
+        }
+    }
+}
+
+/// What one round of making room came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Round {
+    Got(FrameId),
+    /// What could leave since this epoch waits for scopes.
+    Blocked(u64),
+    /// Nothing yet.
+    Tried,
+    /// Somebody else is at it.
+    Busy,
 }
 
 /// Counts what the use of a page tells, whose word was this before.

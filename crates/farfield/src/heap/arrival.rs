@@ -1,7 +1,6 @@
 //! A page that a task waits for.
 
-use super::access::{Want, count_use};
-use super::evictor::{Outcome, Urgency};
+use super::access::{Round, Want, count_use};
 use super::frames::Purse;
 use super::io::{Flight, Landing};
 use super::segments::Unit;
@@ -34,8 +33,8 @@ pub(crate) struct Arrival<'a> {
 #[derive(Default)]
 pub(super) struct Wait {
     ticket: Option<Ticket>,
-    /// Times that there was no room. Not 0: the scope is marked as hungry.
-    hungry: u32,
+    /// So many frames shall be free; 0: there was room. Not 0: the scope is marked as hungry.
+    goal: u32,
     /// In the queue of those who wait for room.
     turn: Option<Turn>,
     /// When the first wait that is no flight's began: flights have deadlines of their own.
@@ -66,20 +65,20 @@ impl<'a> Arrival<'a> {
     /// Goes on with what another one began, in a scope that has ended.
     pub(super) fn resume(scope: &'a Scope<'_>, page: u32, want: Want, wait: Wait) -> Arrival<'a> {
         let open = scope.open;
-        open.hungry.set(open.hungry.get() + u32::from(wait.hungry > 0));
+        open.hungry.set(open.hungry.get() + u32::from(wait.goal > 0));
         Arrival { wait, ..Arrival::new(scope, page, want) }
     }
 
     /// The scope ends, and the wait goes on.
     pub(super) fn suspend(mut self) -> Wait {
         let wait = core::mem::take(&mut self.wait);
-        self.wait.hungry = wait.hungry;
+        self.wait.goal = wait.goal;
         wait
     }
 
     /// Is there no room for what it waits for?
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.wait.hungry > 0 && self.wait.ticket.is_none()
+        self.wait.goal > 0 && self.wait.ticket.is_none()
     }
 
     /// Waits for something that is about to happen, at most as long as the heap is patient.
@@ -156,36 +155,27 @@ impl<'a> Arrival<'a> {
     /// As [`Core::take_frames`], for a task: it lets others run while it waits.
     fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
-        let low = core.reserve().low;
         // Who came first gets room first.
-        let may_take = self.wait.hungry > 0 || !core.waiters.want_room();
-        if may_take && let Some(frame) = core.frames.take(pages, Purse::Open) {
-            if core.frames.room() < low {
+        let before = || core.throttle.waiting();
+        if (self.wait.goal > 0 || !core.waiters.want_room())
+            && let Some(frame) = core.frames.take(pages, Purse::Behind(before()))
+        {
+            if core.frames.room() < core.reserve().low {
                 core.reclaimer.wake();
             }
             return Poll::Ready(Ok(frame));
         }
-        let limit = core.frames.limit();
-        if pages > limit / 2 {
-            return Poll::Ready(Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 }));
-        }
-        if self.wait.hungry == 0 {
+        core.check_size(pages)?;
+        if self.wait.goal == 0 {
             count(&record.counters.throttled);
             open.hungry.set(open.hungry.get() + 1);
-        }
-        self.wait.hungry += 1;
-        if self.wait.hungry > 1 {
+            self.wait.goal = core.first_goal(pages);
+        } else {
             // Nobody made room meanwhile, or others took it.
             record.renew_idle(&core.epoch);
-            let step = pages.max(low).saturating_mul(self.wait.hungry).min((limit / 8).max(pages));
-            let outcome = core.evictor.try_run(core, core.frames.room() + step, Urgency::Demand);
-            if let Some(frame) = core.frames.take(pages, Purse::Open) {
-                return Poll::Ready(Ok(frame));
-            }
-            core.evictor.try_close(core);
-            match outcome {
-                Some(Err(error)) => return Poll::Ready(Err(error.into())),
-                Some(Ok(Outcome::Blocked(epoch))) if self.waits_for_itself(epoch) => {
+            match core.make_frames(pages, &mut self.wait.goal, before)? {
+                Round::Got(frame) => return Poll::Ready(Ok(frame)),
+                Round::Blocked(epoch) if self.waits_for_itself(epoch) => {
                     return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
                 }
                 _ => {}
@@ -211,7 +201,7 @@ impl<'a> Arrival<'a> {
         if core::mem::take(&mut self.awaits) {
             open.awaited.set(open.awaited.get() - 1);
         }
-        if core::mem::take(&mut self.wait.hungry) > 0 {
+        if core::mem::take(&mut self.wait.goal) > 0 {
             open.hungry.set(open.hungry.get() - 1);
         }
     }
