@@ -24,11 +24,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::PoolError;
-use first::Progress;
+use first::{Progress, WaitedFor};
 use merge::Merger;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
 
 /// How much whoever runs the evictor is in need of room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,8 +87,8 @@ struct EvictorState {
     cooling: usize,
     /// Batches of those that leave first.
     first: VecDeque<Batch>,
-    /// The one of them that is waited for, and since when.
-    waited_for: Option<(u64, Instant)>,
+    /// The one of them that is waited for.
+    waited_for: Option<WaitedFor>,
     batch: usize,
 }
 
@@ -219,7 +218,7 @@ impl EvictorState {
                     helped = true;
                     continue;
                 }
-                Progress::Blocked(epoch) if self.waits_for(epoch, urgency) => {
+                Progress::Blocked(epoch) if self.waits_for(core, epoch, urgency) => {
                     let is_demand = urgency == Urgency::Demand;
                     return Ok(if is_demand { Outcome::Soon } else { Outcome::Blocked(epoch) });
                 }

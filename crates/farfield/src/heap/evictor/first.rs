@@ -29,6 +29,15 @@ pub(super) enum Progress {
 /// A walk leaves its scope more often than this, if it runs at all.
 const WAIT_MAX: Duration = Duration::from_millis(10);
 
+/// A batch that waits for a scope.
+#[derive(Clone, Copy)]
+pub(super) struct WaitedFor {
+    epoch: u64,
+    /// It is waited for since then, and so many frames were free.
+    since: Instant,
+    room: u32,
+}
+
 impl First {
     /// One list for many callers: those that were there longest are forgotten when there are more than half of the frames.
     fn add(&self, pages: impl Iterator<Item = u32>, most: usize) {
@@ -72,13 +81,19 @@ impl EvictorState {
     }
 
     /// Is it better to wait for this batch of the list than to let the hand choose? Not for long; for those in need, only until
-    /// they have renewed their scope.
-    pub(super) fn waits_for(&mut self, epoch: u64, urgency: Urgency) -> bool {
-        let since = match self.waited_for {
-            Some((waited_for, since)) if waited_for == epoch => since,
-            _ => self.waited_for.insert((epoch, Instant::now())).1,
+    /// they have renewed their scope. Ahead of need as long as half of what was free then still is: who holds the scope may wait for a
+    /// processor.
+    pub(super) fn waits_for(&mut self, core: &Core, epoch: u64, urgency: Urgency) -> bool {
+        let room = core.frames.room();
+        let waited_for = match self.waited_for {
+            Some(known) if known.epoch == epoch => known,
+            _ => *self.waited_for.insert(WaitedFor { epoch, since: Instant::now(), room }),
         };
-        since.elapsed() < if urgency == Urgency::Demand { WAIT_MAX / 64 } else { WAIT_MAX }
+        let waited = waited_for.since.elapsed();
+        match urgency {
+            Urgency::Demand => waited < WAIT_MAX / 64,
+            Urgency::Background => waited < WAIT_MAX || room > waited_for.room / 2,
+        }
     }
 
     fn cool_first(&mut self, core: &Core) {
