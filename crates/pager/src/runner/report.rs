@@ -2,9 +2,11 @@
 
 use super::{Refusal, Totals};
 use crate::control::{Mode, quantile_ns};
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -199,41 +201,53 @@ const ROOM_BYTES: i64 = 64 * 1024;
 pub(super) struct ReportFile {
     file: File,
     path: PathBuf,
-    /// Written first, then renamed; `None` if `path` is no regular file (a pipe, `/dev/null`).
-    temporary: Option<PathBuf>,
+    until_whole: UntilWhole,
+}
+
+/// What the report is while it is not written.
+enum UntilWhole {
+    /// A file without a name in the same folder: gone with the runner, however that ends.
+    Unnamed,
+    /// A hidden file there, on file systems where every file has a name.
+    Hidden(PathBuf),
+    /// No regular file: a pipe, `/dev/null`.
+    Stream,
 }
 
 impl ReportFile {
     pub(super) fn create(path: &Path) -> Result<ReportFile, Refusal> {
         let failed = |error| Refusal::Report { path: path.into(), error };
-        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            let file = File::options().write(true).open(path).map_err(failed)?;
-            return Ok(ReportFile { file, path: path.into(), temporary: None });
-        }
-        let (file, temporary) = ReportFile::create_beside(path).map_err(failed)?;
-        let report = ReportFile { file, path: path.into(), temporary: Some(temporary) };
+        let (file, until_whole) = if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            (File::options().write(true).open(path).map_err(failed)?, UntilWhole::Stream)
+        } else {
+            ReportFile::create_beside(path).map_err(failed)?
+        };
+        let report = ReportFile { file, path: path.into(), until_whole };
         report.reserve().map_err(failed)?;
         Ok(report)
     }
 
-    /// A new file in the folder of `path`. What a runner left that was killed, and had our number, stays.
-    fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
-        let name = path.file_name().ok_or(io::Error::from_raw_os_error(libc::EISDIR))?;
-        let mut attempt = 0;
-        loop {
-            let mut hidden = std::ffi::OsString::from(".");
-            hidden.push(name);
-            hidden.push(format!(".{}-{attempt}", std::process::id()));
-            let temporary = path.with_file_name(hidden);
-            match File::options().write(true).create_new(true).mode(0o644).open(&temporary) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => attempt += 1,
-                result => return Ok((result?, temporary)),
+    /// A new file in the folder of `path`.
+    fn create_beside(path: &Path) -> io::Result<(File, UntilWhole)> {
+        if path.file_name().is_none() {
+            return Err(io::Error::from_raw_os_error(libc::EISDIR));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match File::options().write(true).custom_flags(libc::O_TMPFILE).mode(0o644).open(folder) {
+            Ok(file) => Ok((file, UntilWhole::Unnamed)),
+            Err(_) => {
+                let create = |hidden: &Path| File::options().write(true).create_new(true).mode(0o644).open(hidden);
+                let (file, hidden) = under_free_name(path, create)?;
+                Ok((file, UntilWhole::Hidden(hidden)))
             }
         }
     }
 
     /// Takes the room now. A file system that cannot promise is believed to have it.
     fn reserve(&self) -> io::Result<()> {
+        if matches!(self.until_whole, UntilWhole::Stream) {
+            return Ok(());
+        }
         // SAFETY: a descriptor of ours and numbers.
         if unsafe { libc::fallocate(self.file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, ROOM_BYTES) } == 0 {
             return Ok(());
@@ -249,12 +263,20 @@ impl ReportFile {
         let mut text = serde_json::to_vec_pretty(report).map_err(io::Error::other)?;
         text.push(b'\n');
         self.file.write_all(&text)?;
-        if let Some(temporary) = &self.temporary {
-            // Gives back the reserved room behind the end.
-            self.file.set_len(text.len() as u64)?;
-            self.file.sync_all()?;
-            std::fs::rename(temporary, &self.path)?;
-            self.temporary = None;
+        if matches!(self.until_whole, UntilWhole::Stream) {
+            return Ok(());
+        }
+        // Gives back the reserved room behind the end.
+        self.file.set_len(text.len() as u64)?;
+        self.file.sync_all()?;
+        if let UntilWhole::Unnamed = self.until_whole {
+            let ((), hidden) = under_free_name(&self.path, |hidden| name(&self.file, hidden))?;
+            self.until_whole = UntilWhole::Hidden(hidden);
+        }
+        if let UntilWhole::Hidden(hidden) = &self.until_whole {
+            std::fs::rename(hidden, &self.path)?;
+            // Nothing to remove any more.
+            self.until_whole = UntilWhole::Unnamed;
         }
         Ok(())
     }
@@ -266,9 +288,36 @@ impl ReportFile {
 
 impl Drop for ReportFile {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            let _ = std::fs::remove_file(temporary);
+        if let UntilWhole::Hidden(hidden) = &self.until_whole {
+            let _ = std::fs::remove_file(hidden);
         }
+    }
+}
+
+/// Makes a hidden file beside `path`. What a runner left that was killed, and had our number, stays.
+fn under_free_name<T>(path: &Path, mut make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+    let name = path.file_name().ok_or(io::Error::from_raw_os_error(libc::EISDIR))?;
+    let mut attempt = 0;
+    loop {
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}-{attempt}", std::process::id()));
+        let hidden = path.with_file_name(hidden);
+        match make(&hidden) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => attempt += 1,
+            result => return Ok((result?, hidden)),
+        }
+    }
+}
+
+/// Gives a file without a name one.
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let to = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: two strings that end with zero, and numbers.
+    match unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -341,11 +390,15 @@ mod tests {
         assert_eq!((&value["faults"], &value["wall_s"]), (&1000.into(), &1.5.into()));
         assert_eq!(value["fault_ns_p50"], value["fault_ns_p99"]);
         assert!(report.summary().contains("900") || report.summary().contains("90 % of them used"));
-        // Two at once with one number: as if one had been killed, and the number been given again.
-        let left = ReportFile::create(&path).unwrap();
+        let (left, hidden) = under_free_name(&path, |hidden| File::create_new(hidden)).unwrap();
         ReportFile::create(&path).unwrap().write(&report).unwrap();
-        drop(left);
+        assert_eq!(names(), 2, "somebody else's, whose runner had our number, stays");
+        let on_old_systems = ReportFile { file: left, path: path.clone(), until_whole: UntilWhole::Hidden(hidden) };
+        on_old_systems.write(&report).unwrap();
         assert_eq!(names(), 1);
+        let (file, hidden) = under_free_name(&path, |hidden| File::create_new(hidden)).unwrap();
+        drop(ReportFile { file, path: path.clone(), until_whole: UntilWhole::Hidden(hidden) });
+        assert_eq!(names(), 1, "called off");
         ReportFile::create(Path::new("/dev/null")).unwrap().write(&report).unwrap();
         assert!(std::fs::metadata("/dev/null").unwrap().len() == 0);
         assert!(matches!(ReportFile::create(&folder.join("no/such/run.json")), Err(Refusal::Report { .. })));
