@@ -39,7 +39,7 @@ pub struct Stats {
     pub discarded_pages: u64,
     /// Values whose destructor could not run, because their bytes are lost.
     pub lost_values: u64,
-    /// Units (a page, or the pages of one large value) that were brought before anybody needed them.
+    /// Units (a page, or the pages of one large value) and small values of the object plane that were brought before anybody needed them.
     pub prefetches: u64,
     /// Of these, used before they left.
     pub prefetches_used: u64,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, Random, assert_in_budget, seed};
+use common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::task::{Executor, spawn};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::cell::{Cell, RefCell};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(10);
 
 fn heap(faults: &str, near: u64, patience: Duration) -> Heap {
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
+    let builder = builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
     builder.pool(format!("fault:{faults}@ram:")).build().unwrap()
 }
 

@@ -15,9 +15,9 @@
 //! ```
 //!
 //! A slot names the handle and not the place, so objects move while slots lie anywhere, far or near, and are moved
-//! themselves. Two parties move objects. Who misses *locks* the handle while the object's bytes are on their way, because its page
-//! is Far and has no owner; others wait. The evacuator owns the page (Copying), so it needs no lock: one
-//! compare-exchange decides whether it was first or the object's end was.
+//! themselves. Two parties move objects. Who misses, or fetches ahead, *locks* the handle while the object's bytes are on their way,
+//! because its page is Far and has no owner; others wait, and a task that waits says so by a mark (*wanted*). The evacuator owns the page
+//! (Copying), so it needs no lock: one compare-exchange decides whether it was first or the object's end was.
 //!
 //! A Free handle has the number of the next free one where its page was.
 
@@ -44,6 +44,8 @@ pub struct Handle(pub u64);
 const LIVE: u64 = 1;
 const MOVING: u64 = 1 << 1;
 const HOT: u64 = 1 << 2;
+const WANTED: u64 = 1 << 3;
+const AHEAD: u64 = 1 << 4;
 
 impl Handle {
     /// In fresh memory: free, and the last in its list.
@@ -51,6 +53,9 @@ impl Handle {
 
     /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away.
     pub const HOT: u64 = HOT;
+
+    /// The mark of an object that came before anybody needed it; whoever uses it first takes it away with one `fetch_and`.
+    pub const AHEAD: u64 = AHEAD;
 
     /// Free, and in a list before `next`.
     pub fn free(next: Option<u32>) -> Handle {
@@ -89,21 +94,42 @@ impl Handle {
         self.0 & HOT != 0
     }
 
+    /// Came before anybody needed it, and has not been used since.
+    #[inline]
+    pub fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// A task waits for the end of the move.
+    pub fn is_wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
     /// The caller takes the object, to bring it near. `None` if it is not to be had now.
     pub fn lock(self) -> Option<Handle> {
-        matches!(self.whereabouts(), Whereabouts::At { .. }).then_some(Handle(self.0 | MOVING))
+        matches!(self.whereabouts(), Whereabouts::At { .. }).then_some(Handle(self.0 & !AHEAD | MOVING))
+    }
+
+    /// A task waits for the object that is moving, and is to be told. `None` if it is not moving.
+    pub fn want(self) -> Option<Handle> {
+        (self.whereabouts() == Whereabouts::Moving).then_some(Handle(self.0 | WANTED))
     }
 
     /// The caller, who locked it, leaves the object where it was.
     pub fn unlock(self) -> Handle {
         assert!(self.whereabouts() == Whereabouts::Moving);
-        Handle(self.0 & !MOVING)
+        Handle(self.0 & !(MOVING | WANTED))
     }
 
     /// The object is elsewhere now, and not hot before it is used there.
     pub fn moved(self, page: u32, card: u8) -> Handle {
         assert!(self.whereabouts() != Whereabouts::Nowhere);
         Handle::settle(page, card)
+    }
+
+    /// [`Handle::moved`], before anybody needs the object.
+    pub fn moved_ahead(self, page: u32, card: u8) -> Handle {
+        Handle(self.moved(page, card).0 | AHEAD)
     }
 }
 
@@ -117,8 +143,9 @@ mod tests {
     const PLACES: [(u32, u8); 4] = [(0, 0), (1, 255), (u32::MAX, 0), (77, 3)];
 
     fn next(handle: Handle) -> Vec<Handle> {
-        let mut next = vec![Handle(handle.0 & !Handle::HOT)];
+        let mut next = vec![Handle(handle.0 & !Handle::HOT), Handle(handle.0 & !Handle::AHEAD)];
         next.extend(handle.lock());
+        next.extend(handle.want());
         match handle.whereabouts() {
             Whereabouts::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
             Whereabouts::At { .. } => {
@@ -128,6 +155,7 @@ mod tests {
             Whereabouts::Moving => {
                 next.push(handle.unlock());
                 next.extend(PLACES.map(|(page, card)| handle.moved(page, card)));
+                next.extend(PLACES.map(|(page, card)| handle.moved_ahead(page, card)));
             }
         }
         next
@@ -150,8 +178,8 @@ mod tests {
     #[test]
     fn every_reachable_handle_says_one_thing() {
         let handles = reachable();
-        // Two free ones; each place hot or not, locked or not.
-        assert_eq!(handles.len(), 2 + PLACES.len() * 4, "{handles:?}");
+        // Two free ones; each place hot or not, there, there ahead of need, locked, or locked and wanted.
+        assert_eq!(handles.len(), 2 + PLACES.len() * 2 * 4, "{handles:?}");
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();
             assert_eq!(there, usize::from(matches!(handle.whereabouts(), Whereabouts::At { .. })), "{handle:?}");
@@ -168,7 +196,11 @@ mod tests {
             };
             assert_eq!(locked.whereabouts(), Whereabouts::Moving);
             assert_eq!(locked.lock(), None);
-            assert_eq!(locked.unlock(), handle);
+            // That it came ahead of need is over.
+            assert_eq!(locked.unlock(), Handle(handle.0 & !Handle::AHEAD));
+            let wanted = locked.want().unwrap();
+            assert!(wanted.is_wanted() && wanted.unlock() == locked.unlock());
+            assert_eq!(handle.want(), None);
             // A mark that comes late does not unlock it, and does not say where it is.
             assert_eq!(Handle(locked.0 | Handle::HOT).whereabouts(), Whereabouts::Moving);
         }
@@ -179,7 +211,9 @@ mod tests {
         for handle in reachable().into_iter().filter(|handle| handle.whereabouts() != Whereabouts::Nowhere) {
             for (page, card) in PLACES {
                 let moved = handle.moved(page, card);
-                assert!(moved.is_at(page, card) && !moved.is_hot());
+                assert!(moved.is_at(page, card) && !moved.is_hot() && !moved.is_ahead() && !moved.is_wanted());
+                let ahead = handle.moved_ahead(page, card);
+                assert!(ahead.is_ahead() && Handle(ahead.0 & !Handle::AHEAD) == moved);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! A log page is filled from its beginning by one owner (a thread, or the evacuator), *open* as long as that lasts, and its
 //! holes are never filled: it goes when its last object is gone. Each object has a *tag* at the page's end, the number of its handle,
 //! so that whoever has the page finds the slots of what is in it. A tag is good if the handle points back.
+//! An object that is still on its way has its place already, and counts as *coming*: as long as one is, the page stays near.
 //!
 //! ```text
 //! 0                                            4096
@@ -80,13 +81,17 @@ impl LogClass {
     }
 }
 
-/// What is in a log page: class, whether it is open, and objects that live. One atomic word per page.
+/// What is in a log page: class, whether it is open, objects that live, and those of them that are coming. One atomic word per page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogWord(pub u32);
 
+const LIVE_MASK: u32 = COMING - 1;
+const COMING: u32 = 1 << 8;
+const COMING_MASK: u32 = OPEN - COMING;
 const OPEN: u32 = 1 << 16;
-const LIVE_MASK: u32 = OPEN - 1;
 const CLASS_SHIFT: u32 = 24;
+
+const _: () = assert!(LogClass(0).capacity() < COMING, "each count fits in eight bits");
 
 impl LogWord {
     /// Not in use. The same as fresh memory.
@@ -107,9 +112,14 @@ impl LogWord {
         self.0 & OPEN != 0
     }
 
-    /// Objects that live in it.
+    /// Objects that live in it, those that are coming included.
     pub fn live(self) -> u32 {
         self.0 & LIVE_MASK
+    }
+
+    /// Objects that are on their way to it. While there is one, it must not leave.
+    pub fn coming(self) -> u32 {
+        (self.0 & COMING_MASK) / COMING
     }
 
     /// Do objects live in at most so many quarters of it? Not of open pages, and of dead ones there is nothing to say.
@@ -124,17 +134,35 @@ impl LogWord {
         LogWord(self.0 + 1)
     }
 
+    /// One object more, which is on its way. Only in open pages.
+    pub fn expect(self) -> LogWord {
+        LogWord(self.add().0 + COMING)
+    }
+
+    /// One that was coming is there, and may even be gone again; or it is not coming after all, and is to be
+    /// [removed](LogWord::remove). True if the page is dead by that, and the caller's to retire.
+    pub fn arrived(self) -> (LogWord, bool) {
+        assert!(self.coming() > 0);
+        let after = LogWord(self.0 - COMING);
+        (after, after.is_dead())
+    }
+
     /// One object less; true if the page is dead by that, and the caller's to retire.
     pub fn remove(self) -> (LogWord, bool) {
         assert!(self.live() > 0, "an object was freed twice");
         let after = LogWord(self.0 - 1);
-        (after, after.live() == 0 && !after.is_open())
+        (after, after.is_dead())
     }
 
     /// Its owner fills it no more; true if the page is dead by that, and the caller's to retire.
     pub fn closed(self) -> (LogWord, bool) {
         assert!(self.is_open());
-        (LogWord(self.0 & !OPEN), self.live() == 0)
+        let after = LogWord(self.0 & !OPEN);
+        (after, after.is_dead())
+    }
+
+    fn is_dead(self) -> bool {
+        !self.is_open() && self.live() == 0 && self.coming() == 0
     }
 }
 
@@ -212,14 +240,19 @@ mod tests {
         assert_eq!(LogClass::of(1, 4096), None);
     }
 
-    /// Every order of adding, removing and closing, up to four objects.
+    /// Every order of adding, expecting, arriving, removing and closing, up to four objects.
     #[test]
     fn a_page_dies_once() {
         fn go(word: LogWord, added: u32, died: u32) {
-            let alive = word.is_open() || word.live() > 0;
+            let alive = word.is_open() || word.live() > 0 || word.coming() > 0;
             assert_eq!(died, u32::from(!alive), "{word:?}");
             if word.is_open() && added < 4 {
                 go(word.add(), added + 1, died);
+                go(word.expect(), added + 1, died);
+            }
+            if word.coming() > 0 {
+                let (next, dead) = word.arrived();
+                go(next, added, died + u32::from(dead));
             }
             if word.live() > 0 {
                 let (next, dead) = word.remove();

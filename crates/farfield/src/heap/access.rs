@@ -140,7 +140,7 @@ impl Core {
                         count(&record.counters.misses);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                         let landing = if want == Want::Read { Landing::Clean } else { Landing::Dirty };
-                        self.fetch(record, Flight { unit: Unit { page, pages }, frame, landing })?;
+                        self.fetch(record, Flight::Unit { unit: Unit { page, pages }, frame, landing })?;
                         return Ok(frame);
                     }
                     if let Err(error) = self.make_zero(page, pages, frame) {
@@ -197,7 +197,7 @@ impl Core {
 
     /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
     /// longer than a batch.
-    fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
+    pub(crate) fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
         if let Some(frame) = self.frames.take(pages, Purse::Behind(self.throttle.waiting())) {
             if self.frames.room() < self.reserve().low {
                 self.reclaimer.wake();

@@ -1,4 +1,4 @@
-//! A page that a task waits for.
+//! What a task waits for: a page, or a small object of the object plane.
 
 use super::access::{Round, Want, count_use};
 use super::frames::Purse;
@@ -8,23 +8,24 @@ use super::threads::{add, count};
 use super::waiters::{Ticket, Turn};
 use super::{Core, Scope};
 use crate::error::FarError;
+use crate::plane::object::{ObjectId, Objects, Sight};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering;
 use core::task::{Context, Poll};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, State};
+use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, Place, State};
 use std::time::Instant;
 
-/// Ends when the page is near, in this frame, until the scope ends or is renewed. Dropped before, nobody waits for the page any
-/// more, but it arrives.
+/// Ends when what it waits for is near, until the scope ends or is renewed: where an object is, or where the page begins. Dropped before,
+/// nobody waits any more, but it arrives.
 pub(crate) struct Arrival<'a> {
     core: &'a Core,
     scope: &'a Scope<'a>,
-    /// Of a value that lives as long as this.
-    page: u32,
+    /// Of a value that lives as long as this: its page's number within the heap, or its handle's above all pages.
+    number: u32,
     want: Want,
-    /// Counted in the scope as awaiting a page.
+    /// Counted in the scope as awaiting something.
     awaits: bool,
     wait: Wait,
 }
@@ -39,6 +40,8 @@ pub(super) struct Wait {
     turn: Option<Turn>,
     /// When the first wait that is no flight's began: flights have deadlines of their own.
     since: Option<Instant>,
+    /// It began a flight.
+    brought: bool,
 }
 
 impl Wait {
@@ -58,15 +61,15 @@ impl Wait {
 }
 
 impl<'a> Arrival<'a> {
-    pub(crate) fn new(scope: &'a Scope<'a>, page: u32, want: Want) -> Arrival<'a> {
-        Arrival { core: scope.core, scope, page, want, awaits: false, wait: Wait::default() }
+    pub(crate) fn new(scope: &'a Scope<'a>, number: u32, want: Want) -> Arrival<'a> {
+        Arrival { core: scope.core, scope, number, want, awaits: false, wait: Wait::default() }
     }
 
     /// Goes on with what another one began, in a scope that has ended.
-    pub(super) fn resume(scope: &'a Scope<'_>, page: u32, want: Want, wait: Wait) -> Arrival<'a> {
+    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: Want, wait: Wait) -> Arrival<'a> {
         let open = scope.open;
         open.hungry.set(open.hungry.get() + u32::from(wait.goal > 0));
-        Arrival { wait, ..Arrival::new(scope, page, want) }
+        Arrival { wait, ..Arrival::new(scope, number, want) }
     }
 
     /// The scope ends, and the wait goes on.
@@ -82,14 +85,21 @@ impl<'a> Arrival<'a> {
     }
 
     /// Waits for something that is about to happen, at most as long as the heap is patient.
-    fn still(&mut self) -> Poll<Result<FrameId, FarError>> {
+    fn still<T>(&mut self) -> Poll<Result<T, FarError>> {
         let after = self.wait.since.get_or_insert_with(Instant::now).elapsed();
         if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
     }
 
-    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
-        let (core, record) = (self.core, self.scope.record);
-        let word = &core.words[self.page];
+    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<Place, FarError>> {
+        match (&self.core.objects, self.number.checked_sub(self.core.pages)) {
+            (Some(objects), Some(object)) => self.step_object(context, objects, object),
+            _ => self.step_page(context),
+        }
+    }
+
+    fn step_page(&mut self, context: &mut Context<'_>) -> Poll<Result<Place, FarError>> {
+        let (core, record, page) = (self.core, self.scope.record, self.number);
+        let word = &core.words[page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let (next, what) = self.want.decide(seen);
@@ -97,7 +107,7 @@ impl<'a> Arrival<'a> {
                 Deref::Here(frame) => {
                     if next == seen || core.exchange(word, seen, next) {
                         count_use(record, seen);
-                        return Poll::Ready(Ok(frame));
+                        return Poll::Ready(Ok(Place::new(frame, 0)));
                     }
                 }
                 Deref::Wait if seen.state() == State::Fetching => {
@@ -107,7 +117,7 @@ impl<'a> Arrival<'a> {
                         seen.want().is_some_and(|next| next == seen || core.exchange(word, seen, next))
                     };
                     if self.wait(context, mark) {
-                        core.hurry(record, self.page);
+                        core.hurry(record, page);
                         core.attend();
                         return Poll::Pending;
                     }
@@ -120,7 +130,7 @@ impl<'a> Arrival<'a> {
                     }
                 }
                 Deref::Fetch | Deref::Zero => {
-                    let pages = core.segments.unit_of(self.page).map_or(1, |unit| unit.pages);
+                    let pages = core.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     let frame = core::task::ready!(self.take_frames(pages, context))?;
                     let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
                     if !self.wait(context, mark) {
@@ -130,20 +140,73 @@ impl<'a> Arrival<'a> {
                     count(&record.counters.misses);
                     add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                     let landing = if self.want == Want::Read { Landing::Clean } else { Landing::Dirty };
-                    core.begin(record, Flight { unit: Unit { page: self.page, pages }, frame, landing });
+                    core.begin(record, Flight::Unit { unit: Unit { page, pages }, frame, landing });
                     core.attend();
                     return Poll::Pending;
                 }
             }
         }
     }
-    /// Waits for the page's flight, if `mark` says that it is under way and has been marked as wanted.
+
+    fn step_object(
+        &mut self,
+        context: &mut Context<'_>,
+        objects: &Objects,
+        object: ObjectId,
+    ) -> Poll<Result<Place, FarError>> {
+        let (core, record) = (self.core, self.scope.record);
+        let handle = &objects.handles[object];
+        let mark = || {
+            let mut seen = Handle(handle.load(Ordering::Acquire));
+            while let Some(next) = seen.want() {
+                match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return true,
+                    Err(now) => seen = Handle(now),
+                }
+            }
+            false
+        };
+        loop {
+            match core.look_at(record, objects, object, self.want, self.wait.brought) {
+                Sight::Here(place) => return Poll::Ready(Ok(place)),
+                Sight::Moving => {
+                    if self.wait(context, mark) {
+                        core.hurry(record, self.number);
+                        core.attend();
+                        return Poll::Pending;
+                    }
+                }
+                Sight::Busy => {
+                    context.waker().wake_by_ref();
+                    return self.still();
+                }
+                Sight::Far(seen) => {
+                    let Some(class) = core.class_of(objects, seen) else { continue };
+                    let Some(spot) = core.spot_now(record, objects, object, class, true)? else {
+                        let frame = core::task::ready!(self.take_frames(1, context))?;
+                        core.open_page(record, objects, class, frame)?;
+                        continue;
+                    };
+                    let Some(flight) = core.depart(record, objects, object, seen, spot, false) else { continue };
+                    // It is ours, so it is still moving.
+                    assert!(self.wait(context, mark));
+                    self.wait.brought = true;
+                    count(&record.counters.misses);
+                    core.begin(record, Flight::Object(flight));
+                    core.attend();
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// Waits for the flight, if `mark` says that it is under way and has been marked as wanted.
     fn wait(&mut self, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
         // What it waited for until now keeps nothing near.
         if !self.scope.open.keeps() {
             self.scope.record.renew(&self.core.epoch, self.scope.open);
         }
-        self.wait.ticket = self.core.waiters.wait(self.page, context.waker(), mark);
+        self.wait.ticket = self.core.waiters.wait(self.number, context.waker(), mark);
         let waits = self.wait.ticket.is_some();
         if waits && !core::mem::replace(&mut self.awaits, true) {
             let awaited = &self.scope.open.awaited;
@@ -208,7 +271,7 @@ impl<'a> Arrival<'a> {
 }
 
 impl Future for Arrival<'_> {
-    type Output = Result<FrameId, FarError>;
+    type Output = Result<Place, FarError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();

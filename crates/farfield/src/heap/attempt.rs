@@ -11,14 +11,14 @@ use crate::error::FarError;
 use core::time::Duration;
 use std::time::Instant;
 
-/// A page that was not near, and what for.
+/// The number within the heap of what was not near (a page, or a handle above all pages), and what for.
 pub(crate) type Missed = (u32, Want);
 
 /// What an operation returns that does not wait; what is missing is in the record. Callers pass it on, as any other error that ends
 /// with the next attempt.
 pub(crate) const NOT_NEAR: FarError = FarError::Stalled { after: Duration::ZERO };
 
-/// While it exists, this thread waits for no page.
+/// While it exists, this thread waits for nothing far.
 struct Impatient<'a>(&'a Record);
 
 impl<'a> Impatient<'a> {
@@ -35,7 +35,7 @@ impl Drop for Impatient<'_> {
     }
 }
 
-/// While it exists, this thread waits for pages after all: it does what must not end in its middle.
+/// While it exists, this thread waits after all: it does what must not end in its middle.
 pub(crate) struct Patient<'a> {
     record: &'a Record,
     was_impatient: bool,
@@ -95,8 +95,8 @@ impl Scope<'_> {
     }
 
     /// Waits for what an attempt missed. It stays near as long as the scope does.
-    pub(crate) async fn await_missed(&self, (page, want): Missed) -> Result<(), FarError> {
-        Arrival::new(self, page, want).await.map(drop)
+    pub(crate) async fn await_missed(&self, (number, want): Missed) -> Result<(), FarError> {
+        Arrival::new(self, number, want).await.map(drop)
     }
 }
 
@@ -127,14 +127,14 @@ impl Heap {
         // What was far stays near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
-            let (page, want) = {
+            let (number, want) = {
                 let scope = Scope::new(core);
                 match attempt(core.record(), || action(&scope)) {
                     Ok(result) => return result,
                     Err(missed) => missed,
                 }
             };
-            pins.push(Bring::new(core, page, want).await?);
+            pins.push(Bring::new(core, number, want).await?);
         }
     }
 }

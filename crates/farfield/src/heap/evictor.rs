@@ -291,7 +291,7 @@ impl EvictorState {
 
     /// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
     fn cool_page(&self, core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
-        if self.evacuator.fills(core, page) {
+        if self.evacuator.fills(core, page) || core.expects_objects(page) {
             return None;
         }
         let word = &core.words[page];
@@ -325,7 +325,7 @@ impl EvictorState {
                 continue;
             }
             let Some(sealed) = seen.seal() else { continue };
-            if info.is_pinned() {
+            if info.is_pinned() || core.expects_objects(page) {
                 // Since it was cooled. It is in use, as any page that is taken back.
                 core.exchange(word, seen, seen.deref(false).0);
                 continue;

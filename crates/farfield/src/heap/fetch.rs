@@ -1,11 +1,15 @@
-//! Bringing units near, with or without waiting for them.
+//! Bringing units and objects near, with or without waiting for them.
 //!
-//! A fetch begins with `Core::launch`: the unit's page becomes Fetching, and a flight of the thread's lane owns it. It ends with
-//! `Core::land`, by whoever polls the lane: its thread at its next miss, or any thread that waits for a page (`help`).
+//! A fetch begins when a unit's page becomes Fetching, or an object's handle Moving, and a flight of the thread's lane owns it. It ends with
+//! `Core::land`, by whoever polls the lane: its thread at its next miss, or any thread that waits for something (`help`).
+//!
+//! Numbers are those within the heap: of a page, or above all pages of a handle.
 
 use super::evictor::Urgency;
 use super::frames::Purse;
-use super::io::{Flight, Io, Landing, Part};
+use super::io::{Flight, Io, Landing};
+use super::objects::Inside;
+use super::segments::Unit;
 use super::threads::{Record, add, count};
 use super::{Core, Patience};
 use crate::error::FarError;
@@ -14,54 +18,82 @@ use core::task::Waker;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
-use farfield_pool::{PoolError, Priority};
+use farfield_pool::{Buffer, PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
+/// Flights of one thread that nobody waits for, at most: those that have not landed keep the memory that they come to.
+const AHEAD_MAX: usize = 1024;
+
 impl Core {
-    /// Begins to bring units near, and does not wait; how many are on their way now that were not. No errors: whoever needs one
-    /// asks again. For a page of far values that live.
-    pub(crate) fn prefetch(&self, record: &Record, pages: impl IntoIterator<Item = u32>) -> u32 {
+    /// Begins to bring units and objects near, and does not wait; how many are on their way now that were not. No errors: whoever needs
+    /// one asks again. For far values that live.
+    pub(crate) fn prefetch(&self, record: &Record, numbers: impl IntoIterator<Item = u32>) -> u32 {
         if self.frames.room() < self.reserve().low {
             // With our own hands, if the reclaimer is behind: a thread that misses would have to, a little later.
             self.reclaimer.wake();
             let _ = self.evictor.try_run(self, self.reserve().low, Urgency::Background);
         }
-        let Ok(mut guard) = self.open_io(record) else { return 0 };
-        let Some(io) = guard.as_mut() else { return 0 };
-        let mut started = 0;
-        for page in pages.into_iter().filter(|page| *page < self.pages) {
-            let Some(unit) = self.segments.unit_of(page) else { continue };
-            let word = &self.words[unit.page];
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, Deref::Fetch) = seen.deref(false) else { continue };
-            let Some(frame) = self.take_frames_ahead(unit.pages) else { break };
-            if !self.exchange(word, seen, next) {
-                self.frames.put(frame, unit.pages);
-                continue;
-            }
-            count(&record.counters.prefetches);
-            add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-            io.launch(self, Flight { unit, frame, landing: Landing::Ahead }, Priority::Background);
-            started += 1;
+        // Where objects are to come stays near until their flights keep it.
+        let _inside = self.objects.is_some().then(|| Inside::new(self));
+        let most = AHEAD_MAX.saturating_sub(record.in_flight.load(Ordering::Relaxed) as usize);
+        let depart = |number: u32| match number.checked_sub(self.pages) {
+            Some(object) => self.depart_ahead(record, object),
+            None => self.depart_unit_ahead(record, number),
+        };
+        let numbers = numbers.into_iter().take_while(|_| self.has_room_ahead(1));
+        let flights: Vec<Flight> = numbers.filter_map(depart).take(most).collect();
+        if flights.is_empty() {
+            return 0;
         }
-        io.collect(self);
-        self.close_io(record, guard);
-        started
+        let started = flights.len() as u32;
+        match self.open_io(record) {
+            Ok(mut guard) => {
+                if let Some(io) = guard.as_mut() {
+                    for flight in flights {
+                        io.launch(self, flight, Priority::Background);
+                    }
+                    io.collect(self);
+                }
+                self.close_io(record, guard);
+                started
+            }
+            Err(error) => {
+                flights.into_iter().for_each(|flight| self.fail(flight, error));
+                0
+            }
+        }
+    }
+
+    /// Takes a unit that is far, for a flight that nobody waits for, if there is room.
+    fn depart_unit_ahead(&self, record: &Record, page: u32) -> Option<Flight> {
+        let unit = self.segments.unit_of(page)?;
+        let word = &self.words[unit.page];
+        let seen = FrameWord(word.load(Ordering::Acquire));
+        let (next, Deref::Fetch) = seen.deref(false) else { return None };
+        let frame = self.take_frames_ahead(unit.pages)?;
+        if !self.exchange(word, seen, next) {
+            self.frames.put(frame, unit.pages);
+            return None;
+        }
+        count(&record.counters.prefetches);
+        add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
+        Some(Flight::Unit { unit, frame, landing: Landing::Ahead })
     }
 
     /// Frames for what nobody needs yet. An eighth of the clean reserve is left to those who need some.
-    fn take_frames_ahead(&self, pages: u32) -> Option<FrameId> {
+    pub(crate) fn take_frames_ahead(&self, pages: u32) -> Option<FrameId> {
         let low = self.reserve().low;
         if self.frames.room() < low {
             self.reclaimer.wake();
         }
-        if self.frames.room() < low / 8 + pages {
-            return None;
-        }
-        self.frames.take(pages, Purse::Open)
+        if self.has_room_ahead(pages) { self.frames.take(pages, Purse::Open) } else { None }
     }
 
-    /// Brings a unit near whose page we made Fetching, into these frames, and waits for it.
+    fn has_room_ahead(&self, pages: u32) -> bool {
+        self.frames.room() >= self.reserve().low / 8 + pages
+    }
+
+    /// Brings near what we have taken for this flight, and waits for it.
     pub(crate) fn fetch(&self, record: &Record, flight: Flight) -> Result<(), FarError> {
         let mut guard = match self.open_io(record) {
             Ok(guard) => guard,
@@ -77,7 +109,7 @@ impl Core {
         self.end_wait(record, guard, outcome)
     }
 
-    /// Begins to bring a unit near whose page we made Fetching, for a task that waits.
+    /// Begins to bring near what we have taken for this flight, for a task that waits.
     pub(crate) fn begin(&self, record: &Record, flight: Flight) {
         match self.open_io(record) {
             Ok(mut guard) => {
@@ -90,11 +122,11 @@ impl Core {
         }
     }
 
-    /// A task waits for a page that is on its way: if it is on the thread's own lane, it goes first.
-    pub(crate) fn hurry(&self, record: &Record, page: u32) {
+    /// A task waits for what is on its way: if it is on the thread's own lane, it is not ahead of need any more.
+    pub(crate) fn hurry(&self, record: &Record, number: u32) {
         if let Ok(mut guard) = self.open_io(record) {
             match guard.as_mut() {
-                Some(io) if io.has(page) => io.hurry(self, page),
+                Some(io) if io.has(self, number) => io.hurry(self, number),
                 _ => record.waits_for_others.set(true),
             }
             self.close_io(record, guard);
@@ -122,18 +154,9 @@ impl Core {
 
     /// A flight that did not even begin.
     fn fail(&self, flight: Flight, error: PoolError) {
-        if self.land(flight, Err(error)) {
-            self.tell(vec![(flight.unit.page, Err(error))]);
+        if self.land(flight, Err(error), None) {
+            self.tell(vec![(flight.number(self), Err(error))]);
         }
-    }
-
-    /// Reads a part of a page that is Far and stays so, and waits for it.
-    pub(crate) fn read_part(&self, record: &Record, part: Part, take: impl FnOnce(&[u8])) -> Result<(), FarError> {
-        let mut guard = self.open_io(record)?;
-        let Some(io) = guard.as_mut() else { unreachable!("the lane was just opened") };
-        add(&record.counters.fetched_bytes, part.part.len() as u64);
-        let outcome = io.read_part(self, part, take);
-        self.end_wait(record, guard, outcome)
     }
 
     /// Lets go of a lane that the thread has waited for. `None`: the lane has forgotten what it was asked for, and is given up.
@@ -163,23 +186,38 @@ impl Core {
     fn close_io(&self, record: &Record, mut guard: MutexGuard<'_, Option<Io>>) {
         let in_flight = guard.as_ref().map_or(0, Io::in_flight);
         record.in_flight.store(in_flight as u32, Ordering::Release);
+        let buffer_bytes = guard.as_ref().map_or(0, Io::more_bytes);
+        let grown = record.buffer_bytes.load(Ordering::Relaxed) != buffer_bytes;
+        record.buffer_bytes.store(buffer_bytes, Ordering::Relaxed);
         let wanted = guard.as_mut().map(|io| core::mem::take(&mut io.wanted));
         drop(guard);
+        if grown {
+            self.fit();
+        }
         self.tell(wanted.unwrap_or_default());
     }
 
-    /// Wakes those who wait for these pages.
-    fn tell(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
+    /// Wakes those who wait for what has these numbers.
+    pub(crate) fn tell(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
         let mut wakers = Vec::with_capacity(wanted.len());
-        for (page, result) in wanted {
-            self.waiters.end(page, result.map_err(FarError::Pool), &mut wakers);
+        for (number, result) in wanted {
+            self.waiters.end(number, result.map_err(FarError::Pool), &mut wakers);
         }
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The end of a flight; true if tasks wait for it, who are to be told.
-    pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>) -> bool {
-        let Flight { unit, frame, landing } = flight;
+    /// The end of a flight, and the buffer in which an object's page came; true if tasks wait for it, who are to be told.
+    pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>, buffer: Option<&Buffer>) -> bool {
+        match flight {
+            Flight::Unit { unit, frame, landing } => self.land_unit(unit, frame, landing, result),
+            Flight::Object(flight) => {
+                let bytes = buffer.filter(|_| result.is_ok()).map(|buffer| &buffer.page(0)[flight.part().1.range()]);
+                self.land_object(flight, bytes)
+            }
+        }
+    }
+
+    fn land_unit(&self, unit: Unit, frame: FrameId, landing: Landing, result: Result<(), PoolError>) -> bool {
         match result {
             Ok(()) => self.frames.infos[frame.0].moved_in(unit.page),
             Err(_) => self.frames.put(frame, unit.pages),
@@ -199,14 +237,14 @@ impl Core {
         }
     }
 
-    /// For a thread that waits, perhaps for this page: lands what has arrived anywhere.
-    pub(crate) fn help(&self, record: &Record, page: Option<u32>) {
+    /// For a thread that waits, perhaps for what has this number: lands what has arrived anywhere.
+    pub(crate) fn help(&self, record: &Record, number: Option<u32>) {
         if record.in_flight.load(Ordering::Relaxed) > 0 {
-            self.look(record, page);
+            self.look(record, number);
         }
         for other in self.threads.in_flight() {
             if !core::ptr::eq(&*other, record) {
-                self.look(&other, page);
+                self.look(&other, number);
             }
         }
     }
@@ -232,8 +270,8 @@ impl Core {
             Err(TryLockError::WouldBlock) => return,
         };
         let Some(io) = guard.as_mut() else { return };
-        if let Some(page) = wanted {
-            io.hurry(self, page);
+        if let Some(number) = wanted {
+            io.hurry(self, number);
         }
         io.collect(self);
         self.close_io(record, guard);

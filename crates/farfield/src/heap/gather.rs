@@ -78,8 +78,7 @@ impl Future for Gather<'_> {
 
 impl Heap {
     /// Far values, all at the same time: they are asked for together and then waited for, so many take little longer than one. In
-    /// the order of the pointers. The scope must be able to hold them all ([`FarError::NearFull`]). (Small values of a heap of the
-    /// [object plane](crate::Plane::Object) come one after the other.)
+    /// the order of the pointers. The scope must be able to hold them all ([`FarError::NearFull`]).
     ///
     /// ```
     /// # use farfield::{FarBox, Heap};

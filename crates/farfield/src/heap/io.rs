@@ -1,15 +1,18 @@
-//! One thread's lane, and the units that are on their way on it.
+//! One thread's lane, and what is on its way on it.
 //!
 //! A unit that is being read is a *flight*. It owns its page (Fetching) and its frames, where the lane puts the bytes, until it
-//! lands: Near, or Far again. No thread belongs to it: whoever polls the lane lands what has arrived (`fetch`).
+//! lands: Near, or Far again. A flight of one small object owns its handle and a place in a log page (`plane/object/flight`); its bytes come in a
+//! buffer of the lane. No thread belongs to a flight: whoever polls the lane lands what has arrived (`fetch`).
 
 use super::Core;
 use super::segments::Unit;
+use crate::plane::object::ObjectFlight;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -24,25 +27,26 @@ pub(crate) enum Landing {
     Ahead,
 }
 
-/// A unit on its way.
+/// What is on its way.
 #[derive(Clone, Copy)]
-pub(crate) struct Flight {
-    pub(crate) unit: Unit,
-    pub(crate) frame: FrameId,
-    pub(crate) landing: Landing,
+pub(crate) enum Flight {
+    /// A unit, to these frames.
+    Unit { unit: Unit, frame: FrameId, landing: Landing },
+    /// A small object of the object plane.
+    Object(ObjectFlight),
 }
 
-/// Bytes inside a page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Part {
-    pub(crate) page: u32,
-    pub(crate) part: PagePart,
+impl Flight {
+    /// The number within the heap of what is on its way: its first page, or its handle above all pages.
+    pub(crate) fn number(&self, core: &Core) -> u32 {
+        match self {
+            Flight::Unit { unit, .. } => unit.page,
+            Flight::Object(flight) => flight.number(core),
+        }
+    }
 }
 
-/// The request that reads a [`Part`]. No flight has this tag.
-const PART: u64 = u64::MAX;
-
-/// Names a request: its flight's number, whether it is in the background, and its first page in the unit.
+/// Names a request: its flight's place in the table, whether it is in the background, and its first page in the unit.
 struct Tag(u64);
 
 impl Tag {
@@ -58,7 +62,7 @@ impl Tag {
 struct Entry {
     flight: Flight,
     priority: Priority,
-    /// Pages that the lane was asked for.
+    /// Pages that the lane was asked for; for an object, 1 when it was.
     asked: u32,
     /// Requests in the lane.
     open: u32,
@@ -68,21 +72,22 @@ struct Entry {
 /// A lane and its flights.
 pub(crate) struct Io {
     lane: Box<dyn Lane>,
-    /// By number. For the tags of their requests see [`Tag`].
+    /// For the tags of their requests see [`Tag`].
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Flights of which the lane has not taken all requests: demand in front, so that it overtakes what is ahead of need.
-    queue: VecDeque<u32>,
+    /// Flights of which the lane has not taken all requests. Demand overtakes what is ahead of need.
+    demand: VecDeque<u32>,
+    ahead: VecDeque<u32>,
     /// Background requests in the lane.
     background: usize,
     done: Vec<Completion>,
     /// The flight that the lane's thread waits for, and how it ended.
     awaited: Option<u32>,
     outcome: Option<Result<(), PoolError>>,
-    /// For parts of pages; `None` only while it is under way.
-    part_buffer: Option<Buffer>,
-    part_outcome: Option<Result<(), PoolError>>,
-    /// Pages for which tasks wait that have not been told yet.
+    /// For the bytes of objects, a page each: those that are not under way, and how many there are in all.
+    buffers: Vec<Buffer>,
+    buffer_count: usize,
+    /// What tasks wait for and have not been told of yet, by number within the heap.
     pub(crate) wanted: Vec<(u32, Result<(), PoolError>)>,
     deadline: Duration,
 }
@@ -93,29 +98,35 @@ const READ_PAGES: u32 = 16;
 const BACKGROUND_MAX: usize = 32;
 
 impl Io {
-    /// Near memory of one of these, about. The bytes of flights are in frames.
+    /// Near memory of one of these with one buffer, about; see [`Io::more_bytes`]. The bytes of units are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
+
+    /// Near memory of its other buffers.
+    pub(crate) fn more_bytes(&self) -> u64 {
+        (self.buffer_count.saturating_sub(1) * PAGE_BYTES) as u64
+    }
 
     pub(crate) fn new(backend: &dyn Backend, deadline: Duration) -> Result<Io, PoolError> {
         Ok(Io {
             lane: backend.open_lane()?,
             entries: Vec::new(),
             free: Vec::new(),
-            queue: VecDeque::new(),
+            demand: VecDeque::new(),
+            ahead: VecDeque::new(),
             background: 0,
             done: Vec::with_capacity(32),
             awaited: None,
             outcome: None,
-            part_buffer: None,
-            part_outcome: None,
+            buffers: Vec::new(),
+            buffer_count: 0,
             wanted: Vec::new(),
             deadline,
         })
     }
 
-    /// Is the page on its way here?
-    pub(crate) fn has(&self, page: u32) -> bool {
-        self.entries.iter().flatten().any(|entry| entry.flight.unit.page == page)
+    /// Is what has this number within the heap on its way here?
+    pub(crate) fn has(&self, core: &Core, number: u32) -> bool {
+        self.entries.iter().flatten().any(|entry| entry.flight.number(core) == number)
     }
 
     /// Flights that have not landed.
@@ -123,7 +134,7 @@ impl Io {
         self.entries.len() - self.free.len()
     }
 
-    /// Starts a flight. Its page is Fetching and ours, and so are its frames.
+    /// Starts a flight. What it is to own is ours.
     pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) -> u32 {
         let entry = Some(Entry { flight, priority, asked: 0, open: 0, result: Ok(()) });
         let number = match self.free.pop() {
@@ -137,63 +148,88 @@ impl Io {
             }
         };
         match priority {
-            Priority::Demand => self.queue.push_front(number),
-            Priority::Background => self.queue.push_back(number),
+            Priority::Demand => self.demand.push_back(number),
+            Priority::Background => self.ahead.push_back(number),
         }
         self.ask(core);
         number
     }
 
-    /// Somebody waits for the page: if its flight is still queued, it goes first.
-    pub(crate) fn hurry(&mut self, core: &Core, page: u32) {
-        let queued = |number: &u32| self.entry(*number).is_some_and(|entry| entry.flight.unit.page == page);
-        if let Some(at) = self.queue.iter().position(queued)
-            && let Some(number) = self.queue.remove(at)
+    /// Somebody waits for what has this number within the heap: if its flight is still queued as one ahead of need, it is none any more.
+    pub(crate) fn hurry(&mut self, core: &Core, number: u32) {
+        let is_it = |entry: &Entry| entry.flight.number(core) == number;
+        let queued = |at: &u32| self.entries[*at as usize].as_ref().is_some_and(is_it);
+        if let Some(place) = self.ahead.iter().position(queued)
+            && let Some(at) = self.ahead.remove(place)
         {
-            if let Some(entry) = &mut self.entries[number as usize] {
+            if let Some(entry) = &mut self.entries[at as usize] {
                 entry.priority = Priority::Demand;
             }
-            self.queue.push_front(number);
+            self.demand.push_back(at);
             self.ask(core);
         }
     }
 
-    fn entry(&self, number: u32) -> Option<&Entry> {
-        self.entries[number as usize].as_ref()
-    }
-
     /// Gives the lane what it takes.
     fn ask(&mut self, core: &Core) {
-        while let Some(number) = self.queue.front()
-            && let Some(entry) = &mut self.entries[*number as usize]
+        while let Some(number) = self.demand.front()
+            && self.ask_for(core, *number)
         {
-            let Flight { unit, frame, .. } = entry.flight;
-            while entry.asked < unit.pages && entry.result.is_ok() {
-                let is_background = entry.priority == Priority::Background;
-                if is_background && self.background >= BACKGROUND_MAX {
-                    return;
-                }
-                let pages = (unit.pages - entry.asked).min(READ_PAGES);
-                let target = core.frames.address(FrameId(frame.0 + entry.asked));
-                super::launder(target);
-                // SAFETY: frames are pages of initialised memory (`launder`). These are the flight's alone until it lands, which
-                // is when the lane has given back all its buffers, or is gone.
-                let buffer = unsafe { Buffer::over(target, pages as usize) };
-                let request = Request {
-                    tag: Tag::new(*number, is_background, entry.asked).0,
-                    priority: entry.priority,
-                    deadline: self.deadline,
-                    op: Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer },
-                };
-                if self.lane.submit(request).is_err() {
-                    return;
-                }
-                self.background += usize::from(is_background);
-                entry.asked += pages;
-                entry.open += 1;
-            }
-            self.queue.pop_front();
+            self.demand.pop_front();
         }
+        while self.demand.is_empty()
+            && let Some(number) = self.ahead.front()
+            && self.ask_for(core, *number)
+        {
+            self.ahead.pop_front();
+        }
+    }
+
+    /// Asks for all of a flight; false if the lane, or we, cannot take it all now.
+    fn ask_for(&mut self, core: &Core, number: u32) -> bool {
+        let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight that is queued") };
+        let pages = match &entry.flight {
+            Flight::Unit { unit, .. } => unit.pages,
+            Flight::Object(_) => 1,
+        };
+        let is_background = entry.priority == Priority::Background;
+        while entry.asked < pages && entry.result.is_ok() {
+            if is_background && self.background >= BACKGROUND_MAX {
+                return false;
+            }
+            let (op, asked) = match &entry.flight {
+                Flight::Unit { unit, frame, .. } => {
+                    let pages = (unit.pages - entry.asked).min(READ_PAGES);
+                    let target = core.frames.address(FrameId(frame.0 + entry.asked));
+                    super::launder(target);
+                    // SAFETY: frames are pages of initialised memory (`launder`). These are the flight's alone until it lands, which
+                    // is when the lane has given back all its buffers, or is gone.
+                    let buffer = unsafe { Buffer::over(target, pages as usize) };
+                    (Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer }, pages)
+                }
+                Flight::Object(flight) => {
+                    if self.buffers.is_empty() && self.buffer_count < buffers_max(core) {
+                        self.buffers.push(Buffer::new(1));
+                        self.buffer_count += 1;
+                    }
+                    let Some(buffer) = self.buffers.pop() else { return false };
+                    let (page, part) = flight.part();
+                    (Op::ReadPart { page, part, buffer }, 1)
+                }
+            };
+            let tag = Tag::new(number, is_background, entry.asked).0;
+            let request = Request { tag, priority: entry.priority, deadline: self.deadline, op };
+            if let Err(back) = self.lane.submit(request) {
+                if let Op::ReadPart { buffer, .. } = back.op {
+                    self.buffers.push(buffer);
+                }
+                return false;
+            }
+            self.background += usize::from(is_background);
+            entry.asked += asked;
+            entry.open += 1;
+        }
+        true
     }
 
     /// Lands what has arrived; how many flights. Does not wait.
@@ -214,70 +250,45 @@ impl Io {
         landed
     }
 
-    /// Reads a part of a page and waits for it. `None`: the lane has forgotten it, and is of no use any more.
-    pub(crate) fn read_part(
-        &mut self,
-        core: &Core,
-        part: Part,
-        take: impl FnOnce(&[u8]),
-    ) -> Option<Result<(), PoolError>> {
-        let started = Instant::now();
-        let buffer = self.part_buffer.take().unwrap_or_else(|| Buffer::new(1));
-        let op = Op::ReadPart { page: PageId(u64::from(part.page)), part: part.part, buffer };
-        let mut request = Request { tag: PART, priority: Priority::Demand, deadline: self.deadline, op };
-        while let Err(back) = self.lane.submit(request) {
-            request = back;
-            self.lane.wait(Duration::from_millis(1));
-            self.collect(core);
-            if started.elapsed() > self.deadline * 2 {
-                return None;
-            }
-        }
-        while started.elapsed() < self.deadline * 2 {
-            self.collect(core);
-            if let Some(result) = self.part_outcome.take() {
-                if let (Ok(()), Some(buffer)) = (&result, &self.part_buffer) {
-                    take(&buffer.page(0)[part.part.range()]);
-                }
-                return Some(result);
-            }
-            self.lane.wait(self.deadline);
-        }
-        None
-    }
-
     /// One request has ended; true if its flight landed.
     fn complete(&mut self, core: &Core, completion: Completion) -> bool {
-        if completion.tag == PART {
-            (self.part_outcome, self.part_buffer) = (Some(completion.result), completion.buffer);
-            return false;
-        }
         let (number, is_background, first) = Tag(completion.tag).parts();
         self.background -= usize::from(is_background);
         let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };
-        let Flight { unit, frame, .. } = entry.flight;
         entry.open -= 1;
         entry.result = entry.result.and(completion.result);
-        for (index, sum) in completion.buffer.iter().flat_map(|buffer| buffer.sums()).enumerate() {
-            core.frames.infos[frame.0 + first + index as u32].set_sum(*sum);
+        match entry.flight {
+            Flight::Unit { unit, frame, .. } => {
+                for (index, sum) in completion.buffer.iter().flat_map(|buffer| buffer.sums()).enumerate() {
+                    core.frames.infos[frame.0 + first + index as u32].set_sum(*sum);
+                }
+                // The frames may be somebody else's from here on.
+                drop(completion.buffer);
+                if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {
+                    return false;
+                }
+                self.land(core, number, None);
+            }
+            Flight::Object(_) => {
+                self.land(core, number, completion.buffer.as_ref());
+                if self.buffer_count <= buffers_max(core) {
+                    self.buffers.extend(completion.buffer);
+                } else {
+                    self.buffer_count -= 1;
+                }
+            }
         }
-        // The frames may be somebody else's from here on.
-        drop(completion.buffer);
-        if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {
-            return false;
-        }
-        self.land(core, number);
         true
     }
 
-    fn land(&mut self, core: &Core, number: u32) {
+    fn land(&mut self, core: &Core, number: u32, buffer: Option<&Buffer>) {
         let Some(Entry { flight, result, .. }) = self.entries[number as usize].take() else { return };
         self.free.push(number);
         if self.awaited == Some(number) {
             self.outcome = Some(result);
         }
-        if core.land(flight, result) {
-            self.wanted.push((flight.unit.page, result));
+        if core.land(flight, result, buffer) {
+            self.wanted.push((flight.number(core), result));
         }
     }
 
@@ -302,17 +313,22 @@ impl Io {
         self.lane.wait(most);
     }
 
-    /// The lane has forgotten flights. It goes, and they fail; the pages for which tasks wait.
+    /// The lane has forgotten flights. It goes, and they fail; what tasks wait for.
     pub(crate) fn abandon(self, core: &Core) -> Vec<(u32, Result<(), PoolError>)> {
         let Io { lane, entries, mut wanted, deadline, .. } = self;
         // With it go its buffers: nobody writes into frames of ours after this.
         drop(lane);
         let result = Err(PoolError::TimedOut { server: 0, after: deadline * 2 });
         for Entry { flight, .. } in entries.into_iter().flatten() {
-            if core.land(flight, result) {
-                wanted.push((flight.unit.page, result));
+            if core.land(flight, result, None) {
+                wanted.push((flight.number(core), result));
             }
         }
         wanted
     }
+}
+
+/// Most buffers for the bytes of objects: so many can be under way on one lane. A thirty-second of the near memory.
+fn buffers_max(core: &Core) -> usize {
+    (core.near.load(Ordering::Relaxed) / 32 / PAGE_BYTES as u64).clamp(8, 256) as usize
 }

@@ -48,11 +48,11 @@ mod waiters;
 
 pub(crate) use access::Want;
 pub(crate) use arrival::Arrival;
-pub(crate) use attempt::attempt;
+pub(crate) use attempt::{NOT_NEAR, attempt};
 pub(crate) use directory::heap_of;
 pub(crate) use frames::{Purse, launder};
 pub use gather::Batches;
-pub(crate) use io::Part;
+pub(crate) use io::Flight;
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
 pub(crate) use pins::{Bring, Pin};
@@ -62,7 +62,7 @@ pub(crate) use runs::free_run;
 pub use scope::Scope;
 pub(crate) use segments::Unit;
 pub(crate) use shares::{ShareKey, unshare};
-pub(crate) use threads::{Record, count};
+pub(crate) use threads::{Record, add, count};
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
@@ -243,11 +243,12 @@ impl Heap {
     }
 
     /// Begins to bring these values near, and does not wait: for values that will be needed soon. How many pages (or large
-    /// values) are on their way now. It is advice: what is near, belongs to another heap, or finds no room, is passed over.
+    /// values, or small ones of the [object plane](crate::Plane::Object)) are on their way now. It is advice: what is near, belongs to
+    /// another heap, or finds no room, is passed over.
     pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
         let core = self.core();
-        let pages = values.into_iter().filter_map(|value| value.pointer().page_in(core));
-        core.prefetch(core.record(), pages) as usize
+        let numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
+        core.prefetch(core.record(), numbers) as usize
     }
 
     /// Changes the near budget. A smaller one is reached as pages leave; that takes longer the more is in use.
@@ -296,6 +297,12 @@ impl Core {
     /// Numbers that slots of this heap have: its pages, then its handles.
     fn numbers(&self) -> u64 {
         u64::from(self.pages) + self.objects.as_ref().map_or(0, |objects| u64::from(objects.handles.count()))
+    }
+
+    /// The number within this heap of a page or a handle among those of all heaps, if it has it.
+    pub(crate) fn number_of(&self, number: u32) -> Option<u32> {
+        let number = number.wrapping_sub(self.first_page);
+        (u64::from(number) < self.numbers()).then_some(number)
     }
 
     /// Does an object live in this unit? The caller owns it.

@@ -57,11 +57,11 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Ends when a page is near and pinned. It holds no scope while it waits, so its task may go to other threads.
+/// Ends when a page, or a small object's, is near and pinned. It holds no scope while it waits, so its task may go to other threads.
 pub(crate) struct Bring<'a> {
     core: &'a Core,
-    /// Of a value that lives as long as this.
-    page: u32,
+    /// Of a value that lives as long as this: its page's number within the heap, or its handle's above all pages.
+    number: u32,
     want: Want,
     wait: Wait,
     /// Nothing holds what has landed until the task looks, so it may leave again.
@@ -69,8 +69,8 @@ pub(crate) struct Bring<'a> {
 }
 
 impl<'a> Bring<'a> {
-    pub(crate) fn new(core: &'a Core, page: u32, want: Want) -> Bring<'a> {
-        Bring { core, page, want, wait: Wait::default(), since: Instant::now() }
+    pub(crate) fn new(core: &'a Core, number: u32, want: Want) -> Bring<'a> {
+        Bring { core, number, want, wait: Wait::default(), since: Instant::now() }
     }
 }
 
@@ -80,9 +80,9 @@ impl<'a> Future for Bring<'a> {
     fn poll(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let scope = Scope::new(this.core);
-        let mut arrival = Arrival::resume(&scope, this.page, this.want, core::mem::take(&mut this.wait));
+        let mut arrival = Arrival::resume(&scope, this.number, this.want, core::mem::take(&mut this.wait));
         match core::pin::Pin::new(&mut arrival).poll(context) {
-            Poll::Ready(frame) => Poll::Ready(frame.and_then(|frame| this.core.pin(frame))),
+            Poll::Ready(place) => Poll::Ready(place.and_then(|place| this.core.pin(place.frame()))),
             Poll::Pending => {
                 this.wait = arrival.suspend();
                 let after = this.since.elapsed();

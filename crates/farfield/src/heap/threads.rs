@@ -42,13 +42,15 @@ pub(crate) struct Record {
     pub(crate) io: Mutex<Option<Io>>,
     /// Flights of that lane, about.
     pub(crate) in_flight: AtomicU32,
+    /// Near memory of its buffers but the first.
+    pub(crate) buffer_bytes: AtomicU64,
     /// In a heap of the object plane.
     pub(crate) objects: OwnObjects,
     /// A task of this thread waits for a page that another thread began to bring.
     pub(crate) waits_for_others: Cell<bool>,
-    /// It waits for no page now; see `attempt`.
+    /// It waits for nothing far now; see `attempt`.
     pub(crate) is_impatient: Cell<bool>,
-    /// The last page that it did not wait for.
+    /// What it did not wait for last.
     pub(crate) missed: Cell<Option<Missed>>,
     /// Locks of collections that it holds. Nobody who waits for one has room to give, so it waits for no page meanwhile.
     pub(crate) locks: Cell<u32>,
@@ -109,6 +111,7 @@ impl Record {
             streams: RefCell::new(Prefetcher::new()),
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
+            buffer_bytes: AtomicU64::new(0),
             objects: OwnObjects::default(),
             waits_for_others: Cell::new(false),
             is_impatient: Cell::new(false),
@@ -347,6 +350,8 @@ impl Threads {
 
     /// Near memory that the records cost.
     pub(crate) fn table_bytes(&self) -> u64 {
-        self.lock().len() as u64 * (size_of::<Record>() as u64 + Io::NEAR_BYTES)
+        let records = self.lock();
+        let buffers: u64 = records.iter().map(|record| record.buffer_bytes.load(Ordering::Relaxed)).sum();
+        records.len() as u64 * (size_of::<Record>() as u64 + Io::NEAR_BYTES) + buffers
     }
 }

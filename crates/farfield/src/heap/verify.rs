@@ -55,6 +55,7 @@ impl Core {
         for page in 0..self.segments.high_page() {
             let word = objects.log.word(page);
             assert_eq!(word.live(), live.get(&page).copied().unwrap_or(0), "objects in log page {page}");
+            assert_eq!(word.coming(), 0, "objects on their way to log page {page} at rest");
             assert!(
                 word.class().is_none() || word.is_open() || word.live() > 0,
                 "log page {page} is dead and was not retired"

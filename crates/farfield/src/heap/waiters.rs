@@ -1,7 +1,8 @@
-//! Tasks that wait: for a page that is on its way, or for room.
+//! Tasks that wait: for something that is on its way, or for room.
 //!
-//! A task that finds a page Fetching sets its *wanted* mark while it holds the lock here, and leaves its waker. Whoever lands the
-//! page and sees the mark comes here afterwards. So either the task sees the landed page, or the lander sees the task.
+//! A task that finds a page Fetching, or a handle Moving, sets its *wanted* mark while it holds the lock here, and leaves its waker. Whoever
+//! lands it and sees the mark comes here afterwards. So either the task sees what has landed, or the lander sees the task. Numbers are those
+//! within the heap: of pages, and above them of handles.
 
 use crate::error::FarError;
 use core::hash::{BuildHasherDefault, Hasher};
@@ -39,13 +40,13 @@ struct Queue {
 struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// The last one that began to wait for a page; the others follow it.
+    /// The last one that began to wait for a number; the others follow it.
     last: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
 }
 
 enum Slot {
     Free,
-    Waiting { page: u32, waker: Waker, next: Option<u32> },
+    Waiting { number: u32, waker: Waker, next: Option<u32> },
     Ended(Result<(), FarError>),
 }
 
@@ -77,21 +78,21 @@ impl Waiters {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a page, if `mark` says that it is on its way and has been marked as wanted.
-    pub(crate) fn wait(&self, page: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<Ticket> {
+    /// Waits for what has this number, if `mark` says that it is on its way and has been marked as wanted.
+    pub(crate) fn wait(&self, number: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<Ticket> {
         let waker = waker.clone();
         let mut table = self.lock();
         if !mark() {
             drop(table);
             return None;
         }
-        let number = table.free.pop().unwrap_or_else(|| {
+        let place = table.free.pop().unwrap_or_else(|| {
             table.slots.push(Slot::Free);
             table.slots.len() as u32 - 1
         });
-        let next = table.last.insert(page, number);
-        table.slots[number as usize] = Slot::Waiting { page, waker, next };
-        Some(Ticket(number))
+        let next = table.last.insert(number, place);
+        table.slots[place as usize] = Slot::Waiting { number, waker, next };
+        Some(Ticket(place))
     }
 
     /// The wait is over; how it ended. Otherwise this waker is woken when it is.
@@ -118,20 +119,20 @@ impl Waiters {
     /// Its task does not wait any more.
     pub(crate) fn forget(&self, ticket: Ticket) {
         let mut table = self.lock();
-        if let Slot::Waiting { page, next, .. } = table.slots[ticket.0 as usize] {
-            table.unlink(page, ticket.0, next);
+        if let Slot::Waiting { number, next, .. } = table.slots[ticket.0 as usize] {
+            table.unlink(number, ticket.0, next);
         }
         let slot = table.free(ticket.0);
         drop(table);
         drop(slot);
     }
 
-    /// The page has landed, or not: ends the waits for it. The wakers are to be woken by a caller without locks.
-    pub(crate) fn end(&self, page: u32, result: Result<(), FarError>, wakers: &mut Vec<Waker>) {
+    /// It has landed, or not: ends the waits for it. The wakers are to be woken by a caller without locks.
+    pub(crate) fn end(&self, number: u32, result: Result<(), FarError>, wakers: &mut Vec<Waker>) {
         let mut table = self.lock();
-        let mut at = table.last.remove(&page);
-        while let Some(number) = at {
-            let slot = core::mem::replace(&mut table.slots[number as usize], Slot::Ended(result));
+        let mut at = table.last.remove(&number);
+        while let Some(place) = at {
+            let slot = core::mem::replace(&mut table.slots[place as usize], Slot::Ended(result));
             let Slot::Waiting { waker, next, .. } = slot else { unreachable!("a chain of tasks that wait") };
             wakers.push(waker);
             at = next;
@@ -197,23 +198,23 @@ impl Waiters {
 }
 
 impl Table {
-    fn free(&mut self, number: u32) -> Slot {
-        self.free.push(number);
-        core::mem::replace(&mut self.slots[number as usize], Slot::Free)
+    fn free(&mut self, place: u32) -> Slot {
+        self.free.push(place);
+        core::mem::replace(&mut self.slots[place as usize], Slot::Free)
     }
 
-    fn unlink(&mut self, page: u32, number: u32, after: Option<u32>) {
-        let Some(last) = self.last.get(&page).copied() else { unreachable!("a chain without a beginning") };
-        if last == number {
+    fn unlink(&mut self, number: u32, place: u32, after: Option<u32>) {
+        let Some(last) = self.last.get(&number).copied() else { unreachable!("a chain without a beginning") };
+        if last == place {
             match after {
-                Some(next) => self.last.insert(page, next),
-                None => self.last.remove(&page),
+                Some(next) => self.last.insert(number, next),
+                None => self.last.remove(&number),
             };
             return;
         }
         let mut at = last;
         while let Slot::Waiting { next: Some(next), .. } = self.slots[at as usize] {
-            if next == number {
+            if next == place {
                 if let Slot::Waiting { next, .. } = &mut self.slots[at as usize] {
                     *next = after;
                 }

@@ -92,8 +92,7 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(value)
     }
 
-    /// As [`FarBox::get`], for a task: while the value is on its way, others run. (Small values of a heap of the
-    /// [object plane](crate::Plane::Object) make the thread wait.)
+    /// As [`FarBox::get`], for a task: while the value is on its way, others run.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
         // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope

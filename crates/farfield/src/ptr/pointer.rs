@@ -4,7 +4,7 @@ use crate::error::FarError;
 use crate::heap::{Arrival, Bring, Core, Pin, Scope, ShareKey, Want, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
-use farfield_core::heap::{FrameId, FrameWord, Place};
+use farfield_core::heap::{FrameWord, Place};
 
 /// A slot word, whose value lives as long as whoever has this says.
 #[repr(C, align(8))]
@@ -58,11 +58,8 @@ impl Pointer {
     /// The same on the object plane. Not inlined, or nothing of a dereference would be.
     #[inline(never)]
     fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<Place, FarError> {
-        let guess = self.place();
-        let found = scope.core.find_object(scope, self.number.get(), guess, want, scope.is_renewable())?;
-        if found != guess && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
-            self.place.store(found.0, Ordering::Relaxed);
-        }
+        let found = scope.core.find_object(scope, self.number.get(), self.place(), want, scope.is_renewable())?;
+        self.correct(scope, found);
         Ok(found)
     }
 
@@ -78,20 +75,35 @@ impl Pointer {
 
     /// The same for a task, which waits without a thread if it has to.
     pub(crate) fn stage<'a>(&self, scope: &'a Scope<'_>, want: Want) -> Result<Stage<'a>, FarError> {
-        match scope.number(self.number.get()) {
-            Some(page) if !Self::confirms(scope, page, self.place(), want) => {
-                Ok(Stage::Comes(Arrival::new(scope, page, want)))
-            }
-            _ => self.address(scope, want).map(Stage::Here),
+        let missing = match scope.number(self.number.get()) {
+            Some(page) => (!Self::confirms(scope, page, self.place(), want)).then_some(page),
+            None => scope.core.missing_object(self.number.get(), self.place(), want)?,
+        };
+        match missing {
+            Some(number) => Ok(Stage::Comes(Arrival::new(scope, number, want))),
+            None => self.address(scope, want).map(Stage::Here),
         }
     }
 
-    /// Where the value is, whose page a task has waited for.
-    pub(crate) fn landed(&self, scope: &Scope<'_>, frame: FrameId) -> *mut u8 {
+    /// Where the value is that a task has waited for.
+    pub(crate) fn landed(&self, scope: &Scope<'_>, found: Place) -> *mut u8 {
         scope.mark_used();
-        let place = scope.core.guess(scope.record, &self.place, frame);
+        let place = match scope.number(self.number.get()) {
+            Some(_) => scope.core.guess(scope.record, &self.place, found.frame()),
+            None => {
+                self.correct(scope, found);
+                found
+            }
+        };
         // SAFETY: as in `address`.
         unsafe { scope.arena.add(place.offset()) }
+    }
+
+    /// The slot of a value that has a handle gets a better guess, if it is time.
+    fn correct(&self, scope: &Scope<'_>, found: Place) {
+        if found != self.place() && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
+            self.place.store(found.0, Ordering::Relaxed);
+        }
     }
 
     /// [`Pointer::address`] for a task.
@@ -106,6 +118,11 @@ impl Pointer {
     pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
         let page = self.number.get().wrapping_sub(core.first_page);
         (page < core.pages).then_some(page)
+    }
+
+    /// Its number within this heap, if it is a value of it: its page's, or its handle's above all pages.
+    pub(crate) fn number_in(&self, core: &Core) -> Option<u32> {
+        core.number_of(self.number.get())
     }
 
     /// The heap. It exists as long as the value.
@@ -134,17 +151,15 @@ impl Pointer {
     /// The same for a task that holds no scope; [`Pointer::within`] says where it is.
     pub(crate) async fn arrive_pinned(&self, want: Want) -> Result<Pin<'_>, FarError> {
         let core = self.heap();
-        match self.page_in(core) {
-            Some(page) => Bring::new(core, page, want).await,
-            None => self.pin(want).map(|(_, pin)| pin),
-        }
+        let Some(number) = self.number_in(core) else { unreachable!("the number of a value of this heap") };
+        Bring::new(core, number, want).await
     }
 
     /// The address of the value, whose page is pinned.
     pub(crate) fn within(&self, pin: &Pin<'_>) -> *mut u8 {
         let scope = Scope::new(pin.core);
         match self.page_in(pin.core) {
-            Some(_) => self.landed(&scope, pin.frame),
+            Some(_) => self.landed(&scope, Place::new(pin.frame, 0)),
             None => {
                 let address = self.address(&scope, Want::Read);
                 address.unwrap_or_else(|_| unreachable!("what is pinned is near"))
@@ -171,7 +186,7 @@ impl Pointer {
     /// Begins to bring it near, and does not wait.
     pub(crate) fn prefetch(&self) {
         let core = self.heap();
-        core.prefetch(core.record(), self.page_in(core));
+        core.prefetch(core.record(), self.number_in(core));
     }
 
     /// Another pointer to the same value.

@@ -11,6 +11,13 @@ use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameId, FrameWord, State, Verdict};
 use farfield_pool::PoolError;
 
+impl Core {
+    /// Are objects on their way to this page? Then it must not leave.
+    pub(super) fn expects_objects(&self, page: u32) -> bool {
+        self.objects.as_ref().is_some_and(|objects| objects.log.expects(page))
+    }
+}
+
 impl EvictorState {
     /// Log pages that were retired can be used again when every scope that was open then is over: it may have looked at a handle
     /// that named them.

@@ -12,7 +12,7 @@ use super::{ObjectId, Objects};
 use crate::heap::{Core, Purse};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, TAG_BYTES, Verdict};
+use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, TAG_BYTES, Verdict};
 
 /// The pages that it fills.
 #[derive(Default)]
@@ -61,7 +61,8 @@ impl Evacuator {
         // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in Copying and the evictor's, so nobody
         // writes it until it is told what becomes of the page.
         let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
-        let found = Self::live(objects, class, page, bytes);
+        let mut found = Self::live(objects, class, page, bytes);
+        Self::forget_ahead(core, objects, &mut found);
         let hot = found.iter().filter(|found| found.handle.is_hot()).count();
         let mut died = false;
         let verdict = Verdict::of(found.len() as u32, hot as u32, class.capacity());
@@ -90,7 +91,9 @@ impl Evacuator {
     pub(crate) fn merge(&mut self, core: &Core, objects: &Objects, page: u32, bytes: &[u8]) {
         let Some(class) = objects.log.word(page).class() else { return };
         let mut died = false;
-        for found in Self::live(objects, class, page, bytes) {
+        let mut found = Self::live(objects, class, page, bytes);
+        Self::forget_ahead(core, objects, &mut found);
+        for found in found {
             let Some(target) = self.target(core, objects, class, false) else { break };
             died |= target.receive(core, objects, class, page, bytes, &found);
         }
@@ -108,6 +111,15 @@ impl Evacuator {
             handle.is_at(page, class.card(index)).then_some(Found { object, index, handle })
         };
         (0..class.capacity()).filter_map(live).collect()
+    }
+
+    /// Those that came ahead of need and were not used until now are counted as unused.
+    fn forget_ahead(core: &Core, objects: &Objects, found: &mut [Found]) {
+        for found in found.iter_mut().filter(|found| found.handle.is_ahead()) {
+            objects.handles[found.object].fetch_and(!Handle::AHEAD, Ordering::Relaxed);
+            found.handle = Handle(found.handle.0 & !Handle::AHEAD);
+            core.evictor.ahead.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The page for objects of this class and temperature, with room for one.
@@ -131,14 +143,10 @@ impl Evacuator {
             core.frames.put(frame, 1);
             return None;
         };
-        let word = &core.words[page];
-        let seen = FrameWord(word.load(Ordering::Acquire));
-        // Nobody else knows the page, and discarding is done by whoever has the evictor's lock, as we do.
-        let (owned, Deref::Zero) = seen.create() else { unreachable!("a fresh log page is Empty") };
-        // SAFETY: the frame is ours since `take`.
-        unsafe { core.frames.address(frame).write_bytes(0, PAGE_BYTES) };
-        core.frames.infos[frame.0].moved_in(page);
-        word.store(owned.arrived(frame, true).0, Ordering::Release);
+        // Nobody else knows the page, and discarding is done by whoever has the evictor's lock, as we do: there is nothing to wait for.
+        if core.make_log(page, frame).is_err() {
+            unreachable!("a fresh log page is Empty");
+        }
         Some(Target { page, frame, next: 0 })
     }
 
@@ -169,7 +177,7 @@ impl Target {
     ) -> bool {
         let (index, card) = (self.next, class.card(self.next));
         self.next += 1;
-        objects.log.enter(self.page);
+        objects.log.enter(self.page, false);
         let from = &bytes[usize::from(class.card(found.index)) * CARD_BYTES..][..class.bytes()];
         // SAFETY: a place and a tag that nobody has, inside the frame of a page that only the evacuator fills and that stays near as
         // long as it does.

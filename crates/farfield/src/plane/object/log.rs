@@ -79,9 +79,14 @@ impl LogPages {
         }
     }
 
-    /// An object will live in the page, which the caller has open.
-    pub(super) fn enter(&self, page: u32) {
-        self.update(page, |word| (word.add(), ()));
+    /// An object will live in the page, which the caller has open; `coming`: it is on its way.
+    pub(super) fn enter(&self, page: u32, coming: bool) {
+        self.update(page, |word| (if coming { word.expect() } else { word.add() }, ()));
+    }
+
+    /// Are objects on their way to the page? Then it must not leave.
+    pub(crate) fn expects(&self, page: u32) -> bool {
+        self.word(page).coming() > 0
     }
 
     /// An object has left a page that is the caller's (Copying); the page is dead if it was the last, and the caller's to
@@ -154,6 +159,13 @@ impl Core {
     /// An object does not live in the page any more.
     pub(super) fn leave_log(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::remove) {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// An object has come to the page, or does not come.
+    pub(super) fn end_coming(&self, log: &LogPages, page: u32) {
+        if log.update(page, LogWord::arrived) {
             self.retire_log(log, page);
         }
     }

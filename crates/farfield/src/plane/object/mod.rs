@@ -10,11 +10,13 @@
 //! |---|---|
 //! | `handles` | which handles are free |
 //! | `log` | which log pages are free, and who fills which |
-//! | `ingress` | how a value is found and brought near |
+//! | `ingress` | how a value is found |
+//! | `flight` | how it comes near |
 //! | `values` | making and freeing |
 //! | `evacuator` | what lies together when log pages leave |
 
 mod evacuator;
+mod flight;
 mod handles;
 mod ingress;
 mod log;
@@ -25,8 +27,10 @@ use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 pub(crate) use evacuator::Evacuator;
 use farfield_core::heap::{Handle, LogClass};
+pub(crate) use flight::ObjectFlight;
 use handles::Handles;
 pub(crate) use handles::OwnHandles;
+pub(crate) use ingress::Sight;
 pub(crate) use log::LogPages;
 
 /// Number of a handle within its heap.

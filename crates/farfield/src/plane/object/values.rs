@@ -32,7 +32,7 @@ impl Core {
         if grown {
             self.fit();
         }
-        match self.place_object(record, objects, object, class, renewable) {
+        match self.place_object(record, objects, object, class, false, renewable) {
             Ok(spot) => {
                 self.references.fetch_add(1, Ordering::Relaxed);
                 let handle = Handle::settle(spot.page, spot.place.card());
@@ -49,18 +49,24 @@ impl Core {
     /// Frees an object that the caller owns; its reference to the heap is the caller's to give up.
     pub(crate) fn free_object(&self, record: &Record, objects: &Objects, object: ObjectId) {
         let handle = &objects.handles[object];
-        // Only the evacuator could be moving it, which takes a moment.
         let mut patience = Patience::new(Duration::MAX);
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
-            if let Whereabouts::At { page, .. } = seen.whereabouts()
-                && handle.compare_exchange(seen.0, Handle::free(None).0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                self.leave_log(&objects.log, page);
-                objects.handles.give(&record.objects.handles, object);
-                return;
+            match seen.whereabouts() {
+                Whereabouts::At { page, .. } => {
+                    let free = Handle::free(None);
+                    if handle.compare_exchange(seen.0, free.0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                        self.leave_log(&objects.log, page);
+                        return objects.handles.give(&record.objects.handles, object);
+                    }
+                }
+                // Somebody wished for it ahead of need. The lanes see to it that this ends.
+                Whereabouts::Moving => {
+                    self.help(record, Some(self.pages + object));
+                    patience.wait().unwrap_or(());
+                }
+                Whereabouts::Nowhere => unreachable!("an object that is freed twice"),
             }
-            patience.wait().unwrap_or(());
         }
     }
 }

@@ -1,0 +1,286 @@
+//! Objects on their way.
+//!
+//! The flight of an object owns its handle (Moving) and a place in the log page of whoever wanted it, which stays near as long as something is
+//! *coming*: whoever begins a flight is in a scope in which the page is near, so the evictor, which looks after that scope is over, sees the
+//! count before it takes the page. So the flight needs no thread and no scope, and lands by whoever polls the lane: the bytes are
+//! copied into the place, and the handle says that the object is there, or where it was if it could not be had.
+
+use super::{ObjectId, Objects, OwnObjects};
+use crate::error::FarError;
+use crate::heap::{Core, Flight, Patience, Record, add, count};
+use core::sync::atomic::Ordering;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{
+    CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Place, State, TAG_BYTES, Whereabouts,
+};
+use farfield_pool::PagePart;
+
+/// A place for an object: near, dirty, and counted.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot {
+    pub(super) page: u32,
+    pub(super) place: Place,
+    pub(super) class: LogClass,
+}
+
+/// An object on its way.
+#[derive(Clone, Copy)]
+pub(crate) struct ObjectFlight {
+    object: ObjectId,
+    /// Where it is, and will be read from.
+    page: u32,
+    card: u8,
+    spot: Spot,
+    /// Nobody wants it yet.
+    is_ahead: bool,
+}
+
+impl ObjectFlight {
+    /// The object's number within its heap.
+    pub(crate) fn number(&self, core: &Core) -> u32 {
+        core.pages + self.object
+    }
+
+    /// What is to be read.
+    pub(crate) fn part(&self) -> (PageId, PagePart) {
+        let part = PagePart::new(usize::from(self.card) * CARD_BYTES, self.spot.class.bytes());
+        let Some(part) = part else { unreachable!("an object lies inside its page") };
+        (PageId(u64::from(self.page)), part)
+    }
+}
+
+impl Core {
+    /// The class of the object whose handle was `seen`; `None` if that was too long ago.
+    pub(crate) fn class_of(&self, objects: &Objects, seen: Handle) -> Option<LogClass> {
+        let Whereabouts::At { page, .. } = seen.whereabouts() else { return None };
+        objects.log.word(page).class()
+    }
+
+    /// Takes an object that was far when its handle was `seen`, for a flight to this place. `None` if somebody else was faster, and
+    /// the place is given up.
+    pub(crate) fn depart(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        object: ObjectId,
+        seen: Handle,
+        spot: Spot,
+        is_ahead: bool,
+    ) -> Option<ObjectFlight> {
+        let (Whereabouts::At { page, card }, Some(locked)) = (seen.whereabouts(), seen.lock()) else {
+            unreachable!("seen in a page");
+        };
+        let handle = &objects.handles[object];
+        // Acquire: whoever put it there is done.
+        if handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            self.give_up(objects, spot);
+            return None;
+        }
+        let flight = ObjectFlight { object, page, card, spot, is_ahead };
+        // From here on the object is ours, and so its page stays what it is: no log page is fetched whole, and none is
+        // Empty while an object lives in it. What we saw before may have been long ago.
+        let is_far = FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far;
+        if !is_far || objects.log.word(page).class() != Some(spot.class) {
+            if self.land_object(flight, None) {
+                self.tell(vec![(flight.number(self), Ok(()))]);
+            }
+            return None;
+        }
+        add(&record.counters.fetched_bytes, spot.class.bytes() as u64);
+        if seen.is_ahead() {
+            self.evictor.ahead.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(flight)
+    }
+
+    /// Takes an object that is far, for a flight that nobody waits for, if there is room. In a scope.
+    pub(crate) fn depart_ahead(&self, record: &Record, object: ObjectId) -> Option<Flight> {
+        let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
+        let seen = Handle(objects.handles[object].load(Ordering::Acquire));
+        let Whereabouts::At { page, .. } = seen.whereabouts() else { return None };
+        if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
+            return None;
+        }
+        let class = objects.log.word(page).class()?;
+        let mut spot = self.spot_now(record, objects, object, class, true).ok()?;
+        if spot.is_none() {
+            self.open_page(record, objects, class, self.take_frames_ahead(1)?).ok()?;
+            spot = self.spot_now(record, objects, object, class, true).ok()?;
+        }
+        let flight = self.depart(record, objects, object, seen, spot?, true)?;
+        count(&record.counters.prefetches);
+        Some(Flight::Object(flight))
+    }
+
+    /// The end of a flight, with the bytes if they were to be had; true if tasks wait for it, who are to be told.
+    pub(crate) fn land_object(&self, flight: ObjectFlight, bytes: Option<&[u8]>) -> bool {
+        let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
+        let ObjectFlight { object, page, spot, is_ahead, .. } = flight;
+        if let Some(bytes) = bytes {
+            assert_eq!(bytes.len(), spot.class.bytes());
+            // SAFETY: a place for so many bytes inside the arena, which is the flight's alone, and near as long as its page expects it.
+            unsafe {
+                let target = self.frames.base().add(spot.place.offset());
+                target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            }
+        }
+        let handle = &objects.handles[object];
+        let mut seen = Handle(handle.load(Ordering::Relaxed));
+        loop {
+            let next = match bytes {
+                Some(_) if is_ahead => seen.moved_ahead(spot.page, spot.place.card()),
+                Some(_) => seen.moved(spot.page, spot.place.card()),
+                None => seen.unlock(),
+            };
+            // Only marks change while it is ours. Release: whoever finds it there finds its bytes.
+            match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = Handle(now),
+            }
+        }
+        match bytes {
+            Some(_) => {
+                self.end_coming(&objects.log, spot.page);
+                self.leave_log(&objects.log, page);
+            }
+            None => self.give_up(objects, spot),
+        }
+        seen.is_wanted()
+    }
+
+    /// Nothing comes to this place after all.
+    fn give_up(&self, objects: &Objects, spot: Spot) {
+        self.end_coming(&objects.log, spot.page);
+        self.leave_log(&objects.log, spot.page);
+    }
+
+    /// Room for an object in the page that this thread fills, with its tag; `coming`: it is far yet. The caller is inside a scope.
+    pub(crate) fn place_object(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        object: ObjectId,
+        class: LogClass,
+        coming: bool,
+        renewable: bool,
+    ) -> Result<Spot, FarError> {
+        loop {
+            if let Some(spot) = self.spot_now(record, objects, object, class, coming)? {
+                return Ok(spot);
+            }
+            let frame = self.take_frames(record, 1, renewable)?;
+            self.open_page(record, objects, class, frame)?;
+        }
+    }
+
+    /// The same, if the thread has a page with room. `None`: [open one](Core::open_page).
+    pub(crate) fn spot_now(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        object: ObjectId,
+        class: LogClass,
+        coming: bool,
+    ) -> Result<Option<Spot>, FarError> {
+        let OwnObjects { pages, .. } = &record.objects;
+        let cell = &pages[class.index()];
+        let Some((page, index)) = cell.get() else { return Ok(None) };
+        if index == class.capacity() {
+            cell.set(None);
+            self.close_log(&objects.log, page);
+            return Ok(None);
+        }
+        cell.set(Some((page, index + 1)));
+        objects.log.enter(page, coming);
+        let found = self.near_log(page);
+        if let Ok(Some(frame)) = found {
+            let place = Place::new(frame, class.card(index));
+            // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag, because the page is
+            // open and this thread fills it; aligned (`tag_offset`).
+            unsafe {
+                let tag = self.frames.address(frame).add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>();
+                tag.write((object + 1).to_le_bytes());
+            }
+            return Ok(Some(Spot { page, place, class }));
+        }
+        if found.is_ok() {
+            // It has left before it was full; it is not worth fetching.
+            cell.set(None);
+            self.close_log(&objects.log, page);
+        }
+        if coming {
+            self.end_coming(&objects.log, page);
+        }
+        self.leave_log(&objects.log, page);
+        found.map(|_| None)
+    }
+
+    /// A page in this frame, the caller's, for this thread to fill.
+    pub(crate) fn open_page(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        class: LogClass,
+        frame: FrameId,
+    ) -> Result<(), FarError> {
+        let opened = self.open_log(&objects.log, class).and_then(|page| match self.make_log(page, frame) {
+            Ok(()) => Ok(page),
+            Err(error) => {
+                self.close_log(&objects.log, page);
+                Err(error)
+            }
+        });
+        match opened {
+            Ok(page) => {
+                let before = record.objects.pages[class.index()].replace(Some((page, 0)));
+                debug_assert!(before.is_none(), "a page that nobody closes");
+            }
+            Err(_) => self.frames.put(frame, 1),
+        }
+        opened.map(drop)
+    }
+
+    /// A fresh log page comes into being, in this frame of the caller's.
+    pub(super) fn make_log(&self, page: u32, frame: FrameId) -> Result<(), FarError> {
+        let word = &self.words[page];
+        let mut patience = Patience::new(self.patience);
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            match seen.create() {
+                (owned, Deref::Zero) if self.exchange(word, seen, owned) => {
+                    // SAFETY: the frame is the caller's.
+                    unsafe { self.frames.address(frame).write_bytes(0, PAGE_BYTES) };
+                    self.frames.infos[frame.0].moved_in(page);
+                    word.store(owned.arrived(frame, true).0, Ordering::Release);
+                    return Ok(());
+                }
+                // What an earlier page of this number left in the pool is being discarded.
+                _ => patience.wait()?,
+            }
+        }
+    }
+
+    /// The frame of a page that this thread has open, dirty; `None` if the page has left.
+    fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
+        let word = &self.words[page];
+        let mut patience = Patience::new(self.patience);
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            match seen.create() {
+                (next, Deref::Here(frame)) => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        return Ok(Some(frame));
+                    }
+                }
+                (next, Deref::Wait) => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        patience.wait()?;
+                    }
+                }
+                // Written, or dropped because nothing lived in it.
+                (_, Deref::Fetch | Deref::Zero) => return Ok(None),
+            }
+        }
+    }
+}
