@@ -631,3 +631,26 @@ fn operations_of_threads_have_an_order() {
     drop(map);
     heap.verify();
 }
+
+#[test]
+fn a_walk_asks_for_entries_before_it_needs_them() {
+    let builder = common::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30).paranoid(true);
+    let heap = builder.pool("fault:delay=100us@ram:").build().unwrap();
+    let map = FarMap::<u64, [u64; 31]>::new(&heap).unwrap();
+    for key in 0..40_000u64 {
+        map.insert(&heap.enter(), key, [key; 31]).unwrap();
+    }
+    let before = heap.stats();
+    let mut met = vec![false; 40_000];
+    map.for_each(&mut heap.enter(), |key, value| {
+        assert_eq!(*value, [*key; 31]);
+        assert!(!std::mem::replace(&mut met[*key as usize], true));
+    })
+    .unwrap();
+    assert!(met.into_iter().all(|met| met));
+    let after = heap.stats();
+    let (used, missed) = (after.prefetches_used - before.prefetches_used, after.misses - before.misses);
+    assert!(used > 10_000 && used > 4 * missed, "{used} came ahead of need, {missed} were missed: {after:?}");
+    assert!(after.prefetches_unused * 10 < used, "{after:?}");
+    heap.verify();
+}

@@ -83,6 +83,11 @@ impl Buckets {
         Ok(Buckets { home, charged: AtomicU64::new(0) })
     }
 
+    /// Are they always near?
+    pub(super) fn is_near(&self) -> bool {
+        matches!(self.home, Home::Near(_))
+    }
+
     /// Most buckets that fit.
     pub(super) fn max(&self) -> u32 {
         match &self.home {

@@ -375,6 +375,11 @@ impl Table {
         }
     }
 
+    /// Is looking at buckets no miss?
+    pub(super) fn is_near(&self) -> bool {
+        self.main.is_near()
+    }
+
     /// Buckets that have hashes of their own.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)

@@ -15,11 +15,17 @@ pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
     /// Position among the reversed hashes.
     at: Option<u32>,
     slots: Vec<Slot>,
+    /// The position up to which entries were asked for ahead of need, and buckets that are left until then.
+    ahead: Option<u32>,
+    buckets_ahead: usize,
 }
+
+/// Buckets whose entries are on their way, at most.
+const WINDOW: usize = 16;
 
 impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<'map, K, V, S> {
     pub(super) fn new(map: &'map FarMap<K, V, S>, at: u32) -> Self {
-        Walk { map, at: Some(at), slots: Vec::new() }
+        Walk { map, at: Some(at), slots: Vec::new(), ahead: None, buckets_ahead: 0 }
     }
 
     /// The entries of the next bucket that has some; `None` at the end. After an error the same step can be tried again.
@@ -29,12 +35,14 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
     {
         self.map.body.anchor.check(scope)?;
         while let Some(at) = self.at {
+            self.go_ahead(scope, at);
             let (next, addresses) = scope.with_room(|| {
                 let next = self.map.body.table.entries_at(scope, at, &mut self.slots)?;
                 let addresses = self.slots.iter().map(|slot| slot.address(scope)).collect::<Result<Vec<_>, _>>()?;
                 Ok((next, addresses))
             })?;
             self.at = next;
+            self.buckets_ahead = self.buckets_ahead.saturating_sub(1);
             if !addresses.is_empty() {
                 scope.mark_used();
                 // SAFETY: as in `FarMap::get_key_value`.
@@ -43,6 +51,30 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
             }
         }
         Ok(None)
+    }
+
+    /// Begins to bring the entries of the next buckets, as far as the index says where they are without being waited for.
+    fn go_ahead(&mut self, scope: &Scope<'_>, at: u32) {
+        let table = &self.map.body.table;
+        if self.buckets_ahead > WINDOW / 2 || !table.is_near() {
+            return;
+        }
+        if self.buckets_ahead == 0 {
+            self.ahead = Some(at);
+        }
+        let mut numbers = Vec::new();
+        while self.buckets_ahead < WINDOW
+            && let Some(ahead) = self.ahead
+            && let Ok(next) = table.entries_at(scope, ahead, &mut self.slots)
+        {
+            numbers.extend(self.slots.iter().map(|slot| slot.parts(scope.core).0));
+            self.ahead = next;
+            self.buckets_ahead += 1;
+        }
+        if !numbers.is_empty() {
+            // What the index names now lives as long as the scope.
+            scope.core.prefetch(scope.record, numbers);
+        }
     }
 }
 
