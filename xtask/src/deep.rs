@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// know no sanitizer, at addresses that the sanitizers keep for themselves. Not `core`, which has neither.
 const SANITIZED: [&str; 3] = ["farfield-pool", "farfield-server", "farfield"];
 
+const SANITIZERS: [&str; 2] = ["address", "thread"];
+
 type Action = Box<dyn Fn() -> Result<()>>;
 
 /// Runs all of it, or the parts that are named, and prints what each took and how it ended.
@@ -46,8 +48,8 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
         };
         parts.push((part.name.into(), Box::new(run)));
     }
-    for sanitizer in ["address", "thread"] {
-        parts.push((format!("sanitize {sanitizer}"), Box::new(move || sanitize_by(sanitizer))));
+    for sanitizer in SANITIZERS {
+        parts.push((format!("sanitize {sanitizer}"), Box::new(move || sanitize_by(sanitizer, &SANITIZED))));
     }
     for target in chores::fuzz_targets() {
         parts.push((format!("fuzz {target}"), Box::new(move || chores::fuzz_one(&target, minutes * 60))));
@@ -56,21 +58,25 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
     parts
 }
 
-/// The tests of some crates under one sanitizer, or both.
+/// The tests of crates under sanitizers: those that are named, or all.
 pub(crate) fn sanitize(words: &[String]) -> Result<()> {
-    match words {
-        [] => sanitize_by("address").and_then(|()| sanitize_by("thread")),
-        [one] if one == "address" || one == "thread" => sanitize_by(one),
-        _ => bail!("cargo x sanitize [address|thread]"),
+    let named = |known: &[&'static str]| -> Vec<&'static str> {
+        let named: Vec<_> = known.iter().copied().filter(|name| words.iter().any(|word| word == name)).collect();
+        if named.is_empty() { known.to_vec() } else { named }
+    };
+    let is_known = |word: &str| SANITIZERS.contains(&word) || SANITIZED.contains(&word);
+    for word in words {
+        ensure!(is_known(word), "{word:?} is neither a sanitizer {SANITIZERS:?} nor a crate {SANITIZED:?}");
     }
+    named(&SANITIZERS).into_iter().try_for_each(|sanitizer| sanitize_by(sanitizer, &named(&SANITIZED)))
 }
 
-fn sanitize_by(sanitizer: &str) -> Result<()> {
+fn sanitize_by(sanitizer: &str, crates: &[&str]) -> Result<()> {
     println!("\n== {sanitizer} sanitizer ==");
     let mut command = nightly("cargo");
     command.args(["test", "--tests", "--no-fail-fast", "--target", "x86_64-unknown-linux-gnu"]);
     command.arg("--target-dir").arg(chores::target().join(format!("sanitize-{sanitizer}")));
-    command.args(SANITIZED.iter().flat_map(|name| ["-p", name]));
+    command.args(crates.iter().flat_map(|name| ["-p", name]));
     // Races are seen only if the standard library's locks are.
     if sanitizer == "thread" {
         command.arg("-Zbuild-std");

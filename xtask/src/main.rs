@@ -25,8 +25,8 @@ cargo x CHORE
   lint               clippy on everything, warnings are errors
   doc                API documentation, warnings are errors
   fuzz [TARGET] [S]  fuzz one target, or all, for S seconds each (default 60; needs cargo-fuzz and a nightly toolchain)
-  sanitize [address|thread]
-                     tests of pool, server and library under a sanitizer (needs a nightly toolchain with rust-src)
+  sanitize [address|thread] [CRATE]...
+                     tests of pool, server and library under sanitizers (needs a nightly toolchain with rust-src)
   soak [MINUTES]     random memory histories with a new seed each time (default 10 minutes)
   bench ...          the experiments: cargo x bench --help
   clean              remove what builds, demos and tests left in target
