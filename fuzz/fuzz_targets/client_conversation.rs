@@ -5,7 +5,7 @@ use arbitrary::Arbitrary;
 use core::time::Duration;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
 use farfield_core::time::Moment;
-use farfield_core::wire::{HEAD_BYTES, Head};
+use farfield_core::wire::{HEAD_BYTES, Head, PagePart};
 use farfield_core::{PageId, RegionId};
 use libfuzzer_sys::fuzz_target;
 
@@ -31,9 +31,11 @@ fuzz_target!(|moves: Vec<Move>| {
         match step {
             Move::Submit { background, kind, count, wait } => {
                 let (page, count) = (PageId(number as u64), u32::from(count).max(1));
-                let call = match kind % 3 {
+                let part = PagePart::new(usize::from(wait) % 3840, count as usize).expect("it ends within the page");
+                let call = match kind % 4 {
                     0 => Call::Read { page, count },
                     1 => Call::Write { page, count },
+                    2 => Call::ReadPart { page, part },
                     _ => Call::Discard { page, count },
                 };
                 let wait = Duration::from_nanos(wait.into());
@@ -92,7 +94,7 @@ fuzz_target!(|moves: Vec<Move>| {
 fn heard(client: &mut ClientConversation<usize>, head: &Head) -> Option<u32> {
     match client.on_head(head) {
         Ok(Answer::Done { slot } | Answer::Failed { slot, .. }) => Some(slot),
-        // Its pages are on their way; they may never come.
-        Ok(Answer::Pages { .. } | Answer::Stale) | Err(_) => None,
+        // Its bytes are on their way; they may never come.
+        Ok(Answer::Pages { .. } | Answer::Part { .. } | Answer::Stale) | Err(_) => None,
     }
 }
