@@ -32,7 +32,7 @@ pub(crate) fn seed() -> u64 {
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// The plane under test: test files are compiled for each plane, under a name that says which.
+/// The plane under test: tests are compiled for each plane, under a name that says which.
 pub(crate) fn plane() -> Plane {
     if env!("CARGO_CRATE_NAME").ends_with("_object") { Plane::Object } else { Plane::Page }
 }

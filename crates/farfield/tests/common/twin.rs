@@ -54,22 +54,22 @@ macro_rules! twins {
 
             #[test]
             fn two_percent_near() {
-                common::twin::random_steps::<$twin>(2, $steps);
+                $crate::common::twin::random_steps::<$twin>(2, $steps);
             }
 
             #[test]
             fn a_tenth_near() {
-                common::twin::random_steps::<$twin>(10, $steps);
+                $crate::common::twin::random_steps::<$twin>(10, $steps);
             }
 
             #[test]
             fn a_quarter_near() {
-                common::twin::random_steps::<$twin>(25, $steps);
+                $crate::common::twin::random_steps::<$twin>(25, $steps);
             }
 
             #[test]
             fn everything_near() {
-                common::twin::random_steps::<$twin>(100, $steps);
+                $crate::common::twin::random_steps::<$twin>(100, $steps);
             }
         }
     };

@@ -1,9 +1,7 @@
 //! Far memory in a tokio program. Dangers: a wake-up that a foreign scheduler misses, a value that leaves when its task changes threads,
 //! tokio's threads waiting for each other through the heap.
 
-mod common;
-
-use common::{MIB, Random, seed};
+use crate::common::{MIB, Random, seed};
 use farfield::{FarBox, FarMap, FarVec, Heap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,10 +2,8 @@
 //! other after all, or twice; a flight that writes where others live by then; a page that leaves while values are on their way to it; a task
 //! that nobody tells; near memory that is never given back.
 
-mod common;
-
-use common::twin::steps;
-use common::{MIB, Random, assert_in_budget, seed};
+use crate::common::twin::steps;
+use crate::common::{MIB, Random, assert_in_budget, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::cell::Cell;

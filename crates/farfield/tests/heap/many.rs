@@ -1,10 +1,8 @@
 //! Many values at a time, values without a scope, values that are pinned. Dangers: a batch that is one miss after the other, a value at
 //! the wrong place of it, a pinned value that moves, pins that outlast what they were for.
 
-mod common;
-
-use common::twin::steps;
-use common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::twin::steps;
+use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, FarMap, FarVec, Heap, PoolError};

@@ -1,9 +1,7 @@
 //! Tasks that wait for far values. Dangers: a task that nobody wakes, a page that leaves under a reference that a task holds while
 //! it waits, scopes of tasks that together never end, an error or a panic that hits the wrong one.
 
-mod common;
-
-use common::{MIB, Random, assert_in_budget, builder, seed};
+use crate::common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::task::{Executor, spawn};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::cell::{Cell, RefCell};

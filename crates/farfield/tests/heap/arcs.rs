@@ -1,10 +1,8 @@
 //! `FarArc` is an `Arc`, wherever its value is. Dangers: a value that is dropped while it has owners, or by none of them, or by two; counts
 //! of one value that are taken for those of another.
 
-mod common;
-
-use common::twin::steps;
-use common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::twin::steps;
+use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

@@ -1,9 +1,7 @@
 //! `FarArray` is an array of arrays, wherever its elements are. Danger: an element under the wrong index.
 
-mod common;
-
-use common::twin::{Twin, twins};
-use common::{MIB, Random, heap};
+use crate::common::twin::{Twin, twins};
+use crate::common::{MIB, Random, heap};
 use farfield::{FarArray, Heap};
 
 /// A table of `[u16; 24]`, whose size does not divide a page.

@@ -1,9 +1,7 @@
 //! `FarVec` is a `Vec`, wherever its elements are. Dangers: as for `FarBox`, and elements in the wrong place.
 
-mod common;
-
-use common::twin::{Twin, twins};
-use common::{MIB, Random, assert_in_budget, heap, seed};
+use crate::common::twin::{Twin, twins};
+use crate::common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::collections::FarVec;
 use farfield::{FarError, Heap, Plane, Scope};
 use std::fmt::Debug;

@@ -1,9 +1,7 @@
 //! `FarBytes` and `FarString` are bytes and text, wherever they are. Dangers: bytes of another, of an earlier life, or of nobody.
 
-mod common;
-
-use common::twin::{Twin, twins};
-use common::{MIB, Random, heap};
+use crate::common::twin::{Twin, twins};
+use crate::common::{MIB, Random, heap};
 use farfield::{FarBytes, FarError, FarString, Heap};
 
 /// Many of them, of all sizes.

@@ -1,10 +1,8 @@
 //! `FarList`, `FarQueue` and `FarStack` are `LinkedList`, `VecDeque` and `Vec`, wherever their elements are. Dangers: an order that
 //! changes when chunks are split or go, elements lost at chunk ends, dropped never or twice.
 
-mod common;
-
-use common::twin::{Twin, random_steps, twins};
-use common::{MIB, Random, heap, seed};
+use crate::common::twin::{Twin, random_steps, twins};
+use crate::common::{MIB, Random, heap, seed};
 use farfield::{FarError, FarList, FarQueue, FarStack, Heap};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! The pool fails: typed errors in time, near values stay usable, no garbage, no hang. Danger: everything else.
 
-mod common;
-
-use common::{MIB, Random};
+use crate::common::{MIB, Random};
 use farfield::collections::FarVec;
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::Arc;

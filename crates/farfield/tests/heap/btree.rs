@@ -1,10 +1,8 @@
 //! `FarBTreeMap` is a `BTreeMap`, wherever its nodes are. Dangers: an order broken where nodes are split, merged or lend entries;
 //! ranges that begin or end one too early or too late; entries dropped never or twice.
 
-mod common;
-
-use common::twin::{Twin, random_steps};
-use common::{MIB, Random, heap, seed};
+use crate::common::twin::{Twin, random_steps};
+use crate::common::{MIB, Random, heap, seed};
 use farfield::{FarBTreeMap, FarError, Heap};
 use std::collections::BTreeMap;
 use std::ops::Bound;

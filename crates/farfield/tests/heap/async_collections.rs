@@ -1,10 +1,8 @@
 //! Tasks look things up in collections. Dangers: a look-up that goes on where it should begin again, a page that leaves between two
 //! attempts, an element that is taken out twice, a task that waits for ever.
 
-mod common;
-
-use common::twin::steps;
-use common::{MIB, Random, assert_in_budget, seed};
+use crate::common::twin::steps;
+use crate::common::{MIB, Random, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
 use farfield::{

@@ -1,8 +1,6 @@
 //! `FarBox` is a `Box`, wherever its value is. Dangers: values mixed up, lost, torn, or dropped never or twice.
 
-mod common;
-
-use common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
 use farfield::{FarBox, FarError, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,13 +1,11 @@
 //! The guide's program says the same before and after it is ported, and with little near memory. Danger: a guide that leads astray.
 
-mod common;
-
-#[path = "../examples/orders/far.rs"]
+#[path = "../../examples/orders/far.rs"]
 mod far;
-#[path = "../examples/orders/plain.rs"]
+#[path = "../../examples/orders/plain.rs"]
 mod plain;
 
-use common::assert_in_budget;
+use crate::common::{assert_in_budget, heap};
 
 #[test]
 fn the_ported_program_reports_the_same() {
@@ -15,7 +13,7 @@ fn the_ported_program_reports_the_same() {
     let (mut plain, mut far) = (Vec::new(), Vec::new());
     plain::report(orders, &mut plain).unwrap();
     // 5 MiB of orders, 2 MiB of customers.
-    let heap = common::heap(2);
+    let heap = heap(2);
     far::report(&heap, orders, &mut far).unwrap();
     assert_eq!(String::from_utf8(far).unwrap(), String::from_utf8(plain).unwrap());
     let stats = heap.stats();

@@ -1,9 +1,7 @@
 //! Values come near without anybody waiting for them. Dangers: a page that nobody lands, an error that nobody is told, a
 //! frame that two flights share.
 
-mod common;
-
-use common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Random, assert_in_budget, seed};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::mpsc;
 use std::time::Duration;

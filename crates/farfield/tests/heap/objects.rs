@@ -1,10 +1,8 @@
 //! The object plane: values come near alone, and lie with those that came near with them. What a box promises on every plane is in
-//! `boxes_object.rs`. Dangers: whole pages travel after all, two threads bring one value twice, a value moves under its reader,
+//! `boxes.rs`. Dangers: whole pages travel after all, two threads bring one value twice, a value moves under its reader,
 //! an error loses a value, handles break the budget.
 
-mod common;
-
-use common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Random, assert_in_budget, seed};
 use farfield::{Builder, FarBox, FarBytes, FarError, FarMap, Heap, Plane, PoolError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

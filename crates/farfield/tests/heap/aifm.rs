@@ -1,9 +1,7 @@
 //! Tests of AIFM that say something of their own, restated (docs/design/testing.md has the table of all). Dangers: what is hot leaves with what
 //! is cold; bytes of one thread are lost in a value that others write too.
 
-mod common;
-
-use common::{MIB, Random, builder, heap, plane, seed};
+use crate::common::{MIB, Random, builder, heap, plane, seed};
 use farfield::{FarBTreeMap, FarBox, FarError, FarMap, FarVec, Plane};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};

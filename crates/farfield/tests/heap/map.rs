@@ -1,10 +1,8 @@
 //! `FarMap` is a `HashMap`, wherever its entries are. Dangers: an entry lost while the table grows, a value of another key,
 //! a reference to what was removed, a destructor that never runs or runs twice.
 
-mod common;
-
-use common::twin::{Twin, twins};
-use common::{MIB, Random, heap, seed};
+use crate::common::twin::{Twin, twins};
+use crate::common::{self, MIB, Random, heap, seed};
 use farfield::collections::{Entry, Index};
 use farfield::{Change, FarError, FarMap, Heap};
 use std::collections::HashMap;

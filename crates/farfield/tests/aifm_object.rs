@@ -1,4 +1,0 @@
-//! AIFM's tests, on the object plane.
-
-#[path = "aifm.rs"]
-mod aifm;

@@ -1,3 +1,0 @@
-//! Every test of arcs, on the object plane.
-#[path = "arcs.rs"]
-mod arcs;

@@ -1,0 +1,24 @@
+//! The tests of the library, on the page plane where they do not say which. One program: it is built and linked once.
+//! Those that hold on both planes are repeated by `heap_object`.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod aifm;
+mod arcs;
+mod array;
+mod async_collections;
+mod boxes;
+mod btree;
+mod bytes;
+mod faults;
+mod fetch;
+mod guide;
+mod list;
+mod many;
+mod map;
+mod object_flights;
+mod objects;
+mod tasks;
+mod tokio;
+mod vec;

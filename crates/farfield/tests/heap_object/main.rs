@@ -1,0 +1,23 @@
+//! Every test that holds on both planes, on the object plane.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+#[path = "../heap/aifm.rs"]
+mod aifm;
+#[path = "../heap/arcs.rs"]
+mod arcs;
+#[path = "../heap/boxes.rs"]
+mod boxes;
+#[path = "../heap/btree.rs"]
+mod btree;
+#[path = "../heap/bytes.rs"]
+mod bytes;
+#[path = "../heap/list.rs"]
+mod list;
+#[path = "../heap/many.rs"]
+mod many;
+#[path = "../heap/map.rs"]
+mod map;
+#[path = "../heap/tasks.rs"]
+mod tasks;

@@ -1,4 +1,0 @@
-//! Every test of lists, on the object plane.
-
-#[path = "list.rs"]
-mod list;

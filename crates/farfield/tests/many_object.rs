@@ -1,4 +1,0 @@
-//! Every test of many, on the object plane.
-
-#[path = "many.rs"]
-mod many;

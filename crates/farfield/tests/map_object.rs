@@ -1,4 +1,0 @@
-//! Every test of maps, on the object plane.
-
-#[path = "map.rs"]
-mod map;

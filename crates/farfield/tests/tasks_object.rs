@@ -1,4 +1,0 @@
-//! Every test of tasks, on the object plane.
-
-#[path = "tasks.rs"]
-mod tasks;
