@@ -100,9 +100,9 @@ mod jobs {
         let xz = program("xz")?;
         let job = Job::new("unxz", [&xz]).within(minutes(5));
         // Its memory is the dictionary: as large as the text.
-        let text = job.scratch().file("random", random_lines(tier(30_000_000, 64_000_000), 9));
-        let input = packed(&xz, "-0", &text);
-        Some(job.arg("-dc").input(&input).footprint(Footprint::Any))
+        let text = job.scratch().file("random", random_lines(tier(36_000_000, 64_000_000), 9));
+        let input = packed(&xz, "--lzma2=preset=0,dict=64MiB,depth=1", &text);
+        Some(job.arg("-dc").input(&input))
     }
 
     pub(crate) fn numpy() -> Option<Job> {
