@@ -1,5 +1,6 @@
 //! Why a program was not started, and what to do about it.
 
+use super::Bytes;
 use crate::control::exit;
 use std::ffi::OsString;
 use std::io;
@@ -42,7 +43,7 @@ pub enum Refusal {
         path.display()
     )]
     Privileged { path: PathBuf, why: &'static str },
-    #[error("--near {bytes} bytes is too small to make progress; give at least 16M")]
+    #[error("--near {:#} is too small to make progress; give at least 16M", Bytes(*bytes))]
     NearTooSmall { bytes: u64 },
     #[error(
         "this shell already runs under `farfield run` (FARFIELD_CONTROL is set); use one `farfield run` for the whole job"
