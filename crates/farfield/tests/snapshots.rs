@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn heap(faults: &str, near: u64) -> Heap {
@@ -210,6 +211,52 @@ fn far_values_in_far_values() {
         assert_eq!(heap.stats().pinned_bytes, 0);
     });
     drop((album, label));
+    heap.verify();
+}
+
+/// An entry of a map has a far part larger than near memory, and is replaced while it is written, and so are many others.
+#[test]
+fn large_values_of_a_map_that_others_change() {
+    const SMALL: u32 = 200;
+    let heap = heap("seed=1", MIB);
+    let map: FarMap<u32, FarVec<u32>> = FarMap::new(&heap).unwrap();
+    // Elements are numbers that follow each other; which ones says who made them.
+    let put = |key: u32, first: u32| {
+        let mut value = FarVec::new();
+        let len = if key == 0 { 400_000 } else { 10 };
+        value.extend(&heap.enter(), first..first + len).unwrap();
+        map.insert(&heap.enter(), key, value).unwrap();
+    };
+    (0..=SMALL).for_each(|key| put(key, key));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let writer = threads.spawn(|| {
+            let mut version = 0;
+            while !stop.load(Ordering::Relaxed) {
+                version += 1;
+                (0..=SMALL).for_each(|key| put(key, key + version));
+            }
+            version
+        });
+        for _ in 0..8 {
+            let snapshot = postcard::to_stdvec(&map).unwrap();
+            let plain: BTreeMap<u32, Vec<u32>> = postcard::from_bytes(&snapshot).unwrap();
+            assert_eq!(plain.len() as u32, SMALL + 1);
+            for (key, value) in plain {
+                assert_eq!(value.len(), if key == 0 { 400_000 } else { 10 });
+                assert!((value[0]..).zip(&value).all(|(expected, element)| expected == *element) && value[0] >= key);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        println!("{} changes of all", writer.join().unwrap());
+    });
+    let binary = postcard::to_stdvec(&map).unwrap();
+    let other = self::heap("seed=2", MIB);
+    let restored: FarMap<u32, FarVec<u32>> = other.restore(|| postcard::from_bytes(&binary)).unwrap();
+    assert_eq!(restored.len(), u64::from(SMALL) + 1);
+    drop((restored, map));
+    assert_eq!((heap.stats().pinned_bytes, heap.stats().lost_values), (0, 0));
+    other.verify();
     heap.verify();
 }
 

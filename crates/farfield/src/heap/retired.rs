@@ -8,7 +8,7 @@ use super::Core;
 use super::raw::Slot;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The unlinked objects of one collection.
 #[derive(Default)]
@@ -20,7 +20,13 @@ struct Batches {
     /// Of `open`.
     bytes: usize,
     closed: VecDeque<(u64, Vec<Slot>)>,
+    /// How many [`Keep`]s there are.
+    keeps: usize,
 }
+
+/// While it exists, nothing is freed that a scope which began afterwards has found: not even when that scope has ended.
+#[cfg(feature = "serde")]
+pub(crate) struct Keep<'a>(&'a Retired);
 
 /// A batch is closed when it has so many objects, or bytes.
 const OBJECTS_MAX: usize = 64;
@@ -33,12 +39,29 @@ impl Core {
     }
 }
 
+#[cfg(feature = "serde")]
+impl Drop for Keep<'_> {
+    fn drop(&mut self) {
+        self.0.lock().keeps -= 1;
+    }
+}
+
 impl Retired {
+    fn lock(&self) -> MutexGuard<'_, Batches> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "serde")]
+    pub(crate) fn keep(&self) -> Keep<'_> {
+        self.lock().keeps += 1;
+        Keep(self)
+    }
+
     /// Takes over an object of so many bytes, which no slot names any more. Gives back those that nobody can look at now,
     /// to be freed by the caller.
     #[must_use]
     pub(crate) fn push(&self, core: &Core, slot: Slot, bytes: usize) -> Vec<Slot> {
-        let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batches = self.lock();
         batches.open.push(slot);
         batches.bytes += bytes;
         if batches.open.len() < OBJECTS_MAX && batches.bytes < BYTES_MAX {
@@ -48,7 +71,8 @@ impl Retired {
         batches.bytes = 0;
         batches.closed.push_back((core.next_epoch(), batch));
         let mut over = Vec::new();
-        while let Some((epoch, _)) = batches.closed.front()
+        while batches.keeps == 0
+            && let Some((epoch, _)) = batches.closed.front()
             && core.threads.is_over(*epoch)
         {
             over.extend(batches.closed.pop_front().into_iter().flat_map(|(_, batch)| batch));

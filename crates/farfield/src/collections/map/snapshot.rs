@@ -1,5 +1,6 @@
 //! Snapshots: entries in any order. Others may look at the map meanwhile; if they change how many entries it has, the snapshot fails.
 
+use super::item::Shape;
 use super::{FarMap, Item, Source};
 use crate::heap::Scope;
 use crate::snapshot::{not_restored, not_written, with_target};
@@ -38,12 +39,23 @@ where
         let expected = self.len();
         let mut map = serializer.serialize_map(usize::try_from(expected).ok())?;
         let (mut walk, mut written) = (self.walk(), 0);
-        loop {
-            // Others may remove an entry, so it takes a scope to keep it.
-            let scope = Scope::new(self.body.anchor.core());
-            let Some(entries) = walk.next(&scope).map_err(not_written)? else { break };
-            written += entries.len() as u64;
-            entries.into_iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        let core = self.body.anchor.core();
+        // Without a scope: entries may have far parts, each of which has one of its own. So others may remove an entry, but not free it.
+        let _kept = self.body.retired.keep();
+        while let Some(slots) = walk.next_slots(&Scope::new(core)).map_err(not_written)? {
+            written += slots.len() as u64;
+            for slot in slots {
+                let near = || {
+                    let scope = Scope::new(core);
+                    let at = scope.with_room(|| slot.address(&scope))?;
+                    Ok((at, scope.pin_at(at)?))
+                };
+                let (at, _pin) = near().map_err(not_written)?;
+                // SAFETY: an entry that was in the map after `_kept`, so it is not freed; it is pinned. Nobody changes it: that
+                // takes `&mut self`.
+                let (key, value) = unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
+                map.serialize_entry(key, value)?;
+            }
         }
         if written != expected {
             return Err(S::Error::custom("the map was changed while it was written"));

@@ -76,6 +76,20 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
             scope.core.prefetch(scope.record, numbers);
         }
     }
+
+    /// The entries of the next bucket that has some, which may be far themselves.
+    #[cfg(feature = "serde")]
+    pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<Slot>>, FarError> {
+        while let Some(at) = self.at {
+            self.go_ahead(scope, at);
+            self.at = scope.with_room(|| self.map.body.table.entries_at(scope, at, &mut self.slots))?;
+            self.buckets_ahead = self.buckets_ahead.saturating_sub(1);
+            if !self.slots.is_empty() {
+                return Ok(Some(core::mem::take(&mut self.slots)));
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized, S> core::fmt::Debug for Walk<'_, K, V, S> {
