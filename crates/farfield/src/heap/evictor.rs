@@ -36,6 +36,8 @@ pub(crate) enum Urgency {
     Background,
     /// It cannot go on.
     Demand,
+    /// The same, and the pool is full: what would have to be written stays.
+    Full,
 }
 
 /// How a run of the evictor ended.
@@ -90,6 +92,8 @@ struct EvictorState {
     /// The one of them that is waited for.
     waited_for: Option<WaitedFor>,
     batch: usize,
+    /// Of the present run.
+    urgency: Urgency,
 }
 
 /// Batches that are made Leaving for each that leaves, until there are enough.
@@ -117,6 +121,7 @@ impl Evictor {
             first: VecDeque::new(),
             waited_for: None,
             batch,
+            urgency: Urgency::Background,
         };
         Evictor {
             state: Mutex::new(state),
@@ -195,6 +200,7 @@ impl Evictor {
 
 impl EvictorState {
     fn run(&mut self, core: &Core, goal: u32, urgency: Urgency) -> Result<Outcome, PoolError> {
+        self.urgency = urgency;
         self.recycle(core);
         self.discard(core)?;
         let limit = core.frames.limit();
@@ -219,8 +225,8 @@ impl EvictorState {
                     continue;
                 }
                 Progress::Blocked(epoch) if self.waits_for(core, epoch, urgency) => {
-                    let is_demand = urgency == Urgency::Demand;
-                    return Ok(if is_demand { Outcome::Soon } else { Outcome::Blocked(epoch) });
+                    let is_ahead = urgency == Urgency::Background;
+                    return Ok(if is_ahead { Outcome::Blocked(epoch) } else { Outcome::Soon });
                 }
                 // More of them will follow: the hand is for real need.
                 _ if helped && room >= enough => return Ok(Outcome::Enough),
@@ -245,7 +251,7 @@ impl EvictorState {
                 }
                 Some(batch) if !core.threads.is_over(batch.last) => {
                     // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
-                    if is_full || urgency == Urgency::Demand {
+                    if is_full || urgency != Urgency::Background {
                         return Ok(Outcome::Blocked(batch.last));
                     }
                     continue;

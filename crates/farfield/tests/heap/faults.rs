@@ -204,6 +204,39 @@ fn wrong_arguments_and_absent_pools_are_errors() {
     assert!(error.to_string().contains("tcp://HOST:PORT"), "{error}");
 }
 
+/// A pool that is full takes nothing more, and everything in it can still be read, a value at a time, though all of near memory waits to
+/// be written.
+#[test]
+fn a_full_pool_can_be_read() {
+    for full in [1, 100, 250] {
+        let heap = heap(&format!("full={full}"), Duration::from_secs(5));
+        let is_full = |error| assert_eq!(error, FarError::Pool(PoolError::PoolFull { server: 0 }), "with full={full}");
+        let (mut values, error) = fill(&heap);
+        error.map_or_else(|| panic!("room for two MiB"), is_full);
+        for value in &mut values {
+            // What is near is changed, and so cannot leave.
+            value.write(|value| value[1] = 7).unwrap_or_else(is_full);
+        }
+        heap.alloc([0u64; 512]).map_or_else(|error| is_full(error.error), |_| panic!("room for one more"));
+        let mut random = Random(11);
+        for step in 0..600 {
+            let index = random.below(values.len());
+            let seen = match step % 2 {
+                0 => values[index].read(|value| (value[0], value[2])),
+                _ => farfield::task::Executor::new(&heap)
+                    .block_on(async { values[index].fetch(&heap.enter()).await.map(|value| (value[0], value[2])) }),
+            };
+            assert_eq!(seen, Ok((index as u64, index as u64)), "step {step} with full={full}");
+        }
+        println!("full={full}: {} values, {:?}", values.len(), heap.stats());
+        // Who gives up values makes room for others.
+        values.truncate(values.len() - 40);
+        heap.alloc([0u64; 512]).map(drop).unwrap_or_else(|error| panic!("no room for one more: {:?}", error.error));
+        drop(values);
+        heap.verify();
+    }
+}
+
 /// Elements of a vector that a pool loses are dropped once or counted as lost, whatever was going on.
 #[test]
 fn a_vector_whose_server_dies_keeps_its_books() {

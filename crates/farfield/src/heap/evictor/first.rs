@@ -91,7 +91,7 @@ impl EvictorState {
         };
         let waited = waited_for.since.elapsed();
         match urgency {
-            Urgency::Demand => waited < WAIT_MAX / 64,
+            Urgency::Demand | Urgency::Full => waited < WAIT_MAX / 64,
             Urgency::Background => waited < WAIT_MAX || room > waited_for.room / 2,
         }
     }

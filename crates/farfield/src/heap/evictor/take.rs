@@ -1,7 +1,7 @@
 //! What becomes of a unit that the evictor has sealed.
 
 use super::carrier::Errand;
-use super::{Core, EvictorState, Unit};
+use super::{Core, EvictorState, Unit, Urgency};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::checksum;
 use farfield_core::geometry::PAGE_BYTES;
@@ -25,6 +25,10 @@ impl EvictorState {
             core.frames.put(frame, unit.pages);
             core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
             core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
+            return Ok(());
+        }
+        if self.urgency == Urgency::Full {
+            settle(word, FrameWord::stays);
             return Ok(());
         }
         if unit.pages as usize > self.batch {
