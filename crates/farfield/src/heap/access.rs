@@ -272,7 +272,8 @@ impl Core {
         let mut goal = self.first_goal(pages);
         loop {
             self.renew(record, renewable);
-            let round = self.make_frames(pages, &mut goal, || place.before())?;
+            let before = place.before();
+            let round = self.make_frames(pages, &mut goal, before)?;
             match round {
                 Round::Got(frame) => return Ok(frame),
                 // All that could leave waits for a scope of this thread, which does not end before we return.
@@ -290,7 +291,7 @@ impl Core {
             // What has arrived can leave again.
             self.help(record, None);
             if round == Round::Busy {
-                let enough = || self.frames.room() >= goal;
+                let enough = || self.frames.room() >= goal + before;
                 patience.wait_by(|| place.sleep_unless(enough, SLEEP))?;
             } else {
                 patience.wait()?;
@@ -305,14 +306,10 @@ impl Core {
     }
 
     /// One round of a thread or task that waits for frames behind others: makes room with its own hands, if nobody else is at it.
-    pub(super) fn make_frames(
-        &self,
-        pages: u32,
-        goal: &mut u32,
-        before: impl FnOnce() -> u32,
-    ) -> Result<Round, FarError> {
-        let outcome = self.evictor.try_run(self, *goal, Urgency::Demand);
-        if let Some(frame) = self.frames.take(pages, Purse::Behind(before())) {
+    pub(super) fn make_frames(&self, pages: u32, goal: &mut u32, before: u32) -> Result<Round, FarError> {
+        // As much as it may take when something is left for those before; else it would not see what is in the way.
+        let outcome = self.evictor.try_run(self, *goal + before, Urgency::Demand);
+        if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
             return Ok(Round::Got(frame));
         }
         self.evictor.try_close(self);

@@ -224,9 +224,9 @@ impl<'a> Arrival<'a> {
     fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
         // Who came first gets room first.
-        let before = || core.throttle.waiting();
+        let before = core.throttle.waiting();
         if (self.wait.goal > 0 || !core.waiters.want_room())
-            && let Some(frame) = core.frames.take(pages, Purse::Behind(before()))
+            && let Some(frame) = core.frames.take(pages, Purse::Behind(before))
         {
             if core.frames.room() < core.reserve().low {
                 core.reclaimer.wake();
