@@ -187,7 +187,8 @@ impl Io {
 
     /// Asks for all of a flight; false if the lane, or we, cannot take it all now.
     fn ask_for(&mut self, core: &Core, number: u32) -> bool {
-        let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight that is queued") };
+        // It has failed meanwhile, and landed.
+        let Some(entry) = &mut self.entries[number as usize] else { return true };
         let pages = match &entry.flight {
             Flight::Unit { unit, .. } => unit.pages,
             Flight::Object(_) => 1,
