@@ -9,8 +9,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The object moves from page 0 in frame 1 to page 1 in frame 2.
-const PAGES: usize = 2;
+/// The object moves from page 0 in frame 1 to page 1 in frame 2; or to page 2, which only the evacuator fills.
+const PAGES: usize = 3;
 
 struct Model {
     handle: AtomicU64,
@@ -50,10 +50,10 @@ impl Model {
     fn new(first: FrameWord) -> Arc<Model> {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
-            words: [AtomicU64::new(first.0), AtomicU64::new(near(1).0)],
+            words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
             epoch: AtomicU64::new(1),
             records: [AtomicU64::new(0), AtomicU64::new(0)],
-            frames: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            frames: [0; PAGES].map(UnsafeCell::new),
             far: UnsafeCell::new(0),
         })
     }
@@ -118,6 +118,42 @@ impl Model {
         assert_eq!(self.word(0).state(), State::Far);
         write(&self.frames[1], read(&self.far));
         self.handle.store(seen.moved(1, 0).0, Ordering::Release);
+        self.retire();
+    }
+
+    /// The last object has left the Far page 0. `Core::retire_log`
+    fn retire(&self) {
+        let seen = self.word(0);
+        let (next, frame) = seen.release().unwrap();
+        assert_eq!(frame, None);
+        assert!(self.exchange(0, seen, next));
+    }
+
+    /// `Evacuator::merge`: what is left in the Far page 0 goes to page 2; true if it was there. The evictor discards, too, and uses
+    /// page 0 for another object, if nobody can remember it.
+    fn merge(&self) -> bool {
+        let mut merged = false;
+        if self.word(0).state() == State::Far {
+            let bytes = read(&self.far);
+            let here = Handle(self.handle.load(Ordering::Acquire));
+            if here.is_at(0, 0) {
+                write(&self.frames[2], bytes);
+                let moved = here.moved(2, 0);
+                merged = self.handle.compare_exchange(here.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            }
+        }
+        if merged {
+            self.retire();
+        }
+        if self.word(0).state() == State::Empty {
+            write(&self.far, u64::MAX / 2);
+            let retired = self.epoch.fetch_add(1, Ordering::AcqRel);
+            if self.is_over(retired) {
+                write(&self.frames[0], u64::MAX / 2);
+                assert!(self.exchange(0, self.word(0), near(0)));
+            }
+        }
+        merged
     }
 
     /// One scope, in which the object is incremented, if it is found; how often.
@@ -226,5 +262,23 @@ fn two_threads_bring_one_object_once() {
         one.join().unwrap();
         two.join().unwrap();
         assert_eq!(model.value(), 7);
+    });
+}
+
+/// What is left in a far page is brought together while it is missed: one of them moves it.
+#[test]
+fn an_object_of_a_far_page_is_merged_or_missed() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(|| {
+        let model = Model::new(far());
+        write(&model.far, 7);
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || other.increment(0));
+        let merged = model.merge();
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), 7 + done);
+        let there = if merged { 2 } else { 1 };
+        assert!(done == 0 || Handle(model.handle.load(Ordering::Acquire)).is_at(there, 0));
     });
 }
