@@ -61,6 +61,12 @@ pub(super) enum End {
     Back,
 }
 
+impl End {
+    fn opposite(self) -> End {
+        if self == End::Front { End::Back } else { End::Front }
+    }
+}
+
 impl<T: Send + 'static> Chain<T> {
     /// Elements in a chunk.
     pub(super) const PER_CHUNK: usize = {
@@ -103,7 +109,7 @@ impl<T: Send + 'static> Chain<T> {
 
     /// The first or the last element's place.
     pub(super) fn end(&self, end: End) -> Position {
-        self.step(NOWHERE, if end == End::Front { End::Back } else { End::Front })
+        self.step(NOWHERE, end.opposite())
     }
 
     /// The place beside this one, towards that end; behind the end is nowhere, and behind nowhere the other end.
@@ -324,7 +330,7 @@ impl<T: Send + 'static> Chain<T> {
         let removed = self.remove(scope, at)?;
         let next = self.end(end);
         if next.is_in_other_chunk(at) {
-            self.prefetch(scope, self.next_chunk(next, if end == End::Front { End::Back } else { End::Front }));
+            self.prefetch(scope, self.next_chunk(next, end.opposite()));
         }
         Ok(removed.map(|(value, _)| value))
     }

@@ -112,7 +112,7 @@ impl<T: Send + 'static> Paged<T> {
     ) -> Result<(*mut T, usize), FarError> {
         assert!(unit < self.made && most > 0);
         let (extent, within) = Self::EXTENTS.locate(unit);
-        let page = self.extents[extent] + within as u32 * Self::UNIT_PAGES;
+        let page = self.page(unit);
         let address = match scope.near_unit(page, want) {
             Some(address) => address,
             None => self.bring(scope, unit, want)?,
