@@ -258,6 +258,21 @@ fn handles_leave_half_of_the_budget_to_values() {
 }
 
 #[test]
+fn an_index_has_room_beside_handles() {
+    let heap = builder(4 * MIB).far(1 << 30).build().unwrap();
+    let map: FarMap<u64, [u64; 4]> = FarMap::new(&heap).unwrap();
+    for number in 0..118_000 {
+        map.insert(&heap.enter(), number, [number; 4]).unwrap();
+    }
+    assert!(map.index_bytes() > 2 * MIB, "{} bytes of index", map.index_bytes());
+    for number in (0..118_000).step_by(331) {
+        assert_eq!(map.get(&heap.enter(), &number).unwrap(), Some(&[number; 4]));
+    }
+    assert_in_budget(heap.stats());
+    heap.verify();
+}
+
+#[test]
 fn far_addresses_are_used_again_and_again() {
     // In all four times what fits; each round leaves a few values behind, so pages die one by one.
     let heap = builder(2 * MIB).far(256 * MIB).build().unwrap();

@@ -5,16 +5,16 @@ use crate::error::FarError;
 use crate::heap::{Core, Patience, Record};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
 
 impl Core {
-    /// Is there a handle for one more value? They take up to half of the near memory, and of what all tables may take only what
-    /// others have left; values beyond that come by pages.
+    /// Is there a handle for one more value? They take up to half of the near memory, and none once all tables together have five
+    /// eighths: values beyond that come by pages, but a collection whose index cannot grow is of no use.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
         let most = || {
-            let is_full = self.table_bytes() + PAGE_BYTES as u64 > self.most_table_bytes();
-            if is_full { 0 } else { self.near.load(Ordering::Relaxed) / 2 / size_of::<Handle>() as u64 }
+            let near = self.near.load(Ordering::Relaxed);
+            let is_full = self.table_bytes() > near / 8 * 5;
+            if is_full { 0 } else { near / 2 / size_of::<Handle>() as u64 }
         };
         objects.handles.has_room(&record.objects.handles, most)
     }
