@@ -29,7 +29,8 @@ fn check(workload: &str, phase: &str, near_mib: u64, more: &[&str]) {
 
 #[test]
 fn pointers() {
-    check("deref", "access", 3, &["--data-mib", "6", "--ops", "20000", "--write-percent", "50"]);
+    // A scope of 64 pages is to be far below what may be near, whatever else the machine does.
+    check("deref", "access", 16, &["--data-mib", "32", "--ops", "20000", "--write-percent", "50"]);
     check("tasks", "read", 3, &["--data-mib", "6", "--ops", "20000", "--threads", "2", "--in-flight", "8"]);
     let large = ["--data-mib", "6", "--ops", "3000", "--in-flight", "16", "--object-bytes", "4096"];
     check("tasks", "read", 3, &large);
@@ -47,7 +48,7 @@ fn walks() {
 
 #[test]
 fn maps() {
-    check("hash", "get", 3, &["--data-mib", "6", "--ops", "10000", "--object-bytes", "512", "--zipf-percent", "80"]);
+    check("hash", "get", 16, &["--data-mib", "32", "--ops", "10000", "--object-bytes", "512", "--zipf-percent", "80"]);
     check("web", "request", 4, &["--data-mib", "8", "--ops", "300", "--zipf-percent", "85", "--once", "1"]);
 }
 
