@@ -49,7 +49,7 @@ impl Heap {
         look_up: impl Fn(&K) -> Result<R, FarError>,
     ) -> Result<Vec<R>, FarError> {
         // What is found for one key stays near until there is something for each.
-        let _held = scope.hold();
+        let held = scope.hold();
         let keys: Vec<K> = keys.into_iter().collect();
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
         let mut waiting = Vec::new();
@@ -69,7 +69,27 @@ impl Heap {
         for (index, value) in try_join_all(waiting).await? {
             found[index] = Some(value);
         }
+        drop(held);
         scope.mark_used();
         Ok(found.into_iter().flatten().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against scopes that begin anew while references are out.
+    use super::*;
+    use crate::FarMap;
+
+    #[test]
+    fn the_scope_of_what_was_found_is_used() {
+        let heap = Heap::builder().near(4 << 20).build().unwrap();
+        let map = FarMap::<u64, u64>::new(&heap).unwrap();
+        map.insert(&heap.enter(), 7, 42).unwrap();
+        let scope = heap.enter();
+        assert!(scope.is_renewable());
+        let found = heap.get_many_with(&scope, [7, 8], |key| map.get(&scope, key)).unwrap();
+        assert_eq!(found, [Some(&42), None]);
+        assert!(!scope.is_renewable());
     }
 }
