@@ -34,20 +34,36 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         'map: 'a,
     {
         self.map.body.anchor.check(scope)?;
+        let addresses = self.step(scope, |slots| slots.iter().map(|slot| slot.address(scope)).collect())?;
+        let Some(addresses) = addresses else { return Ok(None) };
+        scope.mark_used();
+        // SAFETY: as in `FarMap::get_key_value`.
+        let view = |at: *mut u8| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
+        Ok(Some(addresses.into_iter().map(view).collect()))
+    }
+
+    /// The entries of the next bucket that has some, which may be far themselves.
+    #[cfg(feature = "serde")]
+    pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<Slot>>, FarError> {
+        self.step(scope, |slots| Ok(slots.to_vec()))
+    }
+
+    /// What `find` makes of the entries of the next bucket that has some; `None` at the end.
+    fn step<R>(
+        &mut self,
+        scope: &Scope<'_>,
+        mut find: impl FnMut(&[Slot]) -> Result<Vec<R>, FarError>,
+    ) -> Result<Option<Vec<R>>, FarError> {
         while let Some(at) = self.at {
             self.go_ahead(scope, at);
-            let (next, addresses) = scope.with_room(|| {
+            let (next, found) = scope.with_room(|| {
                 let next = self.map.body.table.entries_at(scope, at, &mut self.slots)?;
-                let addresses = self.slots.iter().map(|slot| slot.address(scope)).collect::<Result<Vec<_>, _>>()?;
-                Ok((next, addresses))
+                Ok((next, find(&self.slots)?))
             })?;
             self.at = next;
             self.buckets_ahead = self.buckets_ahead.saturating_sub(1);
-            if !addresses.is_empty() {
-                scope.mark_used();
-                // SAFETY: as in `FarMap::get_key_value`.
-                let view = |at: *mut u8| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
-                return Ok(Some(addresses.into_iter().map(view).collect()));
+            if !found.is_empty() {
+                return Ok(Some(found));
             }
         }
         Ok(None)
@@ -75,20 +91,6 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
             // What the index names now lives as long as the scope.
             scope.core.prefetch(scope.record, numbers);
         }
-    }
-
-    /// The entries of the next bucket that has some, which may be far themselves.
-    #[cfg(feature = "serde")]
-    pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<Slot>>, FarError> {
-        while let Some(at) = self.at {
-            self.go_ahead(scope, at);
-            self.at = scope.with_room(|| self.map.body.table.entries_at(scope, at, &mut self.slots))?;
-            self.buckets_ahead = self.buckets_ahead.saturating_sub(1);
-            if !self.slots.is_empty() {
-                return Ok(Some(core::mem::take(&mut self.slots)));
-            }
-        }
-        Ok(None)
     }
 }
 
