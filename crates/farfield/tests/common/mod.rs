@@ -1,6 +1,7 @@
 //! What tests of the heap share.
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test file uses a part")]
 
+pub(crate) mod task;
 pub(crate) mod twin;
 
 use farfield::{Builder, Heap, Plane, Stats};

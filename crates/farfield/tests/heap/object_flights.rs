@@ -2,17 +2,18 @@
 //! other after all, or twice; a flight that writes where others live by then; a page that leaves while values are on their way to it; a task
 //! that nobody tells; near memory that is never given back.
 
+use crate::common::task::{fetch_until_there, look, yield_now};
 use crate::common::twin::steps;
 use crate::common::{MIB, Random, assert_in_budget, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(10);
@@ -32,31 +33,8 @@ fn far_values(heap: &Heap, count: usize) -> Vec<FarBox<Value>> {
     values
 }
 
-fn is_trouble(error: FarError) -> bool {
-    matches!(error, FarError::Pool(PoolError::TimedOut { .. } | PoolError::Corrupt { .. }) | FarError::Stalled { .. })
-}
-
 fn is_gone(error: FarError) -> bool {
     matches!(error, FarError::Pool(PoolError::ServerGone { .. }))
-}
-
-/// The first look of a future at what it waits for.
-async fn look<F: Future>(future: F) -> bool {
-    let mut future = pin!(future);
-    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await
-}
-
-/// Lets other tasks run.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 #[test]
@@ -336,15 +314,8 @@ fn lost_and_corrupt_answers_reach_those_who_wait() {
             let (failed, heap, values) = (&failed, &heap, &values);
             executor.spawn(async move {
                 for index in (task..values.len()).step_by(400) {
-                    loop {
-                        let scope = heap.enter();
-                        match values[index].fetch(&scope).await {
-                            Ok(value) => break assert_eq!(*value, [index as u64; 8]),
-                            Err(error) => assert!(is_trouble(error), "{error:?}"),
-                        }
-                        failed.set(failed.get() + 1);
-                        assert!(failed.get() < 10_000);
-                    }
+                    let there = fetch_until_there(heap, &values[index], failed).await;
+                    assert_eq!(there, [index as u64; 8]);
                 }
             })
         })

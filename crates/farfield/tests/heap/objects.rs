@@ -152,14 +152,7 @@ fn shrink(heap: &Heap) {
 /// miss for each.
 #[test]
 fn what_is_left_in_sparse_pages_is_moved_together() {
-    let heap = Heap::builder()
-        .near(6 * MIB)
-        .near_max(6 * MIB)
-        .far(1 << 30)
-        .paranoid(true)
-        .plane(Plane::Object)
-        .build()
-        .unwrap();
+    let heap = builder(6 * MIB).build().unwrap();
     let mut values: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
     let mut index = 0;
@@ -188,14 +181,7 @@ fn what_is_left_in_sparse_pages_is_moved_together() {
 /// Hot values among cold ones in the same pages: the cold ones leave.
 #[test]
 fn hot_values_stay_when_their_page_leaves() {
-    let heap = Heap::builder()
-        .near(6 * MIB)
-        .near_max(6 * MIB)
-        .far(1 << 30)
-        .paranoid(true)
-        .plane(Plane::Object)
-        .build()
-        .unwrap();
+    let heap = builder(6 * MIB).build().unwrap();
     let values: Vec<_> = (0..50_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     for value in values.iter().step_by(10) {
         value.get(&heap.enter()).unwrap();

@@ -1,11 +1,12 @@
 //! Tasks that wait for far values. Dangers: a task that nobody wakes, a page that leaves under a reference that a task holds while
 //! it waits, scopes of tasks that together never end, an error or a panic that hits the wrong one.
 
+use crate::common::task::{fetch_until_there, look, yield_now};
 use crate::common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::task::{Executor, spawn};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -30,20 +31,6 @@ fn filled(heap: &Heap, count: u64) -> Vec<FarBox<[u64; 512]>> {
         }
     }
     values
-}
-
-/// Lets other tasks run.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if yielded {
-            return Poll::Ready(());
-        }
-        yielded = true;
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 #[test]
@@ -349,17 +336,8 @@ fn lost_and_corrupt_answers_reach_those_who_wait() {
         .map(|task| {
             executor.spawn(async move {
                 for index in (task..values.len()).step_by(20) {
-                    loop {
-                        let scope = heap.enter();
-                        match values[index].fetch(&scope).await {
-                            Ok(value) => break assert_eq!(*value, [index as u64; 512]),
-                            Err(FarError::Pool(PoolError::TimedOut { .. } | PoolError::Corrupt { .. })) => {}
-                            Err(FarError::Stalled { .. }) => {}
-                            Err(other) => panic!("{other:?}"),
-                        }
-                        failed.set(failed.get() + 1);
-                        assert!(failed.get() < 10_000);
-                    }
+                    let there = fetch_until_there(heap, &values[index], failed).await;
+                    assert_eq!(there, [index as u64; 512]);
                 }
             })
         })
@@ -409,10 +387,9 @@ fn random_tasks(near_percent: u64, tasks: usize) {
                         4 => {
                             heap.prefetch(&far[index..(index + 3).min(count)]);
                         }
-                        // Given up at once, or held over the next one.
+                        // Given up at once.
                         5 => {
-                            let mut early = pin!(far[index].fetch(&scope));
-                            poll_fn(|context| Poll::Ready(early.as_mut().poll(context).is_ready())).await;
+                            look(far[index].fetch(&scope)).await;
                         }
                         _ => {
                             let seen = far[index].fetch(&scope).await.unwrap();
