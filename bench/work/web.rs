@@ -14,6 +14,7 @@ use anyhow::{Result, ensure};
 use farfield::collections::FarVec;
 use farfield::{FarError, FarMap, Heap};
 use std::collections::HashMap;
+use std::ops::Range;
 
 const LOOKUPS: u64 = 32;
 const ELEMENT_BYTES: usize = 8192;
@@ -95,9 +96,9 @@ fn requests(
     Ok(sum)
 }
 
-/// The keys of a request.
-fn keys(request: u64, seed: u64) -> impl Iterator<Item = (u64, Key)> {
-    (0..LOOKUPS).map(move |index| (request * LOOKUPS + index, key(request * LOOKUPS + index, seed)))
+/// The entries that a request looks up, by number.
+fn numbers(request: u64) -> Range<u64> {
+    request * LOOKUPS..(request + 1) * LOOKUPS
 }
 
 fn near(options: &Options, sizes: Sizes) -> Result<Outcome> {
@@ -111,8 +112,8 @@ fn near(options: &Options, sizes: Sizes) -> Result<Outcome> {
     let mut errors = 0;
     let mut serve = |press: &mut Press, request| {
         let mut at = 0u64;
-        for (number, key) in keys(request, options.seed) {
-            let found = map.get(&key);
+        for number in numbers(request) {
+            let found = map.get(&key(number, options.seed));
             errors += u64::from(found != Some(&value(number)));
             at = at.wrapping_add(found.map_or(0, word));
         }
@@ -143,8 +144,9 @@ fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
     let mut serve = |press: &mut Press, request| {
         let scope = heap.enter();
         let mut at = 0u64;
-        let found = heap.get_many_with(&scope, keys(request, options.seed), |(_, key)| map.get(&scope, key))?;
-        for ((number, _), found) in keys(request, options.seed).zip(found) {
+        let keys = numbers(request).map(|number| key(number, options.seed));
+        let found = heap.get_many_with(&scope, keys, |key| map.get(&scope, key))?;
+        for (number, found) in numbers(request).zip(found) {
             errors += u64::from(found != Some(&value(number)));
             at = at.wrapping_add(found.map_or(0, word));
         }
