@@ -338,16 +338,12 @@ impl Core {
         tables + objects + self.threads.table_bytes() + self.evictor.near_bytes() + charged
     }
 
-    /// Bytes that tables may take which can be refused. An eighth of the budget stays for pages, and a little for the tables of
-    /// pages, which cannot.
-    pub(crate) fn most_table_bytes(&self) -> u64 {
-        self.near.load(Ordering::Relaxed) / 64 * 55
-    }
-
     /// A collection is about to use so much near memory for its tables.
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), FarError> {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
-        if self.table_bytes() > self.most_table_bytes() {
+        // An eighth of the budget stays for pages, and a little for the tables of pages, which cannot be refused.
+        let most = self.near.load(Ordering::Relaxed) / 64 * 55;
+        if self.table_bytes() > most {
             self.charged.fetch_sub(bytes, Ordering::Relaxed);
             return Err(FarError::TablesFull { bytes });
         }
