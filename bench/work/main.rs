@@ -107,6 +107,7 @@ enum Workload {
 enum PlaneName {
     Page,
     Object,
+    Hybrid,
 }
 
 impl Options {
@@ -118,6 +119,7 @@ impl Options {
         let plane = match self.plane {
             PlaneName::Page => Plane::Page,
             PlaneName::Object => Plane::Object,
+            PlaneName::Hybrid => Plane::Hybrid,
         };
         Ok(Some(Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool).build()?))
     }

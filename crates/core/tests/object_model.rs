@@ -1,13 +1,14 @@
 //! The object plane's protocol in all interleavings, with loom: an object that is moved while it is used.
 //!
 //! Danger: a reader has a reference into a place that the object has left, two threads bring one object, or a log page's number is
-//! used again while somebody still believes an old handle. The bytes of both places are cells that loom watches. The steps are
+//! used again while somebody still believes an old handle; on the hybrid plane, an object is taken out of a page that comes near whole, or is
+//! changed there meanwhile. The bytes of both places are cells that loom watches. The steps are
 //! those of `crates/farfield/src/plane/object/ingress.rs`, and of the evacuator.
 
-use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, State, Whereabouts};
+use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, Path, State, Whereabouts};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// The object moves from page 0 in frame 1 to page 1 in frame 2; or to page 2, which only the evacuator fills.
 const PAGES: usize = 3;
@@ -15,6 +16,8 @@ const PAGES: usize = 3;
 struct Model {
     handle: AtomicU64,
     words: [AtomicU64; PAGES],
+    /// Of page 0, in which the object is alone.
+    log: AtomicU32,
     epoch: AtomicU64,
     /// One per mutator.
     records: [AtomicU64; 2],
@@ -51,6 +54,7 @@ impl Model {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
             words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
+            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.with_path(Path::Page).0),
             epoch: AtomicU64::new(1),
             records: [AtomicU64::new(0), AtomicU64::new(0)],
             frames: [0; PAGES].map(UnsafeCell::new),
@@ -83,8 +87,26 @@ impl Model {
         })
     }
 
-    /// `Core::seek`, with a few looks: the page in whose frame the object is.
-    fn seek(&self) -> Option<usize> {
+    /// `LogPages::update`.
+    fn update<R>(&self, transition: impl Fn(LogWord) -> Option<(LogWord, R)>) -> Option<R> {
+        loop {
+            let seen = LogWord(self.log.load(Ordering::Relaxed));
+            let (next, result) = transition(seen)?;
+            if self.log.compare_exchange(seen.0, next.0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                return Some(result);
+            }
+        }
+    }
+
+    /// A transition that may be the end of page 0.
+    fn end(&self, transition: impl Fn(LogWord) -> (LogWord, bool)) {
+        if self.update(|word| Some(transition(word))) == Some(true) {
+            self.retire();
+        }
+    }
+
+    /// `Core::seek`, with a few looks: the page in whose frame the object is. On this path, if it is far.
+    fn seek(&self, path: Path) -> Option<usize> {
         for _ in 0..3 {
             let seen = Handle(self.handle.load(Ordering::Acquire));
             let Whereabouts::At { page, .. } = seen.whereabouts() else {
@@ -102,6 +124,7 @@ impl Model {
                         return Some(page);
                     }
                 }
+                (_, Deref::Fetch) if path == Path::Page => self.bring_page(),
                 (_, Deref::Fetch) => self.bring(seen),
                 _ => loom::thread::yield_now(),
             }
@@ -111,14 +134,52 @@ impl Model {
 
     /// `Core::bring_object`; the other place is kept for whoever is first.
     fn bring(&self, seen: Handle) {
-        let locked = seen.lock().unwrap();
-        if self.handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if self.update(|word| Some((word.go()?, ()))).is_none() {
             return;
         }
-        assert_eq!(self.word(0).state(), State::Far);
-        write(&self.frames[1], read(&self.far));
-        self.handle.store(seen.moved(1, 0).0, Ordering::Release);
-        self.retire();
+        let locked = seen.lock().unwrap();
+        let lock = || self.handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
+        if self.word(0).state() == State::Far && lock().is_ok() {
+            write(&self.frames[1], read(&self.far));
+            self.handle.store(seen.moved(1, 0).0, Ordering::Release);
+            self.end(LogWord::remove);
+        }
+        self.end(LogWord::gone);
+    }
+
+    /// `Core::depart_page`, and its landing.
+    fn bring_page(&self) {
+        if self.update(|word| Some((word.fetch()?, ()))).is_none() {
+            return;
+        }
+        let seen = self.word(0);
+        let fetching = seen.deref(false).0;
+        if seen.state() == State::Far && self.exchange(0, seen, fetching) {
+            write(&self.frames[0], read(&self.far));
+            self.words[0].store(fetching.arrived(FrameId(1), false).0, Ordering::Release);
+        }
+        self.end(LogWord::fetched);
+    }
+
+    /// The evictor writes page 0, which is near.
+    fn evict(&self) {
+        let seen = self.word(0);
+        let Some(next) = seen.cool() else { return };
+        if !self.exchange(0, seen, next) || next.state() != State::Leaving {
+            return;
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        let seen = self.word(0);
+        let Some(sealed) = seen.seal().filter(|_| self.is_over(epoch)) else { return };
+        if self.exchange(0, seen, sealed) {
+            write(&self.far, read(&self.frames[0]));
+            let mut seen = self.word(0);
+            while !self.exchange(0, seen, seen.copied().left().unwrap()) {
+                seen = self.word(0);
+            }
+            // The frame holds something else now.
+            write(&self.frames[0], u64::MAX / 2);
+        }
     }
 
     /// The last object has left the Far page 0. `Core::retire_log`
@@ -133,7 +194,8 @@ impl Model {
     /// page 0 for another object, if nobody can remember it.
     fn merge(&self) -> bool {
         let mut merged = false;
-        if self.word(0).state() == State::Far {
+        let goes = self.update(|word| Some((word.go()?, ()))).is_some();
+        if goes && self.word(0).state() == State::Far {
             let bytes = read(&self.far);
             let here = Handle(self.handle.load(Ordering::Acquire));
             if here.is_at(0, 0) {
@@ -143,7 +205,10 @@ impl Model {
             }
         }
         if merged {
-            self.retire();
+            self.end(LogWord::remove);
+        }
+        if goes {
+            self.end(LogWord::gone);
         }
         if self.word(0).state() == State::Empty {
             write(&self.far, u64::MAX / 2);
@@ -158,8 +223,12 @@ impl Model {
 
     /// One scope, in which the object is incremented, if it is found; how often.
     fn increment(&self, record: usize) -> u64 {
+        self.increment_by(record, Path::Object)
+    }
+
+    fn increment_by(&self, record: usize, path: Path) -> u64 {
         self.enter(record);
-        let found = self.seek();
+        let found = self.seek(path);
         if let Some(page) = found {
             // A reference: it is used, and used again later in the scope.
             write(&self.frames[page], read(&self.frames[page]) + 1);
@@ -251,7 +320,7 @@ fn two_threads_bring_one_object_once() {
         let look = |record: usize, model: Arc<Model>| {
             move || {
                 model.enter(record);
-                if let Some(page) = model.seek() {
+                if let Some(page) = model.seek(Path::Object) {
                     assert_eq!((page, read(&model.frames[page])), (1, 7));
                 }
                 model.leave(record);
@@ -280,5 +349,63 @@ fn an_object_of_a_far_page_is_merged_or_missed() {
         assert_eq!(model.value(), 7 + done);
         let there = if merged { 2 } else { 1 };
         assert!(done == 0 || Handle(model.handle.load(Ordering::Acquire)).is_at(there, 0));
+    });
+}
+
+/// One thread wants the object alone, and another one its page; each only looks, as above.
+#[test]
+fn a_page_comes_whole_or_an_object_out_of_it() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(far());
+        write(&model.far, 7);
+        let look = |record: usize, path: Path, model: Arc<Model>| {
+            move || {
+                model.enter(record);
+                if let Some(page) = model.seek(path) {
+                    assert_eq!(read(&model.frames[page]), 7);
+                }
+                model.leave(record);
+            }
+        };
+        let one = loom::thread::spawn(look(0, Path::Object, model.clone()));
+        let two = loom::thread::spawn(look(1, Path::Page, model.clone()));
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(model.value(), 7);
+    });
+}
+
+/// A page that came whole and was changed leaves, while somebody wants the object alone.
+#[test]
+fn a_page_that_came_whole_leaves_changed() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let model = Model::new(far());
+        write(&model.far, 7);
+        let other = model.clone();
+        let mutator =
+            loom::thread::spawn(move || other.increment_by(0, Path::Page) + other.increment_by(0, Path::Object));
+        model.evict();
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), 7 + done);
+    });
+}
+
+/// What is left in a far page is brought together while it comes near whole.
+#[test]
+fn a_page_comes_whole_or_is_merged() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(|| {
+        let model = Model::new(far());
+        write(&model.far, 7);
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || other.increment_by(0, Path::Page));
+        model.merge();
+        let done = mutator.join().unwrap();
+        assert_eq!(model.value(), 7 + done);
     });
 }

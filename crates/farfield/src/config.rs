@@ -15,6 +15,7 @@ pub struct Builder {
     near_max: Option<u64>,
     far: Option<u64>,
     plane: Plane,
+    car_threshold: f64,
     opener: Opener,
     has_pool: bool,
     patience: Duration,
@@ -29,6 +30,7 @@ pub(crate) struct Config {
     /// A multiple of [`Config::FAR_STEP_PAGES`].
     pub(crate) far_pages: u64,
     pub(crate) plane: Plane,
+    pub(crate) car_threshold: f64,
     /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
     pub(crate) handles: u32,
     pub(crate) opener: Opener,
@@ -45,6 +47,7 @@ impl Config {
 pub(crate) const NEAR_MIN: u64 = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
 const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
+const CAR_THRESHOLD: f64 = 0.8;
 const HANDLES_PER_PAGE: u64 = 64;
 const HANDLES_MAX: u64 = 1 << 30;
 
@@ -55,6 +58,7 @@ impl Builder {
             near_max: None,
             far: None,
             plane: Plane::Page,
+            car_threshold: CAR_THRESHOLD,
             opener: Opener::new().client_name("farfield heap"),
             has_pool: false,
             patience: Duration::from_secs(10),
@@ -83,6 +87,13 @@ impl Builder {
     /// How misses of small values are served. Default: by pages.
     pub fn plane(mut self, plane: Plane) -> Builder {
         self.plane = plane;
+        self
+    }
+
+    /// Hybrid plane: a page whose small values were used to at least this share while it was near comes whole next time (*card access rate*,
+    /// Atlas 5.4); between 0 and 1. Default: 0.8.
+    pub fn car_threshold(mut self, share: f64) -> Builder {
+        self.car_threshold = share;
         self
     }
 
@@ -129,11 +140,14 @@ impl Builder {
         if far == 0 || far > FAR_MAX {
             return Err(BuildError::Argument("far must be between one byte and 8 TiB"));
         }
+        if !(0.0..=1.0).contains(&self.car_threshold) {
+            return Err(BuildError::Argument("car_threshold must be between 0 and 1"));
+        }
         let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);
         let handles = match self.plane {
             Plane::Page => 0,
             // As many as values of 64 bytes fit.
-            Plane::Object => (far_pages * HANDLES_PER_PAGE).min(HANDLES_MAX) as u32,
+            Plane::Object | Plane::Hybrid => (far_pages * HANDLES_PER_PAGE).min(HANDLES_MAX) as u32,
         };
         let opener = if self.has_pool { self.opener } else { self.opener.url("ram:") };
         Heap::from_config(Config {
@@ -141,6 +155,7 @@ impl Builder {
             frames: (near_max / PAGE_BYTES as u64) as u32,
             far_pages,
             plane: self.plane,
+            car_threshold: self.car_threshold,
             handles,
             opener: opener.pages(far_pages).deadline(self.patience),
             patience: self.patience,

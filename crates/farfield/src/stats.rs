@@ -17,6 +17,8 @@ pub struct Stats {
     pub pages: u64,
     /// Times that a value was not near and was brought.
     pub misses: u64,
+    /// Pages of small values that came whole, because most of what was in them had been used when they left. On the hybrid plane only.
+    pub whole_pages: u64,
     /// Bytes that were read from the pool for them.
     pub fetched_bytes: u64,
     /// Pages that left and had to be written.

@@ -46,6 +46,7 @@ const MOVING: u64 = 1 << 1;
 const HOT: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
 const AHEAD: u64 = 1 << 4;
+const USED: u64 = 1 << 5;
 
 impl Handle {
     /// In fresh memory: free, and the last in its list.
@@ -53,6 +54,10 @@ impl Handle {
 
     /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away.
     pub const HOT: u64 = HOT;
+
+    /// The mark of an object that was used in the page where it is, since that came near; set together with the other marks, and taken away
+    /// when the page leaves.
+    pub const USED: u64 = USED;
 
     /// The mark of an object that came before anybody needed it; whoever uses it first takes it away with one `fetch_and`.
     pub const AHEAD: u64 = AHEAD;
@@ -68,9 +73,9 @@ impl Handle {
         ((self.0 >> 32) as u32).checked_sub(1)
     }
 
-    /// The object is there.
+    /// The object is there, new or because somebody needs it.
     pub fn settle(page: u32, card: u8) -> Handle {
-        Handle(u64::from(page) << 32 | u64::from(card) << 8 | LIVE)
+        Handle(u64::from(page) << 32 | u64::from(card) << 8 | LIVE | USED)
     }
 
     /// Where the object is.
@@ -83,6 +88,11 @@ impl Handle {
         }
     }
 
+    /// The object is in this page, and nobody moves it.
+    pub fn is_in(self, page: u32) -> bool {
+        matches!(self.whereabouts(), Whereabouts::At { page: there, .. } if there == page)
+    }
+
     /// The object is in this page, from this card on, and nobody moves it.
     pub fn is_at(self, page: u32, card: u8) -> bool {
         self.whereabouts() == Whereabouts::At { page, card }
@@ -92,6 +102,11 @@ impl Handle {
     #[inline]
     pub fn is_hot(self) -> bool {
         self.0 & HOT != 0
+    }
+
+    /// Was used in the page where it is, since that came near.
+    pub fn is_used(self) -> bool {
+        self.0 & USED != 0
     }
 
     /// Came before anybody needed it, and has not been used since.
@@ -121,7 +136,7 @@ impl Handle {
         Handle(self.0 & !(MOVING | WANTED))
     }
 
-    /// The object is elsewhere now, and not hot before it is used there.
+    /// The object is elsewhere now, for somebody who needs it, and not hot before it is used again.
     pub fn moved(self, page: u32, card: u8) -> Handle {
         assert!(self.whereabouts() != Whereabouts::Nowhere);
         Handle::settle(page, card)
@@ -129,7 +144,12 @@ impl Handle {
 
     /// [`Handle::moved`], before anybody needs the object.
     pub fn moved_ahead(self, page: u32, card: u8) -> Handle {
-        Handle(self.moved(page, card).0 | AHEAD)
+        Handle(self.moved(page, card).0 & !USED | AHEAD)
+    }
+
+    /// [`Handle::moved`] by the evacuator, who carries along whether it was used.
+    pub fn evacuated(self, page: u32, card: u8) -> Handle {
+        Handle(self.moved(page, card).0 & !USED | self.0 & USED)
     }
 }
 
@@ -143,14 +163,19 @@ mod tests {
     const PLACES: [(u32, u8); 4] = [(0, 0), (1, 255), (u32::MAX, 0), (77, 3)];
 
     fn next(handle: Handle) -> Vec<Handle> {
-        let mut next = vec![Handle(handle.0 & !Handle::HOT), Handle(handle.0 & !Handle::AHEAD)];
+        let mut next = vec![
+            Handle(handle.0 & !(Handle::HOT | Handle::USED)),
+            Handle(handle.0 & !Handle::HOT),
+            Handle(handle.0 & !Handle::AHEAD),
+        ];
         next.extend(handle.lock());
         next.extend(handle.want());
         match handle.whereabouts() {
             Whereabouts::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
             Whereabouts::At { .. } => {
-                next.extend([Handle(handle.0 | Handle::HOT), Handle::free(None), Handle::free(Some(u32::MAX - 1))]);
-                next.extend(PLACES.map(|(page, card)| handle.moved(page, card)));
+                next.extend([Handle(handle.0 | Handle::HOT | Handle::USED), Handle(handle.0 | Handle::USED)]);
+                next.extend([Handle::free(None), Handle::free(Some(u32::MAX - 1))]);
+                next.extend(PLACES.map(|(page, card)| handle.evacuated(page, card)));
             }
             Whereabouts::Moving => {
                 next.push(handle.unlock());
@@ -178,8 +203,8 @@ mod tests {
     #[test]
     fn every_reachable_handle_says_one_thing() {
         let handles = reachable();
-        // Two free ones; each place hot or not, there, there ahead of need, locked, or locked and wanted.
-        assert_eq!(handles.len(), 2 + PLACES.len() * 2 * 4, "{handles:?}");
+        // Two free ones; each place not used, used, or hot, too; there, there ahead of need, locked, or locked and wanted.
+        assert_eq!(handles.len(), 2 + PLACES.len() * 3 * 4, "{handles:?}");
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();
             assert_eq!(there, usize::from(matches!(handle.whereabouts(), Whereabouts::At { .. })), "{handle:?}");
@@ -213,7 +238,11 @@ mod tests {
                 let moved = handle.moved(page, card);
                 assert!(moved.is_at(page, card) && !moved.is_hot() && !moved.is_ahead() && !moved.is_wanted());
                 let ahead = handle.moved_ahead(page, card);
-                assert!(ahead.is_ahead() && Handle(ahead.0 & !Handle::AHEAD) == moved);
+                assert!(
+                    ahead.is_ahead() && Handle(ahead.0 & !Handle::AHEAD | Handle::USED) == moved && !ahead.is_used()
+                );
+                let evacuated = handle.evacuated(page, card);
+                assert!(evacuated.is_at(page, card) && !evacuated.is_hot() && evacuated.is_used() == handle.is_used());
             }
         }
     }

@@ -5,6 +5,10 @@
 //! so that whoever has the page finds the slots of what is in it. A tag is good if the handle points back.
 //! An object that is still on its way has its place already, and counts as *coming*: as long as one is, the page stays near.
 //!
+//! A far page may come *whole*, or objects may be *going* out of it to others; not both at a time (Atlas 4.2, "object-in vs. page-in"):
+//! a page that somebody takes objects out of stays Far until he has them, so that nobody changes or moves them meanwhile.
+//! By which *path* its objects come is decided when it leaves.
+//!
 //! ```text
 //! 0                                            4096
 //! +--------+--------+--------+----+---+---+---+
@@ -81,17 +85,37 @@ impl LogClass {
     }
 }
 
-/// What is in a log page: class, whether it is open, objects that live, and those of them that are coming. One atomic word per page.
+/// How objects of a far log page come near.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    /// One by one, to another page.
+    Object,
+    /// All together, with their page.
+    Page,
+}
+
+/// What is in a log page: class, whether it is open, objects that live, those of them that are coming, and how many are going; and how
+/// they come near. One atomic word per page.
+///
+/// ```text
+///  31   27   26     25     24   23    16 15     8 7     0
+/// +-------+------+-------+------+--------+--------+------+
+/// | class | path | whole | open | going  | coming | live |
+/// +-------+------+-------+------+--------+--------+------+
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogWord(pub u32);
 
-const LIVE_MASK: u32 = COMING - 1;
+const COUNT_MASK: u32 = 0xFF;
 const COMING: u32 = 1 << 8;
-const COMING_MASK: u32 = OPEN - COMING;
-const OPEN: u32 = 1 << 16;
-const CLASS_SHIFT: u32 = 24;
+const GOING: u32 = 1 << 16;
+const OPEN: u32 = 1 << 24;
+const WHOLE: u32 = 1 << 25;
+const BY_PAGE: u32 = 1 << 26;
+const CLASS_SHIFT: u32 = 27;
 
-const _: () = assert!(LogClass(0).capacity() < COMING, "each count fits in eight bits");
+const _: () = assert!(LogClass(0).capacity() < COUNT_MASK, "each count fits in eight bits, with one who merges");
+const _: () = assert!(LogClass::COUNT < 1 << (u32::BITS - CLASS_SHIFT));
 
 impl LogWord {
     /// Not in use. The same as fresh memory.
@@ -114,12 +138,35 @@ impl LogWord {
 
     /// Objects that live in it, those that are coming included.
     pub fn live(self) -> u32 {
-        self.0 & LIVE_MASK
+        self.0 & COUNT_MASK
     }
 
     /// Objects that are on their way to it. While there is one, it must not leave.
     pub fn coming(self) -> u32 {
-        (self.0 & COMING_MASK) / COMING
+        (self.0 / COMING) & COUNT_MASK
+    }
+
+    /// Those who take objects out of the page while it is Far. While there is one, it stays Far.
+    pub fn going(self) -> u32 {
+        (self.0 / GOING) & COUNT_MASK
+    }
+
+    /// It comes near as a whole, at this moment.
+    pub fn is_whole(self) -> bool {
+        self.0 & WHOLE != 0
+    }
+
+    /// How its objects come near when it is Far.
+    pub fn path(self) -> Path {
+        if self.0 & BY_PAGE != 0 { Path::Page } else { Path::Object }
+    }
+
+    /// The same, otherwise.
+    pub fn with_path(self, path: Path) -> LogWord {
+        match path {
+            Path::Object => LogWord(self.0 & !BY_PAGE),
+            Path::Page => LogWord(self.0 | BY_PAGE),
+        }
     }
 
     /// Do objects live in at most so many quarters of it? Not of open pages, and of dead ones there is nothing to say.
@@ -161,8 +208,35 @@ impl LogWord {
         (after, after.is_dead())
     }
 
+    /// Somebody takes objects out of the page, which stays Far if it is; `None` if it comes near at this moment, or is dead.
+    pub fn go(self) -> Option<LogWord> {
+        (self.live() > 0 && !self.is_whole()).then_some(LogWord(self.0 + GOING))
+    }
+
+    /// He is done; true if the page is dead by that, and the caller's to retire. Objects that he has taken are to be
+    /// [removed](LogWord::remove).
+    pub fn gone(self) -> (LogWord, bool) {
+        assert!(self.going() > 0);
+        let after = LogWord(self.0 - GOING);
+        (after, after.is_dead())
+    }
+
+    /// The page, if it is Far, will be brought near as a whole; `None` if that is not its path, or must not be now.
+    pub fn fetch(self) -> Option<LogWord> {
+        let may =
+            self.path() == Path::Page && self.live() > 0 && self.going() == 0 && !self.is_open() && !self.is_whole();
+        may.then_some(LogWord(self.0 | WHOLE))
+    }
+
+    /// It has come near, or not; true if it is dead by that, and the caller's to retire.
+    pub fn fetched(self) -> (LogWord, bool) {
+        assert!(self.is_whole());
+        let after = LogWord(self.0 & !WHOLE);
+        (after, after.is_dead())
+    }
+
     fn is_dead(self) -> bool {
-        !self.is_open() && self.live() == 0 && self.coming() == 0
+        !self.is_open() && !self.is_whole() && self.live() == 0 && self.coming() == 0 && self.going() == 0
     }
 }
 
@@ -199,6 +273,7 @@ impl Verdict {
 mod tests {
     //! Guards against objects that overlap each other or the tags, and pages that die never or twice.
     use super::*;
+    use alloc::collections::BTreeSet;
     use alloc::vec;
 
     fn all() -> impl Iterator<Item = LogClass> {
@@ -240,34 +315,40 @@ mod tests {
         assert_eq!(LogClass::of(1, 4096), None);
     }
 
-    /// Every order of adding, expecting, arriving, removing and closing, up to four objects.
+    /// Every order of adding, expecting, arriving, removing, closing, going and coming whole, up to four objects.
     #[test]
     fn a_page_dies_once() {
-        fn go(word: LogWord, added: u32, died: u32) {
-            let alive = word.is_open() || word.live() > 0 || word.coming() > 0;
+        type Seen = BTreeSet<(u32, u32, u32, u32)>;
+        fn go(seen: &mut Seen, word: LogWord, added: u32, went: u32, died: u32) {
+            if !seen.insert((word.0, added, went, died)) {
+                return;
+            }
+            let alive = word.is_open() || word.is_whole() || word.live() + word.coming() + word.going() > 0;
             assert_eq!(died, u32::from(!alive), "{word:?}");
+            assert!(!(word.is_whole() && word.going() > 0), "{word:?}");
+            assert_eq!(word.with_path(Path::Object).fetch(), None);
             if word.is_open() && added < 4 {
-                go(word.add(), added + 1, died);
-                go(word.expect(), added + 1, died);
+                go(seen, word.add(), added + 1, went, died);
+                go(seen, word.expect(), added + 1, went, died);
             }
-            if word.coming() > 0 {
-                let (next, dead) = word.arrived();
-                go(next, added, died + u32::from(dead));
+            if went < 3 {
+                let began = [word.go(), word.with_path(Path::Page).fetch()];
+                began.into_iter().flatten().for_each(|next| go(seen, next, added, went + 1, died));
             }
-            if word.live() > 0 {
-                let (next, dead) = word.remove();
-                go(next, added, died + u32::from(dead));
-            }
-            if word.is_open() {
-                let (next, dead) = word.closed();
-                go(next, added, died + u32::from(dead));
-            }
+            let ended = [
+                (word.coming() > 0).then(|| word.arrived()),
+                (word.live() > 0).then(|| word.remove()),
+                word.is_open().then(|| word.closed()),
+                (word.going() > 0).then(|| word.gone()),
+                word.is_whole().then(|| word.fetched()),
+            ];
+            ended.into_iter().flatten().for_each(|(next, dead)| go(seen, next, added, went, died + u32::from(dead)));
         }
         for class in all().filter(|class| class.capacity() >= 4) {
             assert_eq!(LogWord::opened(class).class(), Some(class));
-            go(LogWord::opened(class), 0, 0);
+            go(&mut Seen::new(), LogWord::opened(class), 0, 0, 0);
         }
-        assert_eq!(LogWord::UNUSED.class(), None);
+        assert_eq!((LogWord::UNUSED.class(), LogWord::UNUSED.go()), (None, None));
     }
 
     #[test]

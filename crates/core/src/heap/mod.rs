@@ -14,6 +14,6 @@ pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
 pub use frame_word::{Deref, FrameWord, State};
 pub use handle::{Handle, Whereabouts};
-pub use log_page::{LogClass, LogWord, TAG_BYTES, Verdict};
+pub use log_page::{LogClass, LogWord, Path, TAG_BYTES, Verdict};
 pub use runs::Runs;
 pub use slot::{FRAMES_MAX, FrameId, Place};

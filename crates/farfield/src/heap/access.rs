@@ -35,6 +35,11 @@ impl Want {
             Want::Create => word.create(),
         }
     }
+
+    /// How what is wanted so comes near.
+    pub(crate) fn landing(self) -> Landing {
+        if self == Want::Read { Landing::Clean } else { Landing::Dirty }
+    }
 }
 
 /// Every so many wrong guesses of slots that lie in clean frames, one is corrected.
@@ -145,8 +150,8 @@ impl Core {
                     if what == Deref::Fetch {
                         count(&record.counters.misses);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
-                        let landing = if want == Want::Read { Landing::Clean } else { Landing::Dirty };
-                        self.fetch(record, Flight::Unit { unit: Unit { page, pages }, frame, landing })?;
+                        let unit = Unit { page, pages };
+                        self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
                         return Ok(frame);
                     }
                     if let Err(error) = self.make_zero(page, pages, frame) {
@@ -228,7 +233,7 @@ impl Core {
 
     /// Frames for a unit that comes to be read, though there are none: the pool is full, so nothing that was changed can leave. What
     /// was only read can. So the reserve is enough to read everything, a little at a time.
-    pub(super) fn take_to_read(
+    pub(crate) fn take_to_read(
         &self,
         record: &Record,
         pages: u32,
@@ -339,7 +344,7 @@ pub(super) enum Round {
 }
 
 /// Counts what the use of a page tells, whose word was this before.
-pub(super) fn count_use(record: &Record, seen: FrameWord) {
+pub(crate) fn count_use(record: &Record, seen: FrameWord) {
     if seen.state() != State::Near {
         count(&record.counters.taken_back);
     }

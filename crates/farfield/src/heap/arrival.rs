@@ -2,13 +2,13 @@
 
 use super::access::{Round, Want, count_use};
 use super::frames::Purse;
-use super::io::{Flight, Landing};
+use super::io::Flight;
 use super::segments::Unit;
 use super::threads::{add, count};
 use super::waiters::{Ticket, Turn};
 use super::{Core, Scope};
 use crate::error::FarError;
-use crate::plane::object::{ObjectId, Objects, Sight};
+use crate::plane::object::{ObjectId, Objects, Sight, Way};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering;
@@ -56,6 +56,21 @@ impl Wait {
             && core.waiters.want_room()
         {
             core.reclaimer.ring();
+        }
+    }
+}
+
+impl Core {
+    /// A task waits for this page, and is to be told when it arrives; false if it is not on its way.
+    fn want(&self, page: u32) -> bool {
+        let word = &self.words[page];
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            match seen.want() {
+                Some(next) if next == seen || self.exchange(word, seen, next) => return true,
+                Some(_) => {}
+                None => return false,
+            }
         }
     }
 }
@@ -112,11 +127,7 @@ impl<'a> Arrival<'a> {
                 }
                 Deref::Wait if seen.state() == State::Fetching => {
                     // What was seen before may have landed, and been told to those who wait.
-                    let mark = || {
-                        let seen = FrameWord(word.load(Ordering::Acquire));
-                        seen.want().is_some_and(|next| next == seen || core.exchange(word, seen, next))
-                    };
-                    if self.wait(context, mark) {
+                    if self.wait(page, context, || core.want(page)) {
                         core.hurry(record, page);
                         core.attend();
                         return Poll::Pending;
@@ -138,14 +149,16 @@ impl<'a> Arrival<'a> {
                         frames => frames?,
                     };
                     let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
-                    if !self.wait(context, mark) {
+                    if !self.wait(page, context, mark) {
                         core.frames.put(frame, pages);
                         continue;
                     }
                     count(&record.counters.misses);
                     add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
-                    let landing = if self.want == Want::Read { Landing::Clean } else { Landing::Dirty };
-                    core.begin(record, Flight::Unit { unit: Unit { page, pages }, frame, landing });
+                    core.begin(
+                        record,
+                        Flight::Unit { unit: Unit { page, pages }, frame, landing: self.want.landing() },
+                    );
                     core.attend();
                     return Poll::Pending;
                 }
@@ -175,7 +188,7 @@ impl<'a> Arrival<'a> {
             match core.look_at(record, objects, object, self.want, self.wait.brought) {
                 Sight::Here(place) => return Poll::Ready(Ok(place)),
                 Sight::Moving => {
-                    if self.wait(context, mark) {
+                    if self.wait(self.number, context, mark) {
                         core.hurry(record, self.number);
                         core.attend();
                         return Poll::Pending;
@@ -185,8 +198,31 @@ impl<'a> Arrival<'a> {
                     context.waker().wake_by_ref();
                     return self.still();
                 }
-                Sight::Far(seen) => {
-                    let Some(class) = core.class_of(objects, seen) else { continue };
+                Sight::Coming(page) => {
+                    // While the object is there the page is not Fetching for anything else.
+                    let is_there = || Handle(handle.load(Ordering::Acquire)).is_in(page);
+                    if self.wait(page, context, || core.want(page) && is_there()) {
+                        core.hurry(record, page);
+                        core.attend();
+                        return Poll::Pending;
+                    }
+                }
+                Sight::Far(_, Way::Page(page)) => {
+                    let frame = match core::task::ready!(self.take_frames(1, context)) {
+                        Err(error) if self.want == Want::Read => core.take_to_read(record, 1, false, error)?,
+                        frame => frame?,
+                    };
+                    let landing = self.want.landing();
+                    let Some(flight) = core.depart_page(record, objects, page, frame, landing) else { continue };
+                    // It is ours, so it is still on its way.
+                    assert!(self.wait(page, context, || core.want(page)));
+                    self.wait.brought = true;
+                    count(&record.counters.misses);
+                    core.begin(record, flight);
+                    core.attend();
+                    return Poll::Pending;
+                }
+                Sight::Far(seen, Way::Object(class)) => {
                     let Some(spot) = core.spot_now(record, objects, object, class, true)? else {
                         let frame = core::task::ready!(self.take_frames(1, context))?;
                         core.open_page(record, objects, class, frame)?;
@@ -194,7 +230,7 @@ impl<'a> Arrival<'a> {
                     };
                     let Some(flight) = core.depart(record, objects, object, seen, spot, false) else { continue };
                     // It is ours, so it is still moving.
-                    assert!(self.wait(context, mark));
+                    assert!(self.wait(self.number, context, mark));
                     self.wait.brought = true;
                     count(&record.counters.misses);
                     core.begin(record, Flight::Object(flight));
@@ -205,13 +241,13 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// Waits for the flight, if `mark` says that it is under way and has been marked as wanted.
-    fn wait(&mut self, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
+    /// Waits for the flight of this number, if `mark` says that it is under way and has been marked as wanted.
+    fn wait(&mut self, number: u32, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
         // What it waited for until now keeps nothing near.
         if !self.scope.open.keeps() {
             self.scope.record.renew(&self.core.epoch, self.scope.open);
         }
-        self.wait.ticket = self.core.waiters.wait(self.number, context.waker(), mark);
+        self.wait.ticket = self.core.waiters.wait(number, context.waker(), mark);
         let waits = self.wait.ticket.is_some();
         if waits && !core::mem::replace(&mut self.awaits, true) {
             let awaited = &self.scope.open.awaited;

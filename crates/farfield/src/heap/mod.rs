@@ -46,13 +46,13 @@ mod throttle;
 mod verify;
 mod waiters;
 
-pub(crate) use access::Want;
+pub(crate) use access::{Want, count_use};
 pub(crate) use arrival::Arrival;
 pub(crate) use attempt::{NOT_NEAR, attempt};
 pub(crate) use directory::heap_of;
 pub(crate) use frames::{Purse, launder};
 pub use gather::Batches;
-pub(crate) use io::Flight;
+pub(crate) use io::{Flight, Landing};
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
 pub(crate) use pins::{Bring, Pin};
@@ -67,7 +67,7 @@ pub(crate) use threads::{Record, add, count};
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::plane::Plane;
-use crate::plane::object::Objects;
+use crate::plane::object::{Objects, Paths};
 use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
 use core::cell::Cell;
@@ -172,7 +172,8 @@ impl Heap {
         let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
         let objects = match config.plane {
             Plane::Page => None,
-            Plane::Object => Some(Objects::new(pages, config.handles)?),
+            Plane::Object => Some(Objects::new(pages, config.handles, None)?),
+            Plane::Hybrid => Some(Objects::new(pages, config.handles, Some(Paths::new(config.car_threshold)))?),
         };
         let numbers = config.far_pages + u64::from(config.handles);
         let first_page = directory::reserve(numbers)
@@ -379,6 +380,7 @@ impl Core {
             table_bytes,
             pages: u64::from(self.segments.high_page()),
             misses: self.threads.sum(|counters| &counters.misses),
+            whole_pages: self.threads.sum(|counters| &counters.whole_pages),
             fetched_bytes: self.threads.sum(|counters| &counters.fetched_bytes),
             written_pages: self.evictor.written.load(Ordering::Relaxed),
             clean_pages: self.evictor.clean.load(Ordering::Relaxed),

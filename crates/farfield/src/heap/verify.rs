@@ -56,6 +56,7 @@ impl Core {
             let word = objects.log.word(page);
             assert_eq!(word.live(), live.get(&page).copied().unwrap_or(0), "objects in log page {page}");
             assert_eq!(word.coming(), 0, "objects on their way to log page {page} at rest");
+            assert!(word.going() == 0 && !word.is_whole(), "somebody is at log page {page} at rest: {word:?}");
             assert!(
                 word.class().is_none() || word.is_open() || word.live() > 0,
                 "log page {page} is dead and was not retired"

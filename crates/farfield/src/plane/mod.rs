@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | page (`heap/access.rs`: what every heap has) | the page comes, to the same far address | a place |
 //! | [`object`] | the value comes, and moves to a page with others that came lately | a handle |
+//! | hybrid (`object/paths.rs`) | either, decided for each page when it leaves | a handle |
 //!
 //! All use the same frames, frame words, scopes and evictor; those are in `heap`. Values that are too large for
 //! [`LogClass`](farfield_core::heap::LogClass) come by pages on each plane. A plane makes and frees values, finds them (a
@@ -21,4 +22,7 @@ pub enum Plane {
     /// together. Best for small values used at random. Costs eight bytes of near memory for each such value, near or
     /// far, and a little more time for each dereference. Entries of maps and short texts are such values, too.
     Object,
+    /// The page if most of what is in it was used while it was near last, else only the value (Atlas). What is used together comes to lie
+    /// together, value by value, and comes page by page from then on. Costs what [`Plane::Object`] does.
+    Hybrid,
 }

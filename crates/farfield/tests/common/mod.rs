@@ -35,7 +35,11 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 /// The plane under test: tests are compiled for each plane, under a name that says which.
 pub(crate) fn plane() -> Plane {
-    if env!("CARGO_CRATE_NAME").ends_with("_object") { Plane::Object } else { Plane::Page }
+    match env!("CARGO_CRATE_NAME").rsplit('_').next() {
+        Some("object") => Plane::Object,
+        Some("hybrid") => Plane::Hybrid,
+        _ => Plane::Page,
+    }
 }
 
 /// Of a heap on the plane under test.

@@ -1,5 +1,5 @@
 //! The tests of the library, on the page plane where they do not say which. One program: it is built and linked once.
-//! Those that hold on both planes are repeated by `heap_object`.
+//! Those that hold on each plane are repeated by `heap_object` and `heap_hybrid`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,6 +14,7 @@ mod bytes;
 mod faults;
 mod fetch;
 mod guide;
+mod hybrid;
 mod list;
 mod many;
 mod map;

@@ -347,7 +347,7 @@ fn the_index_is_in_the_budget() {
         common::assert_in_budget(heap.stats());
         let tables = heap.stats().table_bytes - before;
         // Handles are near, too, and stay: up to half of the budget.
-        let handles = if common::plane() == farfield::Plane::Object { MIB / 2 } else { 0 };
+        let handles = if common::plane() == farfield::Plane::Page { 0 } else { MIB / 2 };
         match index {
             // No near memory is too small to say so.
             Index::Near => {

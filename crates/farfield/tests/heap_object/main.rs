@@ -1,4 +1,4 @@
-//! Every test that holds on both planes, on the object plane.
+//! Every test that holds on each plane, on the object plane and, under another name, on the hybrid plane.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -66,10 +66,11 @@ impl EvictorState {
     /// objects frees little at first.
     pub(super) fn take_log_page(&mut self, core: &Core, unit: Unit, frame: FrameId) -> bool {
         let Some(objects) = &core.objects else { return false };
-        if !core.segments.is_log(unit.page) || core.throttle.waiting() > 0 || core.waiters.want_room() {
+        let may_move = core.throttle.waiting() == 0 && !core.waiters.want_room();
+        if !core.segments.is_log(unit.page) || !may_move && objects.paths.is_none() {
             return false;
         }
-        let (verdict, died) = self.evacuator.take(core, objects, unit.page, frame);
+        let (verdict, died) = self.evacuator.take(core, objects, unit.page, frame, may_move);
         match verdict {
             Verdict::Write => return false,
             Verdict::Stay => {

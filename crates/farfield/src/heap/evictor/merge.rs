@@ -38,8 +38,10 @@ impl EvictorState {
             if sparse.is_empty() {
                 break;
             }
-            self.carrier.open(core)?;
-            self.carrier.read(core, &sparse, |page, bytes| self.evacuator.merge(core, objects, page, bytes))?;
+            let merge = |page, bytes: &[u8]| self.evacuator.merge(core, objects, page, bytes);
+            let read = self.carrier.open(core).and_then(|()| self.carrier.read(core, &sparse, merge));
+            sparse.into_iter().for_each(|page| core.end_going(&objects.log, page));
+            read?;
             self.cool_cold(core);
         }
         Ok(())
@@ -53,11 +55,13 @@ impl EvictorState {
             self.merger.debt -= 1;
             self.merger.hand = if self.merger.hand + 1 >= pages { 0 } else { self.merger.hand + 1 };
             let page = self.merger.hand;
-            // Only pages that are log pages, and in use, have objects by their word. What is Far stays so until its last object is gone,
-            // and is not used again before that is recycled, which needs the evictor's lock.
-            let is_far = || FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far;
-            if objects.log.word(page).is_sparse(quarters) && is_far() {
-                sparse.push(page);
+            // Only pages that are log pages, and in use, have objects by their word. What is Far stays so, because we take objects out of it.
+            if objects.log.word(page).is_sparse(quarters) && objects.log.go(page) {
+                if FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far {
+                    sparse.push(page);
+                } else {
+                    core.end_going(&objects.log, page);
+                }
             }
         }
         sparse

@@ -12,7 +12,7 @@ use super::{ObjectId, Objects};
 use crate::heap::{Core, Purse};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, TAG_BYTES, Verdict};
+use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, TAG_BYTES, Verdict};
 
 /// The pages that it fills.
 #[derive(Default)]
@@ -29,6 +29,13 @@ struct Target {
     page: u32,
     frame: FrameId,
     next: u32,
+}
+
+/// A page whose objects move, with its bytes: sealed, or Far and kept so ([`LogPages::go`](super::LogPages::go)).
+struct Source<'a> {
+    page: u32,
+    class: LogClass,
+    bytes: &'a [u8],
 }
 
 /// An object that lives in the page at hand.
@@ -50,9 +57,16 @@ impl Evacuator {
         objects.log.word(page).is_sparse(2)
     }
 
-    /// Decides about a sealed log page, and empties it if that is the verdict and there is room. True if it is dead by that, and the
-    /// caller's to retire.
-    pub(crate) fn take(&mut self, core: &Core, objects: &Objects, page: u32, frame: FrameId) -> (Verdict, bool) {
+    /// Decides about a sealed log page, and empties it if that is the verdict, it `may` be, and there is room. True if it is dead by that,
+    /// and the caller's to retire.
+    pub(crate) fn take(
+        &mut self,
+        core: &Core,
+        objects: &Objects,
+        page: u32,
+        frame: FrameId,
+        may_move: bool,
+    ) -> (Verdict, bool) {
         let word = objects.log.word(page);
         let Some(class) = word.class().filter(|_| !word.is_open()) else {
             return (Verdict::Write, false);
@@ -61,56 +75,61 @@ impl Evacuator {
         // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in Copying and the evictor's, so nobody
         // writes it until it is told what becomes of the page.
         let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
-        let mut found = Self::live(objects, class, page, bytes);
+        let source = Source { page, class, bytes };
+        let mut found = source.live(objects);
         Self::forget_ahead(core, objects, &mut found);
-        let hot = found.iter().filter(|found| found.handle.is_hot()).count();
+        let count = |is: fn(Handle) -> bool| found.iter().filter(|found| is(found.handle)).count() as u32;
+        let (hot, used) = (count(Handle::is_hot), count(Handle::is_used));
+        let stays_together = objects.paths.as_ref().is_some_and(|paths| paths.choose(class, used) == Path::Page);
         let mut died = false;
-        let verdict = Verdict::of(found.len() as u32, hot as u32, class.capacity());
-        match verdict {
-            Verdict::Drop | Verdict::Write => {}
-            Verdict::Stay => {
-                for found in found {
-                    objects.handles[found.object].fetch_and(!Handle::HOT, Ordering::Relaxed);
-                }
-            }
-            Verdict::Evacuate => {
-                for found in found {
-                    let Some(target) = self.target(core, objects, class, found.handle.is_hot()) else {
-                        self.close(core);
-                        return (Verdict::Write, false);
-                    };
-                    died |= target.receive(core, objects, class, page, bytes, &found);
-                }
-            }
+        let verdict = match Verdict::of(found.len() as u32, hot, class.capacity()) {
+            Verdict::Stay | Verdict::Evacuate if !may_move => Verdict::Write,
+            Verdict::Evacuate if stays_together => Verdict::Write,
+            Verdict::Evacuate if !self.move_all(core, objects, &source, &found, &mut died) => Verdict::Write,
+            verdict => verdict,
+        };
+        let marks = match verdict {
+            Verdict::Stay => Handle::HOT,
+            Verdict::Write => objects.leaves(page, class, used),
+            Verdict::Drop | Verdict::Evacuate => 0,
+        };
+        for found in found.iter().filter(|found| found.handle.0 & marks != 0) {
+            objects.handles[found.object].fetch_and(!marks, Ordering::Relaxed);
         }
         (verdict, died)
     }
 
-    /// Moves the objects that live in a page with these bytes, which is Far, to pages of cold ones. What somebody brings near meanwhile
+    /// Moves these objects out of a sealed page, hot ones together and cold ones together; false if there is no room for all.
+    fn move_all(
+        &mut self,
+        core: &Core,
+        objects: &Objects,
+        source: &Source<'_>,
+        found: &[Found],
+        died: &mut bool,
+    ) -> bool {
+        for found in found {
+            let Some(target) = self.target(core, objects, source.class, found.handle.is_hot()) else {
+                self.close(core);
+                return false;
+            };
+            *died |= target.receive(core, objects, source, found);
+        }
+        true
+    }
+
+    /// Moves the objects that live in a page with these bytes, which is Far and kept so, to pages of cold ones. What somebody brings near meanwhile
     /// is his: the handle decides.
     pub(crate) fn merge(&mut self, core: &Core, objects: &Objects, page: u32, bytes: &[u8]) {
         let Some(class) = objects.log.word(page).class() else { return };
-        let mut died = false;
-        let mut found = Self::live(objects, class, page, bytes);
+        let source = Source { page, class, bytes };
+        let mut found = source.live(objects);
         Self::forget_ahead(core, objects, &mut found);
         for found in found {
             let Some(target) = self.target(core, objects, class, false) else { break };
-            died |= target.receive(core, objects, class, page, bytes, &found);
+            let died = target.receive(core, objects, &source, &found);
+            debug_assert!(!died, "the caller takes objects out of it");
         }
-        if died {
-            core.retire_log(&objects.log, page);
-        }
-    }
-
-    /// Objects that live in the page with these bytes.
-    fn live(objects: &Objects, class: LogClass, page: u32, bytes: &[u8]) -> Vec<Found> {
-        let live = |index| {
-            let tag = bytes[class.tag_offset(index)..][..TAG_BYTES].first_chunk()?;
-            let object = u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())?;
-            let handle = Handle(objects.handles[object].load(Ordering::Acquire));
-            handle.is_at(page, class.card(index)).then_some(Found { object, index, handle })
-        };
-        (0..class.capacity()).filter_map(live).collect()
     }
 
     /// Those that came ahead of need and were not used until now are counted as unused.
@@ -164,17 +183,23 @@ impl Evacuator {
     }
 }
 
+impl Source<'_> {
+    /// Objects that live in the page.
+    fn live(&self, objects: &Objects) -> Vec<Found> {
+        let live = |index| {
+            let tag = self.bytes[self.class.tag_offset(index)..][..TAG_BYTES].first_chunk()?;
+            let object = u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())?;
+            let handle = Handle(objects.handles[object].load(Ordering::Acquire));
+            handle.is_at(self.page, self.class.card(index)).then_some(Found { object, index, handle })
+        };
+        (0..self.class.capacity()).filter_map(live).collect()
+    }
+}
+
 impl Target {
-    /// Moves one object here, out of a page with these bytes that is sealed or Far; true if that page is dead by it.
-    fn receive(
-        &mut self,
-        core: &Core,
-        objects: &Objects,
-        class: LogClass,
-        page: u32,
-        bytes: &[u8],
-        found: &Found,
-    ) -> bool {
+    /// Moves one object here; true if its page is dead by that.
+    fn receive(&mut self, core: &Core, objects: &Objects, source: &Source<'_>, found: &Found) -> bool {
+        let Source { page, class, bytes } = *source;
         let (index, card) = (self.next, class.card(self.next));
         self.next += 1;
         objects.log.enter(self.page, false);
@@ -186,7 +211,7 @@ impl Target {
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
             target.add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().write((found.object + 1).to_le_bytes());
         }
-        let moved = found.handle.moved(self.page, card);
+        let moved = found.handle.evacuated(self.page, card);
         let handle = &objects.handles[found.object];
         // Release: whoever finds it there finds its bytes. It fails if the object has ended meanwhile.
         if handle.compare_exchange(found.handle.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {

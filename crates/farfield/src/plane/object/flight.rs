@@ -5,9 +5,9 @@
 //! count before it takes the page. So the flight needs no thread and no scope, and lands by whoever polls the lane: the bytes are
 //! copied into the place, and the handle says that the object is there, or where it was if it could not be had.
 
-use super::{ObjectId, Objects, OwnObjects};
+use super::{ObjectId, Objects, OwnObjects, Way};
 use crate::error::FarError;
-use crate::heap::{Core, Flight, Patience, Record, add, count};
+use crate::heap::{Core, Flight, Landing, Patience, Record, Unit, add, count};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -51,12 +51,6 @@ impl ObjectFlight {
 }
 
 impl Core {
-    /// The class of the object whose handle was `seen`; `None` if that was too long ago.
-    pub(crate) fn class_of(&self, objects: &Objects, seen: Handle) -> Option<LogClass> {
-        let Whereabouts::At { page, .. } = seen.whereabouts() else { return None };
-        objects.log.word(page).class()
-    }
-
     /// Takes an object that was far when its handle was `seen`, for a flight to this place. `None` if somebody else was faster, and
     /// the place is given up.
     pub(crate) fn depart(
@@ -71,22 +65,21 @@ impl Core {
         let (Whereabouts::At { page, card }, Some(locked)) = (seen.whereabouts(), seen.lock()) else {
             unreachable!("seen in a page");
         };
-        let handle = &objects.handles[object];
-        // Acquire: whoever put it there is done.
-        if handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if !objects.log.go(page) {
+            self.give_up(objects, spot);
+            return None;
+        }
+        // From here on the page stays what it is. What we saw before may have been long ago.
+        let is_far = FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far;
+        let is_same = objects.log.word(page).class() == Some(spot.class);
+        // Acquire: whoever put the object there is done.
+        let lock = || objects.handles[object].compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
+        if !is_far || !is_same || lock().is_err() {
+            self.end_going(&objects.log, page);
             self.give_up(objects, spot);
             return None;
         }
         let flight = ObjectFlight { object, page, card, spot, is_ahead };
-        // From here on the object is ours, and so its page stays what it is: no log page is fetched whole, and none is
-        // Empty while an object lives in it. What we saw before may have been long ago.
-        let is_far = FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far;
-        if !is_far || objects.log.word(page).class() != Some(spot.class) {
-            if self.land_object(flight, None) {
-                self.tell(vec![(flight.number(self), Ok(()))]);
-            }
-            return None;
-        }
         add(&record.counters.fetched_bytes, spot.class.bytes() as u64);
         if seen.is_ahead() {
             self.evictor.ahead.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +95,15 @@ impl Core {
         if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
             return None;
         }
-        let class = objects.log.word(page).class()?;
+        let class = match objects.way(page)? {
+            Way::Object(class) => class,
+            Way::Page(page) => {
+                let frame = self.take_frames_ahead(1)?;
+                let flight = self.depart_page(record, objects, page, frame, Landing::Ahead)?;
+                count(&record.counters.prefetches);
+                return Some(flight);
+            }
+        };
         let mut spot = self.spot_now(record, objects, object, class, true).ok()?;
         if spot.is_none() {
             self.open_page(record, objects, class, self.take_frames_ahead(1)?).ok()?;
@@ -146,7 +147,41 @@ impl Core {
             }
             None => self.give_up(objects, spot),
         }
+        self.end_going(&objects.log, page);
         seen.is_wanted()
+    }
+
+    /// Takes a log page that was far, for a flight of the whole of it to this frame, which is the caller's. `None` if it is not far any
+    /// more or must not come whole; then the frame is given back.
+    pub(crate) fn depart_page(
+        &self,
+        record: &Record,
+        objects: &Objects,
+        page: u32,
+        frame: FrameId,
+        landing: Landing,
+    ) -> Option<Flight> {
+        if objects.log.fetch(page) {
+            let word = &self.words[page];
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            if seen.state() == State::Far && self.exchange(word, seen, seen.deref(false).0) {
+                add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
+                count(&record.counters.whole_pages);
+                return Some(Flight::Unit { unit: Unit { page, pages: 1 }, frame, landing });
+            }
+            self.end_fetch(&objects.log, page);
+        }
+        self.frames.put(frame, 1);
+        None
+    }
+
+    /// A page has come near as a whole, or not.
+    pub(crate) fn land_page(&self, page: u32) {
+        if let Some(objects) = &self.objects
+            && objects.log.word(page).is_whole()
+        {
+            self.end_fetch(&objects.log, page);
+        }
     }
 
     /// Nothing comes to this place after all.

@@ -4,9 +4,9 @@
 //! value was in that page while the page was in that frame, and neither changes for a scope that has seen it. A value whose page is Far is
 //! locked, and read into a place in the log page of whoever wanted it (`flight`).
 
-use super::{ObjectId, Objects};
+use super::{ObjectId, Objects, Way};
 use crate::error::FarError;
-use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count};
+use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count, count_use};
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{Deref, FrameWord, Handle, Place, State, Whereabouts};
 
@@ -18,8 +18,10 @@ pub(crate) enum Sight {
     Moving,
     /// Its page is being copied, or it has just left it: look again soon.
     Busy,
-    /// It is far, and this is its handle.
-    Far(Handle),
+    /// It comes with its page, which is on its way.
+    Coming(u32),
+    /// It is far; this is its handle, and this is how it is to come.
+    Far(Handle, Way),
 }
 
 impl Core {
@@ -76,7 +78,7 @@ impl Core {
         let (objects, object) = self.object_of(number)?;
         match self.look_at(record, objects, object, Want::Read, false) {
             Sight::Here(place) => Some(place),
-            Sight::Moving | Sight::Busy | Sight::Far(_) => None,
+            Sight::Moving | Sight::Coming(_) | Sight::Busy | Sight::Far(..) => None,
         }
     }
 
@@ -95,7 +97,7 @@ impl Core {
         loop {
             match self.look_at(record, objects, object, want, brought) {
                 Sight::Here(place) => return Ok(place),
-                Sight::Far(_) | Sight::Moving if record.is_impatient.get() => {
+                Sight::Far(..) | Sight::Moving | Sight::Coming(_) if record.is_impatient.get() => {
                     record.missed.set(Some((number, want)));
                     return Err(NOT_NEAR);
                 }
@@ -107,8 +109,22 @@ impl Core {
                     self.help(record, Some(number));
                     patience.wait()?;
                 }
-                Sight::Far(seen) => {
-                    let Some(class) = self.class_of(objects, seen) else { continue };
+                Sight::Coming(page) => {
+                    self.help(record, Some(page));
+                    patience.wait()?;
+                }
+                Sight::Far(_, Way::Page(page)) => {
+                    let frame = match self.take_frames(record, 1, renewable) {
+                        Err(error) if want == Want::Read => self.take_to_read(record, 1, renewable, error)?,
+                        frame => frame?,
+                    };
+                    if let Some(flight) = self.depart_page(record, objects, page, frame, want.landing()) {
+                        count(&record.counters.misses);
+                        self.fetch(record, flight)?;
+                        brought = true;
+                    }
+                }
+                Sight::Far(seen, Way::Object(class)) => {
                     // The room first: nobody waits for an object whose owner waits for room.
                     let spot = self.place_object(record, objects, object, class, true, renewable)?;
                     if let Some(flight) = self.depart(record, objects, object, seen, spot, false) {
@@ -147,9 +163,7 @@ impl Core {
                     if next != held && !self.exchange(word, held, next) {
                         continue;
                     }
-                    if held.state() != State::Near {
-                        count(&record.counters.taken_back);
-                    }
+                    count_use(record, held);
                     // A scope that finds the page near after the object has moved out finds the handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
                     if now.whereabouts() == seen.whereabouts() {
@@ -158,12 +172,15 @@ impl Core {
                     }
                 }
                 // The page is being read, or is Empty because the object has moved out.
+                Deref::Wait if held.state() == State::Fetching && objects.log.word(page).is_whole() => {
+                    return Sight::Coming(page);
+                }
                 Deref::Wait => {
                     if next == held || self.exchange(word, held, next) {
                         return Sight::Busy;
                     }
                 }
-                Deref::Fetch => return Sight::Far(seen),
+                Deref::Fetch => return objects.way(page).map_or(Sight::Busy, |way| Sight::Far(seen, way)),
                 Deref::Zero => unreachable!("nobody creates by looking"),
             }
         }
@@ -177,8 +194,11 @@ impl Core {
             if before.is_ahead() {
                 count(&record.counters.prefetches_used);
             }
+            handle.fetch_or(Handle::USED, Ordering::Relaxed);
         } else if !now.is_hot() && !brought {
-            handle.fetch_or(Handle::HOT, Ordering::Relaxed);
+            handle.fetch_or(Handle::HOT | Handle::USED, Ordering::Relaxed);
+        } else if !now.is_used() {
+            handle.fetch_or(Handle::USED, Ordering::Relaxed);
         }
     }
 }

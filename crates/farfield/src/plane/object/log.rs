@@ -5,7 +5,7 @@ use crate::error::{BuildError, FarError};
 use crate::heap::{Core, Table, Unit};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{LogClass, LogWord, SEGMENT_PAGES};
+use farfield_core::heap::{LogClass, LogWord, Path, SEGMENT_PAGES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All log pages of a heap.
@@ -95,6 +95,21 @@ impl LogPages {
         self.update(page, LogWord::remove)
     }
 
+    /// The caller takes objects out of the page, which stays Far if it is; false if it comes near at this moment, or is dead.
+    pub(crate) fn go(&self, page: u32) -> bool {
+        self.update(page, |word| word.go().map_or((word, false), |next| (next, true)))
+    }
+
+    /// The page, if it is Far, is the caller's to bring near; false if it is not to come whole.
+    pub(super) fn fetch(&self, page: u32) -> bool {
+        self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
+    }
+
+    /// The page, which is the caller's (Copying), leaves: how its objects will come.
+    pub(super) fn set_path(&self, page: u32, path: Path) {
+        self.update(page, |word| (word.with_path(path), ()));
+    }
+
     /// Nobody uses the page, and it is Empty.
     pub(crate) fn retire(&self, page: u32) {
         self.words[page].store(LogWord::UNUSED.0, Ordering::SeqCst);
@@ -166,6 +181,20 @@ impl Core {
     /// An object has come to the page, or does not come.
     pub(super) fn end_coming(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::arrived) {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// The caller has taken the objects that it wanted.
+    pub(crate) fn end_going(&self, log: &LogPages, page: u32) {
+        if log.update(page, LogWord::gone) {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// The page has come near as a whole, or not.
+    pub(crate) fn end_fetch(&self, log: &LogPages, page: u32) {
+        if log.update(page, LogWord::fetched) {
             self.retire_log(log, page);
         }
     }

@@ -14,12 +14,14 @@
 //! | `flight` | how it comes near |
 //! | `values` | making and freeing |
 //! | `evacuator` | what lies together when log pages leave |
+//! | `paths` | hybrid plane: whether a far page comes whole, or its values one by one |
 
 mod evacuator;
 mod flight;
 mod handles;
 mod ingress;
 mod log;
+mod paths;
 mod values;
 
 use crate::error::BuildError;
@@ -32,6 +34,7 @@ use handles::Handles;
 pub(crate) use handles::OwnHandles;
 pub(crate) use ingress::Sight;
 pub(crate) use log::LogPages;
+pub(crate) use paths::{Paths, Way};
 
 /// Number of a handle within its heap.
 pub(crate) type ObjectId = u32;
@@ -42,6 +45,8 @@ pub(crate) struct Objects {
     pub(crate) log: LogPages,
     /// Objects that the evacuator has moved.
     pub(crate) moved: AtomicU64,
+    /// On the hybrid plane.
+    pub(crate) paths: Option<Paths>,
 }
 
 /// What a thread has in such a heap.
@@ -54,8 +59,8 @@ pub(crate) struct OwnObjects {
 
 impl Objects {
     /// For a heap of so many pages.
-    pub(crate) fn new(pages: u32, handles: u32) -> Result<Objects, BuildError> {
-        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)?, moved: AtomicU64::new(0) })
+    pub(crate) fn new(pages: u32, handles: u32, paths: Option<Paths>) -> Result<Objects, BuildError> {
+        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)?, moved: AtomicU64::new(0), paths })
     }
 
     /// Near memory that the tables cost.

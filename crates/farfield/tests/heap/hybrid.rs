@@ -1,0 +1,156 @@
+//! The hybrid plane: pages that were used whole come whole, values of others alone. What holds on each plane is tested on this one, too, by
+//! `heap_hybrid`. Dangers: the path never changes, or never back; a page comes whole while values are taken out of it; what comes whole is
+//! written again though nobody changed it.
+
+use crate::common::twin::steps;
+use crate::common::{MIB, Random, assert_in_budget, seed};
+use farfield::{Builder, FarBox, FarError, Heap, Plane, PoolError, Stats};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+fn builder(near: u64) -> Builder {
+    Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).plane(Plane::Hybrid)
+}
+
+type Value = [u64; 8];
+
+/// Values of 64 bytes in a page, beside their tags.
+const PER_PAGE: usize = 60;
+
+/// Everything small leaves.
+fn send_away(heap: &Heap) {
+    let pages = heap.stats().near_limit_bytes / 4096 * 2;
+    drop((0..pages).map(|index| heap.alloc([index; 512]).unwrap()).collect::<Vec<_>>());
+}
+
+fn far_values(heap: &Heap, count: usize) -> Vec<FarBox<Value>> {
+    let values = (0..count as u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+    send_away(heap);
+    values
+}
+
+/// Reads these, which are all far, each in a scope of its own; what that cost.
+fn read<'a>(heap: &Heap, values: impl Iterator<Item = (usize, &'a FarBox<Value>)>) -> (u64, u64, u64) {
+    let before = heap.stats();
+    for (index, value) in values {
+        assert_eq!(*value.get(&heap.enter()).unwrap(), [index as u64; 8]);
+    }
+    let cost = |what: fn(Stats) -> u64| what(heap.stats()) - what(before);
+    (cost(|stats| stats.misses), cost(|stats| stats.whole_pages), cost(|stats| stats.fetched_bytes))
+}
+
+#[test]
+fn what_was_used_together_comes_whole_and_leaves_unwritten() {
+    let heap = builder(2 * MIB).build().unwrap();
+    let values = far_values(&heap, 20_000);
+    let pages = values.len().div_ceil(PER_PAGE) as u64;
+    for _ in 0..3 {
+        // A few may have stayed near, or left while they were being read.
+        let (misses, whole, bytes) = read(&heap, values.iter().enumerate());
+        assert!(misses <= pages + pages / 3 && whole >= pages * 2 / 3, "{misses} misses, {whole} pages of {pages}");
+        assert!(bytes <= misses * 4096, "{bytes}");
+        send_away(&heap);
+    }
+    let stats = heap.stats();
+    assert!(stats.clean_pages >= pages, "{stats:?}");
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn what_was_used_alone_comes_alone_and_together_again_later() {
+    let heap = builder(2 * MIB).build().unwrap();
+    let values = far_values(&heap, 20_000);
+    let pages = (values.len() / PER_PAGE) as u64;
+    let some = || values.iter().enumerate().step_by(PER_PAGE);
+    let others = || values.iter().enumerate().skip(7).step_by(PER_PAGE);
+    // They were made together; it takes a look to know better.
+    let (misses, whole, _) = read(&heap, some());
+    assert!(whole >= pages * 2 / 3 && misses - whole <= pages / 10, "{misses} misses, {whole} pages of {pages}");
+    send_away(&heap);
+    // Another value of each page: alone. They come to lie together.
+    let (misses, whole, bytes) = read(&heap, others());
+    assert!(misses >= pages * 2 / 3 && whole <= pages / 10, "{misses} misses, {whole} pages of {pages}");
+    assert_eq!(bytes, whole * 4096 + (misses - whole) * 64);
+    send_away(&heap);
+    let (misses, whole, _) = read(&heap, others());
+    assert!(misses <= pages / 4 && whole >= 2, "{misses} misses, {whole} pages of {pages}");
+    drop(values);
+    heap.verify();
+}
+
+#[test]
+fn the_threshold_decides() {
+    for (share, comes_whole) in [(0.0, true), (0.4, true), (0.6, false), (1.0, false)] {
+        let heap = builder(2 * MIB).car_threshold(share).build().unwrap();
+        let values = far_values(&heap, 6_000);
+        // Every other value.
+        read(&heap, values.iter().enumerate().step_by(2).take(2_000));
+        send_away(&heap);
+        let (_, whole, _) = read(&heap, values.iter().enumerate().skip(1).step_by(2).take(2_000));
+        assert_eq!(whole > 0, comes_whole, "{share}: {whole} pages came whole");
+        drop(values);
+        heap.verify();
+    }
+    for wrong in [-0.1, 1.1, f64::NAN] {
+        assert!(builder(MIB).car_threshold(wrong).build().is_err());
+    }
+}
+
+/// Threads read and change values of the same pages, some in order and some at random, so that pages come whole while values are taken out
+/// of them, in a pool that fails now and then.
+#[test]
+fn pages_and_values_come_at_the_same_time() {
+    let seed = seed();
+    let faults = format!("fault:seed={seed},corrupt=0.01@ram:");
+    let heap = builder(MIB + MIB / 2).pool(faults).patience(Duration::from_secs(20)).build().unwrap();
+    let values: Vec<FarBox<[AtomicU64; 8]>> =
+        (0..20_000).map(|_| heap.alloc(std::array::from_fn(|_| AtomicU64::new(0))).unwrap()).collect();
+    let sums: Vec<AtomicU64> = values.iter().map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|threads| {
+        for thread in 0..4 {
+            let (heap, values, sums) = (&heap, &values, &sums);
+            threads.spawn(move || {
+                let mut random = Random(seed + thread);
+                for _ in 0..steps(300) {
+                    let first = random.below(values.len() - 200);
+                    let (count, step) = if random.below(2) == 0 { (200, 1) } else { (10, 17) };
+                    for index in (first..).step_by(step).take(count) {
+                        let scope = heap.enter();
+                        match values[index].get(&scope) {
+                            Ok(value) => {
+                                let before: Vec<u64> = value.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+                                assert!(before.iter().all(|word| *word <= 4 << 20), "{before:?}");
+                                if thread % 2 == 0 {
+                                    for word in value {
+                                        word.fetch_add(1, Ordering::Relaxed);
+                                    }
+                                    sums[index].fetch_add(1, Ordering::Relaxed);
+                                }
+                            }
+                            Err(FarError::Pool(PoolError::Corrupt { .. })) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    for (value, sum) in values.iter().zip(&sums) {
+        let sum = sum.load(Ordering::Relaxed);
+        let scope = heap.enter();
+        let value = loop {
+            match value.get(&scope) {
+                Ok(value) => break value,
+                Err(error) => assert!(matches!(error, FarError::Pool(PoolError::Corrupt { .. })), "{error}"),
+            }
+        };
+        assert!(value.iter().all(|word| word.load(Ordering::Relaxed) == sum));
+    }
+    let stats = heap.stats();
+    println!("{stats:?}");
+    assert!(stats.whole_pages > 0 && stats.misses > stats.whole_pages, "{stats:?}");
+    assert_in_budget(stats);
+    drop(values);
+    heap.verify();
+}
