@@ -18,7 +18,6 @@ mod hybrid;
 mod list;
 mod many;
 mod map;
-mod object_flights;
 mod objects;
 mod tasks;
 mod tokio;

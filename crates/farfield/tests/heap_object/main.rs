@@ -19,5 +19,7 @@ mod list;
 mod many;
 #[path = "../heap/map.rs"]
 mod map;
+#[path = "../heap/object_flights.rs"]
+mod object_flights;
 #[path = "../heap/tasks.rs"]
 mod tasks;
