@@ -70,6 +70,9 @@ struct Options {
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT.
     #[arg(long)]
     peer: Option<String>,
+    /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; without it the heap adapts.
+    #[arg(long)]
+    car_percent: Option<u64>,
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
@@ -121,7 +124,11 @@ impl Options {
             PlaneName::Object => Plane::Object,
             PlaneName::Hybrid => Plane::Hybrid,
         };
-        Ok(Some(Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool).build()?))
+        let mut builder = Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool);
+        if let Some(percent) = self.car_percent {
+            builder = builder.car_threshold(percent as f64 / 100.0);
+        }
+        Ok(Some(builder.build()?))
     }
 
     fn data_bytes(&self) -> u64 {
@@ -152,6 +159,10 @@ fn run(options: &Options) -> Result<Outcome> {
 fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
     for (name, value) in [
         ("misses", stats.misses),
+        ("whole_pages", stats.whole_pages),
+        ("fetched_bytes", stats.fetched_bytes),
+        ("left_to_come_whole", stats.left_to_come_whole),
+        ("used_bytes", stats.used_bytes),
         ("near_peak_bytes", stats.near_bytes + beside),
         ("table_bytes", stats.table_bytes + beside),
         ("pages_out", stats.written_pages),

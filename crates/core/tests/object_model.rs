@@ -54,7 +54,7 @@ impl Model {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
             words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
-            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.with_path(Path::Page).0),
+            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(Path::Page).0),
             epoch: AtomicU64::new(1),
             records: [AtomicU64::new(0), AtomicU64::new(0)],
             frames: [0; PAGES].map(UnsafeCell::new),
@@ -154,11 +154,12 @@ impl Model {
         }
         let seen = self.word(0);
         let fetching = seen.deref(false).0;
-        if seen.state() == State::Far && self.exchange(0, seen, fetching) {
+        let comes = seen.state() == State::Far && self.exchange(0, seen, fetching);
+        if comes {
             write(&self.frames[0], read(&self.far));
             self.words[0].store(fetching.arrived(FrameId(1), false).0, Ordering::Release);
         }
-        self.end(LogWord::fetched);
+        self.end(|word| word.fetched(comes));
     }
 
     /// The evictor writes page 0, which is near.

@@ -15,7 +15,7 @@ pub struct Builder {
     near_max: Option<u64>,
     far: Option<u64>,
     plane: Plane,
-    car_threshold: f64,
+    car_threshold: Option<f64>,
     opener: Opener,
     has_pool: bool,
     patience: Duration,
@@ -30,7 +30,7 @@ pub(crate) struct Config {
     /// A multiple of [`Config::FAR_STEP_PAGES`].
     pub(crate) far_pages: u64,
     pub(crate) plane: Plane,
-    pub(crate) car_threshold: f64,
+    pub(crate) car_threshold: Option<f64>,
     /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
     pub(crate) handles: u32,
     pub(crate) opener: Opener,
@@ -47,7 +47,6 @@ impl Config {
 pub(crate) const NEAR_MIN: u64 = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
 const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
-const CAR_THRESHOLD: f64 = 0.8;
 const HANDLES_PER_PAGE: u64 = 64;
 const HANDLES_MAX: u64 = 1 << 30;
 
@@ -58,7 +57,7 @@ impl Builder {
             near_max: None,
             far: None,
             plane: Plane::Page,
-            car_threshold: CAR_THRESHOLD,
+            car_threshold: None,
             opener: Opener::new().client_name("farfield heap"),
             has_pool: false,
             patience: Duration::from_secs(10),
@@ -90,10 +89,10 @@ impl Builder {
         self
     }
 
-    /// Hybrid plane: a page whose small values were used to at least this share while it was near comes whole next time (*card access rate*,
-    /// Atlas 5.4); between 0 and 1. Default: 0.8.
+    /// Hybrid plane: a page whose small values were used to at least this share while it was near (*card access rate*) comes whole next time;
+    /// between 0 and 1. Atlas takes 0.8 (section 5.4). Default: the heap adapts, from how well pages did that came whole.
     pub fn car_threshold(mut self, share: f64) -> Builder {
-        self.car_threshold = share;
+        self.car_threshold = Some(share);
         self
     }
 
@@ -140,7 +139,7 @@ impl Builder {
         if far == 0 || far > FAR_MAX {
             return Err(BuildError::Argument("far must be between one byte and 8 TiB"));
         }
-        if !(0.0..=1.0).contains(&self.car_threshold) {
+        if self.car_threshold.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
             return Err(BuildError::Argument("car_threshold must be between 0 and 1"));
         }
         let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);

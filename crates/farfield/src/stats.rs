@@ -19,6 +19,13 @@ pub struct Stats {
     pub misses: u64,
     /// Pages of small values that came whole, because most of what was in them had been used when they left. On the hybrid plane only.
     pub whole_pages: u64,
+    /// Pages of small values that left, by the share of them that was used while they were near (*card access rate*): less than a tenth, less than
+    /// two tenths, and so on. On the hybrid plane only.
+    pub access_rates: [u64; Stats::RATE_CLASSES],
+    /// Of these, those that come whole next time.
+    pub left_to_come_whole: u64,
+    /// Bytes of small values that were used in pages that left. On the hybrid plane only.
+    pub used_bytes: u64,
     /// Bytes that were read from the pool for them.
     pub fetched_bytes: u64,
     /// Pages that left and had to be written.
@@ -50,6 +57,9 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Length of [`Stats::access_rates`].
+    pub const RATE_CLASSES: usize = 10;
+
     /// Length of [`Stats::pauses`].
     pub const PAUSE_CLASSES: usize = 20;
 

@@ -98,11 +98,13 @@ pub enum Path {
 /// they come near. One atomic word per page.
 ///
 /// ```text
-///  31   27   26     25     24   23    16 15     8 7     0
-/// +-------+------+-------+------+--------+--------+------+
-/// | class | path | whole | open | going  | coming | live |
-/// +-------+------+-------+------+--------+--------+------+
+///  31   27   26   25   24 23    16 15     8 7     0
+/// +-------+------+-------+--------+--------+------+
+/// | class | path | stage | going  | coming | live |
+/// +-------+------+-------+--------+--------+------+
 /// ```
+///
+/// *Stage*: closed, open, coming as a whole, or near after it came as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogWord(pub u32);
 
@@ -110,7 +112,9 @@ const COUNT_MASK: u32 = 0xFF;
 const COMING: u32 = 1 << 8;
 const GOING: u32 = 1 << 16;
 const OPEN: u32 = 1 << 24;
-const WHOLE: u32 = 1 << 25;
+const WHOLE: u32 = 2 << 24;
+const CAME: u32 = 3 << 24;
+const STAGE_MASK: u32 = 3 << 24;
 const BY_PAGE: u32 = 1 << 26;
 const CLASS_SHIFT: u32 = 27;
 
@@ -133,7 +137,7 @@ impl LogWord {
 
     /// Somebody fills it.
     pub fn is_open(self) -> bool {
-        self.0 & OPEN != 0
+        self.0 & STAGE_MASK == OPEN
     }
 
     /// Objects that live in it, those that are coming included.
@@ -153,7 +157,12 @@ impl LogWord {
 
     /// It comes near as a whole, at this moment.
     pub fn is_whole(self) -> bool {
-        self.0 & WHOLE != 0
+        self.0 & STAGE_MASK == WHOLE
+    }
+
+    /// It is near, and came as a whole: what was used in it tells something, because what was not could have been.
+    pub fn came_whole(self) -> bool {
+        self.0 & STAGE_MASK == CAME
     }
 
     /// How its objects come near when it is Far.
@@ -161,12 +170,11 @@ impl LogWord {
         if self.0 & BY_PAGE != 0 { Path::Page } else { Path::Object }
     }
 
-    /// The same, otherwise.
-    pub fn with_path(self, path: Path) -> LogWord {
-        match path {
-            Path::Object => LogWord(self.0 & !BY_PAGE),
-            Path::Page => LogWord(self.0 | BY_PAGE),
-        }
+    /// It leaves, and this is how its objects will come.
+    pub fn leave(self, path: Path) -> LogWord {
+        let stage = if self.came_whole() { 0 } else { self.0 & STAGE_MASK };
+        let path = if path == Path::Page { BY_PAGE } else { 0 };
+        LogWord(self.0 & !(STAGE_MASK | BY_PAGE) | stage | path)
     }
 
     /// Do objects live in at most so many quarters of it? Not of open pages, and of dead ones there is nothing to say.
@@ -204,7 +212,7 @@ impl LogWord {
     /// Its owner fills it no more; true if the page is dead by that, and the caller's to retire.
     pub fn closed(self) -> (LogWord, bool) {
         assert!(self.is_open());
-        let after = LogWord(self.0 & !OPEN);
+        let after = LogWord(self.0 & !STAGE_MASK);
         (after, after.is_dead())
     }
 
@@ -225,13 +233,13 @@ impl LogWord {
     pub fn fetch(self) -> Option<LogWord> {
         let may =
             self.path() == Path::Page && self.live() > 0 && self.going() == 0 && !self.is_open() && !self.is_whole();
-        may.then_some(LogWord(self.0 | WHOLE))
+        may.then_some(LogWord(self.0 & !STAGE_MASK | WHOLE))
     }
 
-    /// It has come near, or not; true if it is dead by that, and the caller's to retire.
-    pub fn fetched(self) -> (LogWord, bool) {
+    /// It has come near (`came`), or not; true if it is dead by that, and the caller's to retire.
+    pub fn fetched(self, came: bool) -> (LogWord, bool) {
         assert!(self.is_whole());
-        let after = LogWord(self.0 & !WHOLE);
+        let after = LogWord(self.0 & !STAGE_MASK | if came { CAME } else { 0 });
         (after, after.is_dead())
     }
 
@@ -326,13 +334,13 @@ mod tests {
             let alive = word.is_open() || word.is_whole() || word.live() + word.coming() + word.going() > 0;
             assert_eq!(died, u32::from(!alive), "{word:?}");
             assert!(!(word.is_whole() && word.going() > 0), "{word:?}");
-            assert_eq!(word.with_path(Path::Object).fetch(), None);
+            assert_eq!(word.leave(Path::Object).fetch(), None);
             if word.is_open() && added < 4 {
                 go(seen, word.add(), added + 1, went, died);
                 go(seen, word.expect(), added + 1, went, died);
             }
             if went < 3 {
-                let began = [word.go(), word.with_path(Path::Page).fetch()];
+                let began = [word.go(), word.leave(Path::Page).fetch()];
                 began.into_iter().flatten().for_each(|next| go(seen, next, added, went + 1, died));
             }
             let ended = [
@@ -340,7 +348,8 @@ mod tests {
                 (word.live() > 0).then(|| word.remove()),
                 word.is_open().then(|| word.closed()),
                 (word.going() > 0).then(|| word.gone()),
-                word.is_whole().then(|| word.fetched()),
+                word.is_whole().then(|| word.fetched(true)),
+                word.is_whole().then(|| word.fetched(false)),
             ];
             ended.into_iter().flatten().for_each(|(next, dead)| go(seen, next, added, went, died + u32::from(dead)));
         }

@@ -232,7 +232,7 @@ impl Core {
             };
             // Only marks change while a flight owns the page.
             if self.exchange(word, seen, next) {
-                self.land_page(unit.page);
+                self.land_page(unit.page, result.is_ok());
                 return seen.is_wanted();
             }
         }

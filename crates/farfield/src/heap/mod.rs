@@ -374,12 +374,19 @@ impl Core {
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
+        let paths = self.objects.as_ref().and_then(|objects| objects.paths.as_ref());
+        let of_paths = |count: fn(&Paths) -> &AtomicU64| paths.map_or(0, |paths| count(paths).load(Ordering::Relaxed));
         Stats {
             near_limit_bytes: self.near.load(Ordering::Relaxed),
             near_bytes: u64::from(resident) * PAGE_BYTES as u64 + table_bytes,
             table_bytes,
             pages: u64::from(self.segments.high_page()),
             misses: self.threads.sum(|counters| &counters.misses),
+            access_rates: core::array::from_fn(|tenth| {
+                paths.map_or(0, |paths| paths.rates[tenth].load(Ordering::Relaxed))
+            }),
+            left_to_come_whole: of_paths(|paths| &paths.by_page),
+            used_bytes: of_paths(|paths| &paths.used_bytes),
             whole_pages: self.threads.sum(|counters| &counters.whole_pages),
             fetched_bytes: self.threads.sum(|counters| &counters.fetched_bytes),
             written_pages: self.evictor.written.load(Ordering::Relaxed),

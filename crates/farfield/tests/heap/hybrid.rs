@@ -59,7 +59,7 @@ fn what_was_used_together_comes_whole_and_leaves_unwritten() {
 
 #[test]
 fn what_was_used_alone_comes_alone_and_together_again_later() {
-    let heap = builder(2 * MIB).build().unwrap();
+    let heap = builder(2 * MIB).car_threshold(0.8).build().unwrap();
     let values = far_values(&heap, 20_000);
     let pages = (values.len() / PER_PAGE) as u64;
     let some = || values.iter().enumerate().step_by(PER_PAGE);
@@ -95,6 +95,40 @@ fn the_threshold_decides() {
     for wrong in [-0.1, 1.1, f64::NAN] {
         assert!(builder(MIB).car_threshold(wrong).build().is_err());
     }
+}
+
+/// Without a fixed threshold: when values are wanted at random, pages that come whole are of no use, and all but a few come value by value,
+/// though each page was used from end to end when it was filled. When they are wanted in order, they come whole again.
+#[test]
+fn the_heap_adapts_to_how_values_are_used() {
+    let mut random = Random(seed());
+    let mut costs = Vec::new();
+    for threshold in [Some(0.8), None] {
+        let mut builder = builder(MIB);
+        if let Some(share) = threshold {
+            builder = builder.car_threshold(share);
+        }
+        let heap = builder.build().unwrap();
+        let values = far_values(&heap, 25_000);
+        let mut at_random = |count: usize| {
+            let order: Vec<usize> = (0..count).map(|_| random.below(values.len())).collect();
+            read(&heap, order.into_iter().map(|index| (index, &values[index])))
+        };
+        at_random(25_000);
+        costs.push(at_random(25_000));
+        for _ in 0..4 {
+            read(&heap, values.iter().enumerate());
+        }
+        let (misses, whole, _) = read(&heap, values.iter().enumerate());
+        assert!(whole >= 200 && misses < 2_500, "{threshold:?}: {misses} misses, {whole} pages in order");
+        let stats = heap.stats();
+        assert!(stats.access_rates.iter().sum::<u64>() >= stats.left_to_come_whole, "{stats:?}");
+        drop(values);
+        heap.verify();
+    }
+    let [(_, fixed_whole, fixed_bytes), (misses, whole, bytes)] = costs[..] else { unreachable!() };
+    assert!(whole < misses / 10 && whole < fixed_whole / 2, "{whole} pages among {misses} misses; fixed {fixed_whole}");
+    assert!(bytes < fixed_bytes / 4 * 3, "{bytes} bytes, fixed {fixed_bytes}");
 }
 
 /// Threads read and change values of the same pages, some in order and some at random, so that pages come whole while values are taken out

@@ -80,7 +80,7 @@ impl Evacuator {
         Self::forget_ahead(core, objects, &mut found);
         let count = |is: fn(Handle) -> bool| found.iter().filter(|found| is(found.handle)).count() as u32;
         let (hot, used) = (count(Handle::is_hot), count(Handle::is_used));
-        let stays_together = objects.paths.as_ref().is_some_and(|paths| paths.choose(class, used) == Path::Page);
+        let stays_together = objects.paths.as_ref().is_some_and(|paths| paths.choose(class, word, used) == Path::Page);
         let mut died = false;
         let verdict = match Verdict::of(found.len() as u32, hot, class.capacity()) {
             Verdict::Stay | Verdict::Evacuate if !may_move => Verdict::Write,
@@ -90,9 +90,14 @@ impl Evacuator {
         };
         let marks = match verdict {
             Verdict::Stay => Handle::HOT,
-            Verdict::Write => objects.leaves(page, class, used),
+            Verdict::Write => objects.leaves(page, class, word, used),
             Verdict::Drop | Verdict::Evacuate => 0,
         };
+        if verdict != Verdict::Stay
+            && let Some(paths) = &objects.paths
+        {
+            paths.learn(class, word, used);
+        }
         for found in found.iter().filter(|found| found.handle.0 & marks != 0) {
             objects.handles[found.object].fetch_and(!marks, Ordering::Relaxed);
         }

@@ -169,18 +169,18 @@ impl Core {
                 count(&record.counters.whole_pages);
                 return Some(Flight::Unit { unit: Unit { page, pages: 1 }, frame, landing });
             }
-            self.end_fetch(&objects.log, page);
+            self.end_fetch(&objects.log, page, false);
         }
         self.frames.put(frame, 1);
         None
     }
 
     /// A page has come near as a whole, or not.
-    pub(crate) fn land_page(&self, page: u32) {
+    pub(crate) fn land_page(&self, page: u32, came: bool) {
         if let Some(objects) = &self.objects
             && objects.log.word(page).is_whole()
         {
-            self.end_fetch(&objects.log, page);
+            self.end_fetch(&objects.log, page, came);
         }
     }
 

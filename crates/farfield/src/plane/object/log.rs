@@ -105,9 +105,9 @@ impl LogPages {
         self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
     }
 
-    /// The page, which is the caller's (Copying), leaves: how its objects will come.
-    pub(super) fn set_path(&self, page: u32, path: Path) {
-        self.update(page, |word| (word.with_path(path), ()));
+    /// The page, which is the caller's (Copying), leaves, and this is how its objects will come.
+    pub(super) fn send(&self, page: u32, path: Path) {
+        self.update(page, |word| (word.leave(path), ()));
     }
 
     /// Nobody uses the page, and it is Empty.
@@ -193,8 +193,8 @@ impl Core {
     }
 
     /// The page has come near as a whole, or not.
-    pub(crate) fn end_fetch(&self, log: &LogPages, page: u32) {
-        if log.update(page, LogWord::fetched) {
+    pub(crate) fn end_fetch(&self, log: &LogPages, page: u32, came: bool) {
+        if log.update(page, |word| word.fetched(came)) {
             self.retire_log(log, page);
         }
     }

@@ -5,32 +5,80 @@
 //! to move, and nothing to write when it leaves unchanged. Else its objects come one by one, which sorts them anew. The measure is the *card
 //! access rate* (CAR): the share of the page that was used since it came. Marks are at objects and not at cards of 16 bytes, because a dereference
 //! gives a reference to the whole object.
+//!
+//! A page that was filled near is used from end to end whatever the program does, so its CAR says nothing; only that of a page that came
+//! whole does. Atlas lets each such page come whole once. Unless the threshold is fixed, we look at how those of the same class did lately, and if most
+//! were not used, only a few come whole, to see whether that is still so.
 
 use super::Objects;
-use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{Handle, LogClass, Path};
+use crate::stats::Stats;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farfield_core::heap::{Handle, LogClass, LogWord, Path};
 
-/// Decides about paths, and counts.
+/// Decides about paths, and counts. Only the evictor decides.
 pub(crate) struct Paths {
-    /// The least CAR with which a page comes whole.
-    threshold: f64,
+    /// The least CAR with which a page comes whole; `None`: as trials say.
+    threshold: Option<f64>,
+    trials: [Trials; LogClass::COUNT],
     /// Pages that left, by CAR in tenths.
-    pub(crate) rates: [AtomicU64; RATES],
+    pub(crate) rates: [AtomicU64; Stats::RATE_CLASSES],
+    /// Of these, those that come whole.
+    pub(crate) by_page: AtomicU64,
     /// Bytes of objects that were used in pages that left.
     pub(crate) used_bytes: AtomicU64,
 }
 
-/// Classes of CAR.
-pub(crate) const RATES: usize = 10;
+/// How pages of one class did that came whole.
+struct Trials {
+    /// The share of those that were used, of [`TRIED`]; later ones count more.
+    good: AtomicU32,
+    /// Pages that left untried.
+    untried: AtomicU32,
+}
+
+/// The least CAR with which it was good that a page came whole.
+const GOOD: f64 = 0.5;
+const TRIED: u32 = 1 << 16;
+/// Each trial counts a sixteenth.
+const WEIGHT: u32 = 16;
+/// While trials fail, one page of so many comes whole.
+const TRY_EVERY: u32 = 16;
 
 impl Paths {
-    pub(crate) fn new(threshold: f64) -> Paths {
-        Paths { threshold, rates: Default::default(), used_bytes: AtomicU64::new(0) }
+    pub(crate) fn new(threshold: Option<f64>) -> Paths {
+        let trials = |_| Trials { good: AtomicU32::new(TRIED), untried: AtomicU32::new(0) };
+        Paths {
+            threshold,
+            trials: core::array::from_fn(trials),
+            rates: Default::default(),
+            by_page: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+        }
     }
 
-    /// How the objects of a page are to come, of which so many were used.
-    pub(super) fn choose(&self, class: LogClass, used: u32) -> Path {
-        if rate(class, used) >= self.threshold { Path::Page } else { Path::Object }
+    /// How the objects of a page with this word are to come, of which so many were used.
+    pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> Path {
+        let is_used = rate(class, used) >= self.threshold.unwrap_or(GOOD);
+        let is_likely = || {
+            let trials = &self.trials[class.index()];
+            self.threshold.is_some()
+                || word.came_whole()
+                || trials.good.load(Ordering::Relaxed) >= TRIED / 2
+                || trials.untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+        };
+        if is_used && is_likely() { Path::Page } else { Path::Object }
+    }
+
+    /// The stay of a page with this word is over.
+    pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
+        let trials = &self.trials[class.index()];
+        if word.came_whole() {
+            let good = trials.good.load(Ordering::Relaxed);
+            let more = if rate(class, used) >= GOOD { TRIED / WEIGHT } else { 0 };
+            trials.good.store(good - good / WEIGHT + more, Ordering::Relaxed);
+        } else {
+            trials.untried.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -49,19 +97,21 @@ pub(crate) enum Way {
 
 impl Objects {
     /// How an object of this page is to come, if the page is Far; `None` if it is on its way, or dead.
-    pub(super) fn way(&self, page: u32) -> Option<Way> {
+    pub(crate) fn way(&self, page: u32) -> Option<Way> {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;
         Some(if word.fetch().is_some() { Way::Page(page) } else { Way::Object(class) })
     }
 
-    /// A page leaves as it is, in which so many objects were used; the marks to be taken from them.
-    pub(super) fn leaves(&self, page: u32, class: LogClass, used: u32) -> u64 {
+    /// A page with this word leaves as it is, of which so many objects were used; the marks to be taken from them.
+    pub(super) fn leaves(&self, page: u32, class: LogClass, word: LogWord, used: u32) -> u64 {
         let Some(paths) = &self.paths else { return 0 };
-        let tenth = (rate(class, used) * RATES as f64) as usize;
-        paths.rates[tenth.min(RATES - 1)].fetch_add(1, Ordering::Relaxed);
+        let tenth = used as usize * Stats::RATE_CLASSES / class.capacity() as usize;
+        paths.rates[tenth.min(Stats::RATE_CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
         paths.used_bytes.fetch_add(u64::from(used) * class.bytes() as u64, Ordering::Relaxed);
-        self.log.set_path(page, paths.choose(class, used));
+        let path = paths.choose(class, word, used);
+        paths.by_page.fetch_add(u64::from(path == Path::Page), Ordering::Relaxed);
+        self.log.send(page, path);
         Handle::HOT | Handle::USED
     }
 }
