@@ -74,12 +74,15 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-objects-tcp" => Contender::Heap(Far::Tcp, "object"),
         "heap-late" => Contender::Heap(Far::LateTcp, "page"),
         "heap-objects-late" => Contender::Heap(Far::LateTcp, "object"),
+        "heap-hybrid" => Contender::Heap(Far::Private, "hybrid"),
+        "heap-hybrid-tcp" => Contender::Heap(Far::Tcp, "hybrid"),
+        "heap-hybrid-late" => Contender::Heap(Far::LateTcp, "hybrid"),
         "loopback" => Contender::Peer(Peer::Loopback),
         "redis" => Contender::Peer(Peer::Redis),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, loopback, redis, lane-tcp"
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp"
         ),
     })
 }
