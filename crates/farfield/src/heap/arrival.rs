@@ -50,6 +50,11 @@ impl Wait {
         if let Some(ticket) = self.ticket.take() {
             core.waiters.forget(ticket);
         }
+        self.leave_queue(core);
+    }
+
+    /// It needs no room, or no more of it.
+    fn leave_queue(&mut self, core: &Core) {
         // What it was woken for is for another one.
         if let Some(turn) = self.turn.take()
             && !core.waiters.leave_room(turn)
@@ -96,7 +101,7 @@ impl<'a> Arrival<'a> {
 
     /// Is there no room for what it waits for?
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.wait.goal > 0 && self.wait.ticket.is_none()
+        self.wait.goal > 0
     }
 
     /// Waits for something that is about to happen, at most as long as the heap is patient.
@@ -249,9 +254,12 @@ impl<'a> Arrival<'a> {
         }
         self.wait.ticket = self.core.waiters.wait(number, context.waker(), mark);
         let waits = self.wait.ticket.is_some();
-        if waits && !core::mem::replace(&mut self.awaits, true) {
-            let awaited = &self.scope.open.awaited;
-            awaited.set(awaited.get() + 1);
+        if waits {
+            self.stop_hunger();
+            if !core::mem::replace(&mut self.awaits, true) {
+                let awaited = &self.scope.open.awaited;
+                awaited.set(awaited.get() + 1);
+            }
         }
         waits
     }
@@ -301,11 +309,18 @@ impl<'a> Arrival<'a> {
 
     fn stop_waiting(&mut self) {
         self.wait.stop(self.core);
+        self.stop_hunger();
         let open = self.scope.open;
         if core::mem::take(&mut self.awaits) {
             open.awaited.set(open.awaited.get() - 1);
         }
+    }
+
+    /// There is room for what it waits for, or it needs none.
+    fn stop_hunger(&mut self) {
+        self.wait.leave_queue(self.core);
         if core::mem::take(&mut self.wait.goal) > 0 {
+            let open = self.scope.open;
             open.hungry.set(open.hungry.get() - 1);
         }
     }
@@ -336,5 +351,38 @@ impl Future for Arrival<'_> {
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
         self.stop_waiting();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a task that counts as one that waits for room when it does not: others believe that nobody goes on, and stay behind it.
+    use super::*;
+    use crate::Heap;
+    use core::task::Waker;
+
+    #[test]
+    fn who_waits_for_a_flight_does_not_wait_for_room() {
+        let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).build().unwrap();
+        let values: Vec<_> = (0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+        let core = heap.core();
+        core.evictor.paused(|| {
+            let is_far = |page: &u32| FrameWord(core.words[*page].load(Ordering::Acquire)).state() == State::Far;
+            let page = (0..core.segments.high_page()).find(is_far).unwrap();
+            let mut frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Reserve)).collect();
+            let scope = heap.enter();
+            let mut arrival = core::pin::pin!(Arrival::new(&scope, page, Want::Read));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(arrival.as_mut().poll(&mut context).is_pending());
+            assert!(arrival.waits_for_room());
+            assert_eq!(scope.open.hungry.get(), 1);
+            frames.drain(..core.first_goal(1) as usize).for_each(|frame| core.frames.put(frame, 1));
+            assert!(arrival.as_mut().poll(&mut context).is_pending());
+            assert!(!arrival.waits_for_room() && !core.waiters.want_room());
+            assert_eq!(scope.open.hungry.get(), 0);
+            frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
+        });
+        drop(values);
+        heap.verify();
     }
 }
