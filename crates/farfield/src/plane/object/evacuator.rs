@@ -104,7 +104,8 @@ impl Evacuator {
         (verdict, died)
     }
 
-    /// Moves these objects out of a sealed page, hot ones together and cold ones together; false if there is no room for all.
+    /// Moves these objects out of a sealed page, hot ones together and cold ones together; false if there is no room for all that still
+    /// live.
     fn move_all(
         &mut self,
         core: &Core,
@@ -116,7 +117,7 @@ impl Evacuator {
         for found in found {
             let Some(target) = self.target(core, objects, source.class, found.handle.is_hot()) else {
                 self.close(core);
-                return false;
+                return *died;
             };
             *died |= target.receive(core, objects, source, found);
         }
@@ -225,5 +226,53 @@ impl Target {
         }
         objects.moved.fetch_add(1, Ordering::Relaxed);
         objects.log.leave(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against log pages that nobody retires.
+    use super::*;
+    use crate::{FarBox, Heap, Plane};
+    use farfield_core::heap::FrameWord;
+
+    /// The last object of a page moves, and there is no room for another one, which has ended since it was found.
+    #[test]
+    fn a_page_that_dies_while_room_ends_is_said_to_be_dead() {
+        let builder = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).plane(Plane::Object);
+        let heap = builder.build().unwrap();
+        let core = heap.core();
+        let objects = core.objects.as_ref().unwrap();
+        let class = LogClass::of(1000, 8).unwrap();
+        let mut values: Vec<FarBox<[u8; 1000]>> =
+            (0..class.capacity()).map(|_| heap.alloc([7; 1000]).unwrap()).collect();
+        // The next one is in another page: the first is closed.
+        values.push(heap.alloc([8; 1000]).unwrap());
+        let page = (0..core.segments.high_page()).find(|page| objects.log.word(*page).live() == class.capacity());
+        let page = page.unwrap();
+        core.evictor.paused(|| {
+            let scope = heap.enter();
+            let frame = FrameWord(core.words[page].load(Ordering::Acquire)).frame().unwrap();
+            // SAFETY: a frame of initialised memory, whose page stays there until the scope ends, and nobody writes.
+            let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
+            let source = Source { page, class, bytes };
+            let found = source.live(objects);
+            assert_eq!(found.len() as u32, class.capacity());
+            let mut evacuator = Evacuator::default();
+            evacuator.target(core, objects, class, false).unwrap().next = class.capacity() - 1;
+            let frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Reserve)).collect();
+            // All but the first end, after they were found.
+            values.drain(1..class.capacity() as usize);
+            let mut died = false;
+            assert!(evacuator.move_all(core, objects, &source, &found, &mut died));
+            assert!(died);
+            frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
+            evacuator.close(core);
+            drop(scope);
+            core.retire_log(&objects.log, page);
+        });
+        assert_eq!(values[0].read(|value| *value).unwrap(), [7; 1000]);
+        drop(values);
+        heap.verify();
     }
 }
