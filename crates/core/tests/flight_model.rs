@@ -1,0 +1,259 @@
+//! The flight of a small object in all interleavings, with loom: its place stays near by the count of what is *coming*, and by
+//! nothing else once the scope in which it began has ended.
+//!
+//! Danger: the page leaves before the object's bytes are in it, so that they are lost or land where others live by then; somebody finds
+//! the object before its bytes; a log page dies twice, or never. The steps are those of `crates/farfield/src/plane/object/flight.rs` and
+//! of the evictor, with the same orderings.
+
+use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, State, Whereabouts};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+const FRAME: FrameId = FrameId(1);
+/// Where the object comes to; it comes from page 0, which is Far.
+const PAGE: u32 = 1;
+const VALUE: u64 = 7;
+
+struct Model {
+    handle: AtomicU64,
+    /// Frame word and log word of `PAGE`.
+    word: AtomicU64,
+    log: AtomicU32,
+    /// How often the log page has died.
+    deaths: AtomicU32,
+    epoch: AtomicU64,
+    /// One per mutator.
+    records: [AtomicU64; 2],
+    /// The object's place in the frame.
+    place: UnsafeCell<u64>,
+    /// The same in the far copy of `PAGE`; only the evictor touches it.
+    far: UnsafeCell<u64>,
+}
+
+// SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
+unsafe impl Sync for Model {}
+
+fn read(cell: &UnsafeCell<u64>) -> u64 {
+    // SAFETY: loom fails the model if somebody writes at the same time.
+    cell.with(|value| unsafe { *value })
+}
+
+fn write(cell: &UnsafeCell<u64>, value: u64) {
+    // SAFETY: loom fails the model if somebody else accesses the cell at the same time.
+    cell.with_mut(|target| unsafe { *target = value });
+}
+
+impl Model {
+    /// The page is near, and open for the thread that begins the flight.
+    fn new() -> Arc<Model> {
+        Arc::new(Model {
+            handle: AtomicU64::new(Handle::settle(0, 0).0),
+            word: AtomicU64::new(FrameWord::EMPTY.create().0.arrived(FRAME, true).0),
+            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).0),
+            deaths: AtomicU32::new(0),
+            epoch: AtomicU64::new(1),
+            records: [AtomicU64::new(0), AtomicU64::new(0)],
+            place: UnsafeCell::new(0),
+            far: UnsafeCell::new(0),
+        })
+    }
+
+    fn word(&self) -> FrameWord {
+        FrameWord(self.word.load(Ordering::Acquire))
+    }
+
+    fn exchange(&self, seen: FrameWord, next: FrameWord) -> bool {
+        self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn enter(&self, record: usize) {
+        self.records[record].store(self.epoch.load(Ordering::Acquire), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    fn leave(&self, record: usize) {
+        self.records[record].store(0, Ordering::Release);
+    }
+
+    /// `LogPages::update`, which counts deaths.
+    fn update(&self, transition: fn(LogWord) -> (LogWord, bool)) {
+        let mut seen = self.log.load(Ordering::Relaxed);
+        loop {
+            let (next, dead) = transition(LogWord(seen));
+            match self.log.compare_exchange(seen, next.0, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => {
+                    self.deaths.fetch_add(u32::from(dead), Ordering::Relaxed);
+                    return;
+                }
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// `Core::spot_now` and `Core::depart`: true if the object is under way.
+    fn depart(&self) -> bool {
+        self.enter(0);
+        self.update(|log| (log.expect(), false));
+        let is_near = loop {
+            let seen = self.word();
+            match seen.create() {
+                (next, Deref::Here(_)) if next == seen || self.exchange(seen, next) => break true,
+                (_, Deref::Here(_)) => {}
+                (next, Deref::Wait) => {
+                    let _ = next == seen || self.exchange(seen, next);
+                    loom::thread::yield_now();
+                }
+                (_, Deref::Fetch | Deref::Zero) => break false,
+            }
+        };
+        if is_near {
+            let seen = Handle(self.handle.load(Ordering::Acquire));
+            let locked = seen.lock().unwrap();
+            assert!(self.handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        } else {
+            self.update(LogWord::arrived);
+            self.update(LogWord::remove);
+        }
+        self.leave(0);
+        is_near
+    }
+
+    /// `Core::land_object`, by whoever polls the lane, in no scope.
+    fn land(&self) {
+        write(&self.place, VALUE);
+        let seen = Handle(self.handle.load(Ordering::Relaxed));
+        let moved = seen.moved(PAGE, 0);
+        assert!(self.handle.compare_exchange(seen.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        self.update(LogWord::arrived);
+    }
+
+    /// One round of the evictor, as in `heap_model.rs`.
+    fn evict(&self) {
+        let seen = self.word();
+        let Some(next) = seen.cool() else { return };
+        if !self.exchange(seen, next) || next.state() != State::Leaving {
+            return;
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        let over = |record: &AtomicU64| {
+            let entered = record.load(Ordering::Acquire);
+            entered == 0 || entered > epoch
+        };
+        if !self.records.iter().all(over) {
+            return;
+        }
+        let seen = self.word();
+        let Some(sealed) = seen.seal() else { return };
+        if LogWord(self.log.load(Ordering::SeqCst)).coming() > 0 {
+            self.exchange(seen, seen.deref(false).0);
+            return;
+        }
+        if !self.exchange(seen, sealed) {
+            return;
+        }
+        write(&self.far, read(&self.place));
+        let settle = |transition: fn(FrameWord) -> FrameWord| {
+            let mut seen = self.word();
+            while !self.exchange(seen, transition(seen)) {
+                seen = self.word();
+            }
+        };
+        settle(FrameWord::copied);
+        let seen = self.word();
+        if let Some(next) = seen.left()
+            && self.exchange(seen, next)
+        {
+            // The frame holds another page now.
+            write(&self.place, u64::MAX / 2);
+        }
+    }
+
+    /// `Core::look_at`, in a scope: the value, if the object is there.
+    fn look(&self) {
+        self.enter(1);
+        let seen = Handle(self.handle.load(Ordering::Acquire));
+        let held = self.word();
+        if seen.is_at(PAGE, 0)
+            && let (next, Deref::Here(_)) = held.deref(false)
+            && (next == held || self.exchange(held, next))
+        {
+            assert_eq!(read(&self.place), VALUE);
+        }
+        self.leave(1);
+    }
+
+    /// `Core::free_object`, if the object has landed.
+    fn free(&self) {
+        let seen = Handle(self.handle.load(Ordering::Acquire));
+        if seen.is_at(PAGE, 0) {
+            let free = Handle::free(None);
+            assert!(self.handle.compare_exchange(seen.0, free.0, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+            self.update(LogWord::remove);
+        }
+    }
+}
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+#[test]
+fn what_comes_after_its_scope_finds_its_place() {
+    check(4, || {
+        let model = Model::new();
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || {
+            let departed = other.depart();
+            if departed {
+                other.land();
+            }
+            departed
+        });
+        model.evict();
+        model.evict();
+        let departed = mutator.join().unwrap();
+        let there = Handle(model.handle.load(Ordering::Acquire));
+        assert!(there.is_at(if departed { PAGE } else { 0 }, 0));
+        let value = if model.word().state() == State::Far { read(&model.far) } else { read(&model.place) };
+        assert!(!departed || value == VALUE, "{value}");
+    });
+}
+
+#[test]
+fn who_finds_it_there_finds_its_bytes() {
+    check(2, || {
+        let model = Model::new();
+        let (flight, look) = (model.clone(), model.clone());
+        let flight = loom::thread::spawn(move || {
+            if flight.depart() {
+                flight.land();
+            }
+        });
+        let look = loom::thread::spawn(move || look.look());
+        model.evict();
+        flight.join().unwrap();
+        look.join().unwrap();
+    });
+}
+
+/// It ends as soon as it is there, while its page is closed and the flight is not quite over.
+#[test]
+fn its_page_dies_once() {
+    check(4, || {
+        let model = Model::new();
+        let (lands, ends) = (model.clone(), model.clone());
+        assert!(model.depart());
+        let lands = loom::thread::spawn(move || lands.land());
+        let ends = loom::thread::spawn(move || ends.free());
+        model.update(LogWord::closed);
+        lands.join().unwrap();
+        ends.join().unwrap();
+        model.free();
+        assert_eq!(model.deaths.load(Ordering::Relaxed), 1);
+        assert_eq!(Handle(model.handle.load(Ordering::Acquire)).whereabouts(), Whereabouts::Nowhere);
+    });
+}
