@@ -1,0 +1,55 @@
+//! What the documents name is there: files, folders, links, tests.
+//!
+//! Danger: a document that leads nowhere, or that calls something guarded by a test that is gone.
+
+use std::path::Path;
+
+/// Every file and folder below this one, named from the root of the project on.
+fn collect(root: &Path, folder: &Path, paths: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of the project").flatten() {
+        let path = entry.path();
+        if entry.file_name() != "target" && entry.file_name() != ".git" {
+            paths.push(path.strip_prefix(root).expect("inside").display().to_string());
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                collect(root, &path, paths);
+            }
+        }
+    }
+}
+
+/// `space.rs`, `pager/space.rs` and `crates/pager/src/space.rs` all name the last one; of `a/{b,c}.rs`, the folder is looked at.
+fn names(word: &str, path: &str) -> bool {
+    let word = word.split_once("/{").map_or(word, |(folder, _)| folder).trim_end_matches('/');
+    let mut parts = path.split('/');
+    path.ends_with(word.rsplit('/').next().unwrap_or(word)) && word.split('/').all(|part| parts.any(|is| is == part))
+}
+
+#[test]
+fn what_documents_name_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ has a parent");
+    let mut paths = Vec::new();
+    collect(root, root, &mut paths);
+    let read = |path: &String| std::fs::read_to_string(root.join(path)).expect("text");
+    let source: String = paths.iter().filter(|path| path.ends_with(".rs")).map(read).collect();
+    let mut missing = Vec::new();
+    // Decisions and the changelog tell what was, too.
+    let is_now = |path: &&String| path.ends_with(".md") && !path.contains("decisions/") && *path != "CHANGELOG.md";
+    for document in paths.iter().filter(is_now) {
+        let text = read(document);
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let is_dead = |link: &&str| !link.contains("://") && !root.join(document).with_file_name(link).exists();
+        missing.extend(links.filter(|link| !link.is_empty()).filter(is_dead).map(|link| format!("{document}: {link}")));
+        for word in text.split('`').skip(1).step_by(2) {
+            let folders = ["crates/", "docs/", "bench/", "tests/", "fuzz/", "xtask/"];
+            let is_path = word.ends_with(".rs") || folders.iter().any(|folder| word.starts_with(folder));
+            let is_test =
+                word.matches('_').count() > 3 && word.chars().all(|c| "_…".contains(c) || c.is_ascii_lowercase());
+            // Capitals and stars stand for what the reader chooses.
+            let is_plain = !word.contains(|c: char| c.is_whitespace() || c.is_uppercase() || c == '*');
+            let is_wrong = is_path && is_plain && !paths.iter().any(|path| names(word, path))
+                || is_test && !source.contains(&format!("fn {}", word.trim_end_matches('…')));
+            missing.extend(is_wrong.then(|| format!("{document}: {word}")));
+        }
+    }
+    assert!(missing.is_empty(), "not there:\n{}", missing.join("\n"));
+}
