@@ -94,6 +94,15 @@ pub(crate) fn fuzz(rest: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Do the fuzz targets still fit the code? They are a workspace of their own.
+pub(crate) fn check_fuzz() -> Result<()> {
+    let target = target().join("fuzz-check");
+    let words = ["check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--target-dir"].map(OsStr::new);
+    // Nothing is linked, so the fuzzer itself need not be compiled.
+    let environment = [("CUSTOM_LIBFUZZER_PATH", OsStr::new("not-linked/libfuzzer.a"))];
+    cargo(&[&words[..], &[target.as_os_str()]].concat(), &environment)
+}
+
 /// Fuzzes one target for a while.
 pub(crate) fn fuzz_one(name: &str, seconds: u64) -> Result<()> {
     let time = format!("-max_total_time={seconds}");

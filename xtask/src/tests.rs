@@ -30,6 +30,9 @@ pub(crate) const PARTS: [Part; 11] = [
 impl Part {
     pub(crate) fn run(self, runner_words: &[String], environment: &[(&str, &OsStr)]) -> Result<()> {
         println!("\n== {} ==", self.name);
+        if self.name == "unit" {
+            chores::check_fuzz()?;
+        }
         let mut words: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
         let what: &[&str] = match self.name {
             "unit" => &["--workspace", "--exclude", "farfield-tests", "--features", "farfield/serde"],
