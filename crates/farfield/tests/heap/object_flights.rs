@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 fn heap(faults: &str, near: u64, patience: Duration) -> Heap {
     let builder = builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
