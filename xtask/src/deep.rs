@@ -1,4 +1,4 @@
-//! The second tier: every part of the tests with larger jobs, then under sanitizers, fuzzed and soaked.
+//! The second tier: every part of the tests with larger jobs, then under sanitizers and Miri, fuzzed and soaked.
 
 use crate::chores::{self, cargo, farfield, nightly};
 use crate::tests::PARTS;
@@ -51,6 +51,7 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
     for sanitizer in SANITIZERS {
         parts.push((format!("sanitize {sanitizer}"), Box::new(move || sanitize_by(sanitizer, &SANITIZED))));
     }
+    parts.push(("miri".into(), Box::new(miri)));
     for target in chores::fuzz_targets() {
         parts.push((format!("fuzz {target}"), Box::new(move || chores::fuzz_one(&target, minutes * 60))));
     }
@@ -84,11 +85,28 @@ fn sanitize_by(sanitizer: &str, crates: &[&str]) -> Result<()> {
     command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
     // What lives until the process ends is no leak; the tests count what matters.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
+    // Functions need several times as much stack.
+    command.env("RUST_MIN_STACK", (32 << 20).to_string());
     let status = command.status().context("cannot start rustup")?;
     ensure!(
         status.success(),
         "the tests failed under the {sanitizer} sanitizer, or a nightly toolchain with rust-src is absent (rustup \
          toolchain install nightly --component rust-src)"
+    );
+    Ok(())
+}
+
+/// Small histories of the far heap, every access of which is checked against the rules of the language.
+fn miri() -> Result<()> {
+    println!("\n== miri ==");
+    let mut command = nightly("cargo");
+    command.args(["miri", "test", "-p", "farfield", "--test", "miri"]);
+    // The clock is the machine's. Threads of the heap and their records live until the process ends.
+    command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks");
+    let status = command.status().context("cannot start rustup")?;
+    ensure!(
+        status.success(),
+        "Miri found something, or it is absent (rustup toolchain install nightly --component miri rust-src)"
     );
     Ok(())
 }

@@ -18,8 +18,8 @@ cargo x CHORE
   test [PART]...     every test of the CI tier, or only: unit models faults heaps leftovers kills budget users examples probes programs
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
   deep [MINUTES] [PART]...
-                     the second tier: larger jobs, sanitizers, fuzzing and soaking for MINUTES each (default 10), and a summary;
-                     PARTs are those of the tests, sanitize, fuzz and soak
+                     the second tier: larger jobs, sanitizers, Miri, fuzzing and soaking for MINUTES each (default 10), and a summary;
+                     PARTs are those of the tests, sanitize, miri, fuzz and soak
   ci                 fmt --check, lint, doc, test: what must pass before a change goes in
   fmt [--check]      format all Rust code
   lint               clippy on everything, warnings are errors

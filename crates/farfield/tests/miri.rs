@@ -3,7 +3,8 @@
 //! Danger: undefined behaviour that happens to work. The values have no padding and no pointers, because Miri cannot run the empty
 //! assembly block that makes ordinary bytes of those (`launder` in the evictor).
 
-use farfield::{FarBox, FarVec, Heap};
+use farfield::task::Executor;
+use farfield::{FarBox, FarVec, Heap, Plane};
 use std::time::Duration;
 
 struct Pair([FarBox<[u64; 2]>; 2]);
@@ -93,5 +94,54 @@ fn a_small_vector() {
     drop(vec);
     heap.verify();
     drop(boxes);
+    heap.verify();
+}
+
+/// Small values: flights, by threads, batches, hints and tasks, and pages that are emptied.
+#[test]
+fn a_small_history_of_the_object_plane() {
+    let (near, count) = if cfg!(miri) { (1 << 18, 3000) } else { (1 << 20, 12_000) };
+    let builder = Heap::builder().near(near).near_max(near).far(1).plane(Plane::Object);
+    let heap = builder.patience(Duration::from_secs(3600)).build().unwrap();
+    let mut values: Vec<FarBox<[u64; 16]>> = (0..count).map(|index| heap.alloc([index; 16]).unwrap()).collect();
+    for (index, value) in values.iter_mut().enumerate().step_by(300) {
+        let scope = heap.enter();
+        value.get_mut(&scope).unwrap()[1] += 1;
+        assert_eq!(value.get(&scope).unwrap()[..2], [index as u64, index as u64 + 1]);
+    }
+    assert!(heap.stats().misses > 0, "{:?}", heap.stats());
+    heap.prefetch(&values[10..20]);
+    {
+        let scope = heap.enter();
+        let seen = heap.get_many(&scope, &values[10..30]).unwrap();
+        assert!(seen.iter().zip(10..).all(|(seen, index)| **seen == [index; 16]));
+    }
+    let executor = Executor::new(&heap);
+    for (index, value) in values.iter().enumerate().skip(40).take(8) {
+        let heap = &heap;
+        executor.spawn(async move {
+            let scope = heap.enter();
+            assert_eq!(*value.fetch(&scope).await.unwrap(), [index as u64; 16]);
+        });
+    }
+    executor.run();
+    drop(executor);
+    heap.prefetch(&values[50..60]);
+    std::thread::scope(|threads| {
+        let (heap, values) = (&heap, &values);
+        threads.spawn(move || assert_eq!(values[55].get(&heap.enter()).unwrap()[15], 55));
+        assert_eq!(values[55].get(&heap.enter()).unwrap()[15], 55);
+    });
+    // Of each page a few are left.
+    let mut index = 0;
+    values.retain(|_| {
+        index += 1;
+        index % 8 == 0
+    });
+    for index in 0..count / 8 {
+        values.push(heap.alloc([index; 16]).unwrap());
+    }
+    heap.verify();
+    drop(values);
     heap.verify();
 }
