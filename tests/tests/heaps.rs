@@ -443,6 +443,37 @@ fn a_full_server_is_said_before_data_is_at_risk() {
     }
 }
 
+/// Far memory in which nothing is any more is kept for what leaves next, but no server is full of that.
+#[test]
+fn a_server_is_not_full_of_what_holds_nothing() {
+    for way in [Way::Tcp, Way::Unix, Way::Shm] {
+        let scratch = Scratch::new("heap-vacant");
+        let server = way.start(&scratch, "16M");
+        let heap = way.heap(&server, Plane::Object);
+        let small: Vec<_> = (0..100_000).map(|number| heap.alloc([number; 8]).expect("room for 8 MiB")).collect();
+        // Nothing that is large uses far addresses of what is small.
+        drop(small);
+        let (mut large, mut vacant) = (Vec::new(), 0);
+        let full = loop {
+            match heap.alloc([large.len() as u64; 512]) {
+                Ok(value) => large.push(value),
+                Err(error) => break error.error,
+            }
+            vacant = vacant.max(heap.stats().vacant_pages);
+            assert!((large.len() as u64) < 20 * MIB / 4096, "16 MiB, and two near, take no more");
+        };
+        assert!(matches!(full, FarError::Pool(PoolError::PoolFull { .. })), "{way:?}: {full:?}");
+        let stats = heap.stats();
+        assert!(vacant > 0 && stats.vacant_pages == 0, "{way:?}: at most {vacant}, {stats:?}");
+        assert!(large.len() as u64 >= 16 * MIB / 4096, "{way:?}: {} pages", large.len());
+        for (index, value) in large.iter().enumerate().step_by(3) {
+            assert_eq!(value.read(|value| value[7]), Ok(index as u64), "{way:?}");
+        }
+        drop(large);
+        heap.verify();
+    }
+}
+
 /// AIFM's tests across TCP: arrays are added, maps hold keys and values of any size, threads share a map.
 #[test]
 fn collections_are_right_across_the_network() {

@@ -44,6 +44,9 @@ pub struct Stats {
     pub longest_pause: Duration,
     /// Small values that were moved, so that what is hot lies together and what leaves is dense. On the object plane only.
     pub moved_values: u64,
+    /// Far pages in which no value is any more, for which the pool still has memory: the next pages that leave are written there. Given
+    /// back when they are more than a sixteenth of all, when the pool is full, and when nothing has left for a while.
+    pub vacant_pages: u64,
     /// Far pages given back to the pool.
     pub discarded_pages: u64,
     /// Values whose destructor could not run, because their bytes are lost.

@@ -154,9 +154,11 @@ impl Core {
                         self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
                         return Ok(frame);
                     }
+                    self.occupy(seen);
                     if let Err(error) = self.make_zero(page, pages, frame) {
                         self.frames.put(frame, pages);
                         word.store(next.gave_up(State::Empty).0, Ordering::Release);
+                        self.vacate(next.is_stored());
                         return Err(error);
                     }
                     word.store(next.arrived(frame, true).0, Ordering::Release);
@@ -190,12 +192,13 @@ impl Core {
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 match seen.create() {
-                    (next, Deref::Zero) if self.exchange(word, seen, next) => break,
+                    (next, Deref::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
                     _ => {
                         if let Err(error) = patience.wait() {
                             for claimed in page + 1..inside {
                                 let seen = FrameWord(self.words[claimed].load(Ordering::Acquire));
                                 self.words[claimed].store(seen.gave_up(State::Empty).0, Ordering::Release);
+                                self.vacate(seen.is_stored());
                             }
                             return Err(error);
                         }

@@ -21,6 +21,7 @@ use super::segments::Unit;
 use crate::plane::object::Evacuator;
 use carrier::Carrier;
 use core::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use discards::Vacancies;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::PoolError;
@@ -78,6 +79,8 @@ struct Batch {
 struct EvictorState {
     carrier: Carrier,
     hand: u32,
+    /// The one that goes round the vacancies.
+    discard_hand: u32,
     batches: VecDeque<Batch>,
     /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
     urgent: VecDeque<Batch>,
@@ -112,6 +115,7 @@ impl Evictor {
         let state = EvictorState {
             carrier: Carrier::new(batch),
             hand: 0,
+            discard_hand: 0,
             batches: VecDeque::new(),
             urgent: VecDeque::new(),
             evacuator: Evacuator::default(),
@@ -202,7 +206,20 @@ impl EvictorState {
     fn run(&mut self, core: &Core, goal: u32, urgency: Urgency) -> Result<Outcome, PoolError> {
         self.urgency = urgency;
         self.recycle(core);
-        self.discard(core)?;
+        if urgency == Urgency::Background {
+            self.discard_excess(core)?;
+        }
+        match self.make_room(core, goal) {
+            Err(PoolError::PoolFull { .. }) if core.vacancies.count() > 0 => {
+                self.discard(core, 0)?;
+                self.make_room(core, goal)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn make_room(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
+        let urgency = self.urgency;
         let limit = core.frames.limit();
         // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
         let mut turns_left = 2 * u64::from(core.frames.count());

@@ -74,7 +74,7 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use evictor::Evictor;
+use evictor::{Evictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Backend;
 use frames::Frames;
@@ -82,7 +82,7 @@ use poller::Poller;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use shares::Shares;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 use threads::Threads;
 use throttle::Throttle;
@@ -123,8 +123,7 @@ pub(crate) struct Core {
     pub(crate) throttle: Throttle,
     pub(crate) waiters: Waiters,
     pub(crate) poller: Poller,
-    /// Pages that are Empty and may have a far copy.
-    discards: Mutex<Vec<u32>>,
+    pub(crate) vacancies: Vacancies,
     /// Values whose destructor has to wait.
     graves: objects::Graves,
     pub(crate) backend: Arc<dyn Backend>,
@@ -194,7 +193,7 @@ impl Heap {
             throttle: Throttle::default(),
             waiters: Waiters::default(),
             poller: Poller::new(),
-            discards: Mutex::new(Vec::new()),
+            vacancies: Vacancies::default(),
             graves: objects::Graves::default(),
             backend,
             patience: config.patience,
@@ -397,6 +396,7 @@ impl Core {
             pauses,
             longest_pause,
             moved_values: self.objects.as_ref().map_or(0, |objects| objects.moved.load(Ordering::Relaxed)),
+            vacant_pages: self.vacancies.count(),
             discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),
             lost_values: self.threads.sum(|counters| &counters.lost_values),
             pinned_bytes: self.pinned_bytes(),

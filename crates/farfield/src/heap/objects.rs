@@ -8,7 +8,7 @@ use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Class, FrameWord, LogClass, Place};
+use farfield_core::heap::{Class, FrameWord, LogClass, Place, State};
 use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
@@ -198,7 +198,11 @@ impl Core {
         let (released, frame) = loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.release() {
-                Some((next, frame)) if self.exchange(word, seen, next) => break (next, frame),
+                Some((next, frame)) if self.exchange(word, seen, next) => {
+                    // What was Empty already is counted.
+                    self.vacate(next.is_stored() && seen.state() != State::Empty);
+                    break (next, frame);
+                }
                 _ => {
                     // Somebody may have wished for it ahead of need.
                     self.help(self.record(), None);
@@ -210,31 +214,11 @@ impl Core {
             let seen = FrameWord(self.words[inside].load(Ordering::Acquire));
             let next = seen.unit_released(released.is_stored());
             self.words[inside].store(next.0, Ordering::Release);
-            self.discard_later(inside, next.is_stored());
+            self.vacate(next.is_stored());
         }
-        self.discard_later(unit.page, released.is_stored());
         if let Some(frame) = frame {
             self.frames.put(frame, unit.pages);
         }
-    }
-
-    /// The page is Empty; if it is `stored`, the pool has a copy to give back when there is time.
-    pub(crate) fn discard_later(&self, page: u32, stored: bool) {
-        if stored {
-            let mut discards = self.discards.lock().unwrap_or_else(PoisonError::into_inner);
-            discards.push(page);
-            if discards.len().is_multiple_of(1024) {
-                drop(discards);
-                self.reclaimer.wake();
-            }
-        }
-    }
-
-    /// Up to `most` pages of those.
-    pub(crate) fn take_discards(&self, most: usize) -> Vec<u32> {
-        let mut discards = self.discards.lock().unwrap_or_else(PoisonError::into_inner);
-        let keep = discards.len().saturating_sub(most);
-        discards.split_off(keep)
     }
 
     /// A thread ends: its segments are for others.

@@ -5,6 +5,7 @@ use super::{Core, CoreAddress, SERVES};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use farfield_pool::PoolError;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -12,11 +13,16 @@ use std::thread::JoinHandle;
 pub(crate) struct Reclaimer {
     /// Somebody said that there is little room. Set without the lock, so that saying it again costs a load.
     awake: AtomicBool,
+    /// It sleeps until somebody rings: nothing is vacant.
+    sleeps_long: AtomicBool,
     stop: AtomicBool,
     asleep: Mutex<()>,
     bell: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
+
+/// When nobody has rung for so long, nothing leaves: then nothing need be kept for what leaves next.
+const IDLE: Duration = Duration::from_millis(100);
 
 /// How long to wait before trying again what did not work, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
@@ -25,6 +31,7 @@ impl Reclaimer {
     pub(crate) fn new() -> Reclaimer {
         Reclaimer {
             awake: AtomicBool::new(false),
+            sleeps_long: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             asleep: Mutex::new(()),
             bell: Condvar::new(),
@@ -85,14 +92,55 @@ impl Reclaimer {
         }
     }
 
+    fn is_called(&self) -> bool {
+        self.awake.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
+    }
+
+    /// Until somebody rings. When nobody has for a while, vacancies go back to the pool.
+    fn sleep(&self, core: &Core) {
+        let mut discards = true;
+        while !self.doze(core, discards) {
+            // What cannot be given back now is tried again when the evictor has run.
+            discards = self.discard(core).is_ok();
+        }
+        self.sleeps_long.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits until somebody rings; false if nobody did for a while and something is to be discarded.
+    fn doze(&self, core: &Core, discards: bool) -> bool {
+        let mut guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_called() {
+            // SeqCst: who makes a vacancy counts it before it looks here.
+            self.sleeps_long.store(discards, Ordering::SeqCst);
+            if !discards || core.vacancies.count() == 0 {
+                guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            self.sleeps_long.store(false, Ordering::SeqCst);
+            let (woken, timeout) = self.bell.wait_timeout(guard, IDLE).unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() && !self.is_called() {
+                return false;
+            }
+            guard = woken;
+        }
+        true
+    }
+
+    /// Gives vacancies back to the pool, a few at a time, until somebody rings.
+    fn discard(&self, core: &Core) -> Result<(), PoolError> {
+        while !self.is_called() && core.evictor.discard_some(core)? > 0 {}
+        Ok(())
+    }
+
+    /// Does it sleep until somebody rings, though there may be vacancies from now on?
+    pub(crate) fn sleeps_long(&self) -> bool {
+        self.sleeps_long.load(Ordering::SeqCst)
+    }
+
     fn run(&self, core: &Core) {
         let mut pause = PAUSE.0;
         loop {
-            let mut guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-            while !self.awake.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire) {
-                guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(guard);
+            self.sleep(core);
             if self.stop.load(Ordering::Acquire) {
                 return;
             }

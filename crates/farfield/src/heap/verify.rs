@@ -70,16 +70,16 @@ impl Core {
         live.values().map(|live| u64::from(*live)).sum()
     }
 
-    /// Frames that words refer to.
+    /// Frames that words refer to. What is vacant is counted.
     fn verify_words(&self) -> u32 {
-        let mut in_use = 0;
+        let (mut in_use, mut vacant) = (0, 0);
         let mut page = 0;
         while page < self.segments.high_page() {
             let unit = self.segments.unit_of(page);
             let word = FrameWord(self.words[page].load(Ordering::SeqCst));
             let pages = unit.map_or(1, |unit| unit.pages);
             match word.state() {
-                State::Empty => {}
+                State::Empty => vacant += u64::from(word.is_stored()),
                 State::Far => assert!(unit.is_some() && word.is_stored(), "page {page} is far and not in the pool"),
                 State::Near | State::Leaving => {
                     let Some(FrameId(frame)) = word.frame() else { unreachable!() };
@@ -96,9 +96,11 @@ impl Core {
                 let word = FrameWord(self.words[inside].load(Ordering::SeqCst));
                 let expected = if word_is_in_use(unit.is_some(), self, page) { State::Fetching } else { State::Empty };
                 assert_eq!(word.state(), expected, "page {inside} inside the unit of page {page}");
+                vacant += u64::from(word.state() == State::Empty && word.is_stored());
             }
             page += pages;
         }
+        assert_eq!(self.vacancies.count(), vacant, "vacant pages");
         in_use
     }
 }

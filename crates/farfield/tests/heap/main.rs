@@ -21,4 +21,5 @@ mod map;
 mod objects;
 mod tasks;
 mod tokio;
+mod vacancies;
 mod vec;

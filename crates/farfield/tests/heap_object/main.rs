@@ -23,3 +23,5 @@ mod map;
 mod object_flights;
 #[path = "../heap/tasks.rs"]
 mod tasks;
+#[path = "../heap/vacancies.rs"]
+mod vacancies;

@@ -1,49 +1,117 @@
-//! Far memory of pages that are Empty is given back to the pool.
+//! Vacancies: far memory in which nothing is any more.
+//!
+//! A page that dies leaves its far copy behind. The next pages that leave are likely to have its far address, and write over the copy.
+//! That costs less than giving the memory back and taking it again: system calls, in shared memory also interruptions of the other
+//! processors, and page faults. So a share of all far pages may be vacant. A hand goes round the pages and gives back what is
+//! more than that, and everything when the pool is full, or when the evictor has had nothing to do for a while.
+//!
+//! No list says which pages these are: their words do (Empty and stored).
 
 use super::take::settle;
-use super::{Core, EvictorState, Unit};
-use core::sync::atomic::Ordering;
+use super::{Core, Evictor, EvictorState, Unit};
+use core::sync::atomic::{AtomicI64, Ordering};
 use farfield_core::heap::{FrameWord, State};
 use farfield_pool::PoolError;
 
-impl EvictorState {
-    /// Gives back far memory of pages that are Empty.
-    pub(super) fn discard(&mut self, core: &Core) -> Result<(), PoolError> {
-        loop {
-            let mut pages = core.take_discards(self.batch * 4);
-            if pages.is_empty() {
-                return Ok(());
+/// How many there are. Counted after a word has changed, so for a moment it can be wrong, and negative.
+#[derive(Default)]
+pub(crate) struct Vacancies(AtomicI64);
+
+/// Of the far addresses used so far, one in so many may be vacant.
+const SHARE: u64 = 16;
+/// So many may be vacant in any case.
+const FEW: u64 = 64;
+
+impl Vacancies {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst).max(0) as u64
+    }
+}
+
+impl Core {
+    /// A page has become Empty; `stored`: the pool has a copy of what was in it.
+    pub(crate) fn vacate(&self, stored: bool) {
+        if stored {
+            // SeqCst: the reclaimer says that it sleeps before it looks whether there are any.
+            self.vacancies.0.fetch_add(1, Ordering::SeqCst);
+            if self.vacancies.count() > self.vacancies_max() || self.reclaimer.sleeps_long() {
+                self.reclaimer.wake();
             }
-            pages.sort_unstable();
-            let mut ours: Vec<u32> = Vec::with_capacity(pages.len());
-            for page in pages {
-                let word = &core.words[page];
-                let seen = FrameWord(word.load(Ordering::Acquire));
-                // Otherwise it is in use again, and will be written over.
-                if seen.discard().is_some_and(|next| core.exchange(word, seen, next)) {
-                    ours.push(page);
-                }
-            }
-            let result = self.discard_pages(core, &ours);
-            for page in &ours {
-                settle(&core.words[*page], |word| match result {
-                    Ok(()) => word.discarded(),
-                    Err(_) => word.gave_up(State::Empty),
-                });
-                if result.is_err() {
-                    core.discard_later(*page, true);
-                }
-            }
-            result?;
-            core.evictor.discarded.fetch_add(ours.len() as u64, Ordering::Relaxed);
         }
     }
 
-    fn discard_pages(&mut self, core: &Core, pages: &[u32]) -> Result<(), PoolError> {
+    /// A page is not Empty any more, whose word `was` this.
+    pub(crate) fn occupy(&self, was: FrameWord) {
+        if was.is_stored() {
+            self.vacancies.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn vacancies_max(&self) -> u64 {
+        (u64::from(self.segments.high_page()) / SHARE).max(FEW)
+    }
+}
+
+impl Evictor {
+    /// Gives a few vacancies back to the pool; how many.
+    pub(crate) fn discard_some(&self, core: &Core) -> Result<usize, PoolError> {
+        let mut looks = u64::from(core.segments.high_page());
+        self.lock().discard_batch(core, &mut looks)
+    }
+}
+
+impl EvictorState {
+    /// Gives back what is too much.
+    pub(super) fn discard_excess(&mut self, core: &Core) -> Result<(), PoolError> {
+        let max = core.vacancies_max();
+        // And some more, so that this is not done for each page that dies.
+        if core.vacancies.count() > max { self.discard(core, max / 4 * 3) } else { Ok(()) }
+    }
+
+    /// Gives vacancies back until there are so few.
+    pub(super) fn discard(&mut self, core: &Core, few: u64) -> Result<(), PoolError> {
+        let mut looks = u64::from(core.segments.high_page());
+        while core.vacancies.count() > few && looks > 0 {
+            self.discard_batch(core, &mut looks)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back the next batch of vacancies, after so many looks at most; how many.
+    fn discard_batch(&mut self, core: &Core, looks: &mut u64) -> Result<usize, PoolError> {
         self.carrier.open(core)?;
-        for run in pages.chunk_by(|a, b| a + 1 == *b) {
+        let ours = self.claim_vacancies(core, looks);
+        for run in ours.chunk_by(|a, b| a + 1 == *b) {
             self.carrier.discard(core, Unit { page: run[0], pages: run.len() as u32 });
         }
-        self.carrier.finish_all(core)
+        let result = self.carrier.finish_all(core);
+        for page in &ours {
+            settle(&core.words[*page], |word| match result {
+                Ok(()) => word.discarded(),
+                Err(_) => word.gave_up(State::Empty),
+            });
+            core.vacate(result.is_err());
+        }
+        result?;
+        core.evictor.discarded.fetch_add(ours.len() as u64, Ordering::Relaxed);
+        Ok(ours.len())
+    }
+
+    /// Makes vacancies Fetching that the hand comes by.
+    fn claim_vacancies(&mut self, core: &Core, looks: &mut u64) -> Vec<u32> {
+        let pages = core.segments.high_page();
+        let mut ours = Vec::with_capacity(self.batch);
+        while *looks > 0 && ours.len() < self.batch {
+            *looks -= 1;
+            self.discard_hand = if self.discard_hand + 1 >= pages { 0 } else { self.discard_hand + 1 };
+            let page = self.discard_hand;
+            let word = &core.words[page];
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            if seen.discard().is_some_and(|next| core.exchange(word, seen, next)) {
+                core.occupy(seen);
+                ours.push(page);
+            }
+        }
+        ours
     }
 }

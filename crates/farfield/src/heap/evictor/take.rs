@@ -48,7 +48,7 @@ impl EvictorState {
     pub(super) fn drop_dead(&self, core: &Core, unit: Unit, frame: FrameId) {
         let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
         core.frames.put(frame, unit.pages);
-        core.discard_later(unit.page, dropped.is_stored());
+        core.vacate(dropped.is_stored());
         core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
     }
 

@@ -284,6 +284,7 @@ impl Core {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
                 (owned, Deref::Zero) if self.exchange(word, seen, owned) => {
+                    self.occupy(seen);
                     // SAFETY: the frame is the caller's.
                     unsafe { self.frames.address(frame).write_bytes(0, PAGE_BYTES) };
                     self.frames.infos[frame.0].moved_in(page);
