@@ -2,7 +2,7 @@
 //!
 //! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read while it is written. The
 //! frame's bytes are a cell that loom watches: two accesses at once, of which one writes, fail the model. The steps are those of
-//! `crates/farfield/src/heap/{threads,access,evictor,pins}.rs`, with the same orderings.
+//! `crates/farfield/src/heap/{threads,evictor,pins}.rs` and of `plane/page.rs`, with the same orderings.
 
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
 use loom::cell::UnsafeCell;

@@ -1,8 +1,9 @@
 //! What a task waits for: a page, or a small object of the object plane.
 
-use super::access::{Round, Want, count_use};
+use super::access::{Want, count_use};
 use super::frames::Purse;
 use super::io::Flight;
+use super::room::Round;
 use super::segments::Unit;
 use super::threads::{add, count};
 use super::waiters::{Ticket, Turn};

@@ -10,14 +10,13 @@ use super::frames::Purse;
 use super::io::{Flight, Io, Landing};
 use super::objects::Inside;
 use super::segments::Unit;
-use super::threads::{Record, add, count};
+use super::threads::Record;
 use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 use core::time::Duration;
-use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, State};
+use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::{Buffer, PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
@@ -62,22 +61,6 @@ impl Core {
                 0
             }
         }
-    }
-
-    /// Takes a unit that is far, for a flight that nobody waits for, if there is room.
-    fn depart_unit_ahead(&self, record: &Record, page: u32) -> Option<Flight> {
-        let unit = self.segments.unit_of(page)?;
-        let word = &self.words[unit.page];
-        let seen = FrameWord(word.load(Ordering::Acquire));
-        let (next, Deref::Fetch) = seen.deref(false) else { return None };
-        let frame = self.take_frames_ahead(unit.pages)?;
-        if !self.exchange(word, seen, next) {
-            self.frames.put(frame, unit.pages);
-            return None;
-        }
-        count(&record.counters.prefetches);
-        add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-        Some(Flight::Unit { unit, frame, landing: Landing::Ahead })
     }
 
     /// Frames for what nobody needs yet. An eighth of the clean reserve is left to those who need some.

@@ -9,7 +9,8 @@
 //! | `objects` | who makes and frees values |
 //! | `shares` | how many owners they have |
 //! | `runs` | the same for collections that need no slots |
-//! | `access` | what a dereference does when its guess was wrong |
+//! | `access` | what is wanted of a page |
+//! | `room` | who makes room, and who waits for it |
 //! | `fetch`, `io` | how what is far comes near, waited for or not |
 //! | `arrival`, `waiters`, `poller` | how tasks wait |
 //! | `gather`, `attempt`, `look_ups` | how they wait for many values, for those that only looking finds, and for many of those |
@@ -36,6 +37,7 @@ mod poller;
 mod raw;
 mod reclaimer;
 mod retired;
+mod room;
 mod runs;
 mod scope;
 mod scopes;

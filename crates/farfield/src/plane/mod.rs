@@ -2,7 +2,7 @@
 //!
 //! | member | on a miss | slots of small values name |
 //! |---|---|---|
-//! | page (`heap/access.rs`: what every heap has) | the page comes, to the same far address | a place |
+//! | [`page`]: what every heap has | the page comes, to the same far address | a place |
 //! | [`object`] | the value comes, and moves to a page with others that came lately | a handle |
 //! | hybrid (`object/paths.rs`) | either, decided for each page when it leaves | a handle |
 //!
@@ -11,6 +11,7 @@
 //! dereference), and has a say when a page leaves.
 
 pub(crate) mod object;
+mod page;
 
 /// How misses of small values are served. Chosen with [`Builder::plane`](crate::Builder::plane).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,0 +1,170 @@
+//! The page plane: the slow path of a dereference, when the slot's guess was wrong or the page is not near. On a miss the whole
+//! unit comes, to the same far address.
+//!
+//! Every heap has it: on other planes it is for values that are too large for those.
+
+use crate::error::FarError;
+use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count, count_use};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+
+/// Every so many wrong guesses of slots that lie in clean frames, one is corrected.
+const CORRECT_EVERY: u32 = 64;
+
+impl Core {
+    /// The object of a slot, made near. The caller is inside a scope.
+    ///
+    /// The slot gets a better guess. A slot that lies in the arena is part of a page, which would have to be written
+    /// again for a guess; so only one in 64 of those is corrected, which costs a small share of the time that a used slot saves.
+    #[cold]
+    pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
+        let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
+        Ok(self.guess(scope.record, slot, frame))
+    }
+
+    /// The place of a slot's object in this frame, which the slot remembers.
+    pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> Place {
+        let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
+        if self.may_correct(record, slot.as_ptr() as usize) {
+            slot.store(place.0, Ordering::Relaxed);
+        }
+        place
+    }
+
+    /// Is it time to correct the guess of the slot at this address?
+    pub(crate) fn may_correct(&self, record: &Record, slot: usize) -> bool {
+        let tick = record.tick.get().wrapping_add(1);
+        record.tick.set(tick);
+        !self.frames.contains(slot) || tick.is_multiple_of(CORRECT_EVERY)
+    }
+
+    /// The frame of the page, if it is near and nobody has to be waited for. The caller is inside a scope.
+    #[cold]
+    pub(crate) fn near_now(&self, record: &Record, page: u32) -> Option<FrameId> {
+        let word = &self.words[page];
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let (next, Deref::Here(frame)) = seen.deref(false) else { return None };
+            if next == seen || self.exchange(word, seen, next) {
+                count_use(record, seen);
+                return Some(frame);
+            }
+        }
+    }
+
+    /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be
+    /// renewed while it waits.
+    pub(crate) fn bring(&self, record: &Record, page: u32, want: Want, renewable: bool) -> Result<FrameId, FarError> {
+        let word = &self.words[page];
+        let mut patience = Patience::new(self.patience);
+        loop {
+            let seen = FrameWord(word.load(Ordering::Acquire));
+            let (next, what) = want.decide(seen);
+            match what {
+                Deref::Here(frame) => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        count_use(record, seen);
+                        return Ok(frame);
+                    }
+                }
+                Deref::Wait | Deref::Fetch
+                    if record.is_impatient.get() && matches!(seen.state(), State::Fetching | State::Far) =>
+                {
+                    record.missed.set(Some((page, want)));
+                    return Err(NOT_NEAR);
+                }
+                _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
+                Deref::Wait => {
+                    if next == seen || self.exchange(word, seen, next) {
+                        if seen.state() == State::Fetching {
+                            self.help(record, Some(page));
+                        }
+                        patience.wait()?;
+                    }
+                }
+                Deref::Fetch | Deref::Zero => {
+                    let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
+                    // The frames first: nobody waits for a page whose owner waits for room.
+                    let frame = match self.take_frames(record, pages, renewable) {
+                        Err(error) if what == Deref::Fetch && want == Want::Read => {
+                            self.take_to_read(record, pages, renewable, error)?
+                        }
+                        frames => frames?,
+                    };
+                    if !self.exchange(word, seen, next) {
+                        self.frames.put(frame, pages);
+                        continue;
+                    }
+                    if what == Deref::Fetch {
+                        count(&record.counters.misses);
+                        add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
+                        let unit = Unit { page, pages };
+                        self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
+                        return Ok(frame);
+                    }
+                    self.occupy(seen);
+                    if let Err(error) = self.make_zero(page, pages, frame) {
+                        self.frames.put(frame, pages);
+                        word.store(next.gave_up(State::Empty).0, Ordering::Release);
+                        self.vacate(next.is_stored());
+                        return Err(error);
+                    }
+                    word.store(next.arrived(frame, true).0, Ordering::Release);
+                    return Ok(frame);
+                }
+            }
+        }
+    }
+
+    /// Takes a unit that is far, for a flight that nobody waits for, if there is room.
+    pub(crate) fn depart_unit_ahead(&self, record: &Record, page: u32) -> Option<Flight> {
+        let unit = self.segments.unit_of(page)?;
+        let word = &self.words[unit.page];
+        let seen = FrameWord(word.load(Ordering::Acquire));
+        let (next, Deref::Fetch) = seen.deref(false) else { return None };
+        let frame = self.take_frames_ahead(unit.pages)?;
+        if !self.exchange(word, seen, next) {
+            self.frames.put(frame, unit.pages);
+            return None;
+        }
+        count(&record.counters.prefetches);
+        add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
+        Some(Flight::Unit { unit, frame, landing: Landing::Ahead })
+    }
+
+    /// Fills the frames of a unit that was Empty, and whose word we made Fetching.
+    fn make_zero(&self, page: u32, pages: u32, frame: FrameId) -> Result<(), FarError> {
+        self.claim_rest(page, pages)?;
+        // SAFETY: the frames are ours since `take_frames`, and so many.
+        unsafe { self.frames.address(frame).write_bytes(0, pages as usize * PAGE_BYTES) };
+        self.frames.infos[frame.0].moved_in(page);
+        Ok(())
+    }
+
+    /// A unit of several pages comes into being: the words of all but the first stay Fetching as long as it exists, so that
+    /// nobody discards what an earlier page there left in the pool.
+    fn claim_rest(&self, page: u32, pages: u32) -> Result<(), FarError> {
+        let mut patience = Patience::new(self.patience);
+        for inside in page + 1..page + pages {
+            let word = &self.words[inside];
+            loop {
+                let seen = FrameWord(word.load(Ordering::Acquire));
+                match seen.create() {
+                    (next, Deref::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
+                    _ => {
+                        if let Err(error) = patience.wait() {
+                            for claimed in page + 1..inside {
+                                let seen = FrameWord(self.words[claimed].load(Ordering::Acquire));
+                                self.words[claimed].store(seen.gave_up(State::Empty).0, Ordering::Release);
+                                self.vacate(seen.is_stored());
+                            }
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
