@@ -63,6 +63,8 @@ const WORKLOADS: &[Workload] = &[
     rust("frame", "ask", "row"),
     rust("churn", "round", "round"),
     rust("crowd", "round", "round"),
+    rust("cache", "request", "request"),
+    rust("cache-uniform", "request", "request"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

@@ -53,6 +53,12 @@ fn maps() {
 }
 
 #[test]
+fn caches() {
+    check("cache", "request", 4, &["--data-mib", "16", "--ops", "20000"]);
+    check("cache-uniform", "request", 4, &["--data-mib", "16", "--ops", "20000"]);
+}
+
+#[test]
 fn crowds() {
     // A scope holds what its round changes.
     check("churn", "round", 60, &["--data-mib", "80", "--ops", "3"]);

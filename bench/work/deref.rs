@@ -4,7 +4,7 @@
 //! Word 0 of an object is a stamp with the number of writes so far, the last word a pattern.
 
 use crate::random::{Random, mix};
-use crate::{Options, Outcome, figures_of};
+use crate::{Options, Outcome, figures_since};
 use anyhow::{Result, bail};
 use farfield::{FarBox, FarError, Heap};
 
@@ -109,9 +109,7 @@ fn far<const WORDS: usize>(options: &Options, count: u64, heap: &Heap) -> Result
         }
         Ok(())
     })?;
-    let stats = heap.stats();
-    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / options.ops as f64);
-    figures_of(&mut outcome, &stats, count * 8);
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, count * 8);
     let (mut check, mut errors) = (0u64, 0);
     for (index, value) in objects.iter().enumerate() {
         let scope = heap.enter();

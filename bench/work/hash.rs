@@ -5,7 +5,7 @@
 use crate::entry::{Key, key, value, word};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_of};
+use crate::{Options, Outcome, figures_since};
 use anyhow::{Result, bail, ensure};
 use farfield::{FarError, FarMap, Heap, Scope};
 use std::collections::HashMap;
@@ -117,10 +117,8 @@ fn far<const VALUE: usize>(options: &Options, entries: u64, heap: &Heap) -> Resu
     warm(options, entries, &gets)?;
     let before = heap.stats();
     let (sum, errors) = outcome.phase("get", options.ops, || in_threads(options, entries, gets))?;
-    let stats = heap.stats();
-    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / options.ops as f64);
     outcome.figure("index_bytes", map.index_bytes() as f64);
-    figures_of(&mut outcome, &stats, 0);
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
     outcome.checked(sum, errors);
     Ok(outcome)
 }

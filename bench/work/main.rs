@@ -1,6 +1,7 @@
 //! The workload programs of the far heap. Each keeps its data in std's types, or in a far heap when `--pool` names one, and
 //! does the same with it, so that contenders differ in nothing else. Prints one JSON line, as the C workloads do.
 
+mod cache;
 mod compute;
 mod deref;
 mod entry;
@@ -104,6 +105,10 @@ enum Workload {
     Churn,
     /// Many threads that read now and then.
     Crowd,
+    /// Requests to a cache whose popular keys change.
+    Cache,
+    /// Requests to a cache, all keys alike.
+    CacheUniform,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -152,6 +157,8 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Frame => frame::run(options),
         Workload::Churn => pauses::run(options, pauses::Scene::Churn),
         Workload::Crowd => pauses::run(options, pauses::Scene::Crowd),
+        Workload::Cache => cache::run(options, cache::Trace::Skewed),
+        Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }
 
@@ -173,6 +180,12 @@ fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
     ] {
         outcome.figure(name, value as f64);
     }
+}
+
+/// The same, and the misses of each of `ops` operations since `before`.
+fn figures_since(outcome: &mut Outcome, before: &Stats, stats: &Stats, ops: u64, beside: u64) {
+    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / ops as f64);
+    figures_of(outcome, stats, beside);
 }
 
 fn main() -> ExitCode {

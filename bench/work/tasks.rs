@@ -2,7 +2,7 @@
 //! thread has many tasks that wait without it; without one, whoever waits for an object waits with its thread.
 
 use crate::random::{Random, mix};
-use crate::{Options, Outcome, figures_of};
+use crate::{Options, Outcome, figures_since};
 use anyhow::{Result, bail, ensure};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap};
@@ -119,9 +119,7 @@ fn far<const WORDS: usize>(options: &Options, count: u64, heap: &Heap) -> Result
     };
     let before = heap.stats();
     let (sum, errors) = outcome.phase("read", options.ops, || in_threads(options, count, read))?;
-    let stats = heap.stats();
-    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / options.ops as f64);
-    figures_of(&mut outcome, &stats, count * 8);
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, count * 8);
     outcome.checked(sum, errors);
     Ok(outcome)
 }

@@ -6,7 +6,7 @@
 use crate::entry::{Key, key, value, word};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_of};
+use crate::{Options, Outcome, figures_since};
 use aes::Aes128;
 use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeEncrypt, KeyIvInit};
@@ -157,10 +157,8 @@ fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
     requests(options, sizes, options.ops, &mut serve)?;
     let before = heap.stats();
     let sum = outcome.phase("request", options.ops, || requests(options, sizes, options.ops, &mut serve))?;
-    let stats = heap.stats();
-    outcome.figure("misses_per_op", (stats.misses - before.misses) as f64 / options.ops as f64);
     outcome.figure("index_bytes", map.index_bytes() as f64);
-    figures_of(&mut outcome, &stats, 0);
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
     outcome.checked(sum, errors);
     Ok(outcome)
 }
