@@ -1,7 +1,8 @@
 //! What must hold: ratios of two contenders, their mean over all points, and figures of one.
 
 use crate::experiment::Point;
-use crate::line::{ContenderResult, NEAR_TOLERANCE, PointResult, Status};
+use crate::line::{ContenderResult, PointResult, Status};
+use crate::stats::ratio;
 use serde::{Deserialize, Serialize};
 
 /// A ratio that must not be exceeded.
@@ -44,7 +45,7 @@ pub struct Bound {
     pub at: Point,
 }
 
-/// A geometric mean of a ratio, over all points, that must not be exceeded.
+/// A geometric mean of a ratio over points; may be a bar.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mean {
@@ -52,8 +53,15 @@ pub struct Mean {
     pub of: String,
     /// Over whose time.
     pub to: String,
-    /// Largest mean that passes.
-    pub at_most: f64,
+    /// Largest mean that passes; without it the mean is said and not judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+    /// Only points with these parameters.
+    #[serde(default, rename = "where", skip_serializing_if = "Point::is_empty")]
+    pub at: Point,
+    /// No points with these parameters.
+    #[serde(default, skip_serializing_if = "Point::is_empty")]
+    pub except: Point,
 }
 
 /// A bound and what was measured.
@@ -70,8 +78,15 @@ pub struct BoundResult {
 pub struct MeanResult {
     /// The mean.
     pub mean: Mean,
-    /// Its value; `None` unless both contenders ran at every point, within the limit.
+    /// Its value; `None` unless both contenders ran at every point that it covers, within the limit.
     pub ratio: Option<f64>,
+}
+
+impl Mean {
+    /// Does the mean cover this point?
+    pub fn covers(&self, point: &Point) -> bool {
+        is_at(&self.at, point) && (self.except.is_empty() || !is_at(&self.except, point))
+    }
 }
 
 impl BoundResult {
@@ -82,9 +97,10 @@ impl BoundResult {
 }
 
 impl MeanResult {
-    /// Is it held?
-    pub fn passes(&self) -> bool {
-        self.ratio.is_some_and(|ratio| ratio <= self.mean.at_most)
+    /// Is it held? `None` if it is not judged.
+    pub fn passes(&self) -> Option<bool> {
+        let at_most = self.mean.at_most?;
+        Some(self.ratio.is_some_and(|ratio| ratio <= at_most))
     }
 }
 
@@ -110,14 +126,17 @@ pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &P
     bounds.iter().filter_map(measured).collect()
 }
 
-/// The means, over these points.
+/// The means, over those of these points that they cover.
 pub(crate) fn means(points: &[PointResult], means: &[Mean]) -> Vec<MeanResult> {
     let of_point = |point: &PointResult, mean: &Mean| {
-        let found = point.ratios.iter().find(|ratio| ratio.of == mean.of && ratio.to == mean.to)?;
-        found.over_budget.is_none_or(|times| times <= NEAR_TOLERANCE).then_some(found.ratio.ratio.ln())
+        let contender = |name: &str| point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok);
+        let (of, to) = (contender(&mean.of)?, contender(&mean.to)?);
+        let ratio = ratio(&of.times(), &to.times())?.ratio;
+        of.over_budget().is_none().then_some(ratio.ln())
     };
     let over_all = |mean: &Mean| {
-        let logs: Option<Vec<f64>> = points.iter().map(|point| of_point(point, mean)).collect();
+        let covered = points.iter().filter(|point| mean.covers(&point.parameters));
+        let logs: Option<Vec<f64>> = covered.map(|point| of_point(point, mean)).collect();
         let ratio =
             logs.filter(|logs| !logs.is_empty()).map(|logs| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
         MeanResult { mean: mean.clone(), ratio }
@@ -130,6 +149,7 @@ mod tests {
     //! Danger: a figure that was not measured, or was of one good sample only, counts as held.
 
     use super::*;
+    use crate::experiment::Value;
     use crate::line::{Sample, ratios};
     use std::collections::BTreeMap;
 
@@ -171,10 +191,30 @@ mod tests {
     #[test]
     fn a_mean_is_geometric_and_needs_all_points() {
         let at = |ours: f64| point(vec![contender("native", &[(1.0, None)]), contender("heap", &[(ours, None)])]);
-        let mean = Mean { of: "heap".into(), to: "native".into(), at_most: 1.1 };
-        let found = &means(&[at(0.5), at(2.0)], std::slice::from_ref(&mean))[0];
-        assert!((found.ratio.unwrap() - 1.0).abs() < 1e-12 && found.passes());
+        let mean =
+            |at_most| Mean { of: "heap".into(), to: "native".into(), at_most, at: Point::new(), except: Point::new() };
+        let found = &means(&[at(0.5), at(2.0)], &[mean(Some(1.1))])[0];
+        assert!((found.ratio.unwrap() - 1.0).abs() < 1e-12 && found.passes() == Some(true));
+        assert_eq!(means(&[at(0.5), at(2.0)], &[mean(None)])[0].passes(), None, "not judged");
         let missing = point(vec![contender("native", &[(1.0, None)])]);
-        assert!(!means(&[at(0.5), missing], &[mean])[0].passes());
+        assert_eq!(means(&[at(0.5), missing], &[mean(Some(1.1))])[0].passes(), Some(false));
+    }
+
+    #[test]
+    fn a_mean_covers_the_points_that_it_names() {
+        let at = |percent, ours: f64| {
+            let contenders = vec![contender("native", &[(1.0, None)]), contender("heap", &[(ours, None)])];
+            let parameters = Point::from([("near_percent".to_string(), Value::Number(percent))]);
+            PointResult { parameters, ..point(contenders) }
+        };
+        let points = [at(25, 2.0), at(50, 8.0), at(100, 1.0)];
+        let check = |text: &str, expected: f64| {
+            let mean: Mean = toml::from_str(&format!("of = 'heap'\nto = 'native'\n{text}")).unwrap();
+            let found = means(&points, &[mean])[0].ratio.unwrap();
+            assert!((found - expected).abs() < 1e-9, "{text}: {found}");
+        };
+        check("where = { near_percent = 50 }", 8.0);
+        check("except = { near_percent = 100 }", 4.0);
+        check("", 16f64.cbrt());
     }
 }

@@ -76,6 +76,9 @@ pub struct Experiment {
     /// Parameters with several values.
     #[serde(default)]
     pub sweep: BTreeMap<String, Vec<Value>>,
+    /// Values of `[parameters]` for one workload, where several are swept; not in a smoke run.
+    #[serde(default)]
+    pub each: BTreeMap<String, Point>,
     /// Overrides for a smoke run.
     #[serde(default)]
     pub quick: Quick,
@@ -220,6 +223,12 @@ impl Experiment {
         for side in self.means.iter().flat_map(|mean| [&mean.of, &mean.to]) {
             ensure!(self.contenders.contains(side), "a mean speaks of {side}, which is not among the contenders");
         }
+        for (name, overrides) in &self.each {
+            Workload::named(name)?;
+            for key in overrides.keys() {
+                ensure!(self.parameters.contains_key(key), "`each` overrides {key}, which is not in `parameters`");
+            }
+        }
         for key in self.quick.parameters.keys() {
             ensure!(self.parameters.contains_key(key), "`quick` overrides {key}, which is not in `parameters`");
         }
@@ -254,7 +263,10 @@ impl Experiment {
                 .collect();
             ensure!(points.len() <= POINTS_MAX, "more than {POINTS_MAX} points");
         }
-        for point in &points {
+        for point in &mut points {
+            if let Some(Value::Text(name)) = point.get("workload").filter(|_| !quick) {
+                point.extend(self.each.get(name).cloned().unwrap_or_default());
+            }
             check_point(point)?;
         }
         Ok(points)
@@ -265,6 +277,7 @@ impl Experiment {
         for parameters in [&mut self.parameters, &mut self.quick.parameters] {
             parameters.remove(key);
         }
+        self.each.values_mut().for_each(|overrides| drop(overrides.remove(key)));
         self.quick.sweep.remove(key);
         self.sweep.insert(key.to_string(), values);
         self.points(false).and(self.points(true)).map(drop).with_context(|| format!("experiment {}", self.name))
@@ -339,41 +352,6 @@ pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
         }
     }
     arguments
-}
-
-/// The experiments of the project, part of the binary.
-pub fn built_in() -> Result<Vec<Experiment>> {
-    const FILES: &[&str] = &[
-        include_str!("../experiments/aifm/hot.toml"),
-        include_str!("../experiments/aifm/scan.toml"),
-        include_str!("../experiments/aifm/cold.toml"),
-        include_str!("../experiments/aifm/compute.toml"),
-        include_str!("../experiments/aifm/zipf.toml"),
-        include_str!("../experiments/aifm/hash-near.toml"),
-        include_str!("../experiments/aifm/web.toml"),
-        include_str!("../experiments/aifm/remote.toml"),
-        include_str!("../experiments/aifm/misses.toml"),
-        include_str!("../experiments/aifm/late.toml"),
-        include_str!("../experiments/aifm/hash-threads.toml"),
-        include_str!("../experiments/aifm/pack.toml"),
-        include_str!("../experiments/aifm/unpack.toml"),
-        include_str!("../experiments/aifm/frame.toml"),
-        include_str!("../experiments/aifm/churn.toml"),
-        include_str!("../experiments/aifm/crowd.toml"),
-        include_str!("../experiments/aifm/overhead.toml"),
-        include_str!("../experiments/paging/random.toml"),
-        include_str!("../experiments/paging/random-near.toml"),
-        include_str!("../experiments/paging/scan.toml"),
-        include_str!("../experiments/paging/scan-near.toml"),
-        include_str!("../experiments/paging/stream.toml"),
-        include_str!("../experiments/paging/quicksort.toml"),
-        include_str!("../experiments/paging/kmeans.toml"),
-        include_str!("../experiments/paging/linpack.toml"),
-        include_str!("../experiments/paging/overhead.toml"),
-        include_str!("../experiments/paging/threads.toml"),
-        include_str!("../experiments/paging/write.toml"),
-    ];
-    FILES.iter().map(|text| Experiment::parse(text)).collect()
 }
 
 #[cfg(test)]
@@ -465,6 +443,27 @@ mod tests {
         assert!(experiment.set("data_mib", vec![Value::Text("big".into())]).is_err());
     }
 
+    #[test]
+    fn one_workload_of_several_has_values_of_its_own() {
+        let text = SMALL
+            .replace("workload = \"random\"", "")
+            .replace("[sweep]", "[sweep]\n workload = [\"random\", \"scan\"]");
+        let mut experiment = Experiment::parse(&(text + "\n[each.scan]\ndata_mib = 256")).unwrap();
+        let sizes = |experiment: &Experiment, quick| -> Vec<(String, u64)> {
+            let points = experiment.points(quick).unwrap();
+            let mut sizes: Vec<_> =
+                points.iter().map(|p| (p["workload"].to_string(), number(p, "data_mib").unwrap())).collect();
+            sizes.dedup();
+            sizes.sort();
+            sizes.dedup();
+            sizes
+        };
+        assert_eq!(sizes(&experiment, false), [("random".into(), 128), ("scan".into(), 256)]);
+        assert_eq!(sizes(&experiment, true), [("random".into(), 64), ("scan".into(), 64)]);
+        experiment.set("data_mib", vec![Value::Number(512)]).unwrap();
+        assert_eq!(sizes(&experiment, false), [("random".into(), 512), ("scan".into(), 512)]);
+    }
+
     fn check(from: &str, to: &str, complaint: &str) {
         assert!(SMALL.contains(from), "{from:?} is not in the sample");
         let error = Experiment::parse(&SMALL.replace(from, to)).unwrap_err();
@@ -484,19 +483,7 @@ mod tests {
         check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"memcached\"]", "memcached");
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
         check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
-    }
-
-    #[test]
-    fn all_built_in_files_parse_and_have_different_names() {
-        let experiments = built_in().unwrap();
-        let mut names: Vec<_> = experiments.iter().map(|e| e.name.clone()).collect();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), experiments.len());
-        let files = |family: &str| {
-            let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
-            std::fs::read_dir(folder).unwrap().count()
-        };
-        assert_eq!(files("paging") + files("aifm"), experiments.len(), "a file is not built in");
+        check("[quick.parameters]", "[each.scan]\n ops = 1\n[quick.parameters]", "`each` overrides ops");
+        check("[quick.parameters]", "[each.scam]\n data_mib = 64\n[quick.parameters]", "scam");
     }
 }

@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod bar;
+pub mod built_in;
 mod cgroup;
 mod child;
 mod contender;
@@ -145,7 +146,7 @@ impl Cli {
 }
 
 fn list() -> Result<i32> {
-    for experiment in experiment::built_in()? {
+    for experiment in built_in::all()? {
         let (points, contenders) = (experiment.points(false)?.len(), experiment.contenders.join(", "));
         say(&format!("{:<20} {}\n{:<20} {points} points, {contenders}\n", experiment.name, experiment.about, ""));
     }
@@ -166,7 +167,7 @@ fn tree() -> PathBuf {
 
 /// Experiments that a name means.
 fn select(names: &[String]) -> Result<Vec<Experiment>> {
-    let built_in = experiment::built_in()?;
+    let built_in = built_in::all()?;
     let mut selected: Vec<Experiment> = Vec::new();
     for name in names {
         if name.ends_with(".toml") {
@@ -259,7 +260,8 @@ mod tests {
     #[test]
     fn names_families_and_all_select() {
         assert_eq!(names(&["paging/scan"]), ["paging/scan"]);
-        assert_eq!([names(&["paging/"]), names(&["aifm/"])].concat().len(), names(&["all"]).len());
+        let families = [names(&["paging/"]), names(&["aifm/"])];
+        assert_eq!(families.concat().len(), names(&["all"]).len());
         assert_eq!(names(&["paging/scan", "all"]).len(), names(&["all"]).len());
         assert!(select(&["paging/scam".into()]).is_err());
     }

@@ -173,12 +173,14 @@ impl ContenderResult {
         ContenderResult { name: name.into(), status, summary: summary(&times), samples, figures }
     }
 
-    fn over_budget(&self) -> Option<f64> {
+    /// How many times its limit it kept near at worst, if that is more than [`NEAR_TOLERANCE`].
+    pub(crate) fn over_budget(&self) -> Option<f64> {
         let peaks = self.samples.iter().filter_map(|s| s.figures.get("near_peak_over_limit").copied());
         Some(peaks.fold(0.0, f64::max)).filter(|worst| *worst > NEAR_TOLERANCE)
     }
 
-    fn times(&self) -> Vec<f64> {
+    /// Nanoseconds per operation, in the order taken.
+    pub(crate) fn times(&self) -> Vec<f64> {
         self.samples.iter().map(|s| s.ns_per_op).collect()
     }
 }

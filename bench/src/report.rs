@@ -1,8 +1,9 @@
 //! From result lines to docs/benchmarks.md.
 
 use crate::bar::Mean;
+use crate::built_in;
 use crate::driver::describe;
-use crate::experiment::{self, Experiment, Value};
+use crate::experiment::{Experiment, Value};
 use crate::line::{ContenderResult, Line, PointResult, Status, read_all};
 use crate::plot::{Plot, Series};
 use anyhow::{Context, Result, ensure};
@@ -62,8 +63,8 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
             found.is_some_and(|r| r.passes() == Some(true))
         }) && bounds.all(|bound| point.bounds.iter().any(|found| found.bound == *bound && found.passes()))
     });
-    let mean_holds = |mean: &Mean| line.means.iter().any(|found| found.mean == *mean && found.passes());
-    points_hold && experiment.means.iter().all(mean_holds)
+    let mean_holds = |mean: &Mean| line.means.iter().any(|found| found.mean == *mean && found.passes() == Some(true));
+    points_hold && experiment.means.iter().filter(|mean| mean.at_most.is_some()).all(mean_holds)
 }
 
 fn verdict(passes: bool) -> &'static str {
@@ -94,8 +95,11 @@ pub fn summary(line: &Line) -> String {
     }
     for found in &line.means {
         let (mean, value) = (&found.mean, found.ratio.map_or("not measured".into(), |ratio| format!("{ratio:.3}")));
-        let verdict = verdict(found.passes());
-        writeln!(out, "  {} / {}, mean: {value}  {verdict}, at most {}", mean.of, mean.to, mean.at_most).ok();
+        let judged = match (found.passes(), mean.at_most) {
+            (Some(passes), Some(at_most)) => format!("  {}, at most {at_most}", verdict(passes)),
+            _ => String::new(),
+        };
+        writeln!(out, "  {} / {}, mean of {}: {value}{judged}", mean.of, mean.to, covered(mean)).ok();
     }
     if let Some(why) = &line.baseline_why {
         writeln!(out, "  baseline: unavailable: {why}").ok();
@@ -148,7 +152,7 @@ fn newest(lines: &[Line]) -> Vec<&Line> {
 
 /// The whole page.
 fn page(lines: &[&Line], plots: &str) -> Result<String> {
-    let experiments = experiment::built_in()?;
+    let experiments = built_in::all()?;
     let mut out = String::from(
         "# Benchmarks\n\n\
          Written by `farfield bench report` from `bench/results/*.jsonl`; do not edit. Every ratio compares samples taken in \
@@ -185,14 +189,26 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
             }
         }
         for found in &line.means {
-            let what = format!("{} / {}, mean", found.mean.of, found.mean.to);
-            bound_row(&mut out, line, "all", &what, found.ratio, found.mean.at_most, found.passes());
+            if let (Some(passes), Some(at_most)) = (found.passes(), found.mean.at_most) {
+                let what = format!("{} / {}, mean", found.mean.of, found.mean.to);
+                bound_row(&mut out, line, &covered(&found.mean), &what, found.ratio, at_most, passes);
+            }
         }
     }
     for line in lines {
         section(&mut out, line, experiments.iter().find(|e| e.name == line.experiment), plots);
     }
     Ok(out)
+}
+
+/// Which points a mean is over.
+fn covered(mean: &Mean) -> String {
+    match (mean.at.is_empty(), mean.except.is_empty()) {
+        (true, true) => "all".into(),
+        (false, true) => describe(&mean.at, &[]),
+        (true, false) => format!("all but {}", describe(&mean.except, &[])),
+        (false, false) => format!("{}, but {}", describe(&mean.at, &[]), describe(&mean.except, &[])),
+    }
 }
 
 /// A row of the table of bars without spread and aim.
@@ -232,6 +248,7 @@ fn section(out: &mut String, line: &Line, experiment: Option<&Experiment>, plots
     }
     writeln!(out, "![{}]({plots}/{})\n", line.experiment, plot_name(line)).ok();
     table(out, line);
+    means(out, line);
     receipt(out, line);
 }
 
@@ -276,6 +293,19 @@ fn table(out: &mut String, line: &Line) {
             }
             out.push('\n');
         }
+    }
+}
+
+/// Means that are no bars.
+fn means(out: &mut String, line: &Line) {
+    let said: Vec<_> = line.means.iter().filter(|found| found.mean.at_most.is_none()).collect();
+    if said.is_empty() {
+        return;
+    }
+    *out += "\n| mean of | ratio | |\n|---|---|---|\n";
+    for found in said {
+        let value = found.ratio.map_or("–".into(), |value| format!("{value:.3}"));
+        writeln!(out, "| {} | {} / {} | {value} |", covered(&found.mean), found.mean.of, found.mean.to).ok();
     }
 }
 
@@ -406,7 +436,7 @@ mod tests {
 
     #[test]
     fn bars_are_held_only_if_measured() {
-        let experiment = experiment::built_in().unwrap().into_iter().find(|e| e.name == "paging/random").unwrap();
+        let experiment = built_in::all().unwrap().into_iter().find(|e| e.name == "paging/random").unwrap();
         let mut line = fixture();
         assert!(any_failed(&line));
         assert!(!all_bars_held(&experiment, &line));

@@ -1,0 +1,58 @@
+//! The experiments that are part of the binary.
+
+use crate::experiment::Experiment;
+use anyhow::Result;
+
+/// All of the project.
+pub fn all() -> Result<Vec<Experiment>> {
+    const FILES: &[&str] = &[
+        include_str!("../experiments/aifm/hot.toml"),
+        include_str!("../experiments/aifm/scan.toml"),
+        include_str!("../experiments/aifm/cold.toml"),
+        include_str!("../experiments/aifm/compute.toml"),
+        include_str!("../experiments/aifm/zipf.toml"),
+        include_str!("../experiments/aifm/hash-near.toml"),
+        include_str!("../experiments/aifm/web.toml"),
+        include_str!("../experiments/aifm/remote.toml"),
+        include_str!("../experiments/aifm/misses.toml"),
+        include_str!("../experiments/aifm/late.toml"),
+        include_str!("../experiments/aifm/hash-threads.toml"),
+        include_str!("../experiments/aifm/pack.toml"),
+        include_str!("../experiments/aifm/unpack.toml"),
+        include_str!("../experiments/aifm/frame.toml"),
+        include_str!("../experiments/aifm/churn.toml"),
+        include_str!("../experiments/aifm/crowd.toml"),
+        include_str!("../experiments/aifm/overhead.toml"),
+        include_str!("../experiments/paging/random.toml"),
+        include_str!("../experiments/paging/random-near.toml"),
+        include_str!("../experiments/paging/scan.toml"),
+        include_str!("../experiments/paging/scan-near.toml"),
+        include_str!("../experiments/paging/stream.toml"),
+        include_str!("../experiments/paging/quicksort.toml"),
+        include_str!("../experiments/paging/kmeans.toml"),
+        include_str!("../experiments/paging/linpack.toml"),
+        include_str!("../experiments/paging/overhead.toml"),
+        include_str!("../experiments/paging/threads.toml"),
+        include_str!("../experiments/paging/write.toml"),
+    ];
+    FILES.iter().map(|text| Experiment::parse(text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_files_parse_and_have_different_names() {
+        let experiments = all().unwrap();
+        let mut names: Vec<_> = experiments.iter().map(|e| e.name.clone()).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), experiments.len());
+        let files = |family: &str| {
+            let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_dir(folder).unwrap().count()
+        };
+        assert_eq!(files("paging") + files("aifm"), experiments.len(), "a file is not built in");
+    }
+}
