@@ -23,6 +23,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/churn.toml"),
         include_str!("../experiments/aifm/crowd.toml"),
         include_str!("../experiments/aifm/overhead.toml"),
+        include_str!("../experiments/atlas/workloads.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),
@@ -53,6 +54,6 @@ mod tests {
             let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_dir(folder).unwrap().count()
         };
-        assert_eq!(files("paging") + files("aifm"), experiments.len(), "a file is not built in");
+        assert_eq!(files("paging") + files("aifm") + files("atlas"), experiments.len(), "a file is not built in");
     }
 }

@@ -173,6 +173,7 @@ const PARAMETERS: &[&str] = &[
     "zipf_percent",
     "once",
     "in_flight",
+    "real",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

@@ -65,6 +65,12 @@ const WORKLOADS: &[Workload] = &[
     rust("crowd", "round", "round"),
     rust("cache", "request", "request"),
     rust("cache-uniform", "request", "request"),
+    rust("pagerank", "evolve", "edge"),
+    rust("triangles", "evolve", "edge"),
+    rust("count-words", "count", "word"),
+    rust("count-views", "count", "view"),
+    rust("count-views-uniform", "count", "view"),
+    rust("shuffle", "move", "element"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

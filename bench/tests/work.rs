@@ -14,14 +14,14 @@ fn work(arguments: &[&str]) -> (String, Vec<String>) {
     (line["checksum"].as_str().unwrap().to_owned(), phases)
 }
 
-/// With std's types, by pages and by objects.
+/// With std's types, and on each plane.
 fn check(workload: &str, phase: &str, near_mib: u64, more: &[&str]) {
     let near = (near_mib << 20).to_string();
     let mut words = vec![workload];
     words.extend(more);
     let (expected, phases) = work(&words);
     assert!(phases.iter().any(|name| name == phase), "{workload} has no phase {phase}: {phases:?}");
-    for plane in ["page", "object"] {
+    for plane in ["page", "object", "hybrid"] {
         let far = ["--near", near.as_str(), "--pool", "ram:", "--plane", plane];
         assert_eq!(work(&[&words[..], &far].concat()).0, expected, "{workload}, {plane}");
     }
@@ -54,8 +54,31 @@ fn maps() {
 
 #[test]
 fn caches() {
-    check("cache", "request", 4, &["--data-mib", "16", "--ops", "20000"]);
-    check("cache-uniform", "request", 4, &["--data-mib", "16", "--ops", "20000"]);
+    check("cache", "request", 2, &["--data-mib", "6", "--ops", "10000"]);
+    check("cache-uniform", "request", 2, &["--data-mib", "6", "--ops", "10000"]);
+}
+
+#[test]
+fn graphs() {
+    check("pagerank", "evolve", 2, &["--data-mib", "4"]);
+    check("triangles", "evolve", 2, &["--data-mib", "4"]);
+}
+
+#[test]
+fn counts() {
+    check("count-words", "count", 2, &["--data-mib", "4"]);
+    check("count-views", "count", 2, &["--data-mib", "4"]);
+    check("count-views-uniform", "count", 2, &["--data-mib", "4"]);
+    check("shuffle", "move", 2, &["--data-mib", "4"]);
+}
+
+#[test]
+fn real_data_that_is_not_there_is_said() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
+    let output =
+        command.args(["count-words", "--data-mib", "1", "--real", "1"]).env_remove("FARFIELD_DATA").output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("FARFIELD_DATA"));
 }
 
 #[test]

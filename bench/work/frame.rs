@@ -18,7 +18,7 @@ const STORED: usize = 4;
 /// Latitude and longitude of start and end.
 const PLACES: usize = 5;
 /// Computed by a question.
-const KILOMETRES: usize = 9;
+pub(crate) const KILOMETRES: usize = 9;
 const COLUMNS: usize = 10;
 
 /// Elements that are looked at in one scope, in each column: a page of them.
@@ -83,7 +83,7 @@ impl Frame<'_> {
 }
 
 /// A trip, as a row without the computed column.
-fn trip(number: u64, seed: u64) -> [f64; KILOMETRES] {
+pub(crate) fn trip(number: u64, seed: u64) -> [f64; KILOMETRES] {
     let mut random = Random::new(mix(number) ^ seed);
     // About in order, as records are written.
     let start = 1_451_606_400 + number / 4 + random.below(600);

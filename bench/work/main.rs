@@ -3,16 +3,22 @@
 
 mod cache;
 mod compute;
+mod count;
 mod deref;
 mod entry;
 mod frame;
+mod graph;
 mod hash;
 mod measure;
 mod pack;
+mod pagerank;
 mod pauses;
 mod random;
 mod remote;
+mod shuffle;
 mod tasks;
+mod triangles;
+mod views;
 mod web;
 mod words;
 mod zipf;
@@ -65,6 +71,9 @@ struct Options {
     /// 1: elements of arrays are read as what is used once, so that they displace nothing.
     #[arg(long, default_value_t = 0)]
     once: u64,
+    /// 1: real data of the folder in FARFIELD_DATA, where a workload knows some; 0: made up.
+    #[arg(long, default_value_t = 0)]
+    real: u64,
     /// Gets on their way at a time.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
@@ -109,6 +118,18 @@ enum Workload {
     Cache,
     /// Requests to a cache, all keys alike.
     CacheUniform,
+    /// Ranks in a growing graph.
+    Pagerank,
+    /// Triangles of a growing graph.
+    Triangles,
+    /// Words of a text, counted.
+    CountWords,
+    /// Views of pages, some of which have many, counted.
+    CountViews,
+    /// Views of pages, all alike, counted.
+    CountViewsUniform,
+    /// Columns copied and shuffled.
+    Shuffle,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -158,6 +179,12 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Churn => pauses::run(options, pauses::Scene::Churn),
         Workload::Crowd => pauses::run(options, pauses::Scene::Crowd),
         Workload::Cache => cache::run(options, cache::Trace::Skewed),
+        Workload::Pagerank => pagerank::run(options),
+        Workload::Triangles => triangles::run(options),
+        Workload::CountWords => count::run(options),
+        Workload::CountViews => views::run(options, views::Input::Skewed),
+        Workload::CountViewsUniform => views::run(options, views::Input::Uniform),
+        Workload::Shuffle => shuffle::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

@@ -18,13 +18,13 @@ impl Outcome {
         })
     }
 
-    /// Times `ops` operations.
+    /// Times `ops` operations; adds them to what the phase has already, if it is the last one.
     pub(crate) fn phase<R>(&mut self, name: &str, ops: u64, work: impl FnOnce() -> R) -> R {
         let (started, before) = (process::now_ns(), process::usage());
         let result = work();
         let (ended, after) = (process::now_ns(), process::usage());
         let count = |of: fn(&Usage) -> u64| of(&after) - of(&before);
-        self.0.phases.push(Phase {
+        self.add(Phase {
             name: name.into(),
             ops,
             seconds: (ended - started) as f64 / 1e9,
@@ -33,6 +33,19 @@ impl Outcome {
             faults_minor: count(|usage| usage.faults_minor),
         });
         result
+    }
+
+    fn add(&mut self, more: Phase) {
+        match self.0.phases.last_mut().filter(|phase| phase.name == more.name) {
+            None => self.0.phases.push(more),
+            Some(phase) => {
+                phase.ops += more.ops;
+                phase.seconds += more.seconds;
+                phase.cpu_seconds += more.cpu_seconds;
+                phase.faults_major += more.faults_major;
+                phase.faults_minor += more.faults_minor;
+            }
+        }
     }
 
     /// A phase that the workload timed itself.

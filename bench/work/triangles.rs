@@ -1,0 +1,140 @@
+//! Triangles of a growing graph (Atlas, Figure 4: Aspen): after each batch of edges, how many three vertices are all neighbours.
+//!
+//! A list has those neighbours of a vertex that have smaller numbers, in order. Vertices with many neighbours have small numbers, so that no
+//! list is very long; a triangle is found from its largest number, and one of eight is looked for.
+
+use crate::graph::{
+    Arrivals, BATCHES, FRIENDS, Far, Lists, NEIGHBOUR_BYTES, Near, Neighbour, ONE_PIECE, neighbours, vertex,
+};
+use crate::random::mix;
+use crate::{Options, Outcome, figures_since};
+use anyhow::{Result, ensure};
+use farfield::FarError;
+use std::cmp::Ordering;
+
+/// Of the plain program: the head of a list; edges, with the room that a growing list has.
+const BYTES_PER_VERTEX: u64 = 24 + 8;
+const BYTES_PER_EDGE: u64 = NEIGHBOUR_BYTES * 3 / 2;
+/// Data for each vertex: so there are 12 to 26 edges for each.
+const DATA_PER_VERTEX: u64 = 640;
+/// One of so many vertices is asked for its triangles.
+const SAMPLE: usize = 8;
+/// Neighbours whose lists are looked at in one scope.
+const RUN: usize = 16;
+
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
+    ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
+    let vertices = 1usize << scale;
+    match options.heap(0)? {
+        None => grow(options, scale, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),
+        Some(heap) => {
+            let before = heap.stats();
+            let mut outcome =
+                grow(options, scale, &mut Far::new(&heap, vertices, ONE_PIECE)?, |lists| far(lists, SAMPLE))?;
+            figures_since(&mut outcome, &before, &heap.stats(), edges(options, scale), 0);
+            Ok(outcome)
+        }
+    }
+}
+
+fn edges(options: &Options, scale: u32) -> u64 {
+    (options.data_bytes() - (BYTES_PER_VERTEX << scale)) / BYTES_PER_EDGE
+}
+
+fn grow<L: Lists>(
+    options: &Options,
+    scale: u32,
+    lists: &mut L,
+    triangles: impl Fn(&L) -> Result<u64, FarError>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::new();
+    let mut arrivals = Arrivals::new(scale, FRIENDS, options.seed);
+    let mut counts = Vec::new();
+    for batch in 1..=BATCHES {
+        let end = edges(options, scale) * batch / BATCHES;
+        while let Some(log) = arrivals.next_log(end) {
+            log.iter_mut().for_each(|edge| (edge.from, edge.to) = (edge.from.max(edge.to), edge.from.min(edge.to)));
+            // Who is a neighbour of itself is in no triangle.
+            log.sort_unstable_by_key(|edge| edge.from == edge.to);
+            let others = log.partition_point(|edge| edge.from != edge.to);
+            outcome.phase("evolve", log.len() as u64, || lists.add(&mut log[..others]))?;
+        }
+        let count = outcome.phase("evolve", end, || {
+            lists.sort()?;
+            triangles(lists)
+        })?;
+        counts.push(count);
+    }
+    let errors = u64::from(!counts.is_sorted());
+    outcome.checked(counts.iter().fold(0, |checksum, count| mix(checksum ^ count)), errors);
+    outcome.figure("triangles", counts[counts.len() - 1] as f64);
+    Ok(outcome)
+}
+
+/// How many are in both.
+fn common(mut one: &[Neighbour], mut other: &[Neighbour]) -> u64 {
+    let mut count = 0;
+    while let (Some(first), Some(second)) = (one.first(), other.first()) {
+        match vertex(first).cmp(&vertex(second)) {
+            Ordering::Less => one = &one[1..],
+            Ordering::Greater => other = &other[1..],
+            Ordering::Equal => (one, other, count) = (&one[1..], &other[1..], count + 1),
+        }
+    }
+    count
+}
+
+fn near(lists: &Near, step: usize) -> Result<u64, FarError> {
+    let of_one =
+        |list: &Vec<Neighbour>| list.iter().map(|to| common(list, &lists.lists[vertex(to)].newest)).sum::<u64>();
+    Ok(lists.lists.iter().step_by(step).map(|list| of_one(&list.newest)).sum())
+}
+
+fn far(lists: &Far, step: usize) -> Result<u64, FarError> {
+    let mut count = 0;
+    for at in (0..lists.lists.len()).step_by(step) {
+        let mut first = 0;
+        loop {
+            let scope = lists.heap.enter();
+            let list = neighbours(lists.lists.at(&scope, at)?.newest.get(&scope)?);
+            for to in list.iter().skip(first).take(RUN) {
+                let other = lists.lists.at(&scope, vertex(to))?.newest.get(&scope)?;
+                count += common(list, neighbours(other));
+            }
+            first += RUN;
+            if first >= list.len() {
+                break;
+            }
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Edge;
+    use farfield::Heap;
+
+    #[test]
+    fn known_graphs_have_known_triangles() {
+        let check = |edges: &[(u32, u32)], expected: u64| {
+            let edges = edges.iter().map(|(one, other)| Edge::between(*one.max(other), *one.min(other)));
+            let mut edges: Vec<_> = edges.collect();
+            let mut lists = Near::new(8, ONE_PIECE);
+            lists.add(&mut edges).unwrap();
+            lists.sort().unwrap();
+            assert_eq!(near(&lists, 1).unwrap(), expected);
+            let heap = Heap::builder().near(2 << 20).build().unwrap();
+            let mut lists = Far::new(&heap, 8, ONE_PIECE).unwrap();
+            lists.add(&mut edges).unwrap();
+            lists.sort().unwrap();
+            assert_eq!(far(&lists, 1).unwrap(), expected);
+        };
+        check(&[(0, 1), (1, 2), (2, 3), (3, 0)], 0);
+        check(&[(0, 1), (1, 2), (2, 0), (0, 2), (2, 5)], 1);
+        let complete: Vec<_> = (0..8).flat_map(|a| (0..a).map(move |b| (a, b))).collect();
+        check(&complete, 56);
+    }
+}

@@ -1,0 +1,158 @@
+//! Page-view count by map and reduce (Atlas, Figure 1: Metis). *Map*: views of pages, in no order, go to the bucket of their page; *reduce*:
+//! buckets are read one after the other, and the users of each page counted.
+//!
+//! Buckets are lists like those of a graph. *Skewed*: pages by Zipf's law, so that some buckets are long; *uniform*: all pages alike.
+
+use crate::graph::{Edge, Far, Lists, NEIGHBOUR_BYTES, Near, neighbours, stamp, vertex};
+use crate::random::{Random, mix};
+use crate::zipf::Zipf;
+use crate::{Options, Outcome, figures_since};
+use anyhow::Result;
+use farfield::FarError;
+
+/// How pages are chosen.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Input {
+    Skewed,
+    Uniform,
+}
+
+const EXPONENT: f64 = 0.9;
+/// Of the plain program: a view, with the room that a growing list has.
+const BYTES_PER_VIEW: u64 = NEIGHBOUR_BYTES * 3 / 2;
+/// Of all buckets: 21 views each, if they are alike.
+const BYTES_PER_BUCKET: u64 = 1024;
+const VIEWS_PER_PAGE: u64 = 8;
+const USERS: u64 = 100_000;
+/// Views of a full list.
+const FULL: usize = 32;
+
+pub(crate) fn run(options: &Options, input: Input) -> Result<Outcome> {
+    let buckets = (options.data_bytes() / BYTES_PER_BUCKET) as usize;
+    let views = Views::new(options, input, buckets);
+    match options.heap(0)? {
+        None => count(&views, &mut Near::new(buckets, FULL), near),
+        Some(heap) => {
+            let before = heap.stats();
+            let mut outcome = count(&views, &mut Far::new(&heap, buckets, FULL)?, far)?;
+            figures_since(&mut outcome, &before, &heap.stats(), views.count, 0);
+            Ok(outcome)
+        }
+    }
+}
+
+/// The input.
+struct Views {
+    count: u64,
+    pages: u64,
+    buckets: usize,
+    /// None: all pages alike.
+    zipf: Option<Zipf>,
+    seed: u64,
+}
+
+impl Views {
+    fn new(options: &Options, input: Input, buckets: usize) -> Views {
+        let count = (options.data_bytes() - buckets as u64 * 32) / BYTES_PER_VIEW;
+        let pages = count / VIEWS_PER_PAGE;
+        let zipf = (input == Input::Skewed).then(|| Zipf::new(pages, EXPONENT));
+        Views { count, pages, buckets, zipf, seed: options.seed }
+    }
+
+    fn bucket(&self, page: u32) -> u32 {
+        (mix(u64::from(page) ^ self.seed) % self.buckets as u64) as u32
+    }
+
+    /// In the order in which they are read.
+    fn all(&self) -> impl Iterator<Item = Edge> {
+        let mut random = Random::new(self.seed);
+        (0..self.count).map(move |_| {
+            let page = match &self.zipf {
+                None => random.below(self.pages),
+                Some(zipf) => zipf.sample(&mut random),
+            };
+            Edge { from: self.bucket(page as u32), to: page as u32, time: random.below(USERS) }
+        })
+    }
+}
+
+/// What is known of pages in the end.
+#[derive(Default)]
+struct Totals {
+    views: u64,
+    checksum: u64,
+    /// Of a bucket: page and user.
+    seen: Vec<(u32, u64)>,
+}
+
+impl Totals {
+    /// A bucket has been read to its end.
+    fn bucket(&mut self) {
+        self.seen.sort_unstable();
+        for of_one in self.seen.chunk_by(|one, next| one.0 == next.0) {
+            let users = of_one.chunk_by(|one, next| one.1 == next.1).count() as u64;
+            self.views += of_one.len() as u64;
+            self.checksum = mix(self.checksum ^ mix(u64::from(of_one[0].0) << 32 | users));
+        }
+        self.seen.clear();
+    }
+}
+
+fn count<L: Lists>(
+    views: &Views,
+    lists: &mut L,
+    reduce: impl Fn(&L, usize, &mut Totals) -> Result<(), FarError>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::new();
+    let totals = outcome.phase("count", views.count, || -> Result<Totals, FarError> {
+        for view in views.all() {
+            lists.append(view.from as usize, &[view.neighbour()])?;
+        }
+        let mut totals = Totals::default();
+        reduce(lists, views.buckets, &mut totals)?;
+        Ok(totals)
+    })?;
+    outcome.checked(totals.checksum, views.count.abs_diff(totals.views));
+    Ok(outcome)
+}
+
+fn near(lists: &Near, buckets: usize, totals: &mut Totals) -> Result<(), FarError> {
+    for at in 0..buckets {
+        let mut next = Some(at);
+        while let Some(at) = next {
+            let list = &lists.lists[at];
+            totals.seen.extend(list.newest.iter().map(|view| (vertex(view) as u32, stamp(view))));
+            next = list.before.map(|before| before.get() as usize);
+        }
+        totals.bucket();
+    }
+    Ok(())
+}
+
+fn far(lists: &Far, buckets: usize, totals: &mut Totals) -> Result<(), FarError> {
+    for at in 0..buckets {
+        let mut next = Some(at);
+        while let Some(at) = next {
+            let scope = lists.heap.enter();
+            let list = lists.lists.at(&scope, at)?;
+            let views = neighbours(list.newest.get(&scope)?).iter();
+            totals.seen.extend(views.map(|view| (vertex(view) as u32, stamp(view))));
+            next = list.before.map(|before| before.get() as usize);
+        }
+        totals.bucket();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_counted_once_a_page() {
+        let mut totals = Totals { seen: vec![(1, 5), (2, 5), (1, 5), (1, 6)], ..Totals::default() };
+        totals.bucket();
+        assert_eq!(totals.views, 4);
+        assert_eq!(totals.checksum, mix(mix(mix(1 << 32 | 2)) ^ mix(2 << 32 | 1)));
+    }
+}
