@@ -7,8 +7,11 @@
 //! gives a reference to the whole object.
 //!
 //! A page that was filled near is used from end to end whatever the program does, so its CAR says nothing; only that of a page that came
-//! whole does. Atlas lets each such page come whole once. Unless the threshold is fixed, we look at how those of the same class did lately, and if most
-//! were not used, only a few come whole, to see whether that is still so.
+//! whole does. Atlas lets each such page come whole once. Unless the threshold is fixed, we look at how much was used of those of the same class lately, and
+//! if it was too little, only a few come whole, to see whether that is still so.
+//!
+//! How little is too little? A page of n objects of which the share c is used saves cn - 1 misses, and keeps (1 - c)n places from objects of
+//! which a part p would be used again before they leave. That is even at c = (p + 1/n) / (1 + p): 0.3 for p = 0.3 and many objects, 0.5 for p = 1.
 
 use super::Objects;
 use crate::stats::Stats;
@@ -30,23 +33,23 @@ pub(crate) struct Paths {
 
 /// How pages of one class did that came whole.
 struct Trials {
-    /// The share of those that were used, of [`TRIED`]; later ones count more.
-    good: AtomicU32,
+    /// Their CAR, of [`ALL`]; later ones count more.
+    rate: AtomicU32,
     /// Pages that left untried.
     untried: AtomicU32,
 }
 
-/// The least CAR with which it was good that a page came whole.
+/// The least CAR with which it is good that a page comes whole.
 const GOOD: f64 = 0.5;
-const TRIED: u32 = 1 << 16;
-/// Each trial counts a sixteenth.
-const WEIGHT: u32 = 16;
+const ALL: u32 = 1 << 16;
+/// Each trial counts a quarter.
+const WEIGHT: u32 = 4;
 /// While trials fail, one page of so many comes whole.
-const TRY_EVERY: u32 = 16;
+const TRY_EVERY: u32 = 4;
 
 impl Paths {
     pub(crate) fn new(threshold: Option<f64>) -> Paths {
-        let trials = |_| Trials { good: AtomicU32::new(TRIED), untried: AtomicU32::new(0) };
+        let trials = |_| Trials { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
         Paths {
             threshold,
             trials: core::array::from_fn(trials),
@@ -63,7 +66,7 @@ impl Paths {
             let trials = &self.trials[class.index()];
             self.threshold.is_some()
                 || word.came_whole()
-                || trials.good.load(Ordering::Relaxed) >= TRIED / 2
+                || f64::from(trials.rate.load(Ordering::Relaxed)) >= GOOD * f64::from(ALL)
                 || trials.untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
         };
         if is_used && is_likely() { Path::Page } else { Path::Object }
@@ -73,9 +76,8 @@ impl Paths {
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
         let trials = &self.trials[class.index()];
         if word.came_whole() {
-            let good = trials.good.load(Ordering::Relaxed);
-            let more = if rate(class, used) >= GOOD { TRIED / WEIGHT } else { 0 };
-            trials.good.store(good - good / WEIGHT + more, Ordering::Relaxed);
+            let (before, now) = (trials.rate.load(Ordering::Relaxed), used * ALL / class.capacity());
+            trials.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
         } else {
             trials.untried.fetch_add(1, Ordering::Relaxed);
         }
