@@ -144,6 +144,11 @@ impl Evictor {
         self.batch as u32
     }
 
+    /// Pages that left so far.
+    pub(crate) fn left(&self) -> u64 {
+        [&self.written, &self.clean, &self.dead].map(|count| count.load(Ordering::Relaxed)).iter().sum()
+    }
+
     /// Near memory that the buffers cost.
     pub(crate) fn near_bytes(&self) -> u64 {
         (self.batch * PAGE_BYTES) as u64

@@ -16,7 +16,8 @@ pub(crate) struct Reclaimer {
     /// It sleeps until somebody rings: nothing is vacant.
     sleeps_long: AtomicBool,
     stop: AtomicBool,
-    asleep: Mutex<()>,
+    /// Somebody who waits has rung since the last round began. Held while the thread looks whether it may sleep.
+    rung: Mutex<bool>,
     bell: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -33,7 +34,7 @@ impl Reclaimer {
             awake: AtomicBool::new(false),
             sleeps_long: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            asleep: Mutex::new(()),
+            rung: Mutex::new(false),
             bell: Condvar::new(),
             thread: Mutex::new(None),
         }
@@ -65,7 +66,8 @@ impl Reclaimer {
     /// The same, for one who waits: heard in any case.
     #[cold]
     pub(crate) fn ring(&self) {
-        let _guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        *rung = true;
         self.awake.store(true, Ordering::Release);
         self.bell.notify_one();
     }
@@ -108,7 +110,7 @@ impl Reclaimer {
 
     /// Waits until somebody rings; false if nobody did for a while and something is to be discarded.
     fn doze(&self, core: &Core, discards: bool) -> bool {
-        let mut guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.is_called() {
             // SeqCst: who makes a vacancy counts it before it looks here.
             self.sleeps_long.store(discards, Ordering::SeqCst);
@@ -123,6 +125,7 @@ impl Reclaimer {
             }
             guard = woken;
         }
+        *guard = false;
         true
     }
 
@@ -137,8 +140,16 @@ impl Reclaimer {
         self.sleeps_long.load(Ordering::SeqCst)
     }
 
+    /// Waits for what is in the way, less long if a task rings: it waits for the end of the next round.
+    fn pause(&self, most: Duration) {
+        std::thread::sleep(PAUSE.0);
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.bell.wait_timeout_while(rung, most - PAUSE.0, |rung| !*rung));
+    }
+
     fn run(&self, core: &Core) {
         let mut pause = PAUSE.0;
+        let mut left = 0;
         loop {
             self.sleep(core);
             if self.stop.load(Ordering::Acquire) {
@@ -153,9 +164,11 @@ impl Reclaimer {
                 }
                 Ok(Outcome::Blocked(_) | Outcome::Soon | Outcome::Hot) | Err(_) => {
                     core.help_all();
+                    // What was in the way of the last round is not: it is not worth a longer wait.
+                    let before = core::mem::replace(&mut left, core.evictor.left());
+                    pause = if left == before { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
                     // Whoever needs room rings again, or runs the evictor itself and gets the error.
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSE.1);
+                    self.pause(pause);
                     let gives_up = pause == PAUSE.1 && !core.frames.is_over_limit();
                     if core.frames.room() >= core.reserve().low || gives_up {
                         self.rest(core, |_| true);
