@@ -279,16 +279,19 @@ impl<'a> Arrival<'a> {
             return Poll::Ready(Ok(frame));
         }
         core.check_size(pages)?;
-        if self.wait.goal == 0 {
+        let is_first = self.wait.goal == 0;
+        if is_first {
             count(&record.counters.throttled);
             open.hungry.set(open.hungry.get() + 1);
             self.wait.goal = core.first_goal(pages);
-        } else {
-            // Nobody made room meanwhile, or others took it.
+        }
+        // With our own hands, unless others came first: the reclaimer may be waiting for the scope that we are in.
+        if !is_first || !core.waiters.want_room() {
             record.renew_idle(&core.epoch);
             match core.make_frames(pages, &mut self.wait.goal, before)? {
                 Round::Got(frame) => return Poll::Ready(Ok(frame)),
-                Round::Blocked(epoch) if self.waits_for_itself(epoch) => {
+                // Others of the same thread may go on and make room, as long as they have not looked for any.
+                Round::Blocked(epoch) if !is_first && self.waits_for_itself(epoch) => {
                     return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
                 }
                 _ => {}
