@@ -23,6 +23,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/churn.toml"),
         include_str!("../experiments/aifm/crowd.toml"),
         include_str!("../experiments/aifm/overhead.toml"),
+        include_str!("../experiments/atlas/latency.toml"),
         include_str!("../experiments/atlas/workloads.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),

@@ -174,6 +174,7 @@ const PARAMETERS: &[&str] = &[
     "once",
     "in_flight",
     "real",
+    "rate_per_s",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

@@ -18,6 +18,11 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("ns_per_fault", "µs/fault", 1e3),
     ("fault_ns_p50", "p50 µs", 1e3),
     ("fault_ns_p99", "p99 µs", 1e3),
+    ("requests_per_s", "thousand/s", 1e3),
+    ("latency_ns_p50", "p50 µs", 1e3),
+    ("latency_ns_p90", "p90 µs", 1e3),
+    ("latency_ns_p99", "p99 µs", 1e3),
+    ("latency_ns_p99_9", "p99.9 µs", 1e3),
     ("demand_reads", "demand reads", 1.0),
     ("faults_major", "major faults", 1.0),
     ("pages_out", "pages out", 1.0),
@@ -78,7 +83,8 @@ pub fn summary(line: &Line) -> String {
         let floor = point.floor_ns.map_or(String::new(), |ns| format!("  (floor {} per {})", time(ns), point.unit));
         writeln!(out, "  {}{floor}", describe(&point.parameters, &line.axes)).ok();
         for contender in &point.contenders {
-            writeln!(out, "    {:<13} {}", contender.name, outcome(contender, &point.unit)).ok();
+            let latency = latency(contender);
+            writeln!(out, "    {:<13} {}{latency}", contender.name, outcome(contender, &point.unit)).ok();
         }
         for ratio in &point.ratios {
             let verdict = match (&ratio.bar, ratio.verdict()) {
@@ -105,6 +111,18 @@ pub fn summary(line: &Line) -> String {
         writeln!(out, "  baseline: unavailable: {why}").ok();
     }
     out
+}
+
+/// How late answers came, if that was measured.
+fn latency(contender: &ContenderResult) -> String {
+    let percentiles = [
+        ("p50", "latency_ns_p50"),
+        ("p90", "latency_ns_p90"),
+        ("p99", "latency_ns_p99"),
+        ("p99.9", "latency_ns_p99_9"),
+    ];
+    let found = percentiles.iter().filter_map(|(name, figure)| Some((name, contender.figures.get(*figure)?)));
+    found.map(|(name, ns)| format!(", {name} {}", time(*ns))).collect()
 }
 
 fn short(commit: &str) -> &str {

@@ -59,6 +59,11 @@ fn caches() {
 }
 
 #[test]
+fn requests_that_do_not_wait_for_each_other() {
+    check("cache", "request", 2, &["--data-mib", "6", "--ops", "2000", "--rate-per-s", "50000"]);
+}
+
+#[test]
 fn graphs() {
     check("pagerank", "evolve", 2, &["--data-mib", "4"]);
     check("triangles", "evolve", 2, &["--data-mib", "4"]);

@@ -2,12 +2,13 @@
 //! requests get a value, the others replace one by another. Every request is a scope of its own.
 //!
 //! Sizes of values are those of CacheLib's `kvcache_reg`. *Skewed*: keys by Zipf's law with churn, every new key is the most popular one
-//! for a moment and then falls behind those that come after it. *Uniform*: all keys alike.
+//! for a moment and then falls behind those that come after it. *Uniform*: all keys alike. With `rate_per_s` requests arrive in an open
+//! loop ([`latency`]).
 
 use crate::entry::{Key, key};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, figures_since, latency};
 use anyhow::{Context, Result};
 use farfield::collections::Index;
 use farfield::{FarError, FarMap, Heap};
@@ -37,7 +38,11 @@ pub(crate) fn run(options: &Options, trace: Trace) -> Result<Outcome> {
         outcome.phase("fill", requests.entries, || requests.fill(store))?;
         requests.serve(store, options.ops)?;
         let before = heap.map(Heap::stats);
-        outcome.phase("request", options.ops, || requests.serve(store, options.ops))?;
+        if options.rate_per_s > 0 {
+            latency::open_loop(&mut outcome, options, || requests.one(store))?;
+        } else {
+            outcome.phase("request", options.ops, || requests.serve(store, options.ops))?;
+        }
         if let (Some(heap), Some(before)) = (heap, before) {
             figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
         }
@@ -47,7 +52,7 @@ pub(crate) fn run(options: &Options, trace: Trace) -> Result<Outcome> {
 }
 
 /// Does `work` with a cache, and with the heap in which it is.
-pub(crate) fn with_store(
+fn with_store(
     options: &Options,
     work: impl FnOnce(&mut dyn Store, Option<&Heap>) -> Result<Outcome>,
 ) -> Result<Outcome> {
@@ -62,7 +67,7 @@ pub(crate) fn with_store(
 }
 
 /// Who keeps the values.
-pub(crate) trait Store {
+trait Store {
     /// Shows the value of a key.
     fn get(&self, key: &Key, see: &mut dyn FnMut(&[u8])) -> Result<()>;
     fn set(&mut self, key: Key, value: &[u8]) -> Result<()>;
@@ -102,10 +107,10 @@ impl Store for Far<'_> {
 }
 
 /// What is asked for, and what has been found.
-pub(crate) struct Requests {
-    pub(crate) entries: u64,
-    pub(crate) sum: u64,
-    pub(crate) errors: u64,
+struct Requests {
+    entries: u64,
+    sum: u64,
+    errors: u64,
     trace: Trace,
     zipf: Zipf,
     random: Random,
@@ -116,7 +121,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(options: &Options, trace: Trace) -> Requests {
+    fn new(options: &Options, trace: Trace) -> Requests {
         let entries = options.data_bytes() / BYTES_PER_ENTRY;
         Requests {
             entries,
@@ -131,16 +136,16 @@ impl Requests {
         }
     }
 
-    pub(crate) fn fill(&mut self, store: &mut dyn Store) -> Result<()> {
+    fn fill(&mut self, store: &mut dyn Store) -> Result<()> {
         (0..self.entries).try_for_each(|number| self.set(store, number, 0))
     }
 
-    pub(crate) fn serve(&mut self, store: &mut dyn Store, count: u64) -> Result<()> {
+    fn serve(&mut self, store: &mut dyn Store, count: u64) -> Result<()> {
         (0..count).try_for_each(|_| self.one(store))
     }
 
     /// Makes the next request.
-    pub(crate) fn one(&mut self, store: &mut dyn Store) -> Result<()> {
+    fn one(&mut self, store: &mut dyn Store) -> Result<()> {
         self.made += 1;
         let number = self.number();
         if self.random.below(1000) < SETS_PER_MILLE {

@@ -9,6 +9,7 @@ mod entry;
 mod frame;
 mod graph;
 mod hash;
+mod latency;
 mod measure;
 mod pack;
 mod pagerank;
@@ -71,6 +72,9 @@ struct Options {
     /// 1: elements of arrays are read as what is used once, so that they displace nothing.
     #[arg(long, default_value_t = 0)]
     once: u64,
+    /// Requests that arrive in a second, whether or not those before are answered; 0: each begins when the one before ends.
+    #[arg(long, default_value_t = 0)]
+    rate_per_s: u64,
     /// 1: real data of the folder in FARFIELD_DATA, where a workload knows some; 0: made up.
     #[arg(long, default_value_t = 0)]
     real: u64,

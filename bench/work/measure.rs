@@ -54,6 +54,12 @@ impl Outcome {
         self.0.phases.push(Phase { name: name.into(), ops, seconds, cpu_seconds, faults_major: 0, faults_minor: 0 });
     }
 
+    /// Operations in a second of a phase.
+    pub(crate) fn per_second(&self, name: &str) -> f64 {
+        let phase = self.0.phases.iter().find(|phase| phase.name == name);
+        phase.map_or(0.0, |phase| phase.ops as f64 / phase.seconds)
+    }
+
     /// What was read, in a number, and how many reads brought wrong data.
     pub(crate) fn checked(&mut self, checksum: u64, errors: u64) {
         self.0.checksum = format!("{checksum:016x}");
