@@ -34,7 +34,12 @@ impl Core {
     /// One transition of a frame word; the only place where a mutator makes one that others could make too.
     pub(crate) fn exchange(&self, word: &AtomicU64, seen: FrameWord, next: FrameWord) -> bool {
         // Acquire: what the last owner of the page did to its frame is done. Release: what we did is.
-        word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let done = word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let [was, is] = [seen, next].map(|word| word.state() == State::Leaving);
+        if done && was != is {
+            self.frames.count_leaving(is);
+        }
+        done
     }
 }
 

@@ -288,10 +288,11 @@ impl<'a> Arrival<'a> {
         // With our own hands, unless others came first: the reclaimer may be waiting for the scope that we are in.
         if !is_first || !core.waiters.want_room() {
             record.renew_idle(&core.epoch);
-            match core.make_frames(pages, &mut self.wait.goal, before)? {
+            // Others of the same thread may go on and make room, as long as they have not looked for any.
+            let is_own = |epoch| !is_first && waits_for_itself(self.scope, epoch);
+            match core.make_frames(pages, &mut self.wait.goal, before, is_own)? {
                 Round::Got(frame) => return Poll::Ready(Ok(frame)),
-                // Others of the same thread may go on and make room, as long as they have not looked for any.
-                Round::Blocked(epoch) if !is_first && self.waits_for_itself(epoch) => {
+                Round::OwnScope => {
                     return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
                 }
                 _ => {}
@@ -302,13 +303,6 @@ impl<'a> Arrival<'a> {
         // After that: the reclaimer wakes whoever waits at the end of its next round.
         core.reclaimer.ring();
         self.still()
-    }
-
-    /// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for
-    /// room.
-    fn waits_for_itself(&self, epoch: u64) -> bool {
-        let open = self.scope.open;
-        open.used.get() && open.began() <= epoch && !self.scope.record.keeps(epoch, |other| other.hungry.get() == 0)
     }
 
     fn stop_waiting(&mut self) {
@@ -328,6 +322,12 @@ impl<'a> Arrival<'a> {
             open.hungry.set(open.hungry.get() - 1);
         }
     }
+}
+
+/// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for room.
+fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
+    let open = scope.open;
+    open.used.get() && open.began() <= epoch && !scope.record.keeps(epoch, |other| other.hungry.get() == 0)
 }
 
 impl Future for Arrival<'_> {

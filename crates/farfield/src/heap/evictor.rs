@@ -10,6 +10,7 @@
 //! if it is idle.
 
 mod carrier;
+mod cooler;
 mod discards;
 mod first;
 mod log_pages;
@@ -20,10 +21,11 @@ use super::Core;
 use super::segments::Unit;
 use crate::plane::object::Evacuator;
 use carrier::Carrier;
+use cooler::{Cooler, Next};
 use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use discards::Vacancies;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_core::heap::FrameId;
 use farfield_pool::PoolError;
 use first::{Progress, WaitedFor};
 use merge::Merger;
@@ -39,6 +41,8 @@ pub(crate) enum Urgency {
     Demand,
     /// The same, and the pool is full: what would have to be written stays.
     Full,
+    /// It cannot go on, and what it needs waits for a scope of its own.
+    Last,
 }
 
 /// How a run of the evictor ended.
@@ -46,6 +50,8 @@ pub(crate) enum Urgency {
 pub(crate) enum Outcome {
     /// There is as much room as was asked for.
     Enough,
+    /// There is more room. The hand has gone round twice; others can have their turn.
+    More,
     /// The oldest batch, of this epoch, waits for a scope to end.
     Blocked(u64),
     /// What leaves first waits for a scope, but not for long yet.
@@ -57,6 +63,7 @@ pub(crate) enum Outcome {
 /// The evictor and who may run it.
 pub(crate) struct Evictor {
     state: Mutex<EvictorState>,
+    cooler: Mutex<Cooler>,
     first: first::First,
     batch: usize,
     pub(crate) written: AtomicU64,
@@ -78,29 +85,20 @@ struct Batch {
 
 struct EvictorState {
     carrier: Carrier,
-    hand: u32,
     /// The one that goes round the vacancies.
     discard_hand: u32,
-    batches: VecDeque<Batch>,
-    /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
-    urgent: VecDeque<Batch>,
     evacuator: Evacuator,
     merger: Merger,
     /// Log pages that were retired before this epoch's batch, and are free when it is over.
     retired: VecDeque<(u64, Vec<u32>)>,
-    /// Frames in `batches`.
-    cooling: usize,
-    /// Batches of those that leave first.
-    first: VecDeque<Batch>,
-    /// The one of them that is waited for.
+    /// The batch of those that leave first that is waited for.
     waited_for: Option<WaitedFor>,
     batch: usize,
     /// Of the present run.
     urgency: Urgency,
+    /// Frames that became free since the hand's turns were counted last.
+    freed: u32,
 }
-
-/// Batches that are made Leaving for each that leaves, until there are enough.
-const COOL_AHEAD: u32 = 8;
 
 /// While a thread waits, so many pages are written at a time.
 const FEW: usize = 16;
@@ -114,21 +112,18 @@ impl Evictor {
         let batch = (near as usize / PAGE_BYTES / 32).clamp(8, BATCH_MAX);
         let state = EvictorState {
             carrier: Carrier::new(batch),
-            hand: 0,
             discard_hand: 0,
-            batches: VecDeque::new(),
-            urgent: VecDeque::new(),
             evacuator: Evacuator::default(),
             merger: Merger::default(),
             retired: VecDeque::new(),
-            cooling: 0,
-            first: VecDeque::new(),
             waited_for: None,
             batch,
             urgency: Urgency::Background,
+            freed: 0,
         };
         Evictor {
             state: Mutex::new(state),
+            cooler: Mutex::new(Cooler::new(batch)),
             first: first::First::default(),
             batch,
             written: AtomicU64::new(0),
@@ -225,9 +220,9 @@ impl EvictorState {
 
     fn make_room(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let urgency = self.urgency;
-        let limit = core.frames.limit();
         // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
-        let mut turns_left = 2 * u64::from(core.frames.count());
+        let mut looks = 2 * u64::from(core.frames.count());
+        self.freed = 0;
         let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
         let mut helped = false;
         let mut before = core.frames.room();
@@ -255,115 +250,48 @@ impl EvictorState {
                 Progress::Blocked(epoch) => blocked = Some(epoch),
                 Progress::Nothing => {}
             }
-            let pool = (limit / 8).max(self.batch as u32).max(goal - room) as usize;
-            // Not all of it at once: somebody may be waiting for the first frame.
-            for _ in 0..COOL_AHEAD {
-                if self.cooling < pool && turns_left > 0 {
-                    turns_left -= self.cool(core).min(turns_left);
-                }
+            let is_short = core.evictor.cooler().cool_ahead(core, cooler::pool(core).max(goal - room), &mut looks);
+            if looks == 0 && self.freed > 0 {
+                // Less and less would be Leaving.
+                return Ok(Outcome::More);
             }
-            let is_full = self.cooling >= pool || turns_left == 0;
             if self.evict_urgent(core)? {
                 continue;
             }
-            match self.batches.front() {
-                None if is_full => {
-                    let blocked = blocked.or(self.urgent.front().map(|batch| batch.last));
+            let next = core.evictor.cooler().next(core, urgency);
+            match next {
+                Next::Batch(batch) => {
+                    // What is kept for whoever runs this is not for others who wait.
+                    let is_shared = core.throttle.waiting() > 1 || core.waiters.want_room();
+                    let most = if urgency == Urgency::Last && is_shared { goal - room } else { u32::MAX };
+                    self.evict(core, batch, most)?;
+                    self.cool_cold(core);
+                }
+                // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
+                Next::Blocked(epoch) if !is_short || urgency != Urgency::Background => {
+                    return Ok(Outcome::Blocked(epoch));
+                }
+                Next::Nothing if !is_short => {
+                    let blocked = blocked.or(core.evictor.cooler().urgent_since());
                     return Ok(blocked.map_or(Outcome::Hot, Outcome::Blocked));
                 }
-                Some(batch) if !core.threads.is_over(batch.last) => {
-                    // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
-                    if is_full || urgency != Urgency::Background {
-                        return Ok(Outcome::Blocked(batch.last));
-                    }
-                    continue;
-                }
-                _ => {}
-            }
-            if let Some(batch) = self.batches.pop_front() {
-                self.cooling -= batch.frames.len();
-                self.evict(core, batch)?;
-                self.cool_cold(core);
+                Next::Blocked(_) | Next::Nothing => {}
             }
         }
     }
 
-    /// Makes a batch of pages Leaving; how many frames the hand passed.
-    fn cool(&mut self, core: &Core) -> u64 {
-        let epoch = core.epoch.load(Ordering::Relaxed);
-        let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
-        let mut passed = 0;
-        // Frames are used from the low end.
-        let end = core.frames.high();
-        while frames.len() + sparse.len() < self.batch && passed < u64::from(end) {
-            self.hand = if self.hand + 1 >= end { 1 } else { self.hand + 1 };
-            passed += 1;
-            if let Some(page) = core.frames.infos[self.hand].page() {
-                match self.cool_page(core, page, epoch) {
-                    Some(frame) => frames.push(frame),
-                    None => sparse.extend(self.cool_sparse(core, page, epoch)),
-                }
-            }
-        }
-        if !(frames.is_empty() && sparse.is_empty()) {
-            self.cooling += frames.len();
-            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too, so it may not be `epoch`.
-            let last = core.next_epoch();
-            let queues = [(&mut self.batches, frames), (&mut self.urgent, sparse)];
-            for (queue, frames) in queues.into_iter().filter(|(_, frames)| !frames.is_empty()) {
-                queue.push_back(Batch { epoch, last, frames });
-            }
-        }
-        passed.max(1)
-    }
-
-    /// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
-    fn cool_page(&self, core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
-        if self.evacuator.fills(core, page) || core.expects_objects(page) {
-            return None;
-        }
-        let word = &core.words[page];
-        let seen = FrameWord(word.load(Ordering::Acquire));
-        let (next, frame) = (seen.cool()?, seen.frame()?);
-        if core.frames.infos[frame.0].is_pinned() {
-            return None;
-        }
-        let left = core.exchange(word, seen, next) && next.state() == State::Leaving;
-        left.then(|| {
-            core.frames.infos[frame.0].set_cooled(epoch);
-            frame
-        })
-    }
-
-    /// Takes the pages of a batch that nobody took back. The batch's scopes are over.
-    fn evict(&mut self, core: &Core, mut batch: Batch) -> Result<(), PoolError> {
-        let mut trouble = Ok(());
+    /// Takes the pages of a batch that nobody took back, up to so many frames. The batch's scopes are over.
+    fn evict(&mut self, core: &Core, mut batch: Batch, most: u32) -> Result<(), PoolError> {
+        let (mut trouble, mut taken) = (Ok(()), 0);
         while trouble.is_ok()
+            && taken < most
             && let Some(frame) = batch.frames.pop()
         {
-            let info = &core.frames.infos[frame.0];
-            // Taken back and made Leaving again since, or gone: then it is in a later batch, or in none.
-            if info.cooled() != batch.epoch {
-                continue;
-            }
-            let Some(page) = info.page() else { continue };
-            let word = &core.words[page];
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            if seen.frame() != Some(frame) {
-                continue;
-            }
-            let Some(sealed) = seen.seal() else { continue };
-            if info.is_pinned() || core.expects_objects(page) {
-                // Since it was cooled. It is in use, as any page that is taken back.
-                core.exchange(word, seen, seen.deref(false).0);
-                continue;
-            }
-            if !core.exchange(word, seen, sealed) {
-                continue;
-            }
+            let Some((page, sealed)) = self.seal(core, frame, batch.epoch) else { continue };
             // From here on the page is ours, so its segment stays what it is.
             let Some(unit) = core.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
             assert_eq!(unit.page, page);
+            taken += unit.pages;
             trouble = self.take(core, unit, frame, sealed);
             if self.carrier.count() >= FEW && core.throttle.waiting() > 0 {
                 trouble = trouble.and(self.finish(core));
@@ -371,9 +299,8 @@ impl EvictorState {
             }
         }
         if !batch.frames.is_empty() {
-            // The pool is in trouble; the rest goes on waiting, and can be taken back meanwhile.
-            self.cooling += batch.frames.len();
-            self.batches.push_front(batch);
+            // Enough, or the pool is in trouble; the rest goes on waiting, and can be taken back meanwhile.
+            core.evictor.cooler().put_back(batch);
         }
         trouble.and(self.finish(core))
     }

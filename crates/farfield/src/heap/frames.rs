@@ -32,6 +32,10 @@ pub(crate) struct Frames {
     free: Mutex<Free>,
     /// Frames that can be taken now, about. For decisions that may be wrong.
     room: AtomicU32,
+    /// Units that are Leaving: those whose frames will be free as soon as scopes end that could refer to them.
+    leaving: AtomicU32,
+    /// Most frames that may cost memory.
+    limit: AtomicU32,
     /// Frames of units that are pinned.
     pinned: AtomicU32,
     /// Frames below this were used.
@@ -89,6 +93,8 @@ impl Frames {
             arena,
             infos: Table::new(count as usize)?,
             room: AtomicU32::new(free.room()),
+            leaving: AtomicU32::new(0),
+            limit: AtomicU32::new(0),
             free: Mutex::new(free),
             pinned: AtomicU32::new(0),
             high: AtomicU32::new(1),
@@ -169,6 +175,29 @@ impl Frames {
         self.room.load(Ordering::Relaxed)
     }
 
+    /// Units that are Leaving, about.
+    pub(crate) fn leaving(&self) -> u32 {
+        // Below 0 for a moment, if one is taken back before it was counted.
+        (self.leaving.load(Ordering::Relaxed) as i32).max(0) as u32
+    }
+
+    /// A unit is Leaving now, or is so no more.
+    pub(crate) fn count_leaving(&self, is: bool) {
+        self.leaving.fetch_add(if is { 1 } else { u32::MAX }, Ordering::Relaxed);
+    }
+
+    /// Frames of which fewer are free than the reclaimer keeps.
+    pub(crate) fn low(&self) -> u32 {
+        (self.limit() / 16).max(4)
+    }
+
+    /// The reclaimer is late, and a scope that began now might not be able to hold what scopes may.
+    #[inline]
+    pub(crate) fn is_scarce(&self) -> bool {
+        let room = self.room();
+        room < self.low() && room + self.leaving() < self.limit() / 8
+    }
+
     /// The same, without the reserve.
     pub(crate) fn open_room(&self) -> u32 {
         let free = self.lock();
@@ -181,8 +210,9 @@ impl Frames {
     }
 
     /// Most frames that may cost memory.
+    #[inline]
     pub(crate) fn limit(&self) -> u32 {
-        self.lock().limit
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// The same in bytes.
@@ -284,6 +314,7 @@ impl Frames {
             return;
         }
         let before = core::mem::replace(&mut free.limit, limit);
+        self.limit.store(limit, Ordering::Relaxed);
         self.trim(&mut free);
         free.ceiling = limit.max(free.resident + free.reserve());
         self.room.store(free.room(), Ordering::Relaxed);

@@ -225,8 +225,8 @@ impl Heap {
 
     /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they are.
     ///
-    /// Scopes nest. A scope can bring about an eighth of the near memory near before [`FarError::NearFull`] tells to end it or
-    /// to [renew](Scope::renew) it; scopes that bring much at the same time share that.
+    /// Scopes nest. A scope can bring a sixteenth of the near memory near (or 8 MiB, if that is less), and mostly more than an eighth, before
+    /// [`FarError::NearFull`] tells to end it or to [renew](Scope::renew) it; scopes that bring much at the same time share that.
     #[inline]
     pub fn enter(&self) -> Scope<'_> {
         Scope::new(self.core())
@@ -367,7 +367,7 @@ impl Core {
 
     pub(crate) fn reserve(&self) -> Reserve {
         let limit = self.frames.limit();
-        Reserve { low: (limit / 16).max(4), high: (limit / 16 + limit / 32).max(8) }
+        Reserve { low: self.frames.low(), high: (limit / 16 + limit / 32).max(8) }
     }
 
     fn stats(&self) -> Stats {

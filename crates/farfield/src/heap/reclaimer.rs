@@ -158,7 +158,7 @@ impl Reclaimer {
             // Tasks that wait for room get it batch by batch.
             let step = if core.waiters.want_room() { core.frames.room() + core.evictor.batch() } else { u32::MAX };
             match core.evictor.run(core, core.reserve().high.min(step)) {
-                Ok(Outcome::Enough) => {
+                Ok(Outcome::Enough | Outcome::More) => {
                     self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;
                 }

@@ -24,13 +24,11 @@ impl Core {
         Ok(())
     }
 
-    /// A scope is about to begin, and there is little room. What is cooled after it began cannot leave before it ends, so room is
-    /// made first, unless somebody is at it.
+    /// A scope is about to begin, and the reclaimer is late. What is cooled after the scope began cannot leave before it ends.
     #[cold]
     pub(crate) fn relieve(&self) {
         self.reclaimer.wake();
-        // Whoever finds no frame in the end gets the error.
-        let _ = self.evictor.try_run(self, self.evictor.batch(), Urgency::Demand);
+        self.evictor.prepare(self);
     }
 
     /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
@@ -84,7 +82,7 @@ impl Core {
             is_over = match outcome {
                 Some(Ok(Outcome::Blocked(epoch))) => !renewable && record.keeps(epoch, |_| true),
                 Some(Ok(Outcome::Hot) | Err(_)) => true,
-                Some(Ok(Outcome::Enough | Outcome::Soon)) | None => false,
+                Some(Ok(Outcome::Enough | Outcome::More | Outcome::Soon)) | None => false,
             };
         }
     }
@@ -105,15 +103,14 @@ impl Core {
         loop {
             self.renew(record, renewable);
             let before = place.before();
-            let round = self.make_frames(pages, &mut goal, before)?;
+            let is_own = |epoch| !renewable && record.keeps(epoch, |_| true);
+            let round = self.make_frames(pages, &mut goal, before, is_own)?;
             match round {
                 Round::Got(frame) => return Ok(frame),
-                // All that could leave waits for a scope of this thread, which does not end before we return.
-                Round::Blocked(epoch) if !renewable && record.keeps(epoch, |_| true) => {
-                    return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull);
-                }
-                // It waits for scopes of others, who may wait for what this thread holds.
-                Round::Blocked(_) if patience.is_long() => {
+                // It does not end before we return.
+                Round::OwnScope => return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull),
+                // They may wait for what this thread holds.
+                Round::Blocked if patience.is_long() => {
                     if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
                         return Ok(frame);
                     }
@@ -138,9 +135,23 @@ impl Core {
     }
 
     /// One round of a thread or task that waits for frames behind others: makes room with its own hands, if nobody else is at it.
-    pub(super) fn make_frames(&self, pages: u32, goal: &mut u32, before: u32) -> Result<Round, FarError> {
+    /// `is_own`: are its own scopes what this epoch's batch waits for?
+    pub(super) fn make_frames(
+        &self,
+        pages: u32,
+        goal: &mut u32,
+        before: u32,
+        is_own: impl Fn(u64) -> bool,
+    ) -> Result<Round, FarError> {
         // As much as it may take when something is left for those before; else it would not see what is in the way.
-        let outcome = self.evictor.try_run(self, *goal + before, Urgency::Demand);
+        let mut outcome = self.evictor.try_run(self, *goal + before, Urgency::Demand);
+        if matches!(outcome, Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch)) {
+            // Nobody else gets on before it does, so it is not behind them.
+            outcome = self.evictor.try_run(self, *goal, Urgency::Last);
+            if let Some(frame) = self.frames.take(pages, Purse::Open) {
+                return Ok(Round::Got(frame));
+            }
+        }
         if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
             return Ok(Round::Got(frame));
         }
@@ -151,7 +162,8 @@ impl Core {
         }
         match outcome {
             None => Ok(Round::Busy),
-            Some(Ok(Outcome::Blocked(epoch))) => Ok(Round::Blocked(epoch)),
+            Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch) => Ok(Round::OwnScope),
+            Some(Ok(Outcome::Blocked(_))) => Ok(Round::Blocked),
             Some(Ok(_)) => Ok(Round::Tried),
             Some(Err(error)) => Err(error.into()),
         }
@@ -162,10 +174,110 @@ impl Core {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Round {
     Got(FrameId),
-    /// What could leave since this epoch waits for scopes.
-    Blocked(u64),
+    /// All that could leave waits for scopes of others.
+    Blocked,
+    /// It waits for scopes of whoever needs the frames.
+    OwnScope,
     /// Nothing yet.
     Tried,
     /// Somebody else is at it.
     Busy,
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against scopes that hold less than they may and find no room, because the reclaimer was late.
+    use super::{Core, Duration, FarError, Patience};
+    use crate::ptr::Follow;
+    use crate::{FarBox, Heap, Plane};
+    use core::sync::atomic::{AtomicBool, Ordering};
+    use farfield_core::heap::{FrameWord, State, Whereabouts};
+
+    /// A heap whose reclaimer never runs, and values of three times its near memory.
+    fn without_reclaimer<const WORDS: usize>(plane: Plane) -> (Heap, Vec<FarBox<[u64; WORDS]>>) {
+        let heap = Heap::builder().plane(plane).near(4 << 20).near_max(4 << 20).far(64 << 20).build().unwrap();
+        heap.core().reclaimer.stop();
+        let values = (0..(12 << 20) / (8 * WORDS) as u64).map(|index| heap.alloc([index; WORDS]).unwrap()).collect();
+        (heap, values)
+    }
+
+    fn random(state: &mut u64) -> usize {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 33) as usize
+    }
+
+    /// What a scope may hold whatever happens.
+    fn share(heap: &Heap) -> usize {
+        heap.core().frames.limit() as usize / 16
+    }
+
+    fn is_near<const WORDS: usize>(core: &Core, value: &FarBox<[u64; WORDS]>) -> bool {
+        let number = value.pointer().number_in(core).unwrap();
+        let page = match (&core.objects, number.checked_sub(core.pages)) {
+            (Some(objects), Some(object)) => match objects.handle(object).whereabouts() {
+                Whereabouts::At { page, .. } => page,
+                other => panic!("{other:?}"),
+            },
+            _ => number,
+        };
+        !matches!(FrameWord(core.words[page].load(Ordering::Relaxed)).state(), State::Far)
+    }
+
+    fn scopes_hold_their_share<const WORDS: usize>(plane: Plane) {
+        let (heap, mut values) = without_reclaimer::<WORDS>(plane);
+        let mut state = 1;
+        for round in 0..200 {
+            // All that is about to leave is taken back, which is done in scopes that bring nothing.
+            if round % 3 == 0 {
+                for value in values.iter().filter(|value| is_near(heap.core(), value)) {
+                    value.get(&heap.enter()).unwrap();
+                }
+            }
+            let scope = heap.enter();
+            for _ in 0..share(&heap) {
+                let at = random(&mut state) % values.len();
+                let value = values[at].get_mut(&scope).unwrap_or_else(|error| panic!("round {round}: {error}"));
+                assert_eq!(value[0], at as u64);
+                value[1] += 1;
+            }
+        }
+        assert!(heap.stats().throttled > 0);
+        heap.verify();
+    }
+
+    #[test]
+    fn a_scope_can_hold_its_share_though_the_reclaimer_never_runs() {
+        scopes_hold_their_share::<512>(Plane::Page);
+        scopes_hold_their_share::<64>(Plane::Object);
+    }
+
+    #[test]
+    fn others_leave_a_scope_its_share_however_long_it_lasts() {
+        let (heap, values) = without_reclaimer::<512>(Plane::Page);
+        let ends = AtomicBool::new(false);
+        let hold = |round: usize| {
+            let scope = heap.enter();
+            let throttled = heap.stats().throttled;
+            values[round].get(&scope)?;
+            // The other thread has used up what may be had while this scope lasts.
+            let mut patience = Patience::new(Duration::from_secs(60));
+            while heap.core().throttle.waiting() == 0 || heap.stats().throttled == throttled {
+                patience.wait()?;
+            }
+            let middle = values.len() / 2 + round * 100;
+            values[middle..middle + share(&heap) - 1].iter().try_for_each(|value| value.get(&scope).map(drop))
+        };
+        let outcomes: Vec<Result<(), FarError>> = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                for value in values.iter().cycle().take_while(|_| !ends.load(Ordering::Acquire)) {
+                    value.get(&heap.enter()).unwrap();
+                }
+            });
+            let outcomes = (0..10).map(hold).collect();
+            ends.store(true, Ordering::Release);
+            outcomes
+        });
+        assert_eq!(outcomes, vec![Ok(()); 10]);
+        heap.verify();
+    }
 }

@@ -53,14 +53,11 @@ pub struct Scope<'heap> {
     stays: PhantomData<*mut ()>,
 }
 
-/// With fewer free frames than this no scope begins without trying to free more.
-const SCARCE: u32 = 8;
-
 impl<'heap> Scope<'heap> {
     #[inline]
     pub(crate) fn new(core: &'heap Core) -> Scope<'heap> {
         let record = core.record();
-        if core.frames.room() < SCARCE && record.entered().is_none() {
+        if core.frames.is_scarce() && record.entered().is_none() {
             core.relieve();
         }
         let open = record.enter(&core.epoch);

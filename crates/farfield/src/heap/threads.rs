@@ -309,13 +309,18 @@ impl Threads {
 
     /// Can no scope refer to a page that became Leaving in this epoch and was not taken back?
     pub(crate) fn is_over(&self, epoch: u64) -> bool {
+        self.oldest().is_none_or(|entered| entered > epoch)
+    }
+
+    /// The epoch in which the oldest scope began.
+    pub(crate) fn oldest(&self) -> Option<u64> {
         fence(Ordering::SeqCst);
-        self.lock().iter().all(|record| record.entered().is_none_or(|entered| entered > epoch))
+        self.lock().iter().filter_map(|record| record.entered()).min()
     }
 
     /// Is no thread inside a scope?
     pub(crate) fn is_quiet(&self) -> bool {
-        self.is_over(u64::MAX)
+        self.oldest().is_none()
     }
 
     /// Those whose lanes have something in flight.

@@ -19,7 +19,8 @@ impl Core {
             );
             let shared = self.shares.verify();
             assert!(shared == 0 || occupied + objects > 0, "owners of values that are gone");
-            let in_use = self.verify_words();
+            let (in_use, leaving) = self.verify_words();
+            assert_eq!(self.frames.leaving(), leaving, "units Leaving");
             let (resident, counted) = self.frames.resident();
             assert_eq!(counted, in_use, "frames in use");
             assert!(resident >= in_use);
@@ -70,9 +71,9 @@ impl Core {
         live.values().map(|live| u64::from(*live)).sum()
     }
 
-    /// Frames that words refer to. What is vacant is counted.
-    fn verify_words(&self) -> u32 {
-        let (mut in_use, mut vacant) = (0, 0);
+    /// Frames that words refer to, and units that are Leaving. What is vacant is counted.
+    fn verify_words(&self) -> (u32, u32) {
+        let (mut in_use, mut leaving, mut vacant) = (0, 0, 0);
         let mut page = 0;
         while page < self.segments.high_page() {
             let unit = self.segments.unit_of(page);
@@ -89,6 +90,7 @@ impl Core {
                         assert!(!self.frames.is_free(FrameId(frame)), "page {page} is in frame {frame}, which is free");
                     }
                     in_use += pages;
+                    leaving += u32::from(word.state() == State::Leaving);
                 }
                 other => panic!("page {page} is {other:?} at rest"),
             }
@@ -101,7 +103,7 @@ impl Core {
             page += pages;
         }
         assert_eq!(self.vacancies.count(), vacant, "vacant pages");
-        in_use
+        (in_use, leaving)
     }
 }
 

@@ -127,7 +127,10 @@ fn the_heap_adapts_to_how_values_are_used() {
         heap.verify();
     }
     let [(_, fixed_whole, fixed_bytes), (misses, whole, bytes)] = costs[..] else { unreachable!() };
-    assert!(whole < misses / 10 && whole < fixed_whole / 4 * 3, "{whole} pages among {misses} misses; fixed {fixed_whole}");
+    assert!(
+        whole < misses / 10 && whole < fixed_whole / 4 * 3,
+        "{whole} pages among {misses} misses; fixed {fixed_whole}"
+    );
     assert!(bytes < fixed_bytes / 10 * 9, "{bytes} bytes, fixed {fixed_bytes}");
 }
 

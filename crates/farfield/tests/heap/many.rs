@@ -248,16 +248,18 @@ fn what_is_read_once_leaves_first() {
     let read_hot = || hot.iter().for_each(|value| assert_eq!(value.read(|value| value[0] < 400), Ok(true)));
     read_hot();
     let streamed = misses(&|| {
-        for (index, value) in values.iter().enumerate().skip(400) {
+        // Not those that are near since they were made.
+        for (index, value) in values.iter().enumerate().take(2000).skip(400) {
             assert_eq!(value.read_once(|value| value[9]), Ok(index as u64));
         }
     });
-    assert!(streamed > 2000, "{streamed}");
+    assert!(streamed > 1500, "{streamed}");
     assert_eq!(misses(&read_hot), 0, "{:?}", heap.stats());
     // Called cold, they go.
     hot.iter().for_each(FarBox::cold);
     values[400..1000].iter().for_each(|value| assert_eq!(value.read(|value| value[0] >= 400), Ok(true)));
-    assert!(misses(&read_hot) > 300, "{:?}", heap.stats());
+    let gone = misses(&read_hot);
+    assert!(gone > 300, "{gone}: {:?}", heap.stats());
 }
 
 /// Every frame without a page is poisoned and cannot be accessed.

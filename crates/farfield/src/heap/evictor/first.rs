@@ -3,10 +3,11 @@
 //! They wait in a list, and leave before the hand looks at anything else. A page of the list that is used again meanwhile is an ordinary
 //! one: taking it back says so.
 
-use super::{Batch, Core, EvictorState, Urgency};
+use super::cooler::Next;
+use super::{Core, EvictorState, Urgency};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use farfield_core::heap::FrameId;
+use farfield_core::heap::FrameWord;
 use farfield_pool::PoolError;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -36,6 +37,8 @@ pub(super) struct WaitedFor {
     /// It is waited for since then, and so many frames were free.
     since: Instant,
     room: u32,
+    /// So often somebody in need has found it not over.
+    looks: u32,
 }
 
 impl First {
@@ -47,7 +50,7 @@ impl First {
         list.drain(..excess);
     }
 
-    fn take(&self, count: usize) -> Vec<u32> {
+    pub(super) fn take(&self, count: usize) -> Vec<u32> {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = count.min(list.len());
         list.drain(..count).collect()
@@ -57,24 +60,29 @@ impl First {
 impl Core {
     /// These units leave first. No error if they are far or in use.
     pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
+        let pages = pages.inspect(|page| self.forget_use(*page));
         self.evictor.first.add(pages, self.frames.limit() as usize / 2);
+    }
+
+    /// What was used before is not in use for that.
+    fn forget_use(&self, page: u32) {
+        let word = &self.words[page];
+        let seen = FrameWord(word.load(Ordering::Acquire));
+        if let Some(next) = seen.cool().filter(|_| seen.is_referenced()) {
+            self.exchange(word, seen, next);
+        }
     }
 }
 
 impl EvictorState {
     /// Makes room with those that leave first.
     pub(super) fn evict_first(&mut self, core: &Core, wanted: u32) -> Result<Progress, PoolError> {
-        let waiting: usize = self.first.iter().map(|batch| batch.frames.len()).sum();
-        if waiting < wanted as usize {
-            self.cool_first(core);
-        }
-        match self.first.front() {
-            None => Ok(Progress::Nothing),
-            Some(batch) if !core.threads.is_over(batch.last) => Ok(Progress::Blocked(batch.last)),
-            Some(_) => {
-                if let Some(batch) = self.first.pop_front() {
-                    self.evict(core, batch)?;
-                }
+        let next = core.evictor.cooler().next_first(core, wanted);
+        match next {
+            Next::Nothing => Ok(Progress::Nothing),
+            Next::Blocked(epoch) => Ok(Progress::Blocked(epoch)),
+            Next::Batch(batch) => {
+                self.evict(core, batch, u32::MAX)?;
                 Ok(Progress::Some)
             }
         }
@@ -87,22 +95,14 @@ impl EvictorState {
         let room = core.frames.room();
         let waited_for = match self.waited_for {
             Some(known) if known.epoch == epoch => known,
-            _ => *self.waited_for.insert(WaitedFor { epoch, since: Instant::now(), room }),
+            _ => WaitedFor { epoch, since: Instant::now(), room, looks: 0 },
         };
-        let waited = waited_for.since.elapsed();
+        let (waited, is_ahead) = (waited_for.since.elapsed(), urgency == Urgency::Background);
+        self.waited_for = Some(WaitedFor { looks: waited_for.looks + u32::from(!is_ahead), ..waited_for });
         match urgency {
-            Urgency::Demand | Urgency::Full => waited < WAIT_MAX / 64,
-            Urgency::Background => waited < WAIT_MAX || room > waited_for.room / 2,
-        }
-    }
-
-    fn cool_first(&mut self, core: &Core) {
-        let epoch = core.epoch.load(Ordering::Relaxed);
-        let pages = core.evictor.first.take(self.batch);
-        let frames: Vec<FrameId> = pages.iter().filter_map(|page| self.cool_page(core, *page, epoch)).collect();
-        if !frames.is_empty() {
-            let last = core.next_epoch();
-            self.first.push_back(Batch { epoch, last, frames });
+            // Who has waited for a processor has not renewed its scope yet.
+            Urgency::Demand | Urgency::Full | Urgency::Last => waited < WAIT_MAX / 64 || waited_for.looks < 2,
+            Urgency::Background => waited < WAIT_MAX || room >= waited_for.room / 2,
         }
     }
 }

@@ -5,10 +5,8 @@
 //! among those that are cold.
 
 use super::take::settle;
-use super::{Batch, Core, EvictorState, Unit};
-use crate::plane::object::Evacuator;
-use core::sync::atomic::Ordering;
-use farfield_core::heap::{FrameId, FrameWord, State, Verdict};
+use super::{Core, EvictorState, Unit};
+use farfield_core::heap::{FrameId, FrameWord, Verdict};
 use farfield_pool::PoolError;
 
 impl Core {
@@ -34,32 +32,19 @@ impl EvictorState {
 
     /// Takes the oldest urgent batch, if it is over.
     pub(super) fn evict_urgent(&mut self, core: &Core) -> Result<bool, PoolError> {
-        if !self.urgent.front().is_some_and(|batch| core.threads.is_over(batch.last)) {
-            return Ok(false);
-        }
-        if let Some(batch) = self.urgent.pop_front() {
-            self.evict(core, batch)?;
-            self.cool_cold(core);
-        }
+        let batch = core.evictor.cooler().next_urgent(core);
+        let Some(batch) = batch else { return Ok(false) };
+        self.evict(core, batch, u32::MAX)?;
+        self.cool_cold(core);
         Ok(true)
     }
 
     /// What the evacuator has put into cold pages leaves next.
     pub(super) fn cool_cold(&mut self, core: &Core) {
-        let epoch = core.epoch.load(Ordering::Relaxed);
         let pages = self.evacuator.take_cold();
-        let frames: Vec<FrameId> = pages.iter().filter_map(|page| self.cool_page(core, *page, epoch)).collect();
-        if !frames.is_empty() {
-            let last = core.next_epoch();
-            self.urgent.push_back(Batch { epoch, last, frames });
+        if !pages.is_empty() {
+            core.evictor.cooler().cool_urgent(core, &pages);
         }
-    }
-
-    /// Makes a log page Leaving that is in use, but not by much: what is hot in it shall lie elsewhere.
-    pub(super) fn cool_sparse(&self, core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
-        let objects = core.objects.as_ref().filter(|_| core.segments.is_log(page))?;
-        let is_near = FrameWord(core.words[page].load(Ordering::Relaxed)).state() == State::Near;
-        if is_near && Evacuator::is_sparse(objects, page) { self.cool_page(core, page, epoch) } else { None }
     }
 
     /// Asks the evacuator about a sealed unit; false if the unit is to leave as it is. While somebody waits for a frame, it is: moving

@@ -22,7 +22,7 @@ impl EvictorState {
         }
         if (0..unit.pages).all(|index| is_as_far(core, sealed, frame, index)) {
             settle(word, |word| word.dropped(false));
-            core.frames.put(frame, unit.pages);
+            self.free(core, unit, frame);
             core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
             core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
             return Ok(());
@@ -44,10 +44,16 @@ impl EvictorState {
         Ok(())
     }
 
-    /// No object lives in the sealed unit.
-    pub(super) fn drop_dead(&self, core: &Core, unit: Unit, frame: FrameId) {
-        let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
+    /// The frames of a unit that has left are free.
+    fn free(&mut self, core: &Core, unit: Unit, frame: FrameId) {
         core.frames.put(frame, unit.pages);
+        self.freed += unit.pages;
+    }
+
+    /// No object lives in the sealed unit.
+    pub(super) fn drop_dead(&mut self, core: &Core, unit: Unit, frame: FrameId) {
+        let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
+        self.free(core, unit, frame);
         core.vacate(dropped.is_stored());
         core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
     }
@@ -73,7 +79,7 @@ impl EvictorState {
         }
         let left = settle(word, |word| word.copied().left().unwrap_or_else(|| unreachable!("copied and not taken")));
         debug_assert_eq!(left.state(), State::Far);
-        core.frames.put(frame, unit.pages);
+        self.free(core, unit, frame);
         core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
         Ok(())
     }
@@ -111,7 +117,7 @@ impl EvictorState {
                 let Some(next) = next else { break };
                 if core.exchange(word, seen, next) {
                     if result.is_ok() {
-                        core.frames.put(frame, unit.pages);
+                        self.free(core, unit, frame);
                         core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
                     }
                     break;

@@ -1,0 +1,262 @@
+//! Cooling: which pages are about to leave, in which order, and whether scopes are in their way.
+//!
+//! Behind a lock of its own that is held for moments only, so that a scope that begins can have pages cooled while the evictor waits for the
+//! pool. Whoever makes pages Leaving has the lock, and so has the evictor when it seals one: a page that was taken back and is Leaving again
+//! is another batch's, and a frame remembers which.
+
+use super::{Batch, Core, Evictor, EvictorState, Urgency};
+use crate::plane::object::Evacuator;
+use core::sync::atomic::Ordering;
+use farfield_core::heap::{FrameId, FrameWord, State};
+use std::collections::VecDeque;
+use std::sync::{MutexGuard, PoisonError};
+
+pub(super) struct Cooler {
+    hand: u32,
+    batches: VecDeque<Batch>,
+    /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
+    urgent: VecDeque<Batch>,
+    /// Those that leave first.
+    first: VecDeque<Batch>,
+    /// Frames in `batches`.
+    cooling: usize,
+    /// Most frames in one.
+    batch: usize,
+}
+
+/// What leaves next.
+pub(super) enum Next {
+    Batch(Batch),
+    /// It waits for a scope: what became Leaving in this epoch.
+    Blocked(u64),
+    Nothing,
+}
+
+/// Batches that are made Leaving for each that leaves, until there are enough.
+const COOL_AHEAD: u32 = 8;
+
+/// A scope that begins has no more pages made Leaving than this, and no more frames looked at, so that it is not held up for long.
+const PREPARE: (u32, u64) = (2048, 1 << 16);
+
+impl Evictor {
+    pub(super) fn cooler(&self) -> MutexGuard<'_, Cooler> {
+        self.cooler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A scope is about to begin, which holds back what is cooled later. So there must be enough before.
+    pub(crate) fn prepare(&self, core: &Core) {
+        let mut cooler = self.cooler();
+        let enough = pool(core).min(core.frames.leaving() + PREPARE.0);
+        let mut looks = (2 * u64::from(core.frames.high())).min(PREPARE.1);
+        while core.frames.leaving() < enough && cooler.cool_first(core) {}
+        while looks > 0 && core.frames.leaving() < enough {
+            looks = looks.saturating_sub(cooler.cool(core));
+        }
+    }
+}
+
+/// So many units are to be Leaving: what may be had while a scope lasts, and what is kept for the scope.
+pub(super) fn pool(core: &Core) -> u32 {
+    let limit = core.frames.limit();
+    (limit / 8 + kept(core)).max(core.evictor.batch())
+}
+
+/// Frames of pages Leaving that only those can have who hold back the rest with a scope of their own.
+fn kept(core: &Core) -> u32 {
+    core.frames.limit() / 16
+}
+
+impl Cooler {
+    pub(super) fn new(batch: usize) -> Cooler {
+        let [batches, urgent, first] = Default::default();
+        Cooler { hand: 0, batches, urgent, first, cooling: 0, batch }
+    }
+
+    /// Makes pages Leaving until there are so many, but not all at once: somebody may be waiting for the first frame. False: there are
+    /// enough now, or no frames left to look at.
+    pub(super) fn cool_ahead(&mut self, core: &Core, enough: u32, looks: &mut u64) -> bool {
+        let is_short = |looks| core.frames.leaving() < enough && looks > 0;
+        for _ in 0..COOL_AHEAD {
+            if is_short(*looks) {
+                *looks = looks.saturating_sub(self.cool(core));
+            }
+        }
+        is_short(*looks)
+    }
+
+    /// Makes a batch of pages Leaving; how many frames the hand passed.
+    fn cool(&mut self, core: &Core) -> u64 {
+        let epoch = core.epoch.load(Ordering::Relaxed);
+        let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
+        let mut passed = 0;
+        // Frames are used from the low end.
+        let end = core.frames.high();
+        while frames.len() + sparse.len() < self.batch && passed < u64::from(end) {
+            self.hand = if self.hand + 1 >= end { 1 } else { self.hand + 1 };
+            passed += 1;
+            if let Some(page) = core.frames.infos[self.hand].page() {
+                match cool_page(core, page, epoch) {
+                    Some(frame) => frames.push(frame),
+                    None => sparse.extend(cool_sparse(core, page, epoch)),
+                }
+            }
+        }
+        if !(frames.is_empty() && sparse.is_empty()) {
+            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too, so it may not be `epoch`.
+            let last = core.next_epoch();
+            let batch = |frames: Vec<FrameId>| (!frames.is_empty()).then_some(Batch { epoch, last, frames });
+            self.cooling += frames.len();
+            self.batches.extend(batch(frames));
+            self.urgent.extend(batch(sparse));
+            if self.cooling > core.frames.limit() as usize / 2 {
+                self.forget(core);
+            }
+        }
+        passed.max(1)
+    }
+
+    /// Makes these pages Leaving, as far as they can leave. Those that are so already leave with this batch.
+    fn cool_pages(&mut self, core: &Core, pages: &[u32]) -> Option<Batch> {
+        let epoch = core.epoch.load(Ordering::Relaxed);
+        let frames: Vec<FrameId> = pages.iter().filter_map(|page| recool(core, *page, epoch)).collect();
+        (!frames.is_empty()).then(|| Batch { epoch, last: core.next_epoch(), frames })
+    }
+
+    /// The same; they leave before others.
+    pub(super) fn cool_urgent(&mut self, core: &Core, pages: &[u32]) {
+        let batch = self.cool_pages(core, pages);
+        self.urgent.extend(batch);
+    }
+
+    /// Makes a batch Leaving of pages that leave first; false if there are none.
+    fn cool_first(&mut self, core: &Core) -> bool {
+        let pages = core.evictor.first.take(self.batch);
+        let batch = self.cool_pages(core, &pages);
+        self.first.extend(batch);
+        !pages.is_empty()
+    }
+
+    /// The oldest batch of those that leave first. A batch more than is wanted now is Leaving then: whoever wants it is not in its way.
+    pub(super) fn next_first(&mut self, core: &Core, wanted: u32) -> Next {
+        let waiting = |first: &VecDeque<Batch>| first.iter().map(|batch| batch.frames.len()).sum::<usize>();
+        while waiting(&self.first) < wanted as usize + self.batch && self.cool_first(core) {}
+        match self.first.front() {
+            None => Next::Nothing,
+            Some(batch) if !core.threads.is_over(batch.last) => Next::Blocked(batch.last),
+            Some(_) => self.first.pop_front().map_or(Next::Nothing, Next::Batch),
+        }
+    }
+
+    /// Forgets what was taken back.
+    fn forget(&mut self, core: &Core) {
+        self.batches.retain_mut(|batch| {
+            batch.frames.retain(|frame| leaves_with(core, *frame, batch.epoch).is_some());
+            !batch.frames.is_empty()
+        });
+        self.cooling = self.batches.iter().map(|batch| batch.frames.len()).sum();
+    }
+
+    /// The oldest urgent batch, if it is over.
+    pub(super) fn next_urgent(&mut self, core: &Core) -> Option<Batch> {
+        let is_over = self.urgent.front().is_some_and(|batch| core.threads.is_over(batch.last));
+        if is_over { self.urgent.pop_front() } else { None }
+    }
+
+    /// The epoch of the oldest urgent batch.
+    pub(super) fn urgent_since(&self) -> Option<u64> {
+        self.urgent.front().map(|batch| batch.last)
+    }
+
+    /// What leaves next. While an old scope holds back batches, the last ones before those are kept for it: others make no use of them.
+    pub(super) fn next(&mut self, core: &Core, urgency: Urgency) -> Next {
+        let oldest = core.threads.oldest().unwrap_or(u64::MAX);
+        let Some(front) = self.batches.front() else { return Next::Nothing };
+        if front.last >= oldest {
+            return Next::Blocked(front.last);
+        }
+        if matches!(urgency, Urgency::Background | Urgency::Demand) {
+            let (kept, mut left) = (kept(core) as usize, 0);
+            for batch in self.batches.iter().skip(1) {
+                if left >= kept {
+                    break;
+                }
+                if batch.last >= oldest {
+                    return Next::Blocked(batch.last);
+                }
+                left += batch.frames.len();
+            }
+        }
+        let batch = self.batches.pop_front();
+        batch.map_or(Next::Nothing, |batch| {
+            self.cooling -= batch.frames.len();
+            Next::Batch(batch)
+        })
+    }
+
+    /// A batch of which not all could leave now.
+    pub(super) fn put_back(&mut self, batch: Batch) {
+        self.cooling += batch.frames.len();
+        self.batches.push_front(batch);
+    }
+}
+
+impl EvictorState {
+    /// Makes a page of a batch ours; which, and its word. The batch is over.
+    pub(super) fn seal(&self, core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
+        // Nobody makes it Leaving again meanwhile, so it is not taken back and in a later batch when the exchange succeeds.
+        let _cooler = core.evictor.cooler();
+        let (page, seen) = leaves_with(core, frame, epoch)?;
+        let sealed = seen.seal()?;
+        let word = &core.words[page];
+        if core.frames.infos[frame.0].is_pinned() || core.expects_objects(page) || self.evacuator.fills(core, page) {
+            // It is in use, as any page that is taken back.
+            core.exchange(word, seen, seen.deref(false).0);
+            return None;
+        }
+        core.exchange(word, seen, sealed).then_some((page, sealed))
+    }
+}
+
+/// The page in this frame and its word, if it has been Leaving since this batch was made.
+fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
+    let info = &core.frames.infos[frame.0];
+    // Taken back and made Leaving again since, or gone: then it is in a later batch, or in none.
+    let page = info.page().filter(|_| info.cooled() == epoch)?;
+    let seen = FrameWord(core.words[page].load(Ordering::Acquire));
+    (seen.state() == State::Leaving && seen.frame() == Some(frame)).then_some((page, seen))
+}
+
+/// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
+fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+    if core.expects_objects(page) {
+        return None;
+    }
+    let word = &core.words[page];
+    let seen = FrameWord(word.load(Ordering::Acquire));
+    let (next, frame) = (seen.cool()?, seen.frame()?);
+    if core.frames.infos[frame.0].is_pinned() {
+        return None;
+    }
+    let left = core.exchange(word, seen, next) && next.state() == State::Leaving;
+    left.then(|| {
+        core.frames.infos[frame.0].set_cooled(epoch);
+        frame
+    })
+}
+
+/// The same for a page that may be Leaving with another batch: it changes to this one.
+fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+    let seen = FrameWord(core.words[page].load(Ordering::Acquire));
+    let frame = seen.frame().filter(|_| seen.state() == State::Leaving);
+    if let Some(frame) = frame {
+        core.frames.infos[frame.0].set_cooled(epoch);
+    }
+    frame.or_else(|| cool_page(core, page, epoch))
+}
+
+/// Makes a log page Leaving that is in use, but not by much: what is hot in it shall lie elsewhere.
+fn cool_sparse(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+    let objects = core.objects.as_ref().filter(|_| core.segments.is_log(page))?;
+    let is_near = FrameWord(core.words[page].load(Ordering::Relaxed)).state() == State::Near;
+    if is_near && Evacuator::is_sparse(objects, page) { cool_page(core, page, epoch) } else { None }
+}
