@@ -50,7 +50,7 @@ pub(crate) enum Urgency {
 pub(crate) enum Outcome {
     /// There is as much room as was asked for.
     Enough,
-    /// There is more room. The hand has gone round twice; others can have their turn.
+    /// There is more room, and it is the turn of others.
     More,
     /// The oldest batch, of this epoch, waits for a scope to end.
     Blocked(u64),
@@ -225,15 +225,20 @@ impl EvictorState {
         self.freed = 0;
         let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
         let mut helped = false;
-        let mut before = core.frames.room();
+        let mut spare = core.frames.spare();
         loop {
-            let room = core.frames.room();
-            if room > before {
+            let before = core::mem::replace(&mut spare, core.frames.spare());
+            if spare > before {
                 core.throttle.ring();
             }
-            before = room;
+            // Who waits does so for a frame, and not for a lower limit to be reached.
+            let room = if urgency == Urgency::Background { core.frames.room() } else { spare };
             if room >= goal {
                 return Ok(Outcome::Enough);
+            }
+            // Tasks get it batch by batch, too.
+            if urgency == Urgency::Background && self.freed >= self.batch as u32 && core.waiters.want_room() {
+                return Ok(Outcome::More);
             }
             let mut blocked = None;
             match self.evict_first(core, (goal - room).max(self.batch as u32))? {
@@ -308,5 +313,5 @@ impl EvictorState {
 
 /// For how many tasks that wait for room there is something: frames, or the error.
 fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
-    if outcome.is_ok() { core.frames.open_room() } else { u32::MAX }
+    if outcome.is_ok() { core.frames.open_spare() } else { u32::MAX }
 }

@@ -63,8 +63,10 @@ struct Free {
     cold: Runs,
     /// Most frames that may cost memory.
     limit: u32,
-    /// The same, as long as a lower limit is not reached yet.
+    /// The same while a lower limit is not reached yet, and the limit otherwise.
     ceiling: u32,
+    /// A frame has come back for which the ceiling is not lower yet.
+    is_odd: bool,
     /// Frames that cost memory: in use, or warm.
     resident: u32,
 }
@@ -88,7 +90,7 @@ impl Frames {
         }
         let mut cold = Runs::new();
         cold.put(1, count - 1);
-        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, resident: 0 };
+        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0 };
         Ok(Frames {
             arena,
             infos: Table::new(count as usize)?,
@@ -198,7 +200,19 @@ impl Frames {
         room < self.low() && room + self.leaving() < self.limit() / 8
     }
 
-    /// The same, without the reserve.
+    /// The same for whoever cannot go on without: more, while a lower limit is not reached yet.
+    pub(crate) fn spare(&self) -> u32 {
+        let free = self.lock();
+        free.ceiling - free.in_use()
+    }
+
+    /// The same without the reserve.
+    pub(crate) fn open_spare(&self) -> u32 {
+        let free = self.lock();
+        (free.ceiling - free.in_use()).saturating_sub(free.reserve())
+    }
+
+    /// [`Frames::room`] without the reserve.
     pub(crate) fn open_room(&self) -> u32 {
         let free = self.lock();
         free.room().saturating_sub(free.reserve())
@@ -296,7 +310,10 @@ impl Frames {
         let mut free = self.lock();
         free.warm.put(first.0, count);
         self.trim(&mut free);
-        free.ceiling = free.limit.max(free.ceiling.min(free.resident + free.reserve()));
+        // A lower limit is reached in steps: of two frames that come back, one can be taken.
+        let back = count + u32::from(free.is_odd);
+        free.is_odd = !back.is_multiple_of(2);
+        free.ceiling = free.limit.max(free.ceiling - back / 2);
         self.room.store(free.room(), Ordering::Relaxed);
     }
 
@@ -316,7 +333,8 @@ impl Frames {
         let before = core::mem::replace(&mut free.limit, limit);
         self.limit.store(limit, Ordering::Relaxed);
         self.trim(&mut free);
-        free.ceiling = limit.max(free.resident + free.reserve());
+        // Nobody waits until it is reached; see `put`.
+        free.ceiling = limit.max(free.ceiling.min(free.in_use() + free.reserve()));
         self.room.store(free.room(), Ordering::Relaxed);
         drop(free);
         if limit > before + FRAMES_PER_HUGE {
@@ -398,6 +416,47 @@ pub(crate) fn launder(address: *mut u8) {
 mod tests {
     //! Guards against free frames that nobody can have.
     use super::*;
+
+    /// A lower limit must neither stop everybody until it is reached, nor be exceeded for ever.
+    #[test]
+    fn a_lower_limit_is_reached_while_frames_are_taken() {
+        let frames = Frames::new(2000, false).unwrap();
+        frames.set_limit(1600);
+        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        assert_eq!(used.len(), 1600 - 50);
+        frames.set_limit(1280);
+        assert_eq!((frames.room(), frames.spare()), (0, 40));
+        let mut put = 0;
+        while frames.spare() != frames.room() {
+            // Whoever needs one finds it after two came back.
+            for _ in 0..2 {
+                frames.put(used.pop().unwrap(), 1);
+                put += 1;
+            }
+            used.push(frames.take(1, Purse::Open).expect("one of two"));
+            assert!(put < 2 * (1600 - 1280), "{} in use after {put}", used.len());
+        }
+        while frames.take(1, Purse::Reserve).is_some() {}
+        assert_eq!((frames.resident(), frames.spare()), ((1280, 1280), 0));
+    }
+
+    /// Tables grow all the time: what the reserve is must stay.
+    #[test]
+    fn nobody_uses_the_reserve_after_a_limit_was_lowered() {
+        let frames = Frames::new(2000, false).unwrap();
+        frames.set_limit(1600);
+        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        for limit in (1280..1600).rev().step_by(16) {
+            frames.set_limit(limit);
+            used.drain(..64).for_each(|frame| frames.put(frame, 1));
+            used.extend(core::iter::from_fn(|| frames.take(1, Purse::Open)));
+        }
+        while frames.resident().1 > frames.limit() - frames.reserve() {
+            frames.put(used.pop().unwrap(), 1);
+        }
+        assert_eq!(frames.spare(), frames.reserve());
+        assert_eq!(frames.take(1, Purse::Open), None);
+    }
 
     #[test]
     fn neighbours_are_found_whether_they_cost_memory_or_not() {

@@ -155,9 +155,7 @@ impl Reclaimer {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            // Tasks that wait for room get it batch by batch.
-            let step = if core.waiters.want_room() { core.frames.room() + core.evictor.batch() } else { u32::MAX };
-            match core.evictor.run(core, core.reserve().high.min(step)) {
+            match core.evictor.run(core, core.reserve().high) {
                 Ok(Outcome::Enough | Outcome::More) => {
                     self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;

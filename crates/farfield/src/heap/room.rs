@@ -120,7 +120,7 @@ impl Core {
             // What has arrived can leave again.
             self.help(record, None);
             if round == Round::Busy {
-                let enough = || self.frames.room() >= goal + before;
+                let enough = || self.frames.spare() >= goal + before;
                 patience.wait_by(|| place.sleep_unless(enough, SLEEP))?;
             } else {
                 patience.wait()?;
@@ -157,7 +157,7 @@ impl Core {
         }
         self.evictor.try_close(self);
         // Free frames need not be neighbours: each round frees more.
-        if pages > 1 && self.frames.room() >= *goal {
+        if pages > 1 && self.frames.spare() >= *goal {
             *goal = (*goal + *goal / 2).min(self.frames.limit());
         }
         match outcome {
