@@ -175,6 +175,7 @@ const PARAMETERS: &[&str] = &[
     "in_flight",
     "real",
     "rate_per_s",
+    "car_percent",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

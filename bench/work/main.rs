@@ -84,9 +84,9 @@ struct Options {
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT.
     #[arg(long)]
     peer: Option<String>,
-    /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; without it the heap adapts.
-    #[arg(long)]
-    car_percent: Option<u64>,
+    /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
+    #[arg(long, default_value_t = 0)]
+    car_percent: u64,
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
@@ -155,8 +155,8 @@ impl Options {
             PlaneName::Hybrid => Plane::Hybrid,
         };
         let mut builder = Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool);
-        if let Some(percent) = self.car_percent {
-            builder = builder.car_threshold(percent as f64 / 100.0);
+        if self.car_percent > 0 {
+            builder = builder.car_threshold(self.car_percent as f64 / 100.0);
         }
         Ok(Some(builder.build()?))
     }
@@ -195,12 +195,14 @@ fn run(options: &Options) -> Result<Outcome> {
 
 /// Figures of a heap, beside those of the program.
 fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
+    let left = stats.written_pages + stats.clean_pages + stats.dead_pages;
     for (name, value) in [
         ("misses", stats.misses),
         ("whole_pages", stats.whole_pages),
         ("fetched_bytes", stats.fetched_bytes),
         ("left_to_come_whole", stats.left_to_come_whole),
         ("used_bytes", stats.used_bytes),
+        ("evict_ns_per_page", stats.evicting.as_nanos() as u64 / left.max(1)),
         ("near_peak_bytes", stats.near_bytes + beside),
         ("table_bytes", stats.table_bytes + beside),
         ("pages_out", stats.written_pages),

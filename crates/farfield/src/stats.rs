@@ -34,6 +34,8 @@ pub struct Stats {
     pub clean_pages: u64,
     /// Pages that left because no value was in them any more.
     pub dead_pages: u64,
+    /// Processor time that making room took, in whichever threads.
+    pub evicting: Duration,
     /// Pages that were about to leave and were used again.
     pub taken_back: u64,
     /// Times that a thread found no free frame and had to make one, or wait.

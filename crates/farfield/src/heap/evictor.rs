@@ -72,6 +72,8 @@ pub(crate) struct Evictor {
     pub(crate) discarded: AtomicU64,
     /// Units that came ahead of need and left unused.
     pub(crate) ahead: AtomicU64,
+    /// Processor time of all runs.
+    pub(crate) cpu_ns: AtomicU64,
 }
 
 /// Pages made Leaving together.
@@ -131,6 +133,7 @@ impl Evictor {
             dead: AtomicU64::new(0),
             discarded: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
+            cpu_ns: AtomicU64::new(0),
         }
     }
 
@@ -166,7 +169,9 @@ impl Evictor {
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let outcome = {
             let mut state = self.lock();
-            state.run(core, goal, Urgency::Background).and_then(|outcome| state.merge_far(core).map(|()| outcome))
+            self.timed(|| {
+                state.run(core, goal, Urgency::Background).and_then(|outcome| state.merge_far(core).map(|()| outcome))
+            })
         };
         // At least one, who looks for what is wrong.
         core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
@@ -175,9 +180,19 @@ impl Evictor {
 
     /// The same, unless somebody else is at it.
     pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
-        let outcome = self.try_lock()?.run(core, goal, urgency);
+        let mut state = self.try_lock()?;
+        let outcome = self.timed(|| state.run(core, goal, urgency));
+        drop(state);
         core.waiters.room(tasks_for(core, &outcome), core.patience);
         Some(outcome)
+    }
+
+    /// Counts the processor time of a run.
+    fn timed<R>(&self, run: impl FnOnce() -> R) -> R {
+        let started = farfield_os::process::thread_cpu_ns();
+        let result = run();
+        self.cpu_ns.fetch_add(farfield_os::process::thread_cpu_ns().saturating_sub(started), Ordering::Relaxed);
+        result
     }
 
     /// Somebody in need has found nothing after a run: pages that the evacuator fills, which lie anywhere, may leave from now on,

@@ -393,6 +393,7 @@ impl Core {
             written_pages: self.evictor.written.load(Ordering::Relaxed),
             clean_pages: self.evictor.clean.load(Ordering::Relaxed),
             dead_pages: self.evictor.dead.load(Ordering::Relaxed),
+            evicting: Duration::from_nanos(self.evictor.cpu_ns.load(Ordering::Relaxed)),
             taken_back: self.threads.sum(|counters| &counters.taken_back),
             throttled: self.threads.sum(|counters| &counters.throttled),
             pauses,
