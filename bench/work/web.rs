@@ -11,7 +11,7 @@ use aes::Aes128;
 use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeEncrypt, KeyIvInit};
 use anyhow::{Result, ensure};
-use farfield::collections::FarVec;
+use farfield::collections::{FarVec, Index};
 use farfield::{FarError, FarMap, Heap};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,6 +21,8 @@ const ELEMENT_BYTES: usize = 8192;
 /// Of a value; an entry is 64 bytes.
 const VALUE: usize = 52;
 const ENTRY_BYTES: u64 = 64;
+/// Of an entry in the map's index, which is far if it would take more than three quarters of what may be near.
+const INDEX_BYTES: u64 = 20;
 
 type Element = [u8; ELEMENT_BYTES];
 type Value = [u8; VALUE];
@@ -127,7 +129,9 @@ fn near(options: &Options, sizes: Sizes) -> Result<Outcome> {
 
 fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let map: FarMap<Key, Value> = FarMap::builder().capacity(sizes.entries).build(heap)?;
+    let is_large = sizes.entries * INDEX_BYTES > heap.stats().near_limit_bytes / 4 * 3;
+    let index = if is_large { Index::Far } else { Index::Near };
+    let map: FarMap<Key, Value> = FarMap::builder().capacity(sizes.entries).index(index).build(heap)?;
     let mut array: FarVec<Element> = FarVec::new();
     outcome.phase("fill", sizes.entries, || -> Result<()> {
         for number in 0..sizes.entries {
