@@ -82,10 +82,11 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(unsafe { &mut *address })
     }
 
-    /// As [`FarBox::get`], for a value that will not be used again soon: if it has to be brought near, its page leaves first.
+    /// As [`FarBox::get`], for a value that will not be used again soon: if it has to be brought near, its page leaves first. On the
+    /// object plane small values that come in this way lie together.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let is_new = self.pointer.is_new(scope);
-        let value = self.get(scope)?;
+        let value = scope.record.objects.once(|| self.get(scope))?;
         if is_new {
             self.pointer.leave_first(scope);
         }
@@ -208,7 +209,7 @@ impl<T: Send + 'static> FarBox<T> {
         self.pointer.prefetch();
     }
 
-    /// The value will not be needed soon: its page leaves before others.
+    /// The value will not be needed soon: its page leaves before others. On the object plane, small values that are in use stay near without it.
     pub fn cold(&self) {
         self.pointer.cold();
     }

@@ -180,7 +180,10 @@ impl Pointer {
     /// The same without a scope.
     pub(crate) fn cold(&self) {
         let core = self.heap();
-        core.leave_first(self.page_in(core).into_iter());
+        match self.page_in(core) {
+            Some(page) => core.leave_first(core::iter::once(page)),
+            None => core.cool_object(self.number.get()),
+        }
     }
 
     /// Begins to bring it near, and does not wait.

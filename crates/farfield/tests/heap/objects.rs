@@ -107,6 +107,39 @@ fn values_that_are_used_together_come_to_lie_together() {
     heap.verify();
 }
 
+/// Neither displaces what others use.
+#[test]
+fn values_that_are_used_once_or_called_cold_leave_first() {
+    let misses = |heap: &Heap, values: &[FarBox<[u64; 8]>], read: &dyn Fn(&FarBox<[u64; 8]>) -> u64, first: usize| {
+        let before = heap.stats().misses;
+        for (index, value) in values.iter().enumerate() {
+            assert_eq!(read(value), (first + index) as u64);
+        }
+        heap.stats().misses - before
+    };
+    let read = |value: &FarBox<[u64; 8]>| value.read(|value| value[7]).unwrap();
+    let read_once = |value: &FarBox<[u64; 8]>| value.read_once(|value| value[7]).unwrap();
+    let mut displaced = Vec::new();
+    for stream in [&read_once as &dyn Fn(&FarBox<[u64; 8]>) -> u64, &read] {
+        let heap = builder(3 * MIB).build().unwrap();
+        let values = far_values(&heap, 60_000);
+        let (kept, others) = values.split_at(4_000);
+        // Each was used once since it came, so none is hot.
+        assert!(misses(&heap, kept, &read, 0) > 3_900);
+        assert!(misses(&heap, others, stream, 4_000) > 50_000);
+        displaced.push(misses(&heap, kept, &read, 0));
+        // Now they are hot, and most would outlast this; called cold, they do not.
+        misses(&heap, kept, &read, 0);
+        kept.iter().for_each(FarBox::cold);
+        misses(&heap, &others[..35_000], &read, 4_000);
+        let cold = misses(&heap, kept, &read, 0);
+        assert!(cold > 2_000, "{cold} of 4000 cold ones have left");
+        drop(values);
+        heap.verify();
+    }
+    assert!(displaced[0] < 100 && displaced[1] > 3_000, "{displaced:?} displaced by a stream, of 4000");
+}
+
 #[test]
 fn threads_that_want_one_far_value_get_the_same_one() {
     let heap = builder(2 * MIB).build().unwrap();

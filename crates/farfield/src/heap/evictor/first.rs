@@ -45,7 +45,12 @@ impl First {
     /// One list for many callers: those that were there longest are forgotten when there are more than half of the frames.
     fn add(&self, pages: impl Iterator<Item = u32>, most: usize) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.extend(pages);
+        for page in pages {
+            // Small values that lie together are called cold one by one.
+            if list.back() != Some(&page) {
+                list.push_back(page);
+            }
+        }
         let excess = list.len().saturating_sub(most);
         list.drain(..excess);
     }

@@ -5,7 +5,7 @@
 //! count before it takes the page. So the flight needs no thread and no scope, and lands by whoever polls the lane: the bytes are
 //! copied into the place, and the handle says that the object is there, or where it was if it could not be had.
 
-use super::{ObjectId, Objects, OwnObjects, Way};
+use super::{Filling, ObjectId, Objects, Way};
 use crate::error::FarError;
 use crate::heap::{Core, Flight, Landing, Patience, Record, Unit, add, count};
 use core::sync::atomic::Ordering;
@@ -218,15 +218,17 @@ impl Core {
         class: LogClass,
         coming: bool,
     ) -> Result<Option<Spot>, FarError> {
-        let OwnObjects { pages, .. } = &record.objects;
-        let cell = &pages[class.index()];
-        let Some((page, index)) = cell.get() else { return Ok(None) };
+        let cell = record.objects.page(class);
+        let Some(Filling { page, count: index }) = cell.get() else { return Ok(None) };
         if index == class.capacity() {
             cell.set(None);
             self.close_log(&objects.log, page);
+            if record.objects.once.get() {
+                self.leave_first(core::iter::once(page));
+            }
             return Ok(None);
         }
-        cell.set(Some((page, index + 1)));
+        cell.set(Some(Filling { page, count: index + 1 }));
         objects.log.enter(page, coming);
         let found = self.near_log(page);
         if let Ok(Some(frame)) = found {
@@ -268,7 +270,7 @@ impl Core {
         });
         match opened {
             Ok(page) => {
-                let before = record.objects.pages[class.index()].replace(Some((page, 0)));
+                let before = record.objects.page(class).replace(Some(Filling { page, count: 0 }));
                 debug_assert!(before.is_none(), "a page that nobody closes");
             }
             Err(_) => self.frames.put(frame, 1),

@@ -186,6 +186,18 @@ impl Core {
         }
     }
 
+    /// An object of this number will not be needed soon: it is not hot any more, and its page leaves first; what is hot there stays
+    /// near, because the evacuator separates them.
+    pub(crate) fn cool_object(&self, number: u32) {
+        let Some((objects, object)) = self.object_of(number) else { return };
+        let seen = Handle(objects.handles[object].fetch_and(!Handle::HOT, Ordering::Relaxed));
+        if let Whereabouts::At { page, .. } = seen.whereabouts()
+            && FrameWord(self.words[page].load(Ordering::Relaxed)).frame().is_some()
+        {
+            self.leave_first(core::iter::once(page));
+        }
+    }
+
     /// Marks the use of an object that is near. Hot is what is used again after it came.
     fn mark(&self, record: &Record, objects: &Objects, object: ObjectId, now: Handle, brought: bool) {
         let handle = &objects.handles[object];
@@ -195,7 +207,7 @@ impl Core {
                 count(&record.counters.prefetches_used);
             }
             handle.fetch_or(Handle::USED, Ordering::Relaxed);
-        } else if !now.is_hot() && !brought {
+        } else if !now.is_hot() && !brought && !record.objects.once.get() {
             handle.fetch_or(Handle::HOT | Handle::USED, Ordering::Relaxed);
         } else if !now.is_used() {
             handle.fetch_or(Handle::USED, Ordering::Relaxed);

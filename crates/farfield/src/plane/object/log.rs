@@ -208,9 +208,9 @@ impl Core {
     /// A thread ends: its open pages are closed, its handles are for others.
     pub(crate) fn detach_objects(&self, own: &OwnObjects) {
         let Some(objects) = &self.objects else { return };
-        for cell in &own.pages {
-            if let Some((page, _)) = cell.take() {
-                self.close_log(&objects.log, page);
+        for cell in own.pages.iter().flatten() {
+            if let Some(filling) = cell.take() {
+                self.close_log(&objects.log, filling.page);
             }
         }
         objects.handles.give_all(&own.handles);

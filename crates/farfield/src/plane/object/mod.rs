@@ -53,8 +53,32 @@ pub(crate) struct Objects {
 #[derive(Default)]
 pub(crate) struct OwnObjects {
     handles: OwnHandles,
-    /// The page that it fills, per class, and how many values it has put there.
-    pages: [Cell<Option<(u32, u32)>>; LogClass::COUNT],
+    /// The page that it fills, per class; and another for values that come to be used once.
+    pages: [[Cell<Option<Filling>>; LogClass::COUNT]; 2],
+    /// What is far now comes to be used once.
+    once: Cell<bool>,
+}
+
+/// A page that a thread fills, and how many values it has put there.
+#[derive(Clone, Copy)]
+struct Filling {
+    page: u32,
+    count: u32,
+}
+
+impl OwnObjects {
+    /// The page to be filled now.
+    fn page(&self, class: LogClass) -> &Cell<Option<Filling>> {
+        &self.pages[usize::from(self.once.get())][class.index()]
+    }
+
+    /// Values that `look` finds are used once: near, they are not hot by that; far, they come to pages that leave first.
+    pub(crate) fn once<R>(&self, look: impl FnOnce() -> R) -> R {
+        let before = self.once.replace(true);
+        let found = look();
+        self.once.set(before);
+        found
+    }
 }
 
 impl Objects {
