@@ -5,10 +5,13 @@
 //! the object before its bytes; a log page dies twice, or never. The steps are those of `crates/farfield/src/plane/object/flight.rs` and
 //! of the evictor, with the same orderings.
 
+mod models;
+
 use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, State, Whereabouts};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use models::{Scopes, check, read, write};
 
 const FRAME: FrameId = FrameId(1);
 /// Where the object comes to; it comes from page 0, which is Far.
@@ -22,9 +25,7 @@ struct Model {
     log: AtomicU32,
     /// How often the log page has died.
     deaths: AtomicU32,
-    epoch: AtomicU64,
-    /// One per mutator.
-    records: [AtomicU64; 2],
+    scopes: Scopes,
     /// The object's place in the frame.
     place: UnsafeCell<u64>,
     /// The same in the far copy of `PAGE`; only the evictor touches it.
@@ -34,16 +35,6 @@ struct Model {
 // SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
 unsafe impl Sync for Model {}
 
-fn read(cell: &UnsafeCell<u64>) -> u64 {
-    // SAFETY: loom fails the model if somebody writes at the same time.
-    cell.with(|value| unsafe { *value })
-}
-
-fn write(cell: &UnsafeCell<u64>, value: u64) {
-    // SAFETY: loom fails the model if somebody else accesses the cell at the same time.
-    cell.with_mut(|target| unsafe { *target = value });
-}
-
 impl Model {
     /// The page is near, and open for the thread that begins the flight.
     fn new() -> Arc<Model> {
@@ -52,8 +43,7 @@ impl Model {
             word: AtomicU64::new(FrameWord::EMPTY.create().0.arrived(FRAME, true).0),
             log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).0),
             deaths: AtomicU32::new(0),
-            epoch: AtomicU64::new(1),
-            records: [AtomicU64::new(0), AtomicU64::new(0)],
+            scopes: Scopes::new(),
             place: UnsafeCell::new(0),
             far: UnsafeCell::new(0),
         })
@@ -65,15 +55,6 @@ impl Model {
 
     fn exchange(&self, seen: FrameWord, next: FrameWord) -> bool {
         self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    fn enter(&self, record: usize) {
-        self.records[record].store(self.epoch.load(Ordering::Acquire), Ordering::Release);
-        fence(Ordering::SeqCst);
-    }
-
-    fn leave(&self, record: usize) {
-        self.records[record].store(0, Ordering::Release);
     }
 
     /// `LogPages::update`, which counts deaths.
@@ -93,7 +74,7 @@ impl Model {
 
     /// `Core::spot_now` and `Core::depart`: true if the object is under way.
     fn depart(&self) -> bool {
-        self.enter(0);
+        self.scopes.enter(0);
         self.update(|log| (log.expect(), false));
         let is_near = loop {
             let seen = self.word();
@@ -115,7 +96,7 @@ impl Model {
             self.update(LogWord::arrived);
             self.update(LogWord::remove);
         }
-        self.leave(0);
+        self.scopes.leave(0);
         is_near
     }
 
@@ -135,13 +116,8 @@ impl Model {
         if !self.exchange(seen, next) || next.state() != State::Leaving {
             return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        let over = |record: &AtomicU64| {
-            let entered = record.load(Ordering::Acquire);
-            entered == 0 || entered > epoch
-        };
-        if !self.records.iter().all(over) {
+        let epoch = self.scopes.end_epoch();
+        if !self.scopes.is_over(epoch) {
             return;
         }
         let seen = self.word();
@@ -172,7 +148,7 @@ impl Model {
 
     /// `Core::look_at`, in a scope: the value, if the object is there.
     fn look(&self) {
-        self.enter(1);
+        self.scopes.enter(1);
         let seen = Handle(self.handle.load(Ordering::Acquire));
         let held = self.word();
         if seen.is_at(PAGE, 0)
@@ -181,7 +157,7 @@ impl Model {
         {
             assert_eq!(read(&self.place), VALUE);
         }
-        self.leave(1);
+        self.scopes.leave(1);
     }
 
     /// `Core::free_object`, if the object has landed.
@@ -193,12 +169,6 @@ impl Model {
             self.update(LogWord::remove);
         }
     }
-}
-
-fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
 }
 
 #[test]

@@ -4,18 +4,19 @@
 //! frame's bytes are a cell that loom watches: two accesses at once, of which one writes, fail the model. The steps are those of
 //! `crates/farfield/src/heap/{threads,evictor,pins}.rs` and of `plane/page.rs`, with the same orderings.
 
+mod models;
+
 use farfield_core::heap::{Deref, FrameId, FrameWord, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU64, Ordering};
+use models::{Scopes, check, read, write};
 
 const FRAME: FrameId = FrameId(1);
 
 struct Model {
     word: AtomicU64,
-    epoch: AtomicU64,
-    /// One per mutator.
-    records: [AtomicU64; 2],
+    scopes: Scopes,
     /// Pins of the page.
     pins: AtomicU64,
     /// The value in the frame.
@@ -27,22 +28,11 @@ struct Model {
 // SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
 unsafe impl Sync for Model {}
 
-fn read(cell: &UnsafeCell<u64>) -> u64 {
-    // SAFETY: loom fails the model if somebody writes at the same time.
-    cell.with(|value| unsafe { *value })
-}
-
-fn write(cell: &UnsafeCell<u64>, value: u64) {
-    // SAFETY: loom fails the model if somebody else accesses the cell at the same time.
-    cell.with_mut(|target| unsafe { *target = value });
-}
-
 impl Model {
     fn new(word: FrameWord) -> Arc<Model> {
         Arc::new(Model {
             word: AtomicU64::new(word.0),
-            epoch: AtomicU64::new(1),
-            records: [AtomicU64::new(0), AtomicU64::new(0)],
+            scopes: Scopes::new(),
             pins: AtomicU64::new(0),
             frame: UnsafeCell::new(0),
             far: UnsafeCell::new(0),
@@ -51,14 +41,6 @@ impl Model {
 
     fn exchange(&self, seen: FrameWord, next: FrameWord) -> bool {
         self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// The record of a mutator whose scope has begun.
-    fn enter(&self, record: usize) -> &AtomicU64 {
-        let record = &self.records[record];
-        record.store(self.epoch.load(Ordering::Acquire), Ordering::Release);
-        fence(Ordering::SeqCst);
-        record
     }
 
     /// One look, to write, that waits for nothing: is the page near?
@@ -70,7 +52,7 @@ impl Model {
 
     /// One scope, in which the value is incremented twice if the page is near. How often it was.
     fn mutate(&self, record: usize) -> u64 {
-        let record = self.enter(record);
+        self.scopes.enter(record);
         let mut done = 0;
         for _ in 0..4 {
             let seen = FrameWord(self.word.load(Ordering::Acquire));
@@ -95,7 +77,7 @@ impl Model {
                 Deref::Fetch | Deref::Zero => break,
             }
         }
-        record.store(0, Ordering::Release);
+        self.scopes.leave(record);
         done
     }
 
@@ -106,13 +88,8 @@ impl Model {
         if !self.exchange(seen, next) || next.state() != State::Leaving {
             return false;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        let over = |record: &AtomicU64| {
-            let entered = record.load(Ordering::Acquire);
-            entered == 0 || entered > epoch
-        };
-        if !self.records.iter().all(over) {
+        let epoch = self.scopes.end_epoch();
+        if !self.scopes.is_over(epoch) {
             return false;
         }
         let seen = FrameWord(self.word.load(Ordering::Acquire));
@@ -170,9 +147,7 @@ fn a_page_in_use_does_not_leave_and_no_write_is_lost() {
 
 #[test]
 fn a_page_is_cooled_twice_and_leaves_with_the_later_batch_only() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    check(3, || {
         let model = Model::new(near());
         let other = model.clone();
         let mutator = loom::thread::spawn(move || other.mutate(0) + other.mutate(0));
@@ -186,20 +161,17 @@ fn a_page_is_cooled_twice_and_leaves_with_the_later_batch_only() {
 
 #[test]
 fn two_readers_take_a_page_back_at_once() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(|| {
+    check(2, || {
         let model = Model::new(near());
         let reader = |record: usize, model: Arc<Model>| {
             move || {
-                model.records[record].store(model.epoch.load(Ordering::Acquire), Ordering::Release);
-                fence(Ordering::SeqCst);
+                model.scopes.enter(record);
                 let seen = FrameWord(model.word.load(Ordering::Acquire));
                 let (next, what) = seen.deref(false);
                 if matches!(what, Deref::Here(_)) && (next == seen || model.exchange(seen, next)) {
                     assert_eq!(read(&model.frame), 0);
                 }
-                model.records[record].store(0, Ordering::Release);
+                model.scopes.leave(record);
             }
         };
         let one = loom::thread::spawn(reader(0, model.clone()));
@@ -226,17 +198,14 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
     // SAFETY: nothing in it belongs to a thread.
     unsafe impl Send for Retiring {}
 
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    check(3, || {
         let page = Model::new(near());
         let model = Arc::new(Retiring { page, slot: AtomicU64::new(1), object: UnsafeCell::new(7) });
         let reader = {
             let model = model.clone();
             move || {
-                let Model { records, epoch, word, frame, .. } = &*model.page;
-                records[0].store(epoch.load(Ordering::Acquire), Ordering::Release);
-                fence(Ordering::SeqCst);
+                let Model { scopes, word, frame, .. } = &*model.page;
+                scopes.enter(0);
                 if model.slot.load(Ordering::Acquire) != 0 {
                     assert_eq!(read(&model.object), 7);
                 }
@@ -246,17 +215,15 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
                 {
                     assert_eq!(read(frame), 0);
                 }
-                records[0].store(0, Ordering::Release);
+                scopes.leave(0);
             }
         };
         let retirer = {
             let model = model.clone();
             move || {
                 model.slot.store(0, Ordering::Release);
-                let epoch = model.page.epoch.fetch_add(1, Ordering::AcqRel);
-                fence(Ordering::SeqCst);
-                let entered = model.page.records[0].load(Ordering::Acquire);
-                if entered == 0 || entered > epoch {
+                let epoch = model.page.scopes.end_epoch();
+                if model.page.scopes.is_over(epoch) {
                     write(&model.object, u64::MAX);
                 }
             }
@@ -272,21 +239,19 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
 /// showed when the page was dereferenced.
 #[test]
 fn a_scope_outlives_an_older_one_of_its_thread() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    check(3, || {
         let model = Model::new(near());
         let other = model.clone();
         let mutator = loom::thread::spawn(move || {
-            let record = other.enter(0);
-            let younger = other.epoch.load(Ordering::Acquire);
+            other.scopes.enter(0);
+            let younger = other.scopes.now();
             let got = other.got();
             // The older scope ends.
-            record.store(younger, Ordering::Release);
+            other.scopes.show(0, younger);
             if got {
                 write(&other.frame, read(&other.frame) + 1);
             }
-            record.store(0, Ordering::Release);
+            other.scopes.leave(0);
             u64::from(got)
         });
         if !model.evict() {
@@ -300,18 +265,16 @@ fn a_scope_outlives_an_older_one_of_its_thread() {
 /// A page is pinned in a scope, and written after the scope has ended.
 #[test]
 fn a_pinned_page_does_not_leave() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
+    check(3, || {
         let model = Model::new(near());
         let other = model.clone();
         let mutator = loom::thread::spawn(move || {
-            let record = other.enter(0);
+            other.scopes.enter(0);
             let got = other.got();
             if got {
                 other.pins.fetch_add(1, Ordering::Relaxed);
             }
-            record.store(0, Ordering::Release);
+            other.scopes.leave(0);
             if got {
                 write(&other.frame, read(&other.frame) + 1);
                 other.pins.fetch_sub(1, Ordering::Release);

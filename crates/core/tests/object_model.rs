@@ -5,22 +5,25 @@
 //! changed there meanwhile. The bytes of both places are cells that loom watches. The steps are
 //! those of `crates/farfield/src/plane/object/ingress.rs`, and of the evacuator.
 
+mod models;
+
 use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, Path, State, Whereabouts};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use models::{Scopes, check, read, write};
 
 /// The object moves from page 0 in frame 1 to page 1 in frame 2; or to page 2, which only the evacuator fills.
 const PAGES: usize = 3;
+/// The object's value at first.
+const START: u64 = 7;
 
 struct Model {
     handle: AtomicU64,
     words: [AtomicU64; PAGES],
     /// Of page 0, in which the object is alone.
     log: AtomicU32,
-    epoch: AtomicU64,
-    /// One per mutator.
-    records: [AtomicU64; 2],
+    scopes: Scopes,
     /// The object's place in each page's frame.
     frames: [UnsafeCell<u64>; PAGES],
     /// The object's place in page 0 at the server.
@@ -29,16 +32,6 @@ struct Model {
 
 // SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
 unsafe impl Sync for Model {}
-
-fn read(cell: &UnsafeCell<u64>) -> u64 {
-    // SAFETY: loom fails the model if somebody writes at the same time.
-    cell.with(|value| unsafe { *value })
-}
-
-fn write(cell: &UnsafeCell<u64>, value: u64) {
-    // SAFETY: loom fails the model if somebody else accesses the cell at the same time.
-    cell.with_mut(|target| unsafe { *target = value });
-}
 
 fn near(page: usize) -> FrameWord {
     FrameWord::EMPTY.create().0.arrived(FrameId(page as u32 + 1), true)
@@ -50,15 +43,16 @@ fn far() -> FrameWord {
 }
 
 impl Model {
+    /// The object is in page 0, whose word is this.
     fn new(first: FrameWord) -> Arc<Model> {
+        let (in_frame, in_pool) = if first.state() == State::Far { (0, START) } else { (START, 0) };
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
             words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
             log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(Path::Page).0),
-            epoch: AtomicU64::new(1),
-            records: [AtomicU64::new(0), AtomicU64::new(0)],
-            frames: [0; PAGES].map(UnsafeCell::new),
-            far: UnsafeCell::new(0),
+            scopes: Scopes::new(),
+            frames: [in_frame, 0, 0].map(UnsafeCell::new),
+            far: UnsafeCell::new(in_pool),
         })
     }
 
@@ -68,23 +62,6 @@ impl Model {
 
     fn exchange(&self, page: usize, seen: FrameWord, next: FrameWord) -> bool {
         self.words[page].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    fn enter(&self, record: usize) {
-        self.records[record].store(self.epoch.load(Ordering::Acquire), Ordering::Release);
-        fence(Ordering::SeqCst);
-    }
-
-    fn leave(&self, record: usize) {
-        self.records[record].store(0, Ordering::Release);
-    }
-
-    fn is_over(&self, epoch: u64) -> bool {
-        fence(Ordering::SeqCst);
-        self.records.iter().all(|record| {
-            let entered = record.load(Ordering::Acquire);
-            entered == 0 || entered > epoch
-        })
     }
 
     /// `LogPages::update`.
@@ -169,9 +146,9 @@ impl Model {
         if !self.exchange(0, seen, next) || next.state() != State::Leaving {
             return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
+        let epoch = self.scopes.end_epoch();
         let seen = self.word(0);
-        let Some(sealed) = seen.seal().filter(|_| self.is_over(epoch)) else { return };
+        let Some(sealed) = seen.seal().filter(|_| self.scopes.is_over(epoch)) else { return };
         if self.exchange(0, seen, sealed) {
             write(&self.far, read(&self.frames[0]));
             let mut seen = self.word(0);
@@ -213,8 +190,8 @@ impl Model {
         }
         if self.word(0).state() == State::Empty {
             write(&self.far, u64::MAX / 2);
-            let retired = self.epoch.fetch_add(1, Ordering::AcqRel);
-            if self.is_over(retired) {
+            let retired = self.scopes.end_epoch();
+            if self.scopes.is_over(retired) {
                 write(&self.frames[0], u64::MAX / 2);
                 assert!(self.exchange(0, self.word(0), near(0)));
             }
@@ -228,14 +205,14 @@ impl Model {
     }
 
     fn increment_by(&self, record: usize, path: Path) -> u64 {
-        self.enter(record);
+        self.scopes.enter(record);
         let found = self.seek(path);
         if let Some(page) = found {
             // A reference: it is used, and used again later in the scope.
             write(&self.frames[page], read(&self.frames[page]) + 1);
             write(&self.frames[page], read(&self.frames[page]) + 1);
         }
-        self.leave(record);
+        self.scopes.leave(record);
         found.map_or(0, |_| 2)
     }
 
@@ -246,8 +223,8 @@ impl Model {
         if !self.exchange(0, seen, next) || next.state() != State::Leaving {
             return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel);
-        if !self.is_over(epoch) {
+        let epoch = self.scopes.end_epoch();
+        if !self.scopes.is_over(epoch) {
             return;
         }
         let seen = self.word(0);
@@ -265,8 +242,8 @@ impl Model {
         }
         // The frame holds something else now.
         write(&self.frames[0], u64::MAX / 2);
-        let retired = self.epoch.fetch_add(1, Ordering::AcqRel);
-        if self.is_over(retired) {
+        let retired = self.scopes.end_epoch();
+        if self.scopes.is_over(retired) {
             // So does the page, in the same frame, which an old slot may guess.
             let (seen, fresh) = (self.word(0), near(0));
             let _ = self.exchange(0, seen, fresh);
@@ -282,131 +259,90 @@ impl Model {
     }
 }
 
-#[test]
-fn an_object_moves_between_uses_and_not_under_them() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(4);
-    builder.check(|| {
-        let model = Model::new(near(0));
+/// A mutator increments the object while something else is done: nothing is lost.
+fn increments_stay(preemptions: usize, first: fn() -> FrameWord, mutate: fn(&Model) -> u64, meanwhile: fn(&Model)) {
+    check(preemptions, move || {
+        let model = Model::new(first());
         let other = model.clone();
-        let mutator = loom::thread::spawn(move || other.increment(0));
-        model.evacuate();
+        let mutator = loom::thread::spawn(move || mutate(&other));
+        meanwhile(&model);
         let done = mutator.join().unwrap();
-        assert_eq!(model.value(), done);
-    });
-}
-
-#[test]
-fn an_object_moves_while_scopes_come_and_go() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let model = Model::new(near(0));
-        let other = model.clone();
-        let mutator = loom::thread::spawn(move || other.increment(0) + other.increment(0));
-        model.evacuate();
-        let done = mutator.join().unwrap();
-        assert_eq!(model.value(), done);
+        assert_eq!(model.value(), START + done);
     });
 }
 
 /// Increments of two threads on one object are the program's to order; here each only looks, and the one who is first brings it.
+fn two_look(paths: [Path; 2], may_be_in: &'static [usize]) {
+    check(3, move || {
+        let model = Model::new(far());
+        let threads = [0, 1].map(|record| {
+            let model = model.clone();
+            loom::thread::spawn(move || {
+                model.scopes.enter(record);
+                if let Some(page) = model.seek(paths[record]) {
+                    assert!(may_be_in.contains(&page));
+                    assert_eq!(read(&model.frames[page]), START);
+                }
+                model.scopes.leave(record);
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(model.value(), START);
+    });
+}
+
+#[test]
+fn an_object_moves_between_uses_and_not_under_them() {
+    increments_stay(4, || near(0), |model| model.increment(0), Model::evacuate);
+}
+
+#[test]
+fn an_object_moves_while_scopes_come_and_go() {
+    increments_stay(3, || near(0), |model| model.increment(0) + model.increment(0), Model::evacuate);
+}
+
 #[test]
 fn two_threads_bring_one_object_once() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let model = Model::new(far());
-        write(&model.far, 7);
-        let look = |record: usize, model: Arc<Model>| {
-            move || {
-                model.enter(record);
-                if let Some(page) = model.seek(Path::Object) {
-                    assert_eq!((page, read(&model.frames[page])), (1, 7));
-                }
-                model.leave(record);
-            }
-        };
-        let one = loom::thread::spawn(look(0, model.clone()));
-        let two = loom::thread::spawn(look(1, model.clone()));
-        one.join().unwrap();
-        two.join().unwrap();
-        assert_eq!(model.value(), 7);
-    });
+    two_look([Path::Object; 2], &[1]);
 }
 
 /// What is left in a far page is brought together while it is missed: one of them moves it.
 #[test]
 fn an_object_of_a_far_page_is_merged_or_missed() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(4);
-    builder.check(|| {
+    check(4, || {
         let model = Model::new(far());
-        write(&model.far, 7);
         let other = model.clone();
         let mutator = loom::thread::spawn(move || other.increment(0));
         let merged = model.merge();
         let done = mutator.join().unwrap();
-        assert_eq!(model.value(), 7 + done);
+        assert_eq!(model.value(), START + done);
         let there = if merged { 2 } else { 1 };
         assert!(done == 0 || Handle(model.handle.load(Ordering::Acquire)).is_at(there, 0));
     });
 }
 
-/// One thread wants the object alone, and another one its page; each only looks, as above.
+/// One thread wants the object alone, and another one its page.
 #[test]
 fn a_page_comes_whole_or_an_object_out_of_it() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let model = Model::new(far());
-        write(&model.far, 7);
-        let look = |record: usize, path: Path, model: Arc<Model>| {
-            move || {
-                model.enter(record);
-                if let Some(page) = model.seek(path) {
-                    assert_eq!(read(&model.frames[page]), 7);
-                }
-                model.leave(record);
-            }
-        };
-        let one = loom::thread::spawn(look(0, Path::Object, model.clone()));
-        let two = loom::thread::spawn(look(1, Path::Page, model.clone()));
-        one.join().unwrap();
-        two.join().unwrap();
-        assert_eq!(model.value(), 7);
-    });
+    two_look([Path::Object, Path::Page], &[0, 1]);
 }
 
 /// A page that came whole and was changed leaves, while somebody wants the object alone.
 #[test]
 fn a_page_that_came_whole_leaves_changed() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(|| {
-        let model = Model::new(far());
-        write(&model.far, 7);
-        let other = model.clone();
-        let mutator =
-            loom::thread::spawn(move || other.increment_by(0, Path::Page) + other.increment_by(0, Path::Object));
-        model.evict();
-        let done = mutator.join().unwrap();
-        assert_eq!(model.value(), 7 + done);
-    });
+    let mutate = |model: &Model| model.increment_by(0, Path::Page) + model.increment_by(0, Path::Object);
+    increments_stay(3, far, mutate, Model::evict);
 }
 
 /// What is left in a far page is brought together while it comes near whole.
 #[test]
 fn a_page_comes_whole_or_is_merged() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(4);
-    builder.check(|| {
-        let model = Model::new(far());
-        write(&model.far, 7);
-        let other = model.clone();
-        let mutator = loom::thread::spawn(move || other.increment_by(0, Path::Page));
-        model.merge();
-        let done = mutator.join().unwrap();
-        assert_eq!(model.value(), 7 + done);
-    });
+    increments_stay(
+        4,
+        far,
+        |model| model.increment_by(0, Path::Page),
+        |model| {
+            model.merge();
+        },
+    );
 }
