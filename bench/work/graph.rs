@@ -5,12 +5,14 @@
 //! vertices have most of them.
 
 use crate::random::mix;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use farfield::{FarBytes, FarError, FarVec, Heap};
 use std::mem::take;
 use std::num::NonZeroU32;
 
 pub(crate) const BATCHES: u64 = 3;
+/// Data for each vertex: so there are 12 to 26 edges for each.
+const DATA_PER_VERTEX: u64 = 640;
 /// Edges that are sorted before they go to their lists, as in GraphOne.
 const LOG_EDGES: usize = 1 << 16;
 /// Vertices in one scope.
@@ -18,7 +20,8 @@ const RUN: usize = 64;
 
 /// A vertex in a list, with what is known of its edge.
 pub(crate) type Neighbour = [u8; 32];
-pub(crate) const NEIGHBOUR_BYTES: u64 = size_of::<Neighbour>() as u64;
+/// Of the plain program, with the room that a growing list has.
+pub(crate) const BYTES_PER_EDGE: u64 = size_of::<Neighbour>() as u64 * 3 / 2;
 
 pub(crate) fn vertex(neighbour: &Neighbour) -> usize {
     neighbour.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize
@@ -27,6 +30,26 @@ pub(crate) fn vertex(neighbour: &Neighbour) -> usize {
 /// The time of its edge.
 pub(crate) fn stamp(neighbour: &Neighbour) -> u64 {
     neighbour[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// How large a graph is.
+pub(crate) struct Size {
+    /// It has `2^scale` vertices.
+    pub(crate) scale: u32,
+    pub(crate) edges: u64,
+}
+
+impl Size {
+    /// A graph that takes so much in the plain program, which has so much for each vertex besides its edges.
+    pub(crate) fn new(data_bytes: u64, bytes_per_vertex: u64) -> Result<Size> {
+        let scale = (data_bytes / DATA_PER_VERTEX).ilog2();
+        ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
+        Ok(Size { scale, edges: (data_bytes - (bytes_per_vertex << scale)) / BYTES_PER_EDGE })
+    }
+
+    pub(crate) fn vertices(&self) -> usize {
+        1 << self.scale
+    }
 }
 
 /// An edge that arrives.

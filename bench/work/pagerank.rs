@@ -3,49 +3,41 @@
 //!
 //! A list has who points to a vertex. What a vertex gives is in an array, which is read at random.
 
-use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, NEIGHBOUR_BYTES, Near, STARS, neighbours, vertex};
+use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, Near, STARS, Size, neighbours, vertex};
 use crate::random::mix;
 use crate::{Options, Outcome, figures_since};
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use farfield::{FarError, FarVec, Heap};
 
 const ROUNDS: u64 = 3;
 const DAMPING: f64 = 0.85;
-/// Of the plain program: the head of a list and three numbers; edges, with the room that a growing list has.
+/// Of the plain program: the head of a list and three numbers.
 const BYTES_PER_VERTEX: u64 = 24 + 20 + 8;
-const BYTES_PER_EDGE: u64 = NEIGHBOUR_BYTES * 3 / 2;
-/// Data for each vertex: so there are 12 to 26 edges for each.
-const DATA_PER_VERTEX: u64 = 640;
 /// Vertices in one scope, a page of numbers.
 const RUN: usize = 512;
 /// Edges of a full list; each may bring a page in its scope.
 const FULL: usize = 32;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
-    ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
-    let vertices = 1usize << scale;
+    let size = Size::new(options.data_bytes(), BYTES_PER_VERTEX)?;
+    let vertices = size.vertices();
     match options.heap(0)? {
-        None => grow(options, scale, &mut NearRanks::new(vertices)),
+        None => grow(options, &size, &mut NearRanks::new(vertices)),
         Some(heap) => {
             let before = heap.stats();
-            let mut outcome = grow(options, scale, &mut FarRanks::new(&heap, vertices)?)?;
-            figures_since(&mut outcome, &before, &heap.stats(), edges(options, scale), 0);
+            let mut outcome = grow(options, &size, &mut FarRanks::new(&heap, vertices)?)?;
+            figures_since(&mut outcome, &before, &heap.stats(), size.edges, 0);
             Ok(outcome)
         }
     }
 }
 
-fn edges(options: &Options, scale: u32) -> u64 {
-    (options.data_bytes() - (BYTES_PER_VERTEX << scale)) / BYTES_PER_EDGE
-}
-
-fn grow(options: &Options, scale: u32, ranks: &mut impl Ranks) -> Result<Outcome> {
+fn grow(options: &Options, size: &Size, ranks: &mut impl Ranks) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let mut arrivals = Arrivals::new(scale, STARS, options.seed);
+    let mut arrivals = Arrivals::new(size.scale, STARS, options.seed);
     let mut sums = Vec::new();
     for batch in 1..=BATCHES {
-        let end = edges(options, scale) * batch / BATCHES;
+        let end = size.edges * batch / BATCHES;
         while let Some(log) = arrivals.next_log(end) {
             outcome.phase("evolve", log.len() as u64, || ranks.add(log))?;
         }

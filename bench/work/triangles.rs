@@ -3,56 +3,46 @@
 //! A list has those neighbours of a vertex that have smaller numbers, in order. Vertices with many neighbours have small numbers, so that no
 //! list is very long; a triangle is found from its largest number, and one of eight is looked for.
 
-use crate::graph::{
-    Arrivals, BATCHES, FRIENDS, Far, Lists, NEIGHBOUR_BYTES, Near, Neighbour, ONE_PIECE, neighbours, vertex,
-};
+use crate::graph::{Arrivals, BATCHES, FRIENDS, Far, Lists, Near, Neighbour, ONE_PIECE, Size, neighbours, vertex};
 use crate::random::mix;
 use crate::{Options, Outcome, figures_since};
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use farfield::FarError;
 use std::cmp::Ordering;
 
-/// Of the plain program: the head of a list; edges, with the room that a growing list has.
+/// Of the plain program: the head of a list.
 const BYTES_PER_VERTEX: u64 = 24 + 8;
-const BYTES_PER_EDGE: u64 = NEIGHBOUR_BYTES * 3 / 2;
-/// Data for each vertex: so there are 12 to 26 edges for each.
-const DATA_PER_VERTEX: u64 = 640;
 /// One of so many vertices is asked for its triangles.
 const SAMPLE: usize = 8;
 /// Neighbours whose lists are looked at in one scope.
 const RUN: usize = 16;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
-    ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
-    let vertices = 1usize << scale;
+    let size = Size::new(options.data_bytes(), BYTES_PER_VERTEX)?;
+    let vertices = size.vertices();
     match options.heap(0)? {
-        None => grow(options, scale, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),
+        None => grow(options, &size, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),
         Some(heap) => {
             let before = heap.stats();
             let mut outcome =
-                grow(options, scale, &mut Far::new(&heap, vertices, ONE_PIECE)?, |lists| far(lists, SAMPLE))?;
-            figures_since(&mut outcome, &before, &heap.stats(), edges(options, scale), 0);
+                grow(options, &size, &mut Far::new(&heap, vertices, ONE_PIECE)?, |lists| far(lists, SAMPLE))?;
+            figures_since(&mut outcome, &before, &heap.stats(), size.edges, 0);
             Ok(outcome)
         }
     }
 }
 
-fn edges(options: &Options, scale: u32) -> u64 {
-    (options.data_bytes() - (BYTES_PER_VERTEX << scale)) / BYTES_PER_EDGE
-}
-
 fn grow<L: Lists>(
     options: &Options,
-    scale: u32,
+    size: &Size,
     lists: &mut L,
     triangles: impl Fn(&L) -> Result<u64, FarError>,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let mut arrivals = Arrivals::new(scale, FRIENDS, options.seed);
+    let mut arrivals = Arrivals::new(size.scale, FRIENDS, options.seed);
     let mut counts = Vec::new();
     for batch in 1..=BATCHES {
-        let end = edges(options, scale) * batch / BATCHES;
+        let end = size.edges * batch / BATCHES;
         while let Some(log) = arrivals.next_log(end) {
             log.iter_mut().for_each(|edge| (edge.from, edge.to) = (edge.from.max(edge.to), edge.from.min(edge.to)));
             // Who is a neighbour of itself is in no triangle.

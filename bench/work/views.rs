@@ -3,7 +3,7 @@
 //!
 //! Buckets are lists like those of a graph. *Skewed*: pages by Zipf's law, so that some buckets are long; *uniform*: all pages alike.
 
-use crate::graph::{Edge, Far, Lists, NEIGHBOUR_BYTES, Near, neighbours, stamp, vertex};
+use crate::graph::{BYTES_PER_EDGE, Edge, Far, Lists, Near, neighbours, stamp, vertex};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
 use crate::{Options, Outcome, figures_since};
@@ -18,8 +18,6 @@ pub(crate) enum Input {
 }
 
 const EXPONENT: f64 = 0.9;
-/// Of the plain program: a view, with the room that a growing list has.
-const BYTES_PER_VIEW: u64 = NEIGHBOUR_BYTES * 3 / 2;
 /// Of all buckets: 21 views each, if they are alike.
 const BYTES_PER_BUCKET: u64 = 1024;
 const VIEWS_PER_PAGE: u64 = 8;
@@ -53,7 +51,7 @@ struct Views {
 
 impl Views {
     fn new(options: &Options, input: Input, buckets: usize) -> Views {
-        let count = (options.data_bytes() - buckets as u64 * 32) / BYTES_PER_VIEW;
+        let count = (options.data_bytes() - buckets as u64 * 32) / BYTES_PER_EDGE;
         let pages = count / VIEWS_PER_PAGE;
         let zipf = (input == Input::Skewed).then(|| Zipf::new(pages, EXPONENT));
         Views { count, pages, buckets, zipf, seed: options.seed }
