@@ -148,12 +148,7 @@ impl<'a> Arrival<'a> {
                 }
                 Deref::Fetch | Deref::Zero => {
                     let pages = core.segments.unit_of(page).map_or(1, |unit| unit.pages);
-                    let frame = match core::task::ready!(self.take_frames(pages, context)) {
-                        Err(error) if what == Deref::Fetch && self.want == Want::Read => {
-                            core.take_to_read(record, pages, false, error)?
-                        }
-                        frames => frames?,
-                    };
+                    let frame = core::task::ready!(self.take_wanted_frames(pages, context))?;
                     let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
                     if !self.wait(page, context, mark) {
                         core.frames.put(frame, pages);
@@ -214,10 +209,7 @@ impl<'a> Arrival<'a> {
                     }
                 }
                 Sight::Far(_, Way::Page(page)) => {
-                    let frame = match core::task::ready!(self.take_frames(1, context)) {
-                        Err(error) if self.want == Want::Read => core.take_to_read(record, 1, false, error)?,
-                        frame => frame?,
-                    };
+                    let frame = core::task::ready!(self.take_wanted_frames(1, context))?;
                     let landing = self.want.landing();
                     let Some(flight) = core.depart_page(record, objects, page, frame, landing) else { continue };
                     // It is ours, so it is still on its way.
@@ -263,6 +255,14 @@ impl<'a> Arrival<'a> {
             }
         }
         waits
+    }
+
+    /// As [`Core::take_wanted_frames`], for a task.
+    fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
+        self.take_frames(pages, context).map(|frames| match frames {
+            Err(error) if self.want == Want::Read => self.core.take_to_read(self.scope.record, pages, false, error),
+            frames => frames,
+        })
     }
 
     /// As [`Core::take_frames`], for a task: it lets others run while it waits.

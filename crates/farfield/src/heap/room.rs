@@ -1,5 +1,6 @@
 //! Room for what comes near: who needs frames and finds none makes some, or waits.
 
+use super::access::Want;
 use super::evictor::{Outcome, Urgency};
 use super::frames::Purse;
 use super::threads::{Record, count};
@@ -48,6 +49,20 @@ impl Core {
         frames
     }
 
+    /// Frames for a unit that is wanted so. What is only read comes even if the pool is full.
+    pub(crate) fn take_wanted_frames(
+        &self,
+        record: &Record,
+        pages: u32,
+        renewable: bool,
+        want: Want,
+    ) -> Result<FrameId, FarError> {
+        match self.take_frames(record, pages, renewable) {
+            Err(error) if want == Want::Read => self.take_to_read(record, pages, renewable, error),
+            frames => frames,
+        }
+    }
+
     /// The scopes of a thread that waits for frames hold back no more than they must.
     fn renew(&self, record: &Record, renewable: bool) {
         if renewable {
@@ -58,7 +73,7 @@ impl Core {
 
     /// Frames for a unit that comes to be read, though there are none: the pool is full, so nothing that was changed can leave. What
     /// was only read can. So the reserve is enough to read everything, a little at a time.
-    pub(crate) fn take_to_read(
+    pub(super) fn take_to_read(
         &self,
         record: &Record,
         pages: u32,

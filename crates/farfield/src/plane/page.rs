@@ -86,12 +86,7 @@ impl Core {
                 Deref::Fetch | Deref::Zero => {
                     let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     // The frames first: nobody waits for a page whose owner waits for room.
-                    let frame = match self.take_frames(record, pages, renewable) {
-                        Err(error) if what == Deref::Fetch && want == Want::Read => {
-                            self.take_to_read(record, pages, renewable, error)?
-                        }
-                        frames => frames?,
-                    };
+                    let frame = self.take_wanted_frames(record, pages, renewable, want)?;
                     if !self.exchange(word, seen, next) {
                         self.frames.put(frame, pages);
                         continue;

@@ -114,10 +114,7 @@ impl Core {
                     patience.wait()?;
                 }
                 Sight::Far(_, Way::Page(page)) => {
-                    let frame = match self.take_frames(record, 1, renewable) {
-                        Err(error) if want == Want::Read => self.take_to_read(record, 1, renewable, error)?,
-                        frame => frame?,
-                    };
+                    let frame = self.take_wanted_frames(record, 1, renewable, want)?;
                     if let Some(flight) = self.depart_page(record, objects, page, frame, want.landing()) {
                         count(&record.counters.misses);
                         self.fetch(record, flight)?;
