@@ -80,21 +80,25 @@ impl Evacuator {
         Self::forget_ahead(core, objects, &mut found);
         let count = |is: fn(Handle) -> bool| found.iter().filter(|found| is(found.handle)).count() as u32;
         let (hot, used) = (count(Handle::is_hot), count(Handle::is_used));
-        let stays_together = objects.paths.as_ref().is_some_and(|paths| paths.choose(class, word, used) == Path::Page);
+        let choice = objects.paths.as_ref().map(|paths| (paths, paths.choose(class, word, used)));
         let mut died = false;
         let verdict = match Verdict::of(found.len() as u32, hot, class.capacity()) {
             Verdict::Stay | Verdict::Evacuate if !may_move => Verdict::Write,
-            Verdict::Evacuate if stays_together => Verdict::Write,
+            Verdict::Evacuate if matches!(choice, Some((_, Path::Page))) => Verdict::Write,
             Verdict::Evacuate if !self.move_all(core, objects, &source, &found, &mut died) => Verdict::Write,
             verdict => verdict,
         };
-        let marks = match verdict {
-            Verdict::Stay => Handle::HOT,
-            Verdict::Write => objects.leaves(page, class, word, used),
-            Verdict::Drop | Verdict::Evacuate => 0,
+        let marks = match (verdict, choice) {
+            (Verdict::Stay, _) => Handle::HOT,
+            (Verdict::Write, Some((paths, path))) => {
+                paths.count(class, path, used);
+                objects.log.send(page, path);
+                Handle::HOT | Handle::USED
+            }
+            _ => 0,
         };
         if verdict != Verdict::Stay
-            && let Some(paths) = &objects.paths
+            && let Some((paths, _)) = choice
         {
             paths.learn(class, word, used);
         }

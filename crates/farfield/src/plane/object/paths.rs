@@ -16,7 +16,7 @@
 use super::Objects;
 use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farfield_core::heap::{Handle, LogClass, LogWord, Path};
+use farfield_core::heap::{LogClass, LogWord, Path};
 
 /// Decides about paths, and counts. Only the evictor decides.
 pub(crate) struct Paths {
@@ -72,6 +72,14 @@ impl Paths {
         if is_used && is_likely() { Path::Page } else { Path::Object }
     }
 
+    /// A page leaves as it is, of which so many objects were used, and which comes by this path next time.
+    pub(super) fn count(&self, class: LogClass, path: Path, used: u32) {
+        let tenth = used as usize * Stats::RATE_CLASSES / class.capacity() as usize;
+        self.rates[tenth.min(Stats::RATE_CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
+        self.used_bytes.fetch_add(u64::from(used) * class.bytes() as u64, Ordering::Relaxed);
+        self.by_page.fetch_add(u64::from(path == Path::Page), Ordering::Relaxed);
+    }
+
     /// The stay of a page with this word is over.
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
         let trials = &self.trials[class.index()];
@@ -103,17 +111,5 @@ impl Objects {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;
         Some(if word.fetch().is_some() { Way::Page(page) } else { Way::Object(class) })
-    }
-
-    /// A page with this word leaves as it is, of which so many objects were used; the marks to be taken from them.
-    pub(super) fn leaves(&self, page: u32, class: LogClass, word: LogWord, used: u32) -> u64 {
-        let Some(paths) = &self.paths else { return 0 };
-        let tenth = used as usize * Stats::RATE_CLASSES / class.capacity() as usize;
-        paths.rates[tenth.min(Stats::RATE_CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
-        paths.used_bytes.fetch_add(u64::from(used) * class.bytes() as u64, Ordering::Relaxed);
-        let path = paths.choose(class, word, used);
-        paths.by_page.fetch_add(u64::from(path == Path::Page), Ordering::Relaxed);
-        self.log.send(page, path);
-        Handle::HOT | Handle::USED
     }
 }
