@@ -26,7 +26,7 @@ pub struct Stats {
     pub left_to_come_whole: u64,
     /// Bytes of small values that were used in pages that left. On the hybrid plane only.
     pub used_bytes: u64,
-    /// Bytes that were read from the pool for them.
+    /// Bytes that were read from the pool, for misses and ahead of need.
     pub fetched_bytes: u64,
     /// Pages that left and had to be written.
     pub written_pages: u64,

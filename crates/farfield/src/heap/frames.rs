@@ -202,14 +202,13 @@ impl Frames {
 
     /// The same for whoever cannot go on without: more, while a lower limit is not reached yet.
     pub(crate) fn spare(&self) -> u32 {
-        let free = self.lock();
-        free.ceiling - free.in_use()
+        self.lock().spare()
     }
 
     /// The same without the reserve.
     pub(crate) fn open_spare(&self) -> u32 {
         let free = self.lock();
-        (free.ceiling - free.in_use()).saturating_sub(free.reserve())
+        free.spare().saturating_sub(free.reserve())
     }
 
     /// [`Frames::room`] without the reserve.
@@ -353,6 +352,11 @@ impl Free {
     /// Frames that can be taken; 0 while the limit is exceeded.
     fn room(&self) -> u32 {
         self.limit.saturating_sub(self.in_use())
+    }
+
+    /// The same for whoever cannot go on without.
+    fn spare(&self) -> u32 {
+        self.ceiling - self.in_use()
     }
 
     fn in_use(&self) -> u32 {
