@@ -15,6 +15,8 @@ pub mod policy;
 pub mod session;
 pub mod time;
 pub mod wire;
+#[cfg(test)]
+mod words;
 
 pub use ids::{Incarnation, PageId, RegionId};
 

@@ -243,48 +243,40 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
+    fn next(word: PageWord) -> Vec<PageWord> {
+        let mut next = vec![word.fault().0];
+        next.extend(word.seize());
+        next.extend(word.found());
+        next.extend(word.hold().filter(|w| w.holds() <= 2));
+        match word.leave() {
+            Ok(left) => next.push(left),
+            Err((kept, _)) => next.push(kept),
+        }
+        if word.holds() > 0 {
+            next.push(word.release());
+        }
+        match word.state() {
+            State::Fetching => {
+                for bits in 0..8u8 {
+                    next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
+                }
+                next.push(word.discarded());
+                if !word.is_dirty() {
+                    next.push(word.gave_up());
+                }
+            }
+            State::Leaving => {
+                next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
+            }
+            State::Near => next.extend([word.forked(false), word.forked(true)]),
+            State::Absent | State::Far => next.push(word.unqueued()),
+        }
+        next
+    }
+
     /// All words reachable from Absent by any sequence of transitions, with up to two holds.
     fn reachable() -> Vec<PageWord> {
-        let mut seen = vec![PageWord(0)];
-        let mut at = 0;
-        while at < seen.len() {
-            let word = seen[at];
-            at += 1;
-            let mut next = Vec::new();
-            next.push(word.fault().0);
-            next.extend(word.seize());
-            next.extend(word.found());
-            next.extend(word.hold().filter(|w| w.holds() <= 2));
-            match word.leave() {
-                Ok(left) => next.push(left),
-                Err((kept, _)) => next.push(kept),
-            }
-            if word.holds() > 0 {
-                next.push(word.release());
-            }
-            match word.state() {
-                State::Fetching => {
-                    for bits in 0..8u8 {
-                        next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
-                    }
-                    next.push(word.discarded());
-                    if !word.is_dirty() {
-                        next.push(word.gave_up());
-                    }
-                }
-                State::Leaving => {
-                    next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
-                }
-                State::Near => next.extend([word.forked(false), word.forked(true)]),
-                State::Absent | State::Far => next.push(word.unqueued()),
-            }
-            for candidate in next {
-                if !seen.contains(&candidate) {
-                    seen.push(candidate);
-                }
-            }
-        }
-        seen
+        crate::words::reachable(PageWord(0), next)
     }
 
     #[test]

@@ -360,17 +360,7 @@ mod tests {
     }
 
     fn reachable() -> Vec<FrameWord> {
-        let mut seen = vec![FrameWord::EMPTY];
-        let mut at = 0;
-        while at < seen.len() {
-            for candidate in next(seen[at]) {
-                if !seen.contains(&candidate) {
-                    seen.push(candidate);
-                }
-            }
-            at += 1;
-        }
-        seen
+        crate::words::reachable(FrameWord::EMPTY, next)
     }
 
     #[test]

@@ -187,17 +187,7 @@ mod tests {
     }
 
     fn reachable() -> Vec<Handle> {
-        let mut seen = vec![Handle::FRESH];
-        let mut at = 0;
-        while at < seen.len() {
-            for candidate in next(seen[at]) {
-                if !seen.contains(&candidate) {
-                    seen.push(candidate);
-                }
-            }
-            at += 1;
-        }
-        seen
+        crate::words::reachable(Handle::FRESH, next)
     }
 
     #[test]
