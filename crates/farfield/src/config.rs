@@ -71,7 +71,8 @@ impl Builder {
         self
     }
 
-    /// How far [`Heap::set_near`] may raise it. Costs address space only. Default: eight times near, at most 64 GiB.
+    /// How far [`Heap::set_near`] may raise it. Costs address space only: five times as much, but at most 64 GiB,
+    /// so that large values find room. Default: eight times near, at most 64 GiB.
     pub fn near_max(mut self, bytes: u64) -> Builder {
         self.near_max = Some(bytes);
         self

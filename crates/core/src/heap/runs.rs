@@ -30,8 +30,14 @@ impl Runs {
 
     /// Takes `count` neighbours out; their first.
     pub fn take(&mut self, count: u32) -> Option<u32> {
+        self.take_below(u32::MAX, count)
+    }
+
+    /// The same, of those below `end`.
+    pub fn take_below(&mut self, end: u32, count: u32) -> Option<u32> {
         assert!(count > 0);
-        let (&first, &length) = self.free.iter().find(|(_, length)| **length >= count)?;
+        let fits = |first: u32, length: u32| length.min(end - first) >= count;
+        let (&first, &length) = self.free.range(..end).find(|(first, length)| fits(**first, **length))?;
         self.free.remove(&first);
         if length > count {
             self.free.insert(first + count, length - count);
@@ -95,15 +101,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bitmap(steps in proptest::collection::vec((1u32..9, any::<bool>()), 1..200)) {
+        fn agrees_with_a_bitmap(steps in proptest::collection::vec((1u32..9, 1u32..120, any::<bool>()), 1..200)) {
             let mut runs = Runs::new();
             runs.put(0, 100);
             let mut free = [true; 100];
             let mut taken: Vec<(u32, u32)> = Vec::new();
-            for (count, take) in steps {
+            for (count, end, take) in steps {
                 if take {
-                    let fits = free.windows(count as usize).position(|w| w.iter().all(|f| *f));
-                    let got = runs.take(count);
+                    let below = &free[..free.len().min(end as usize)];
+                    let fits = below.windows(count as usize).position(|w| w.iter().all(|f| *f));
+                    let got = runs.take_below(end, count);
                     prop_assert_eq!(got.map(|first| first as usize), fits, "first fit");
                     if let Some(first) = got {
                         free[first as usize..][..count as usize].fill(false);

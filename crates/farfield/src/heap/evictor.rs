@@ -195,7 +195,7 @@ impl Evictor {
         result
     }
 
-    /// Somebody in need has found nothing after a run: pages that the evacuator fills, which lie anywhere, may leave from now on,
+    /// Somebody in need has found nothing after a run: pages that the evacuator fills may leave from now on,
     /// unless somebody else is at it.
     pub(crate) fn try_close(&self, core: &Core) {
         if let Some(mut state) = self.try_lock() {
@@ -236,7 +236,7 @@ impl EvictorState {
     fn make_room(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let urgency = self.urgency;
         // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
-        let mut looks = 2 * u64::from(core.frames.count());
+        let mut looks = 2 * u64::from(core.frames.used().count());
         self.freed = 0;
         let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
         let mut helped = false;

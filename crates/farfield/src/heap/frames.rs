@@ -2,28 +2,22 @@
 //!
 //! One arena of reserved address space, used from its low end. A frame is *warm* once it was touched, until it is given
 //! back to the kernel; warm frames, free or not, are what counts against the limit.
+//!
+//! A unit of several pages needs neighbours, and free frames lie between those in use, which scopes may refer to. So the arena has more frames
+//! than the limit can be: above the *ground*, where all fit, lies the *annex*, for units only. What finds no neighbours
+//! below is warm there, and as many separate frames of the ground are given back.
 
-use super::memory::{Reserved, Table, Zeroed};
+mod info;
+mod used;
+
+use super::memory::{Reserved, Table};
 use crate::error::BuildError;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{FrameId, Runs};
+use farfield_core::heap::{FRAMES_MAX, FrameId, Runs};
+pub(crate) use info::{FrameInfo, INFO_BYTES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// What is known of the page in a frame. Written by whoever owns the frame.
-pub(crate) struct FrameInfo {
-    /// Page within the heap, plus one; 0 if the frame is free. Pages inside a unit of several are not entered.
-    page: AtomicU32,
-    /// Pins of the unit that begins here; see `pins`.
-    pins: AtomicU32,
-    /// Checksum of the far copy.
-    sum: AtomicU64,
-    /// Epoch in which the page became Leaving. Only the evictor uses it.
-    cooled: AtomicU64,
-}
-
-// SAFETY: atomics, for which zero is a value.
-unsafe impl Zeroed for FrameInfo {}
+use used::Used;
 
 /// The near memory.
 pub(crate) struct Frames {
@@ -38,8 +32,12 @@ pub(crate) struct Frames {
     limit: AtomicU32,
     /// Frames of units that are pinned.
     pinned: AtomicU32,
-    /// Frames below this were used.
+    /// Frames of the ground below this were used.
     high: AtomicU32,
+    /// The same for those of the annex.
+    annex_high: AtomicU32,
+    /// Where the annex begins. Its first frame is never used, so no unit lies in both.
+    annex: u32,
     /// The arena has so many frames; the first is never used.
     count: u32,
     paranoid: bool,
@@ -67,19 +65,23 @@ struct Free {
     ceiling: u32,
     /// A frame has come back for which the ceiling is not lower yet.
     is_odd: bool,
-    /// Frames that cost memory: in use, or warm.
+    /// Frames that cost memory: in use, or warm; and what `tables` says.
     resident: u32,
+    /// So many frames are worth what is known of frames in the annex.
+    tables: u32,
 }
-
-/// What frames cost beside their bytes.
-pub(crate) const INFO_BYTES: usize = size_of::<FrameInfo>();
 
 const POISON: u8 = 0xDB;
 const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
 
+/// The annex is so many times the ground, as far as frames have numbers. Units of all sizes that come and go need up to twice the room that they
+/// take; more is for the worst.
+const ANNEX: u32 = 4;
+
 impl Frames {
-    /// Without any memory yet: see [`Frames::set_limit`].
-    pub(crate) fn new(count: u32, paranoid: bool) -> Result<Frames, BuildError> {
+    /// A ground of so many frames, without any memory yet: see [`Frames::set_limit`].
+    pub(crate) fn new(ground: u32, paranoid: bool) -> Result<Frames, BuildError> {
+        let count = ground.saturating_mul(1 + ANNEX).min(FRAMES_MAX);
         let arena = Reserved::new(count as usize * PAGE_BYTES)?;
         if paranoid {
             // SAFETY: nobody has a frame yet.
@@ -89,8 +91,11 @@ impl Frames {
             unsafe { arena.set_access(0, PAGE_BYTES, false) };
         }
         let mut cold = Runs::new();
-        cold.put(1, count - 1);
-        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0 };
+        cold.put(1, ground - 1);
+        if count > ground + 1 {
+            cold.put(ground + 1, count - ground - 1);
+        }
+        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
         Ok(Frames {
             arena,
             infos: Table::new(count as usize)?,
@@ -100,6 +105,8 @@ impl Frames {
             free: Mutex::new(free),
             pinned: AtomicU32::new(0),
             high: AtomicU32::new(1),
+            annex_high: AtomicU32::new(ground + 1),
+            annex: ground,
             count,
             paranoid,
         })
@@ -117,13 +124,15 @@ impl Frames {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn count(&self) -> u32 {
-        self.count
+    /// The limit can be so high.
+    pub(crate) fn limit_max(&self) -> u32 {
+        self.annex - 1
     }
 
-    /// Frames below this were used.
-    pub(crate) fn high(&self) -> u32 {
-        self.high.load(Ordering::Relaxed)
+    /// Those that were used.
+    pub(crate) fn used(&self) -> Used {
+        let [high, annex_high] = [&self.high, &self.annex_high].map(|end| end.load(Ordering::Relaxed));
+        Used { high, annex: self.annex, annex_high }
     }
 
     /// First byte of the arena.
@@ -236,7 +245,7 @@ impl Frames {
     /// Frames that cost memory, and those of them in use.
     pub(crate) fn resident(&self) -> (u32, u32) {
         let free = self.lock();
-        (free.resident, free.in_use())
+        (free.resident, free.in_use() - free.tables)
     }
 
     /// More is in use than may be: the limit was lowered, and nobody may ever ask for a frame again.
@@ -256,12 +265,9 @@ impl Frames {
         if free.in_use() + count + kept > free.ceiling {
             return None;
         }
-        let mut first = free.warm.take(count);
+        let mut first = free.warm.take_below(self.end_for(count), count);
         while first.is_none() {
-            if free.resident + count <= free.ceiling {
-                first = free.cold.take(count);
-                free.resident += first.map_or(0, |_| count);
-            }
+            first = self.take_cold(&mut free, count);
             // Many separate warm frames are no run; given back, they make room for one, with cold ones between them.
             if first.is_some() || free.warm.is_empty() {
                 break;
@@ -271,12 +277,36 @@ impl Frames {
         self.room.store(free.room(), Ordering::Relaxed);
         drop(free);
         let first = first?;
-        self.high.fetch_max(first + count, Ordering::Relaxed);
+        let high = if first < self.annex { &self.high } else { &self.annex_high };
+        high.fetch_max(first + count, Ordering::Relaxed);
         if self.paranoid {
             // SAFETY: allows, forbids nothing.
             unsafe { self.arena.set_access(first as usize * PAGE_BYTES, count as usize * PAGE_BYTES, true) };
         }
         Some(FrameId(first))
+    }
+
+    /// Where those end that units of so many pages may have.
+    fn end_for(&self, count: u32) -> u32 {
+        if count == 1 { self.annex } else { self.count }
+    }
+
+    /// Frames that begin to cost memory, if there may be more that do.
+    fn take_cold(&self, free: &mut Free, count: u32) -> Option<u32> {
+        if free.resident + count > free.ceiling {
+            return None;
+        }
+        let first = free.cold.take_below(self.end_for(count), count)?;
+        let in_annex = (first + count).saturating_sub(self.annex) as usize;
+        let tables = free.tables.max((in_annex * INFO_BYTES).div_ceil(PAGE_BYTES) as u32);
+        let cost = count + tables - free.tables;
+        if free.resident + cost > free.ceiling {
+            free.cold.put(first, count);
+            return None;
+        }
+        free.resident += cost;
+        free.tables = tables;
+        Some(first)
     }
 
     /// Gives a run of warm frames back to the kernel.
@@ -324,7 +354,7 @@ impl Frames {
 
     /// Sets how many frames may cost memory. If more do, they are given back as they become free.
     pub(crate) fn set_limit(&self, limit: u32) {
-        let limit = limit.min(self.count - 1);
+        let limit = limit.min(self.limit_max());
         let mut free = self.lock();
         if limit == free.limit {
             return;
@@ -366,40 +396,6 @@ impl Free {
     /// See [`Purse::Reserve`].
     fn reserve(&self) -> u32 {
         self.limit / 32
-    }
-}
-
-impl FrameInfo {
-    /// The unit of this page has moved in. The evictor reads what is said here only after it has seen the frame word that is
-    /// stored afterwards.
-    pub(crate) fn moved_in(&self, page: u32) {
-        self.page.store(page + 1, Ordering::Relaxed);
-    }
-
-    /// Checksum of the far copy.
-    pub(crate) fn set_sum(&self, sum: u64) {
-        self.sum.store(sum, Ordering::Relaxed);
-    }
-
-    pub(crate) fn sum(&self) -> u64 {
-        self.sum.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn page(&self) -> Option<u32> {
-        self.page.load(Ordering::Relaxed).checked_sub(1)
-    }
-
-    /// Must the unit in this frame stay?
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.pins.load(Ordering::Acquire) > 0
-    }
-
-    pub(crate) fn cooled(&self) -> u64 {
-        self.cooled.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_cooled(&self, epoch: u64) {
-        self.cooled.store(epoch, Ordering::Relaxed);
     }
 }
 
@@ -462,17 +458,56 @@ mod tests {
         assert_eq!(frames.take(1, Purse::Open), None);
     }
 
+    fn random(state: &mut u64, end: usize) -> usize {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 33) as usize % end
+    }
+
+    /// Whatever came and went, in whatever order, with single frames in between.
     #[test]
-    fn neighbours_are_found_whether_they_cost_memory_or_not() {
+    fn there_are_neighbours_as_long_as_there_is_room() {
+        for seed in 1..9 {
+            let mut state = seed;
+            let frames = Frames::new(4353, false).unwrap();
+            frames.set_limit(4352);
+            let mut used: Vec<(FrameId, u32)> = Vec::new();
+            for step in 0..20_000 {
+                let most = 1 << random(&mut state, 10);
+                let count = 1 + random(&mut state, most) as u32;
+                while frames.open_spare() < count {
+                    let (first, count) = used.swap_remove(random(&mut state, used.len()));
+                    frames.put(first, count);
+                }
+                let Some(first) = frames.take(count, Purse::Open) else {
+                    panic!("seed {seed}, step {step}: {} free, but no {count}", frames.open_spare());
+                };
+                assert!(count > 1 || first.0 < frames.annex, "a single frame in the annex");
+                used.push((first, count));
+                assert!(frames.resident().0 <= frames.limit());
+            }
+            let seen = frames.used();
+            assert!(seen.annex_high > seen.annex + 1);
+            let turn = core::iter::successors(Some(1), |frame| Some(seen.after(*frame)));
+            let turn: Vec<u32> = turn.take(seen.count() as usize + 1).collect();
+            assert_eq!(turn, seen.iter().chain([1]).collect::<Vec<_>>());
+            assert!(used.iter().all(|(first, _)| turn.contains(&first.0)), "the hand comes by");
+        }
+    }
+
+    #[test]
+    fn neighbours_are_found_though_others_cost_memory() {
         let frames = Frames::new(201, false).unwrap();
         frames.set_limit(200);
-        assert_eq!(frames.take(150, Purse::Open), Some(FrameId(1)));
-        frames.put(FrameId(50), 51);
-        frames.set_limit(90);
-        frames.set_limit(200);
-        assert_eq!(frames.resident(), (99, 99));
-        // Free from 50 on, of which those in the middle are warm.
-        frames.put(FrameId(101), 50);
-        assert_eq!(frames.take(100, Purse::Open), Some(FrameId(50)));
+        let singles: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        assert_eq!(singles.len(), 200 - 6);
+        singles.iter().step_by(2).for_each(|frame| frames.put(*frame, 1));
+        let first = frames.take(90, Purse::Open).unwrap();
+        assert!(first.0 > frames.annex);
+        assert!(frames.resident().0 <= 200);
+        // What is warm there is for single frames too, but elsewhere.
+        frames.put(first, 90);
+        let again: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        assert_eq!(again.len(), 96);
+        assert!(again.iter().all(|frame| frame.0 < frames.annex));
     }
 }

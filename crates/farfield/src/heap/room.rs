@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    /// Units of more than half of the frames find no neighbours.
+    /// A unit takes at most half of the frames.
     pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
         if pages > self.frames.limit() / 2 {
             return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
@@ -171,7 +171,7 @@ impl Core {
             return Ok(Round::Got(frame));
         }
         self.evictor.try_close(self);
-        // Free frames need not be neighbours: each round frees more.
+        // Where there is no annex, free frames need not be neighbours: each round frees more.
         if pages > 1 && self.frames.spare() >= *goal {
             *goal = (*goal + *goal / 2).min(self.frames.limit());
         }

@@ -24,7 +24,7 @@ impl Core {
             let (resident, counted) = self.frames.resident();
             assert_eq!(counted, in_use, "frames in use");
             assert!(resident >= in_use);
-            for frame in 1..self.frames.high() {
+            for frame in self.frames.used().iter() {
                 let Some(page) = self.frames.infos[frame].page() else { continue };
                 let word = FrameWord(self.words[page].load(Ordering::SeqCst));
                 assert_eq!(word.frame(), Some(FrameId(frame)), "frame {frame} says it holds page {page}");

@@ -19,6 +19,7 @@ mod list;
 mod many;
 mod map;
 mod objects;
+mod room;
 mod tasks;
 mod tokio;
 mod vacancies;

@@ -76,7 +76,7 @@ impl Buckets {
     pub(super) fn new(core: &Core, index: Index) -> Result<Buckets, BuildError> {
         let home = match index {
             Index::Near => {
-                Home::Near(Table::new(u64::from(core.frames.count()).saturating_mul(64).min(BUCKETS_MAX) as usize)?)
+                Home::Near(Table::new(u64::from(core.frames.limit_max()).saturating_mul(64).min(BUCKETS_MAX) as usize)?)
             }
             Index::Far => Home::Far(Table::new(u64::from(core.pages).min(BUCKETS_MAX / u64::from(PER_PAGE)) as usize)?),
         };

@@ -47,7 +47,7 @@ impl Evictor {
     pub(crate) fn prepare(&self, core: &Core) {
         let mut cooler = self.cooler();
         let enough = pool(core).min(core.frames.leaving() + PREPARE.0);
-        let mut looks = (2 * u64::from(core.frames.high())).min(PREPARE.1);
+        let mut looks = (2 * u64::from(core.frames.used().count())).min(PREPARE.1);
         while core.frames.leaving() < enough && cooler.cool_first(core) {}
         while looks > 0 && core.frames.leaving() < enough {
             looks = looks.saturating_sub(cooler.cool(core));
@@ -89,10 +89,9 @@ impl Cooler {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
         let mut passed = 0;
-        // Frames are used from the low end.
-        let end = core.frames.high();
-        while frames.len() + sparse.len() < self.batch && passed < u64::from(end) {
-            self.hand = if self.hand + 1 >= end { 1 } else { self.hand + 1 };
+        let used = core.frames.used();
+        while frames.len() + sparse.len() < self.batch && passed < u64::from(used.count()) {
+            self.hand = used.after(self.hand);
             passed += 1;
             if let Some(page) = core.frames.infos[self.hand].page() {
                 match cool_page(core, page, epoch) {
