@@ -7,6 +7,7 @@
 
 extern crate alloc;
 
+pub mod blocks;
 pub mod geometry;
 pub mod heap;
 mod ids;

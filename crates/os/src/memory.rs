@@ -116,3 +116,16 @@ impl OwnMemory {
         Ok(())
     }
 }
+
+/// A hint: the line of this address is used soon, and the processor loads it while it does other things. Any address: one that is nowhere is
+/// ignored.
+#[inline]
+pub fn load_ahead<T>(at: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which accesses nothing and cannot fault.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast())
+    };
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}

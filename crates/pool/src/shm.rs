@@ -1,7 +1,8 @@
 //! Member `shm`: a memory server on the same machine, whose memory this process reads and writes by itself.
 //!
 //! A region is a stack of *layers* (memfds as large as the region), a *page map* (one byte per page: 0 for absent, `k` for
-//! a page that lives in layer `k-1`) and a table of *checksums*. Only the last layer, the top, is written. A snapshot
+//! a page that lives in layer `k-1`), a table of *checksums*, and one of *notes* (short checksums of the blocks of pages, for
+//! those who read parts of them). Only the last layer, the top, is written. A snapshot
 //! freezes it and puts a new one on, for parent and clone each. Bytes go through `pread` and `pwrite`: no page fault, no
 //! page table, no address space, and lack of memory is an error instead of a signal. Only what is asked for by
 //! [`Mapped`] is mapped, a gigabyte at a time.
@@ -15,8 +16,9 @@ use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
+use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::wire::{self, MapReply, Reply};
+use farfield_core::wire::{self, MapReply, PagePart, Reply};
 use farfield_core::{PageId, RegionId, checksum};
 use farfield_os::gate::syscall;
 use farfield_os::process::now_ns;
@@ -37,6 +39,9 @@ const PULSE: Duration = Duration::from_millis(1);
 const CREDITS_WITHIN: Duration = Duration::from_secs(5);
 
 const LAYERS: usize = MapReply::LAYERS_MAX as usize;
+/// Files that come before the layers.
+const TABLES: usize = MapReply::TABLES as usize;
+const LINE_BYTES: usize = 64;
 /// Pages of a layer that [`Mapped`] maps at a time: a gigabyte.
 const PIECE_PAGES: u64 = 1 << 18;
 /// Pages whose entries fill a page of the page map.
@@ -56,9 +61,13 @@ struct Region {
     layers: Box<[Descriptor; LAYERS]>,
     page_map_file: Descriptor,
     sums_file: Descriptor,
-    /// Addresses of page map and checksums.
+    notes_file: Descriptor,
+    /// Addresses of page map, checksums and notes.
     page_map: AtomicUsize,
     sums: AtomicUsize,
+    notes: AtomicUsize,
+    /// Parts of pages were read: blocks are noted when pages are written.
+    is_read_in_parts: AtomicBool,
     /// Address of a table of the addresses of pieces, by layer and piece; zero: not mapped. It is anonymous memory, of
     /// which only what is used costs anything.
     pieces: AtomicUsize,
@@ -135,6 +144,12 @@ impl Region {
         }
     }
 
+    fn blocks(&self, page: u64) -> &Blocks {
+        debug_assert!(page < self.pages);
+        // SAFETY: as for `entry`; a line of atomics for each page, and mappings start at a page boundary.
+        unsafe { &*(self.notes.load(Ordering::Relaxed) as *const Blocks).add(page as usize) }
+    }
+
     /// Number of the top layer, as the page map has it.
     fn top_number(&self) -> u8 {
         // At most 255, checked when it was received.
@@ -159,7 +174,7 @@ impl Region {
         loop {
             let have = self.layers_total.load(Ordering::Relaxed);
             let request = wire::Request::MapRegion { region: self.id, first_layer: have };
-            let mut fds = [-1; 2 + MapReply::LAYERS_AT_ONCE as usize];
+            let mut fds = [-1; TABLES + MapReply::LAYERS_AT_ONCE as usize];
             let (reply, count) = self.session.ask_for_descriptors(request, self.session.deadline(), &mut fds)?;
             let mut received = Received(&mut fds[..count]);
             let Reply::Map(reply) = reply else { return Err(self.nonsense()) };
@@ -182,14 +197,12 @@ impl Region {
             || reply.first_layer != have
             // No new layer: nothing was written since the last clone, so the top stayed the top.
             || (reply.layers == 0 && have != reply.layers_total)
-            || received.0.len() != 2 + reply.layers as usize
+            || received.0.len() != TABLES + reply.layers as usize
         {
             return Err(self.nonsense());
         }
         if have == 0 {
-            for (index, file, address, entry_bytes) in
-                [(0, &self.page_map_file, &self.page_map, 1), (1, &self.sums_file, &self.sums, 8)]
-            {
+            for (index, (file, address, entry_bytes)) in self.tables().into_iter().enumerate() {
                 let bytes = self.pages * entry_bytes;
                 self.check_file(received.0[index], bytes)?;
                 file.set(&self.session, received.take(index))?;
@@ -204,11 +217,20 @@ impl Region {
         }
         for index in 0..reply.layers as usize {
             let layer = have as usize + index;
-            self.check_file(received.0[2 + index], self.pages * PAGE_BYTES as u64)?;
-            self.layers[layer].set(&self.session, received.take(2 + index))?;
+            self.check_file(received.0[TABLES + index], self.pages * PAGE_BYTES as u64)?;
+            self.layers[layer].set(&self.session, received.take(TABLES + index))?;
             self.layers_total.store(layer as u32 + 1, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// File, address, and bytes for each page, of what comes before the layers.
+    fn tables(&self) -> [(&Descriptor, &AtomicUsize, u64); TABLES] {
+        [
+            (&self.page_map_file, &self.page_map, 1),
+            (&self.sums_file, &self.sums, 8),
+            (&self.notes_file, &self.notes, Blocks::BYTES as u64),
+        ]
     }
 
     /// A file that could shrink would turn our loads into SIGBUS.
@@ -291,11 +313,11 @@ impl Region {
                 left -= 1;
             }
         }
-        unmap(&self.page_map, self.pages as usize);
-        unmap(&self.sums, self.pages as usize * 8);
         self.layers[..layers].iter().for_each(|layer| layer.clear(&self.session));
-        self.page_map_file.clear(&self.session);
-        self.sums_file.clear(&self.session);
+        for (file, address, entry_bytes) in self.tables() {
+            unmap(address, (self.pages * entry_bytes) as usize);
+            file.clear(&self.session);
+        }
     }
 
     fn nonsense(&self) -> PoolError {
@@ -343,8 +365,11 @@ impl ShmBackend {
             layers: Box::new([const { Descriptor::none() }; LAYERS]),
             page_map_file: Descriptor::none(),
             sums_file: Descriptor::none(),
+            notes_file: Descriptor::none(),
             page_map: AtomicUsize::new(0),
             sums: AtomicUsize::new(0),
+            notes: AtomicUsize::new(0),
+            is_read_in_parts: AtomicBool::new(false),
             pieces: AtomicUsize::new(0),
             pieces_mapped: AtomicUsize::new(0),
             credits: AtomicI64::new(0),
@@ -430,6 +455,15 @@ impl Mapped for ShmBackend {
     }
 }
 
+/// Copies `bytes` of a page of a layer to the same place of `target`.
+fn copy(source: *const u8, bytes: Range<usize>, target: &mut [u8]) {
+    let target = &mut target[bytes.clone()];
+    // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none of which
+    // happens during an operation; its file cannot shrink. If its owner writes it meanwhile, against the rules
+    // of lanes, the checksum shows it.
+    unsafe { core::ptr::copy_nonoverlapping(source.add(bytes.start), target.as_mut_ptr(), target.len()) };
+}
+
 struct ShmLane {
     connection: Connection,
     region: Arc<Region>,
@@ -454,10 +488,7 @@ impl ShmLane {
                 continue;
             }
             let source = region.address(number, at).map_err(PoolError::Os)?;
-            // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none of which
-            // happens during an operation; its file cannot shrink. If its owner writes it meanwhile, against the rules
-            // of lanes, the checksum shows it.
-            unsafe { core::ptr::copy_nonoverlapping(source, buffer.page_mut(index).as_mut_ptr(), PAGE_BYTES) };
+            copy(source, 0..PAGE_BYTES, buffer.page_mut(index));
             let sum = region.sum(at).load(Ordering::Relaxed);
             if checksum(buffer.page(index)) != sum {
                 return Err(PoolError::Corrupt { page: PageId(at), server: region.session.server });
@@ -465,6 +496,48 @@ impl ShmLane {
             buffer.sums_mut()[index] = sum;
         }
         Ok(())
+    }
+
+    /// A part of a page, compared with what is noted of its blocks, or else with the rest of the page.
+    fn read_part(&self, page: PageId, part: PagePart, buffer: &mut Buffer) -> Result<(), PoolError> {
+        let region = &*self.region;
+        region.check(page, 1)?;
+        region.is_read_in_parts.store(true, Ordering::Relaxed);
+        let number = region.number(page.0)?;
+        if number != 0 {
+            let source = region.address(number, page.0).map_err(PoolError::Os)?;
+            copy(source, Blocks::span(part), buffer.page_mut(0));
+            let (blocks, sum) = (region.blocks(page.0), region.sum(page.0).load(Ordering::Relaxed));
+            if blocks.match_part(part, buffer.page(0), sum) {
+                return Ok(());
+            }
+        }
+        self.read(page, buffer)?;
+        if number != 0 {
+            region.blocks(page.0).note(buffer.page(0), buffer.sums()[0]);
+        }
+        Ok(())
+    }
+
+    /// The processor begins to bring what [`ShmLane::read`] and [`ShmLane::read_part`] look at first. So reads that are submitted
+    /// together do not wait for memory one after the other.
+    fn announce(&self, op: &Op) {
+        let region = &*self.region;
+        let (page, lines) = match op {
+            Op::Read { page, .. } => (*page, 0..2 * LINE_BYTES),
+            Op::ReadPart { page, part, .. } => (*page, Blocks::span(*part)),
+            Op::Write { .. } | Op::Discard { .. } => return,
+        };
+        let Ok(()) = region.check(page, 1) else { return };
+        memory::load_ahead(region.entry(page.0));
+        memory::load_ahead(region.sum(page.0));
+        if let Op::ReadPart { .. } = op {
+            memory::load_ahead(region.blocks(page.0));
+        }
+        // Most pages live in the top layer.
+        if let Ok(source) = region.address(region.top_number(), page.0) {
+            lines.step_by(LINE_BYTES).for_each(|at| memory::load_ahead(source.wrapping_add(at)));
+        }
     }
 
     fn write(&mut self, page: PageId, buffer: &Buffer) -> Result<(), PoolError> {
@@ -487,7 +560,11 @@ impl ShmLane {
                 _ => PoolError::Os(errno),
             });
         }
-        for (page, sum) in pages.zip(buffer.sums()) {
+        let noted = self.region.is_read_in_parts.load(Ordering::Relaxed);
+        for (index, (page, sum)) in pages.zip(buffer.sums()).enumerate() {
+            if noted {
+                self.region.blocks(page).note(buffer.page(index), *sum);
+            }
             self.region.sum(page).store(*sum, Ordering::Relaxed);
             // Whoever sees the page in the map sees its bytes and its checksum.
             self.region.entry(page).store(top, Ordering::Release);
@@ -516,8 +593,7 @@ impl ShmLane {
         let blocks = page.0.next_multiple_of(BLOCK_PAGES)..end / BLOCK_PAGES * BLOCK_PAGES;
         if blocks.start < blocks.end {
             let pages = blocks.end - blocks.start;
-            let files = [(&self.region.page_map_file, 1), (&self.region.sums_file, 8)];
-            for (file, entry_bytes) in files {
+            for (file, _, entry_bytes) in self.region.tables() {
                 let punched = memfd::punch(file.get(), blocks.start * entry_bytes, pages * entry_bytes);
                 result = punched.map_err(PoolError::Os).and(result);
             }
@@ -642,9 +718,9 @@ impl ShmLane {
                     (Err(error), Some(buffer))
                 }
                 (Op::Discard { .. }, Some(error)) => (Err(error), None),
-                // The bytes of a page travel nowhere, and its checksum needs all of them.
-                (Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. }, None) => {
-                    (self.read(page, &mut buffer), Some(buffer))
+                (Op::Read { page, mut buffer }, None) => (self.read(page, &mut buffer), Some(buffer)),
+                (Op::ReadPart { page, part, mut buffer }, None) => {
+                    (self.read_part(page, part, &mut buffer), Some(buffer))
                 }
                 (Op::Write { page, buffer }, None) => (self.write(page, &buffer), Some(buffer)),
                 (Op::Discard { page, count }, None) => (self.discard(page, count), None),
@@ -659,6 +735,7 @@ impl Lane for ShmLane {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
+        self.announce(&request.op);
         self.ready.push_back(request);
         Ok(())
     }

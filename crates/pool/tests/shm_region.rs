@@ -30,9 +30,9 @@ fn sealed(bytes: u64) -> OwnedFd {
     memfd::create(c"sealed", bytes).unwrap()
 }
 
-/// Page map, checksums and layers as they should be.
+/// Page map, checksums, notes and layers as they should be.
 fn files(layers: usize) -> Vec<OwnedFd> {
-    let mut files = vec![sealed(4096), sealed(4096)];
+    let mut files = vec![sealed(4096), sealed(4096), sealed(PAGES * 64)];
     files.extend((0..layers).map(|_| sealed(PAGES * PAGE_BYTES as u64)));
     files
 }
@@ -108,7 +108,10 @@ fn reply(layers: u32) -> MapReply {
 }
 
 fn read(lane: &mut dyn Lane, page: u64) -> Completion {
-    let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+    perform(lane, Op::Read { page: PageId(page), buffer: Buffer::new(1) })
+}
+
+fn perform(lane: &mut dyn Lane, op: Op) -> Completion {
     lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
@@ -124,7 +127,7 @@ fn refusal(files: Vec<OwnedFd>, reply: MapReply) -> PoolError {
 
 #[test]
 fn files_that_could_shrink_or_are_too_small_are_refused() {
-    for place in 0..3 {
+    for place in 0..4 {
         for wrong in [unsealed(1 << 20), sealed(64)] {
             let mut files = files(1);
             files[place] = wrong;
@@ -156,8 +159,8 @@ fn what_the_files_say_is_checked_before_it_is_believed() {
     let [page_map, sums] = [&files[0], &files[1]].map(|fd| fd.try_clone().unwrap());
     let put = |fd: &OwnedFd, bytes: &[u8], at: u64| memfd::write_at(fd.as_fd(), bytes, at).unwrap();
     // Page 1 is right, in the frozen layer; 2 names a layer that is not there; 3 does not match its checksum.
-    put(&files[2], &page, PAGE_BYTES as u64);
-    put(&files[3], &page, 3 * PAGE_BYTES as u64);
+    put(&files[3], &page, PAGE_BYTES as u64);
+    put(&files[4], &page, 3 * PAGE_BYTES as u64);
     put(&page_map, &[0, 1, 3, 2, 255], 0);
     put(&sums, &checksum(&page).to_le_bytes(), 8);
     let (backend, mut lane) = open(files, reply(2)).unwrap();
@@ -175,4 +178,43 @@ fn what_the_files_say_is_checked_before_it_is_believed() {
     assert!(mapped.page(PageId(1)).is_some());
     assert!(mapped.page(PageId(4)).is_none());
     assert_eq!(backend.health(), farfield_pool::Health::Gone);
+}
+
+#[test]
+fn parts_are_compared_with_what_was_noted_of_their_blocks_or_with_the_whole_page() {
+    let files = files(1);
+    let top = files[3].try_clone().unwrap();
+    let put = |bytes: &[u8], at: u64| memfd::write_at(top.as_fd(), bytes, at).unwrap();
+    let (_backend, mut lane) = open(files, reply(1)).unwrap();
+    let bytes: Vec<u8> = (0..PAGE_BYTES).map(|at| (at * 7 / 3) as u8).collect();
+    let store = |lane: &mut dyn Lane, page: u64| {
+        let mut buffer = Buffer::new(1);
+        buffer.page_mut(0).copy_from_slice(&bytes);
+        buffer.sums_mut()[0] = checksum(&bytes);
+        assert_eq!(perform(lane, Op::Write { page: PageId(page), buffer }).result, Ok(()));
+    };
+    let part = |lane: &mut dyn Lane, page: u64, offset: usize| {
+        let part = PagePart::new(offset, 100).unwrap();
+        let read = perform(lane, Op::ReadPart { page: PageId(page), part, buffer: Buffer::new(1) });
+        read.result.map(|()| read.buffer.unwrap().page(0)[part.range()].to_vec())
+    };
+    let right = |offset: usize| Ok(bytes[offset..offset + 100].to_vec());
+    let corrupt = |page| Err(PoolError::Corrupt { page: PageId(page), server: 0 });
+
+    // Stored before anybody asked for parts: the first part costs a look at the page, which notes all blocks.
+    store(&mut *lane, 7);
+    put(&[bytes[3000] ^ 1], 7 * PAGE_BYTES as u64 + 3000);
+    assert_eq!(part(&mut *lane, 7, 200), corrupt(7), "nothing is noted of a page that is wrong");
+    put(&[bytes[3000]], 7 * PAGE_BYTES as u64 + 3000);
+    assert_eq!(part(&mut *lane, 7, 200), right(200));
+    // Noted now, and of a page that is stored from here on at once: what rots is served to nobody, what did not is.
+    store(&mut *lane, 8);
+    for page in [7, 8] {
+        put(&[bytes[3000] ^ 1], page * PAGE_BYTES as u64 + 3000);
+        assert_eq!(part(&mut *lane, page, 200), right(200));
+        assert_eq!(part(&mut *lane, page, 2950), corrupt(page));
+        put(&[bytes[3000]], page * PAGE_BYTES as u64 + 3000);
+        assert_eq!(part(&mut *lane, page, 2950), right(2950));
+    }
+    assert_eq!(part(&mut *lane, 9, 0), Ok(vec![0; 100]), "never stored");
 }

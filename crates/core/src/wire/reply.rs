@@ -236,7 +236,7 @@ impl<'a> ReadReply<'a> {
     }
 }
 
-/// Which memory files come with the answer to `MapRegion`: page map, checksums, then `layers` from `first_layer` on.
+/// Which memory files come with the answer to `MapRegion`: page map, checksums, notes, then `layers` from `first_layer` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapReply {
     /// Pages of the region.
@@ -252,6 +252,8 @@ pub struct MapReply {
 }
 
 impl MapReply {
+    /// Files that come before the layers.
+    pub const TABLES: u32 = 3;
     /// Most layers of a region: the page map has one byte per page, and zero means absent.
     pub const LAYERS_MAX: u32 = 255;
     /// Most layers in one answer: the kernel passes at most 253 descriptors at once.
@@ -405,7 +407,7 @@ pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends [`Reply::Map`]. The descriptors (page map, checksums, the layers) go with the first byte of this frame.
+/// Appends [`Reply::Map`]. The descriptors (page map, checksums, notes, the layers) go with the first byte of this frame.
 pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
     let head =
         Head { kind: Kind::MapRegion.answer(), tag, count: map.layers, page: map.pages, body: 16, ..Head::default() };

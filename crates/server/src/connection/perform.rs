@@ -155,7 +155,7 @@ impl Connection<'_> {
             generation: descriptors.generation,
             layers_total: descriptors.layers_total,
             first_layer: descriptors.first_layer,
-            layers: descriptors.fds.len() as u32 - 2,
+            layers: descriptors.fds.len() as u32 - wire::MapReply::TABLES,
         };
         // What was answered before goes first.
         self.flush()?;

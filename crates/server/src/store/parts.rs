@@ -1,66 +1,29 @@
-//! Parts of pages, checked without reading the whole page each time.
+//! Parts of pages, checked without reading the whole page each time: by what was noted of their [`Blocks`].
 //!
-//! The first part that is asked for costs a look at its whole page: the bytes are compared with the page's checksum, and
-//! each block of 256 bytes gets a short checksum of its own. From then on only the blocks of a part are read and compared.
-//!
-//! What is noted of a block is tied to the checksum of the page that it was made from. So nobody who stores or discards a page need know
-//! of this, not even a client that has the region mapped: what was noted of another page, or was never noted, does not match, and
-//! then the whole page is looked at again. For the same reason threads may note at the same time, in any order.
+//! The first part that is asked for costs a look at its whole page, unless a client that has the region mapped has noted it.
 
 use super::StoreError;
 use super::region::{Found, Reader};
 use super::table::{Entry, Table};
-use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::PagePart;
 use farfield_core::{PageId, checksum};
+use farfield_os::memory::load_ahead;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-const BLOCK_BYTES: usize = 256;
-const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
 const LINE_BYTES: usize = 64;
 
 /// Room for the bytes of one page.
 pub(crate) type Scratch = [u8; PAGE_BYTES];
 
-/// What is noted of the blocks of one page: one cache line.
-#[derive(Debug, Default)]
-#[repr(transparent)]
-pub(super) struct Blocks([AtomicU32; BLOCKS]);
-
-const _: () = assert!(size_of::<Blocks>() == 64);
-
 impl Entry for Blocks {
-    const BYTES: u64 = size_of::<Blocks>() as u64;
+    const BYTES: u64 = Blocks::BYTES as u64;
 }
 
-/// The notes of a region; made for the first part that is read. `None`: there is no memory for them.
+/// The notes of a region; made for the first part that is read, or for a client that maps it. `None`: there is no memory for them.
 pub(super) type Notes = OnceLock<Option<Table<Blocks>>>;
-
-impl Blocks {
-    fn note(&self, page: &Scratch, page_sum: u64) {
-        for (note, block) in self.0.iter().zip(page.chunks_exact(BLOCK_BYTES)) {
-            note.store(short_sum(block, page_sum), Ordering::Relaxed);
-        }
-    }
-
-    /// Are the blocks `which` of `page` those of the page with this checksum?
-    fn match_page(&self, which: Range<usize>, page: &Scratch, page_sum: u64) -> bool {
-        let blocks = page.chunks_exact(BLOCK_BYTES);
-        let mut both = self.0.iter().zip(blocks).take(which.end).skip(which.start);
-        both.all(|(note, block)| note.load(Ordering::Relaxed) == short_sum(block, page_sum))
-    }
-}
-
-fn short_sum(block: &[u8], page_sum: u64) -> u32 {
-    (checksum(block) ^ page_sum) as u32
-}
-
-fn blocks_of(part: PagePart) -> Range<usize> {
-    part.offset() / BLOCK_BYTES..(part.offset() + part.len()).div_ceil(BLOCK_BYTES)
-}
 
 impl Reader<'_> {
     /// The part will be read soon: the processor begins to bring what [`Reader::part`] will look at. So the parts of a batch do
@@ -68,11 +31,10 @@ impl Reader<'_> {
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
         let (Ok(()), Ok(Some(found))) = (self.check_run(page, 1), self.page(page)) else { return };
         if let Some(notes) = self.notes() {
-            bring(core::ptr::from_ref(notes.at(page)).cast());
+            load_ahead(notes.at(page));
         }
-        let which = blocks_of(part);
-        for offset in (which.start * BLOCK_BYTES..which.end * BLOCK_BYTES).step_by(LINE_BYTES) {
-            bring(found.bytes.wrapping_add(offset));
+        for offset in Blocks::span(part).step_by(LINE_BYTES) {
+            load_ahead(found.bytes.wrapping_add(offset));
         }
     }
 
@@ -88,10 +50,9 @@ impl Reader<'_> {
             scratch[part.range()].fill(0);
             return Ok(&scratch[part.range()]);
         };
-        let which = blocks_of(part);
         let blocks = self.notes().map(|notes| notes.at(page));
-        copy(found, which.start * BLOCK_BYTES..which.end * BLOCK_BYTES, scratch);
-        if !blocks.is_some_and(|blocks| blocks.match_page(which, scratch, found.sum)) {
+        copy(found, Blocks::span(part), scratch);
+        if !blocks.is_some_and(|blocks| blocks.match_part(part, scratch, found.sum)) {
             copy(found, 0..PAGE_BYTES, scratch);
             if checksum(scratch) != found.sum {
                 return Err(StoreError::Corrupt(page));
@@ -102,11 +63,6 @@ impl Reader<'_> {
         }
         Ok(&scratch[part.range()])
     }
-}
-
-fn bring(line: *const u8) {
-    // SAFETY: a hint that reads nothing and cannot fail, whatever the address.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
 fn copy(found: Found, bytes: Range<usize>, scratch: &mut Scratch) {

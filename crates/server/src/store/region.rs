@@ -20,10 +20,11 @@
 
 use super::account::Account;
 use super::layer::Layer;
-use super::parts::{Blocks, Notes};
+use super::parts::Notes;
 use super::table::Table;
 use super::{Full, StoreError};
 use farfield_core::PageId;
+use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::BATCH_PAGES_LIMIT;
 use farfield_os::memfd;
@@ -145,7 +146,7 @@ pub(crate) struct Descriptors {
     pub(crate) generation: u64,
     pub(crate) layers_total: u32,
     pub(crate) first_layer: u32,
-    /// Page map, checksums, then the layers asked for; frozen ones cannot be written through them.
+    /// Page map, checksums, notes, then the layers asked for; frozen ones cannot be written through them.
     pub(crate) fds: Vec<OwnedFd>,
 }
 
@@ -557,7 +558,8 @@ impl Region {
         // Who asks for more than there are has seen an older generation, and learns so from the answer.
         let first_layer = first_layer.min(total);
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| StoreError::Os(os_error(&error)));
-        let mut fds = vec![own(self.map.fd())?, own(self.sums.fd())?];
+        let notes = self.notes().ok_or(StoreError::Os(farfield_os::Errno(libc::ENOMEM)))?;
+        let mut fds = vec![own(self.map.fd())?, own(self.sums.fd())?, own(notes.fd())?];
         for index in (first_layer..total).take(layers_max) {
             // An empty place stands for a layer that no page lives in; any layer will do, since nobody looks there.
             let layer = stack.layers[index].as_ref().unwrap_or(stack.top());
@@ -574,6 +576,11 @@ impl Region {
             first_layer: first_layer as u32,
             fds,
         })
+    }
+
+    /// What is noted of parts; nothing if there is no memory for it.
+    fn notes(&self) -> Option<&Table<Blocks>> {
+        self.notes.get_or_init(|| Table::new(c"farfield-parts", self.pages).ok()).as_ref()
     }
 
     /// Memory behind the page map and the checksums.
@@ -620,9 +627,9 @@ pub(crate) struct Found {
 }
 
 impl Reader<'_> {
-    /// What is noted of parts; nothing if there is no memory for it.
+    /// See [`Region::notes`].
     pub(super) fn notes(&self) -> Option<&Table<Blocks>> {
-        self.region.notes.get_or_init(|| Table::new(c"farfield-parts", self.region.pages).ok()).as_ref()
+        self.region.notes()
     }
 
     /// Do the pages lie inside the region?

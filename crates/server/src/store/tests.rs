@@ -5,6 +5,9 @@ use farfield_core::geometry::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// The first layer among a region's descriptors.
+const LAYERS: usize = farfield_core::wire::MapReply::TABLES as usize;
+
 /// Small repeatable random numbers (xorshift).
 pub(super) struct Dice(pub(super) u64);
 
@@ -152,7 +155,7 @@ fn room_set_aside_follows_the_region_through_a_snapshot() {
     region.reserve(60).unwrap();
     assert_eq!(region.reserve(60), Err(StoreError::Full(Full::Server)));
     // What a client does with its own mapping: 10 pages into the top layer.
-    memfd_write(&descriptors.fds[2], &pages_of(&[5; 10]));
+    memfd_write(&descriptors.fds[LAYERS], &pages_of(&[5; 10]));
     assert_eq!(region.reserved_pages(), 50);
     let snapshot = region.snapshot().unwrap();
     assert_eq!((account.server.used_pages(), region.reserved_pages()), (60, 50));
@@ -173,9 +176,9 @@ fn a_client_that_writes_more_than_it_set_aside_is_found_out() {
     let region = Region::new(1024, account.clone()).unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
     region.reserve(4).unwrap();
-    memfd_write(&descriptors.fds[2], &pages_of(&[5; 4]));
+    memfd_write(&descriptors.fds[LAYERS], &pages_of(&[5; 4]));
     assert_eq!(region.audit().unwrap(), None);
-    memfd_write(&descriptors.fds[2], &pages_of(&[5; 20]));
+    memfd_write(&descriptors.fds[LAYERS], &pages_of(&[5; 20]));
     assert_eq!(region.audit().unwrap(), Some(Full::Server));
     assert_eq!(account.server.used_pages(), 20);
 }
@@ -188,8 +191,8 @@ fn a_frozen_layer_cannot_be_written_through_its_descriptor() {
     let _snapshot = region.snapshot().unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
     assert_eq!(descriptors.layers_total, 2);
-    assert!(farfield_os::memfd::write_at(descriptors.fds[2].as_fd(), &[1], 0).is_err());
-    assert!(farfield_os::memfd::write_at(descriptors.fds[3].as_fd(), &[1], 0).is_ok());
+    assert!(farfield_os::memfd::write_at(descriptors.fds[LAYERS].as_fd(), &[1], 0).is_err());
+    assert!(farfield_os::memfd::write_at(descriptors.fds[LAYERS + 1].as_fd(), &[1], 0).is_ok());
 }
 
 #[test]
