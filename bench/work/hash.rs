@@ -24,6 +24,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 
 fn sized<const VALUE: usize>(options: &Options) -> Result<Outcome> {
     ensure!(options.threads >= 1, "--threads must be at least 1");
+    ensure!((1..=OPS_PER_SCOPE).contains(&options.at_once), "--at-once must be 1 to {OPS_PER_SCOPE}");
     let entries = options.data_bytes() / options.object_bytes;
     match options.heap(0)? {
         None => near::<VALUE>(options, entries),
@@ -106,11 +107,22 @@ fn far<const VALUE: usize>(options: &Options, entries: u64, heap: &Heap) -> Resu
         let mut left = ops;
         while left > 0 {
             let scope: Scope<'_> = heap.enter();
-            for _ in 0..left.min(OPS_PER_SCOPE) {
+            let mut here = left.min(OPS_PER_SCOPE);
+            left -= here;
+            while here > 0 && options.at_once == 1 {
                 let number = keys.next();
                 errors += u64::from(check(number, map.get(&scope, &key(number, options.seed))?, &mut sum));
+                here -= 1;
             }
-            left = left.saturating_sub(OPS_PER_SCOPE);
+            while here > 0 {
+                let some = here.min(options.at_once);
+                here -= some;
+                let some: Vec<_> =
+                    (0..some).map(|_| keys.next()).map(|number| (number, key(number, options.seed))).collect();
+                for ((number, _), found) in some.iter().zip(map.get_many(&scope, some.iter().map(|(_, key)| key))?) {
+                    errors += u64::from(check(*number, found, &mut sum));
+                }
+            }
         }
         Ok((sum, errors))
     };

@@ -81,6 +81,9 @@ struct Options {
     /// Gets on their way at a time.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
+    /// Keys of a map that are looked up together.
+    #[arg(long, default_value_t = 1)]
+    at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT.
     #[arg(long)]
     peer: Option<String>,

@@ -148,8 +148,8 @@ fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
     let mut serve = |press: &mut Press, request| {
         let scope = heap.enter();
         let mut at = 0u64;
-        let keys = numbers(request).map(|number| key(number, options.seed));
-        let found = heap.get_many_with(&scope, keys, |key| map.get(&scope, key))?;
+        let keys: Vec<Key> = numbers(request).map(|number| key(number, options.seed)).collect();
+        let found = map.get_many(&scope, &keys)?;
         for (number, found) in numbers(request).zip(found) {
             errors += u64::from(found != Some(&value(number)));
             at = at.wrapping_add(found.map_or(0, word));

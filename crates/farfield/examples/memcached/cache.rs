@@ -188,7 +188,7 @@ impl Cache {
         for keys in keys.chunks(TOGETHER) {
             let now = self.now();
             let scope = self.heap.enter();
-            let found = match self.heap.get_many_with(&scope, keys, |key| self.map.get(&scope, *key)) {
+            let found = match self.map.get_many(&scope, keys.iter().copied()) {
                 // They cannot all be near at the same time.
                 Err(FarError::NearFull) => {
                     drop(scope);

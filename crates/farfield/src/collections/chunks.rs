@@ -2,7 +2,7 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{Scope, Want, attempt};
+use crate::heap::{Scope, Time, Want, attempt};
 use core::ops::Range;
 
 /// Elements of paged storage that exist and have not been visited yet.
@@ -239,7 +239,7 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         want: Want,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         loop {
-            match attempt(self.scope.record, || self.next(units, want)) {
+            match attempt(self.scope.record, Time::First, || self.next(units, want)) {
                 Ok(next) => return next,
                 Err(missed) => {
                     // It keeps nothing while it waits.

@@ -18,13 +18,22 @@ pub(crate) type Missed = (u32, Want);
 /// with the next attempt.
 pub(crate) const NOT_NEAR: FarError = FarError::Stalled { after: Duration::ZERO };
 
+/// Which attempt it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Time {
+    First,
+    /// What the last one missed has come: that it is found now is its first use.
+    Again,
+}
+
 /// While it exists, this thread waits for nothing far.
 struct Impatient<'a>(&'a Record);
 
 impl<'a> Impatient<'a> {
-    fn new(record: &'a Record) -> Impatient<'a> {
+    fn new(record: &'a Record, time: Time) -> Impatient<'a> {
         record.missed.set(None);
         record.is_impatient.set(true);
+        record.is_again.set(time == Time::Again);
         Impatient(record)
     }
 }
@@ -32,6 +41,7 @@ impl<'a> Impatient<'a> {
 impl Drop for Impatient<'_> {
     fn drop(&mut self) {
         self.0.is_impatient.set(false);
+        self.0.is_again.set(false);
     }
 }
 
@@ -50,9 +60,10 @@ impl Drop for Patient<'_> {
 /// The result of the action, or what it could not wait for.
 pub(crate) fn attempt<R>(
     record: &Record,
+    time: Time,
     action: impl FnOnce() -> Result<R, FarError>,
 ) -> Result<Result<R, FarError>, Missed> {
-    let impatient = Impatient::new(record);
+    let impatient = Impatient::new(record, time);
     let result = action();
     drop(impatient);
     match record.missed.take() {
@@ -68,11 +79,20 @@ impl Scope<'_> {
     }
 
     /// Does something that only looks, again and again until nothing of it is far any more. What was found near stays near.
-    pub(crate) async fn retry<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
+    pub(crate) async fn retry<R>(&self, action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
+        self.retry_from(Time::First, action).await
+    }
+
+    /// The same, when an attempt was made.
+    pub(crate) async fn retry_from<R>(
+        &self,
+        mut time: Time,
+        mut action: impl FnMut() -> Result<R, FarError>,
+    ) -> Result<R, FarError> {
         let held = self.hold();
         let mut since = None;
         loop {
-            match attempt(self.record, &mut action) {
+            match attempt(self.record, time, &mut action) {
                 Ok(result) => {
                     drop(held);
                     if result.is_ok() {
@@ -91,6 +111,7 @@ impl Scope<'_> {
                     other => other?,
                 },
             }
+            time = Time::Again;
         }
     }
 
@@ -127,9 +148,10 @@ impl Heap {
         // What was far stays near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
+            let time = if pins.is_empty() { Time::First } else { Time::Again };
             let (number, want) = {
                 let scope = Scope::new(core);
-                match attempt(core.record(), || action(&scope)) {
+                match attempt(core.record(), time, || action(&scope)) {
                     Ok(result) => return result,
                     Err(missed) => missed,
                 }

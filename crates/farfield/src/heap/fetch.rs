@@ -5,12 +5,13 @@
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.
 
+use super::attempt::Missed;
 use super::evictor::Urgency;
 use super::frames::Purse;
 use super::io::{Flight, Io, Landing};
 use super::objects::Inside;
 use super::segments::Unit;
-use super::threads::Record;
+use super::threads::{Record, count};
 use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
@@ -35,11 +36,8 @@ impl Core {
         // Where objects are to come stays near until their flights keep it.
         let _inside = self.objects.is_some().then(|| Inside::new(self));
         let most = AHEAD_MAX.saturating_sub(record.in_flight.load(Ordering::Relaxed) as usize);
-        let depart = |number: u32| match number.checked_sub(self.pages) {
-            Some(object) => self.depart_ahead(record, object),
-            None => self.depart_unit_ahead(record, number),
-        };
         let numbers = numbers.into_iter().take_while(|_| self.has_room_ahead(1));
+        let depart = |number| self.depart_now(record, number, Landing::Ahead);
         let flights: Vec<Flight> = numbers.filter_map(depart).take(most).collect();
         if flights.is_empty() {
             return 0;
@@ -63,13 +61,28 @@ impl Core {
         }
     }
 
-    /// Frames for what nobody needs yet. An eighth of the clean reserve is left to those who need some.
-    pub(crate) fn take_frames_ahead(&self, pages: u32) -> Option<FrameId> {
-        let low = self.reserve().low;
-        if self.frames.room() < low {
+    /// Takes what has this number for a flight, if it is far and there is room.
+    fn depart_now(&self, record: &Record, number: u32, landing: Landing) -> Option<Flight> {
+        let flight = match number.checked_sub(self.pages) {
+            Some(object) => self.depart_object_now(record, object, landing),
+            None => self.depart_unit_now(record, number, landing),
+        }?;
+        let counters = &record.counters;
+        count(if landing == Landing::Ahead { &counters.prefetches } else { &counters.misses });
+        Some(flight)
+    }
+
+    /// Frames for what comes so, if there are any now. An eighth of the clean reserve is left by what nobody needs yet to those who need some.
+    pub(crate) fn take_frames_now(&self, pages: u32, landing: Landing) -> Option<FrameId> {
+        let frames = match landing {
+            Landing::Ahead if !self.has_room_ahead(pages) => None,
+            Landing::Ahead => self.frames.take(pages, Purse::Open),
+            Landing::Clean | Landing::Dirty => self.frames.take(pages, Purse::Behind(self.throttle.waiting())),
+        };
+        if self.frames.room() < self.reserve().low {
             self.reclaimer.wake();
         }
-        if self.has_room_ahead(pages) { self.frames.take(pages, Purse::Open) } else { None }
+        frames
     }
 
     fn has_room_ahead(&self, pages: u32) -> bool {
@@ -78,17 +91,33 @@ impl Core {
 
     /// Brings near what we have taken for this flight, and waits for it.
     pub(crate) fn fetch(&self, record: &Record, flight: Flight) -> Result<(), FarError> {
+        self.fetch_all(record, [flight])
+    }
+
+    /// Brings near what attempts have missed, as much of it as is far and has room now, and waits for it; how much that was.
+    pub(crate) fn fetch_missed(&self, record: &Record, missed: &[Missed]) -> Result<usize, FarError> {
+        let depart = |(number, want): &Missed| self.depart_now(record, *number, want.landing());
+        let flights: Vec<Flight> = missed.iter().filter_map(depart).collect();
+        let begun = flights.len();
+        if begun > 0 {
+            self.fetch_all(record, flights)?;
+        }
+        Ok(begun)
+    }
+
+    fn fetch_all(&self, record: &Record, flights: impl IntoIterator<Item = Flight>) -> Result<(), FarError> {
+        let flights = flights.into_iter();
         let mut guard = match self.open_io(record) {
             Ok(guard) => guard,
             Err(error) => {
-                self.fail(flight, error);
+                flights.for_each(|flight| self.fail(flight, error));
                 return Err(error.into());
             }
         };
         let Some(io) = guard.as_mut() else { unreachable!("the lane was just opened") };
-        let number = io.launch(self, flight, Priority::Demand);
+        flights.for_each(|flight| io.launch_awaited(self, flight));
         record.in_flight.store(io.in_flight() as u32, Ordering::Release);
-        let outcome = io.wait_for(self, number);
+        let outcome = io.wait_for_awaited(self);
         self.end_wait(record, guard, outcome)
     }
 

@@ -67,6 +67,8 @@ struct Entry {
     /// Requests in the lane.
     open: u32,
     result: Result<(), PoolError>,
+    /// The lane's thread waits for it.
+    is_awaited: bool,
 }
 
 /// A lane and its flights.
@@ -81,9 +83,9 @@ pub(crate) struct Io {
     /// Background requests in the lane.
     background: usize,
     done: Vec<Completion>,
-    /// The flight that the lane's thread waits for, and how it ended.
-    awaited: Option<u32>,
-    outcome: Option<Result<(), PoolError>>,
+    /// Flights that the lane's thread waits for, and how those ended that have landed.
+    awaited: u32,
+    outcome: Result<(), PoolError>,
     /// For the bytes of objects, a page each: those that are not under way, and how many there are in all.
     buffers: Vec<Buffer>,
     buffer_count: usize,
@@ -115,8 +117,8 @@ impl Io {
             ahead: VecDeque::new(),
             background: 0,
             done: Vec::with_capacity(32),
-            awaited: None,
-            outcome: None,
+            awaited: 0,
+            outcome: Ok(()),
             buffers: Vec::new(),
             buffer_count: 0,
             wanted: Vec::new(),
@@ -134,9 +136,19 @@ impl Io {
         self.entries.len() - self.free.len()
     }
 
+    /// Starts a flight for which this thread [waits](Io::wait_for_awaited). What it is to own is ours.
+    pub(crate) fn launch_awaited(&mut self, core: &Core, flight: Flight) {
+        self.awaited += 1;
+        self.start(core, flight, Priority::Demand, true);
+    }
+
     /// Starts a flight. What it is to own is ours.
-    pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) -> u32 {
-        let entry = Some(Entry { flight, priority, asked: 0, open: 0, result: Ok(()) });
+    pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) {
+        self.start(core, flight, priority, false);
+    }
+
+    fn start(&mut self, core: &Core, flight: Flight, priority: Priority, is_awaited: bool) {
+        let entry = Some(Entry { flight, priority, asked: 0, open: 0, result: Ok(()), is_awaited });
         let number = match self.free.pop() {
             Some(number) => {
                 self.entries[number as usize] = entry;
@@ -152,7 +164,6 @@ impl Io {
             Priority::Background => self.ahead.push_back(number),
         }
         self.ask(core);
-        number
     }
 
     /// Somebody waits for what has this number within the heap: if its flight is still queued as one ahead of need, it is none any more.
@@ -283,26 +294,26 @@ impl Io {
     }
 
     fn land(&mut self, core: &Core, number: u32, buffer: Option<&Buffer>) {
-        let Some(Entry { flight, result, .. }) = self.entries[number as usize].take() else { return };
+        let Some(Entry { flight, result, is_awaited, .. }) = self.entries[number as usize].take() else { return };
         self.free.push(number);
-        if self.awaited == Some(number) {
-            self.outcome = Some(result);
+        if is_awaited {
+            self.awaited -= 1;
+            self.outcome = self.outcome.and(result);
         }
         if core.land(flight, result, buffer) {
             self.wanted.push((flight.number(core), result));
         }
     }
 
-    /// Waits for a flight of this lane; how it ended. `None`: the lane has forgotten it, and is of no use any more.
-    pub(crate) fn wait_for(&mut self, core: &Core, number: u32) -> Option<Result<(), PoolError>> {
+    /// Waits for what was [launched](Io::launch_awaited) to be waited for; how it ended. `None`: the lane has forgotten something, and is
+    /// of no use any more.
+    pub(crate) fn wait_for_awaited(&mut self, core: &Core) -> Option<Result<(), PoolError>> {
         let started = Instant::now();
-        self.awaited = Some(number);
         // The lane keeps the deadline; ours is for a lane that does not.
         while started.elapsed() < self.deadline * 2 {
             self.collect(core);
-            if let Some(outcome) = self.outcome.take() {
-                self.awaited = None;
-                return Some(outcome);
+            if self.awaited == 0 {
+                return Some(core::mem::replace(&mut self.outcome, Ok(())));
             }
             self.lane.wait(self.deadline);
         }

@@ -1,10 +1,12 @@
 //! Many look-ups at a time: what is far for any of them is asked for before anything is waited for.
 
-use super::attempt::attempt;
+use super::attempt::{Time, attempt};
 use super::{Heap, Scope};
 use crate::error::FarError;
-use crate::task::Executor;
 use futures_util::future::try_join_all;
+
+/// Look-ups between a hint and its use: what so many load ahead stays in the first cache.
+const HINTED: usize = 16;
 
 impl Heap {
     /// Looks many keys up, in any collection: those whose values are far wait together, so many take little longer than one. In the
@@ -38,7 +40,8 @@ impl Heap {
         keys: impl IntoIterator<Item = K>,
         look_up: impl Fn(&K) -> Result<R, FarError>,
     ) -> Result<Vec<R>, FarError> {
-        Executor::new(self).block_on(self.fetch_many_with(scope, keys, look_up))
+        let keys: Vec<K> = keys.into_iter().collect();
+        scope.look_up_many(&keys, |_| (), look_up)
     }
 
     /// The same, for a task: while they are on their way, others run.
@@ -54,14 +57,14 @@ impl Heap {
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
         let mut waiting = Vec::new();
         for (index, key) in keys.iter().enumerate() {
-            match attempt(scope.record, || look_up(key)) {
+            match attempt(scope.record, Time::First, || look_up(key)) {
                 Ok(result) => found.push(Some(result?)),
                 Err(missed) => {
                     found.push(None);
                     let look_up = &look_up;
                     waiting.push(async move {
                         scope.await_missed(missed).await?;
-                        Ok::<_, FarError>((index, scope.retry(|| look_up(key)).await?))
+                        Ok::<_, FarError>((index, scope.retry_from(Time::Again, || look_up(key)).await?))
                     });
                 }
             }
@@ -75,11 +78,71 @@ impl Heap {
     }
 }
 
+impl Scope<'_> {
+    /// See [`Heap::get_many_with`]. `hint` is called with the next few keys before they are looked up.
+    ///
+    /// In rounds: all look, without waiting; what they missed comes at the same time; those that missed something look again, which may
+    /// be for what they found there. No key costs more than its look-ups and its flight.
+    pub(crate) fn look_up_many<K, R>(
+        &self,
+        keys: &[K],
+        hint: impl Fn(&[K]),
+        look_up: impl Fn(&K) -> Result<R, FarError>,
+    ) -> Result<Vec<R>, FarError> {
+        if self.record.is_impatient.get() {
+            return keys.iter().map(look_up).collect();
+        }
+        // What is found for one key stays near until there is something for each.
+        let held = self.hold();
+        let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
+        let (mut left, mut missed) = (Vec::new(), Vec::new());
+        for some in keys.chunks(HINTED) {
+            hint(some);
+            for key in some {
+                found.push(match attempt(self.record, Time::First, || look_up(key)) {
+                    Ok(result) => Some(result?),
+                    Err(what) => {
+                        left.push(found.len());
+                        missed.push(what);
+                        None
+                    }
+                });
+            }
+        }
+        while !left.is_empty() {
+            if self.core.fetch_missed(self.record, &missed)? == 0 {
+                // No room without waiting, or others bring it all: one waits.
+                missed.swap_remove(0);
+                let first = left.swap_remove(0);
+                found[first] = Some(look_up(&keys[first])?);
+                continue;
+            }
+            missed.clear();
+            for index in core::mem::take(&mut left) {
+                match attempt(self.record, Time::Again, || look_up(&keys[index])) {
+                    Ok(result) => found[index] = Some(result?),
+                    Err(what) => {
+                        left.push(index);
+                        missed.push(what);
+                    }
+                }
+            }
+        }
+        drop(held);
+        self.mark_used();
+        Ok(found.into_iter().flatten().collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    //! Guards against scopes that begin anew while references are out.
+    //! Guards against scopes that begin anew while references are out, misses that wait one after the other, and values that are hot
+    //! because they came.
     use super::*;
-    use crate::FarMap;
+    use crate::plane::Plane;
+    use crate::ptr::Follow;
+    use crate::{FarBox, FarMap};
+    use core::cell::Cell;
 
     #[test]
     fn the_scope_of_what_was_found_is_used() {
@@ -91,5 +154,47 @@ mod tests {
         let found = heap.get_many_with(&scope, [7, 8], |key| map.get(&scope, key)).unwrap();
         assert_eq!(found, [Some(&42), None]);
         assert!(!scope.is_renewable());
+    }
+
+    /// Values of which the first ones have left, in a heap with room: what was made last is near, and its room is free at once.
+    fn far_values(heap: &Heap) -> Vec<FarBox<[u64; 64]>> {
+        let mut values: Vec<_> = (0..8192u64).map(|index| heap.alloc([index; 64]).unwrap()).collect();
+        values.truncate(6144);
+        assert!(heap.stats().written_pages > 0);
+        values
+    }
+
+    #[test]
+    fn what_is_missed_comes_in_one_round() {
+        for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(plane).build().unwrap();
+            let values = far_values(&heap);
+            let scope = heap.enter();
+            let looks = Cell::new(0);
+            let misses = heap.stats().misses;
+            // One of each page, so that on every plane each is a miss.
+            let keys = (0..16).map(|index| index * 8);
+            let found = heap.get_many_with(&scope, keys.clone(), |key| {
+                looks.set(looks.get() + 1);
+                values[*key].get(&scope)
+            });
+            assert!(found.unwrap().into_iter().zip(keys).all(|(value, key)| *value == [key as u64; 64]));
+            assert_eq!((heap.stats().misses - misses, looks.get()), (16, 32), "{plane:?}");
+        }
+    }
+
+    #[test]
+    fn what_came_is_hot_when_it_is_used_again() {
+        let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(Plane::Object).build().unwrap();
+        let values = far_values(&heap);
+        let objects = heap.core().objects.as_ref().unwrap();
+        let number = |value: &FarBox<[u64; 64]>| value.pointer().number_in(heap.core()).unwrap() - heap.core().pages;
+        let hot = || values[..8].iter().filter(|value| objects.handle(number(value)).is_hot()).count();
+        assert_eq!(hot(), 0);
+        for expected in [0, 8] {
+            let scope = heap.enter();
+            heap.get_many_with(&scope, 0..8, |key| values[*key].get(&scope)).unwrap();
+            assert_eq!(hot(), expected);
+        }
     }
 }

@@ -50,7 +50,7 @@ mod waiters;
 
 pub(crate) use access::{Want, count_use};
 pub(crate) use arrival::Arrival;
-pub(crate) use attempt::{NOT_NEAR, attempt};
+pub(crate) use attempt::{NOT_NEAR, Time, attempt};
 pub(crate) use directory::heap_of;
 pub(crate) use frames::{Purse, launder};
 pub use gather::Batches;

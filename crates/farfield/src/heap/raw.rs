@@ -11,6 +11,7 @@ use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::heap::{FrameWord, LogClass, Place};
+use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
 /// A slot word: number among those of all heaps (of a page, or on the object plane of a handle), and place.
@@ -87,6 +88,24 @@ impl Slot {
     /// Its address, as long as the scope lasts.
     pub(crate) fn address(self, scope: &Scope<'_>) -> Result<*mut u8, FarError> {
         SlotCell(AtomicU64::new(self.word())).address(scope, self, Want::Read)
+    }
+
+    /// A hint: the object is used soon. The processor loads what says where it is, and its first line if it is where the slot guesses.
+    #[inline]
+    pub(crate) fn load_ahead(self, scope: &Scope<'_>) {
+        match scope.page(self.number()) {
+            Some(page) => load_ahead(scope.words.wrapping_add(page as usize)),
+            None => scope.core.load_handle_ahead(self.number()),
+        }
+        load_ahead(scope.arena.wrapping_add(self.place().offset()));
+    }
+
+    /// The same, a little later: of an object with a handle, what is known of its page.
+    #[inline]
+    pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
+        if scope.page(self.number()).is_none() {
+            scope.core.load_page_ahead(self.number());
+        }
     }
 
     /// Its address, as long as the scope lasts, if it is near and nobody has to be waited for.

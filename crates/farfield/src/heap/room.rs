@@ -3,6 +3,7 @@
 use super::access::Want;
 use super::evictor::{Outcome, Urgency};
 use super::frames::Purse;
+use super::io::Landing;
 use super::threads::{Record, count};
 use super::{Core, Patience};
 use crate::error::FarError;
@@ -35,10 +36,7 @@ impl Core {
     /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
     /// longer than a batch.
     pub(crate) fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
-        if let Some(frame) = self.frames.take(pages, Purse::Behind(self.throttle.waiting())) {
-            if self.frames.room() < self.reserve().low {
-                self.reclaimer.wake();
-            }
+        if let Some(frame) = self.take_frames_now(pages, Landing::Clean) {
             return Ok(frame);
         }
         self.check_size(pages)?;

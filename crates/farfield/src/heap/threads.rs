@@ -50,6 +50,8 @@ pub(crate) struct Record {
     pub(crate) waits_for_others: Cell<bool>,
     /// It waits for nothing far now; see `attempt`.
     pub(crate) is_impatient: Cell<bool>,
+    /// What it finds has come for it: see `Time`.
+    pub(crate) is_again: Cell<bool>,
     /// What it did not wait for last.
     pub(crate) missed: Cell<Option<Missed>>,
     /// Locks of collections that it holds. Nobody who waits for one has room to give, so it waits for no page meanwhile.
@@ -116,6 +118,7 @@ impl Record {
             objects: OwnObjects::default(),
             waits_for_others: Cell::new(false),
             is_impatient: Cell::new(false),
+            is_again: Cell::new(false),
             missed: Cell::new(None),
             locks: Cell::new(0),
         }

@@ -112,20 +112,19 @@ impl Core {
         }
     }
 
-    /// Takes a unit that is far, for a flight that nobody waits for, if there is room.
-    pub(crate) fn depart_unit_ahead(&self, record: &Record, page: u32) -> Option<Flight> {
+    /// Takes a unit that is far, for a flight, if there is room.
+    pub(crate) fn depart_unit_now(&self, record: &Record, page: u32, landing: Landing) -> Option<Flight> {
         let unit = self.segments.unit_of(page)?;
         let word = &self.words[unit.page];
         let seen = FrameWord(word.load(Ordering::Acquire));
         let (next, Deref::Fetch) = seen.deref(false) else { return None };
-        let frame = self.take_frames_ahead(unit.pages)?;
+        let frame = self.take_frames_now(unit.pages, landing)?;
         if !self.exchange(word, seen, next) {
             self.frames.put(frame, unit.pages);
             return None;
         }
-        count(&record.counters.prefetches);
         add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-        Some(Flight::Unit { unit, frame, landing: Landing::Ahead })
+        Some(Flight::Unit { unit, frame, landing })
     }
 
     /// Fills the frames of a unit that was Empty, and whose word we made Fetching.

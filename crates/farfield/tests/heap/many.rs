@@ -173,7 +173,11 @@ fn look_ups_are_in_order_whatever_is_near() {
             // Some are absent, and some asked for twice.
             let keys: Vec<u64> = (0..40).map(|_| random.below(20_000) as u64).collect();
             let scope = heap.enter();
-            let found = heap.get_many_with(&scope, &keys, |key| map.get(&scope, *key)).unwrap();
+            let found = if random.below(2) == 0 {
+                map.get_many(&scope, &keys).unwrap()
+            } else {
+                heap.get_many_with(&scope, &keys, |key| map.get(&scope, *key)).unwrap()
+            };
             assert_eq!(found.len(), keys.len());
             for (key, value) in keys.iter().zip(found) {
                 assert_eq!(value, twin.get(key).map(|value| [*value; 32]).as_ref());
@@ -196,6 +200,9 @@ fn look_ups_that_fail_say_so_and_the_heap_goes_on() {
     assert_eq!(heap.get_many_with(&scope, 0..1000, |key| map.get(&scope, key)).unwrap_err(), FarError::NearFull);
     drop(scope);
     let scope = heap.enter();
+    assert_eq!(map.get_many(&scope, &Vec::from_iter(0..1000)).unwrap_err(), FarError::NearFull);
+    drop(scope);
+    let scope = heap.enter();
     let found = heap.get_many_with(&scope, 990..1002, |key| map.get(&scope, key)).unwrap();
     assert_eq!(found.iter().map(|value| value.map(|value| value[0])).collect::<Vec<_>>(), {
         (990..1002).map(|key| (key < 1000).then_some(key)).collect::<Vec<_>>()
@@ -203,6 +210,24 @@ fn look_ups_that_fail_say_so_and_the_heap_goes_on() {
     let refused = heap.get_many_with(&scope, 0..3, |key| if *key == 1 { Err(FarError::FarFull) } else { Ok(*key) });
     assert_eq!(refused, Err(FarError::FarFull));
     drop(scope);
+    heap.verify();
+}
+
+#[test]
+fn look_ups_of_a_batch_inside_one_that_does_not_wait() {
+    let heap = faulty("delay=20us", MIB, LONG);
+    let map: FarMap<u64, [u64; 512]> = FarMap::new(&heap).unwrap();
+    for key in 0..1000 {
+        map.insert(&heap.enter(), key, [key; 512]).unwrap();
+    }
+    let misses = heap.stats().misses;
+    let keys = [3u64, 700, 5, 1001];
+    let sum = |scope: &farfield::Scope<'_>| {
+        let found = map.get_many(scope, &keys)?;
+        Ok(found.into_iter().flatten().map(|value| value[0]).sum::<u64>())
+    };
+    assert_eq!(Executor::new(&heap).block_on(heap.fetch_with(sum)).unwrap(), 708);
+    assert!(heap.stats().misses > misses);
     heap.verify();
 }
 

@@ -5,6 +5,7 @@ use crate::heap::{Core, Scope, Slot, SlotCell, Table, Want, Zeroed};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::buckets::BucketWord;
+use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
 /// Entries that a bucket has places for; the last one is a link if there are more.
@@ -121,6 +122,14 @@ impl Buckets {
                 // SAFETY: as in `get`.
                 Some(unsafe { in_page(page, bucket) })
             }
+        }
+    }
+
+    /// A hint: this bucket is used soon.
+    #[inline]
+    pub(super) fn load_ahead(&self, bucket: u32) {
+        if let Home::Near(table) = &self.home {
+            load_ahead(&table[bucket]);
         }
     }
 

@@ -125,6 +125,20 @@ impl Table {
         if link >> 32 == 0 { (link as u32).checked_sub(1) } else { None }
     }
 
+    /// A hint: the hash is looked for soon.
+    #[inline]
+    pub(super) fn load_ahead(&self, hash: u32) {
+        self.main.load_ahead(bucket_of(hash, self.count.load(Ordering::Relaxed)));
+    }
+
+    /// What probably has the hash, if its bucket is near; for hints.
+    #[inline]
+    pub(super) fn guess(&self, scope: &Scope<'_>, hash: u32) -> Option<Slot> {
+        let bucket = self.main.get_now(scope, bucket_of(hash, self.count.load(Ordering::Relaxed)))?;
+        let place = bucket.hashes.iter().position(|seen| seen.load(Ordering::Relaxed) == hash)?;
+        bucket.slots[place].load()
+    }
+
     /// The entry that `is_key` accepts, among those with the hash.
     #[inline]
     pub(super) fn find(

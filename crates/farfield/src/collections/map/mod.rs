@@ -9,6 +9,7 @@ mod entry;
 mod fetch;
 mod index;
 mod item;
+mod many;
 mod remains;
 #[cfg(feature = "serde")]
 mod snapshot;
@@ -240,7 +241,16 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Q: Hash + Eq + ?Sized,
     {
         self.body.anchor.check(scope)?;
-        let hash = self.hash(key);
+        self.locate_hash(scope, self.hash(key), key, want)
+    }
+
+    /// The same with the key's hash, in a scope of this heap.
+    #[inline]
+    fn locate_hash<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
             self.body.table.find(scope, hash, want, |at, _| unsafe { Self::is_key(key, at) })

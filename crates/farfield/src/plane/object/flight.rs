@@ -87,8 +87,8 @@ impl Core {
         Some(flight)
     }
 
-    /// Takes an object that is far, for a flight that nobody waits for, if there is room. In a scope.
-    pub(crate) fn depart_ahead(&self, record: &Record, object: ObjectId) -> Option<Flight> {
+    /// Takes an object that is far, for a flight, if there is room. In a scope.
+    pub(crate) fn depart_object_now(&self, record: &Record, object: ObjectId, landing: Landing) -> Option<Flight> {
         let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
         let seen = Handle(objects.handles[object].load(Ordering::Acquire));
         let Whereabouts::At { page, .. } = seen.whereabouts() else { return None };
@@ -98,20 +98,16 @@ impl Core {
         let class = match objects.way(page)? {
             Way::Object(class) => class,
             Way::Page(page) => {
-                let frame = self.take_frames_ahead(1)?;
-                let flight = self.depart_page(record, objects, page, frame, Landing::Ahead)?;
-                count(&record.counters.prefetches);
-                return Some(flight);
+                let frame = self.take_frames_now(1, landing)?;
+                return self.depart_page(record, objects, page, frame, landing);
             }
         };
         let mut spot = self.spot_now(record, objects, object, class, true).ok()?;
         if spot.is_none() {
-            self.open_page(record, objects, class, self.take_frames_ahead(1)?).ok()?;
+            self.open_page(record, objects, class, self.take_frames_now(1, landing)?).ok()?;
             spot = self.spot_now(record, objects, object, class, true).ok()?;
         }
-        let flight = self.depart(record, objects, object, seen, spot?, true)?;
-        count(&record.counters.prefetches);
-        Some(Flight::Object(flight))
+        self.depart(record, objects, object, seen, spot?, landing == Landing::Ahead).map(Flight::Object)
     }
 
     /// The end of a flight, with the bytes if they were to be had; true if tasks wait for it, who are to be told.

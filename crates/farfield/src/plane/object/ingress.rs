@@ -9,6 +9,7 @@ use crate::error::FarError;
 use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count, count_use};
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{Deref, FrameWord, Handle, Place, State, Whereabouts};
+use farfield_os::memory::load_ahead;
 
 /// What a look at an object finds.
 pub(crate) enum Sight {
@@ -57,6 +58,25 @@ impl Core {
         Ok((!self.confirms_object(objects, object, guess, want)).then_some(self.pages + object))
     }
 
+    /// The processor loads the handle of a slot whose number is not a page's.
+    #[inline]
+    pub(crate) fn load_handle_ahead(&self, number: u32) {
+        if let Some((objects, object)) = self.object_of(number) {
+            load_ahead(&objects.handles[object]);
+        }
+    }
+
+    /// The processor loads the words of the page that this handle names.
+    #[inline]
+    pub(crate) fn load_page_ahead(&self, number: u32) {
+        if let Some((objects, object)) = self.object_of(number)
+            && let Whereabouts::At { page, .. } = Handle(objects.handles[object].load(Ordering::Relaxed)).whereabouts()
+        {
+            load_ahead(&self.words[page]);
+            objects.log.load_ahead(page);
+        }
+    }
+
     /// Is the object near where its slot guesses, and hot already?
     #[inline]
     fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: Place, want: Want) -> bool {
@@ -93,7 +113,7 @@ impl Core {
     ) -> Result<Place, FarError> {
         let number = self.pages + object;
         let mut patience = Patience::new(self.patience);
-        let mut brought = false;
+        let mut brought = record.is_again.get();
         loop {
             match self.look_at(record, objects, object, want, brought) {
                 Sight::Here(place) => return Ok(place),

@@ -6,6 +6,7 @@ use crate::heap::{Core, Table, Unit};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{LogClass, LogWord, Path, SEGMENT_PAGES};
+use farfield_os::memory::load_ahead;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All log pages of a heap.
@@ -59,6 +60,12 @@ impl LogPages {
     pub(crate) fn unused_count(&self) -> usize {
         let lists = self.lists();
         lists.free.len() + lists.retired.len()
+    }
+
+    /// A hint: what is in the page is looked at soon.
+    #[inline]
+    pub(crate) fn load_ahead(&self, page: u32) {
+        load_ahead(&self.words[page]);
     }
 
     /// What is in the page.
