@@ -89,7 +89,9 @@ impl<'a> Arrival<'a> {
     /// Goes on with what another one began, in a scope that has ended.
     pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: Want, wait: Wait) -> Arrival<'a> {
         let open = scope.open;
-        open.hungry.set(open.hungry.get() + u32::from(wait.goal > 0));
+        if wait.goal > 0 {
+            scope.record.set_hungry(open, true);
+        }
         Arrival { wait, ..Arrival::new(scope, number, want) }
     }
 
@@ -282,15 +284,14 @@ impl<'a> Arrival<'a> {
         let is_first = self.wait.goal == 0;
         if is_first {
             count(&record.counters.throttled);
-            open.hungry.set(open.hungry.get() + 1);
+            record.set_hungry(open, true);
             self.wait.goal = core.first_goal(pages);
         }
         // With our own hands, unless others came first: the reclaimer may be waiting for the scope that we are in.
         if !is_first || !core.waiters.want_room() {
-            record.renew_idle(&core.epoch);
             // Others of the same thread may go on and make room, as long as they have not looked for any.
             let is_own = |epoch| !is_first && waits_for_itself(self.scope, epoch);
-            match core.make_frames(pages, &mut self.wait.goal, before, is_own)? {
+            match core.make_frames(record, pages, &mut self.wait.goal, before, is_own)? {
                 Round::Got(frame) => return Poll::Ready(Ok(frame)),
                 Round::OwnScope => {
                     return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
@@ -318,8 +319,7 @@ impl<'a> Arrival<'a> {
     fn stop_hunger(&mut self) {
         self.wait.leave_queue(self.core);
         if core::mem::take(&mut self.wait.goal) > 0 {
-            let open = self.scope.open;
-            open.hungry.set(open.hungry.get() - 1);
+            self.scope.record.set_hungry(self.scope.open, false);
         }
     }
 }
@@ -327,7 +327,7 @@ impl<'a> Arrival<'a> {
 /// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for room.
 fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
     let open = scope.open;
-    open.used.get() && open.began() <= epoch && !scope.record.keeps(epoch, |other| other.hungry.get() == 0)
+    open.used.get() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)
 }
 
 impl Future for Arrival<'_> {
@@ -361,9 +361,65 @@ impl Drop for Arrival<'_> {
 #[cfg(test)]
 mod tests {
     //! Guards against a task that counts as one that waits for room when it does not: others believe that nobody goes on, and stay behind it.
+    //! And against work for each task that is as much as there are tasks.
     use super::*;
     use crate::Heap;
+    use crate::heap::evictor::{Outcome, Urgency};
     use core::task::Waker;
+
+    fn far_page(core: &Core) -> u32 {
+        let is_far = |page: &u32| FrameWord(core.words[*page].load(Ordering::Acquire)).state() == State::Far;
+        (0..core.segments.high_page()).find(is_far).unwrap()
+    }
+
+    const TASKS: usize = 4000;
+
+    /// Thousands of tasks wait for room, of which one in so many holds something, behind an older scope. How many scopes they look at.
+    fn looks_of_many(heap: &Heap, one_in: usize) -> u64 {
+        let core = heap.core();
+        // Until nothing can leave but what the older scope holds back.
+        let mut frames = Vec::new();
+        let mut outcome = None;
+        while !matches!(outcome, Some(Outcome::Blocked(_))) {
+            frames.extend(core::iter::from_fn(|| core.frames.take(1, Purse::Open)));
+            outcome = core.evictor.try_run(core, core.frames.spare() + 1, Urgency::Demand).transpose().unwrap();
+        }
+        let scopes: Vec<_> = (0..TASKS).map(|_| heap.enter()).collect();
+        scopes.iter().step_by(one_in).skip(1).for_each(|scope| scope.open.used.set(true));
+        let page = far_page(core);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut arrivals: Vec<_> = scopes.iter().map(|scope| Box::pin(Arrival::new(scope, page, Want::Read))).collect();
+        for _ in 0..4 {
+            for arrival in &mut arrivals {
+                assert!(arrival.as_mut().poll(&mut context).is_pending());
+                assert!(arrival.waits_for_room());
+                // Somebody else cools a batch.
+                core.next_epoch();
+            }
+        }
+        frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
+        scopes[0].record.looks()
+    }
+
+    #[test]
+    fn thousands_that_wait_for_room_look_at_few_others_each() {
+        for (is_own, one_in) in [(true, TASKS), (true, 10), (false, TASKS), (false, 10)] {
+            let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).build().unwrap();
+            let values: Vec<_> = (0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+            heap.core().reclaimer.stop();
+            let oldest = heap.enter();
+            values[0].get(&oldest).unwrap();
+            let looks = if is_own {
+                looks_of_many(&heap, one_in)
+            } else {
+                std::thread::scope(|threads| threads.spawn(|| looks_of_many(&heap, one_in)).join().unwrap())
+            };
+            assert!(looks < 4 * TASKS as u64 * 100, "{is_own}, {one_in}: {looks} scopes were looked at");
+            drop(oldest);
+            drop(values);
+            heap.verify();
+        }
+    }
 
     #[test]
     fn who_waits_for_a_flight_does_not_wait_for_room() {
@@ -371,19 +427,18 @@ mod tests {
         let values: Vec<_> = (0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
         let core = heap.core();
         core.evictor.paused(|| {
-            let is_far = |page: &u32| FrameWord(core.words[*page].load(Ordering::Acquire)).state() == State::Far;
-            let page = (0..core.segments.high_page()).find(is_far).unwrap();
+            let page = far_page(core);
             let mut frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Reserve)).collect();
             let scope = heap.enter();
             let mut arrival = core::pin::pin!(Arrival::new(&scope, page, Want::Read));
             let mut context = Context::from_waker(Waker::noop());
             assert!(arrival.as_mut().poll(&mut context).is_pending());
             assert!(arrival.waits_for_room());
-            assert_eq!(scope.open.hungry.get(), 1);
+            assert!(scope.open.is_hungry());
             frames.drain(..core.first_goal(1) as usize).for_each(|frame| core.frames.put(frame, 1));
             assert!(arrival.as_mut().poll(&mut context).is_pending());
             assert!(!arrival.waits_for_room() && !core.waiters.want_room());
-            assert_eq!(scope.open.hungry.get(), 0);
+            assert!(!scope.open.is_hungry());
             frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
         });
         drop(values);

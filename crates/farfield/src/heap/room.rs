@@ -61,14 +61,6 @@ impl Core {
         }
     }
 
-    /// The scopes of a thread that waits for frames hold back no more than they must.
-    fn renew(&self, record: &Record, renewable: bool) {
-        if renewable {
-            record.renew_only(&self.epoch);
-        }
-        record.renew_idle(&self.epoch);
-    }
-
     /// Frames for a unit that comes to be read, though there are none: the pool is full, so nothing that was changed can leave. What
     /// was only read can. So the reserve is enough to read everything, a little at a time.
     pub(super) fn take_to_read(
@@ -90,10 +82,12 @@ impl Core {
             if is_over || patience.wait().is_err() {
                 return Err(error);
             }
-            self.renew(record, renewable);
-            let outcome = self.evictor.try_run(self, self.frames.room() + pages, Urgency::Full);
+            if renewable {
+                record.renew_only(&self.epoch);
+            }
+            let outcome = self.run_evictor(record, self.frames.room() + pages, Urgency::Full);
             is_over = match outcome {
-                Some(Ok(Outcome::Blocked(epoch))) => !renewable && record.keeps(epoch, |_| true),
+                Some(Ok(Outcome::Blocked(epoch))) => !renewable && record.keeps(epoch),
                 Some(Ok(Outcome::Hot) | Err(_)) => true,
                 Some(Ok(Outcome::Enough | Outcome::More | Outcome::Soon)) | None => false,
             };
@@ -114,10 +108,12 @@ impl Core {
         let mut patience = Patience::new(self.patience);
         let mut goal = self.first_goal(pages);
         loop {
-            self.renew(record, renewable);
+            if renewable {
+                record.renew_only(&self.epoch);
+            }
             let before = place.before();
-            let is_own = |epoch| !renewable && record.keeps(epoch, |_| true);
-            let round = self.make_frames(pages, &mut goal, before, is_own)?;
+            let is_own = |epoch| !renewable && record.keeps(epoch);
+            let round = self.make_frames(record, pages, &mut goal, before, is_own)?;
             match round {
                 Round::Got(frame) => return Ok(frame),
                 // It does not end before we return.
@@ -141,6 +137,15 @@ impl Core {
         }
     }
 
+    /// Runs the evictor, unless somebody else is at it, for a thread whose scopes hold back no more than they must.
+    fn run_evictor(&self, record: &Record, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
+        record.renew_some_idle(&self.epoch);
+        let outcome = self.evictor.try_run(self, goal, urgency);
+        let Some(Ok(Outcome::Blocked(epoch))) = outcome else { return outcome };
+        let helps = record.entered().is_some_and(|entered| entered <= epoch) && record.renew_idle(&self.epoch);
+        if helps { self.evictor.try_run(self, goal, urgency) } else { outcome }
+    }
+
     /// How many frames are to be free for those who wait for so many. No more than a batch, so that it does not take long: the rest
     /// is the reclaimer's.
     pub(super) fn first_goal(&self, pages: u32) -> u32 {
@@ -151,13 +156,14 @@ impl Core {
     /// `is_own`: are its own scopes what this epoch's batch waits for?
     pub(super) fn make_frames(
         &self,
+        record: &Record,
         pages: u32,
         goal: &mut u32,
         before: u32,
         is_own: impl Fn(u64) -> bool,
     ) -> Result<Round, FarError> {
         // As much as it may take when something is left for those before; else it would not see what is in the way.
-        let mut outcome = self.evictor.try_run(self, *goal + before, Urgency::Demand);
+        let mut outcome = self.run_evictor(record, *goal + before, Urgency::Demand);
         if matches!(outcome, Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch)) {
             // Nobody else gets on before it does, so it is not behind them.
             outcome = self.evictor.try_run(self, *goal, Urgency::Last);

@@ -4,7 +4,6 @@
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
-use std::collections::VecDeque;
 
 /// An open scope.
 pub(crate) struct Open {
@@ -19,27 +18,38 @@ pub(crate) struct Open {
     /// Pages that are under way for it: when they land, they shall stay until it has seen them.
     pub(crate) awaited: Cell<u32>,
     /// Tasks that hold it and wait for room.
-    pub(crate) hungry: Cell<u32>,
+    hungry: Cell<u32>,
     /// Its place in the table.
     number: u32,
+    /// Those that began before and after it, while it is open.
+    older: Cell<u32>,
+    younger: Cell<u32>,
 }
+
+/// No place in the table.
+const NONE: u32 = u32::MAX;
 
 /// All of them.
 pub(crate) struct Scopes {
     first: Open,
     /// Those in the table that are open.
     more: Cell<u32>,
+    /// Open ones of tasks that wait for room.
+    hungry: Cell<u32>,
     table: RefCell<Table>,
+    /// Scopes that were looked at, for whoever counts the work.
+    #[cfg(test)]
+    pub(crate) looks: Cell<u64>,
 }
 
-#[derive(Default)]
 struct Table {
     /// Each stays where it is as long as this exists.
     #[expect(clippy::vec_box, reason = "scopes know their addresses")]
     all: Vec<Box<Open>>,
     free: Vec<u32>,
-    /// The epochs in which they began and how many did in each, oldest first. The first is never without scopes.
-    began: VecDeque<(u64, u32)>,
+    /// Those that are open are a list, in the order in which they began.
+    oldest: u32,
+    youngest: u32,
 }
 
 impl Open {
@@ -52,6 +62,8 @@ impl Open {
             awaited: Cell::new(0),
             hungry: Cell::new(0),
             number,
+            older: Cell::new(NONE),
+            younger: Cell::new(NONE),
         }
     }
 
@@ -62,6 +74,11 @@ impl Open {
     /// Something would be lost if it began anew.
     pub(crate) fn keeps(&self) -> bool {
         self.is_open.get() && (self.used.get() || self.touched.get() || self.awaited.get() > 0)
+    }
+
+    /// Does a task that holds it wait for room?
+    pub(crate) fn is_hungry(&self) -> bool {
+        self.hungry.get() > 0
     }
 
     #[inline]
@@ -76,13 +93,20 @@ impl Open {
         self.touched.set(false);
         self.is_open.set(false);
         self.awaited.set(0);
-        self.hungry.set(0);
     }
 }
 
 impl Default for Scopes {
     fn default() -> Scopes {
-        Scopes { first: Open::new(u32::MAX), more: Cell::new(0), table: RefCell::default() }
+        let table = Table { all: Vec::new(), free: Vec::new(), oldest: NONE, youngest: NONE };
+        Scopes {
+            first: Open::new(NONE),
+            more: Cell::new(0),
+            hungry: Cell::new(0),
+            table: RefCell::new(table),
+            #[cfg(test)]
+            looks: Cell::new(0),
+        }
     }
 }
 
@@ -115,23 +139,33 @@ impl Scopes {
             table.all.push(Box::new(Open::new(number)));
             number
         });
-        table.count_in(epoch);
-        let open = NonNull::from(&*table.all[number as usize]);
-        // SAFETY: it stays where it is as long as `self`.
-        let open = unsafe { open.as_ref() };
+        table.append(number);
+        drop(table);
+        let open = self.at(number);
         open.open(epoch);
         open
+    }
+
+    fn at(&self, number: u32) -> &Open {
+        let open = NonNull::from(&*self.table.borrow().all[number as usize]);
+        // SAFETY: it stays where it is as long as `self`.
+        unsafe { open.as_ref() }
     }
 
     /// One less; the epoch of the oldest that is left.
     #[inline]
     pub(crate) fn leave(&self, open: &Open) -> Option<u64> {
         open.close();
-        if open.number != u32::MAX {
+        if open.is_hungry() {
+            // Its task was forgotten.
+            open.hungry.set(0);
+            self.hungry.set(self.hungry.get() - 1);
+        }
+        if open.number != NONE {
             self.more.set(self.more.get() - 1);
             let mut table = self.table.borrow_mut();
+            table.remove(open.number);
             table.free.push(open.number);
-            table.count_out(open.epoch.get());
         }
         self.oldest()
     }
@@ -145,51 +179,81 @@ impl Scopes {
     }
 
     fn set_epoch(&self, open: &Open, epoch: u64) {
-        let before = open.epoch.replace(epoch);
-        if open.number != u32::MAX {
+        open.epoch.set(epoch);
+        if open.number != NONE {
             let mut table = self.table.borrow_mut();
-            table.count_in(epoch);
-            table.count_out(before);
+            table.remove(open.number);
+            table.append(open.number);
         }
     }
 
-    /// Those that keep nothing near begin anew; the epoch of the oldest.
+    /// Those that keep nothing near begin anew, from the oldest on up to one that keeps something: younger ones are in nobody's way before it
+    /// ends. The epoch of the oldest.
     pub(crate) fn renew_idle(&self, epoch: u64) -> Option<u64> {
-        self.each(|open| {
-            if open.is_open.get() && !open.keeps() && open.epoch.get() < epoch {
-                self.set_epoch(open, epoch);
+        let mut end = epoch;
+        if self.first.keeps() {
+            end = end.min(self.first.epoch.get());
+        } else if self.first.is_open.get() {
+            self.first.epoch.set(epoch);
+        }
+        while let Some(open) = self.next(None) {
+            self.count_look();
+            if open.epoch.get() >= end || open.keeps() {
+                break;
             }
-        });
+            self.set_epoch(open, epoch);
+        }
         self.oldest()
     }
 
-    /// Is one open that keeps pages near and fits?
-    pub(crate) fn any_keeps(&self, fits: impl Fn(&Open) -> bool) -> bool {
-        let mut found = false;
-        self.each(|open| found |= open.keeps() && fits(open));
-        found
+    /// Is one open that began in this epoch or before, keeps pages near and fits?
+    pub(crate) fn any_keeps(&self, epoch: u64, fits: impl Fn(&Open) -> bool) -> bool {
+        let keeps = |open: &Open| {
+            self.count_look();
+            open.epoch.get() <= epoch && open.keeps() && fits(open)
+        };
+        let table = core::iter::successors(self.next(None), |open| self.next(Some(open)));
+        keeps(&self.first) || table.take_while(|open| open.epoch.get() <= epoch).any(keeps)
+    }
+
+    /// The same for those of which no task waits for room.
+    pub(crate) fn any_keeps_and_goes_on(&self, epoch: u64) -> bool {
+        self.hungry.get() < self.len() && self.any_keeps(epoch, |open| !open.is_hungry())
+    }
+
+    /// A task that holds it waits for room, or does so no more.
+    pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
+        let before = open.hungry.get();
+        open.hungry.set(if is { before + 1 } else { before - 1 });
+        match (before, is) {
+            (0, true) => self.hungry.set(self.hungry.get() + 1),
+            (1, false) => self.hungry.set(self.hungry.get() - 1),
+            _ => {}
+        }
     }
 
     /// The only one that is open, renewed; the epoch of the oldest.
     pub(crate) fn renew_only(&self, epoch: u64) -> Option<u64> {
         if self.len() == 1 {
-            self.each(|open| {
-                if open.is_open.get() {
-                    self.renew(open, epoch);
-                }
-            });
+            let only = if self.first.is_open.get() { Some(&self.first) } else { self.next(None) };
+            only.map(|open| self.renew(open, epoch));
         }
         self.oldest()
     }
 
-    fn each(&self, mut action: impl FnMut(&Open)) {
-        action(&self.first);
-        let count = if self.more.get() > 0 { self.table.borrow().all.len() } else { 0 };
-        for number in 0..count {
-            let open = NonNull::from(&*self.table.borrow().all[number]);
-            // SAFETY: as in `enter_more`.
-            action(unsafe { open.as_ref() });
-        }
+    /// The next younger one of the table; without one, its oldest.
+    fn next(&self, open: Option<&Open>) -> Option<&Open> {
+        let number = if self.more.get() == 0 {
+            NONE
+        } else {
+            open.map_or_else(|| self.table.borrow().oldest, |open| open.younger.get())
+        };
+        (number != NONE).then(|| self.at(number))
+    }
+
+    fn count_look(&self) {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
     }
 
     #[inline]
@@ -198,7 +262,7 @@ impl Scopes {
         if self.more.get() == 0 {
             return first;
         }
-        let more = self.table.borrow().began.front().map(|(epoch, _)| *epoch);
+        let more = self.next(None).map(|open| open.epoch.get());
         match (first, more) {
             (Some(first), Some(more)) => Some(first.min(more)),
             (first, more) => first.or(more),
@@ -207,28 +271,27 @@ impl Scopes {
 }
 
 impl Table {
-    fn count_in(&mut self, epoch: u64) {
-        match self.began.back_mut() {
-            Some((newest, count)) if *newest == epoch => *count += 1,
-            _ => self.began.push_back((epoch, 1)),
+    fn append(&mut self, number: u32) {
+        let open = &self.all[number as usize];
+        open.older.set(self.youngest);
+        open.younger.set(NONE);
+        match self.youngest {
+            NONE => self.oldest = number,
+            before => self.all[before as usize].younger.set(number),
         }
+        self.youngest = number;
     }
 
-    fn count_out(&mut self, epoch: u64) {
-        let at = match self.began.back() {
-            Some((newest, _)) if *newest == epoch => self.began.len() - 1,
-            _ => match self.began.binary_search_by_key(&epoch, |(epoch, _)| *epoch) {
-                Ok(at) => at,
-                Err(_) => unreachable!("a scope ends that did not begin"),
-            },
-        };
-        self.began[at].1 -= 1;
-        while self.began.front().is_some_and(|(_, count)| *count == 0) {
-            self.began.pop_front();
+    fn remove(&mut self, number: u32) {
+        let open = &self.all[number as usize];
+        let (older, younger) = (open.older.get(), open.younger.get());
+        match older {
+            NONE => self.oldest = younger,
+            older => self.all[older as usize].younger.set(younger),
         }
-        // Epochs without scopes, between others.
-        if self.began.len() > 2 * (self.all.len() - self.free.len()) + 8 {
-            self.began.retain(|(_, count)| *count > 0);
+        match younger {
+            NONE => self.youngest = older,
+            younger => self.all[younger as usize].older.set(older),
         }
     }
 }
@@ -264,13 +327,22 @@ mod tests {
                     Some(scopes.renew(twin[at].0, epoch))
                 }
                 _ => {
-                    twin.iter_mut().filter(|(open, _)| !open.used.get()).for_each(|(_, began)| *began = epoch);
-                    scopes.renew_idle(epoch)
+                    let keeps = twin.iter().filter(|(open, _)| open.used.get()).map(|(_, began)| *began).min();
+                    let oldest = scopes.renew_idle(epoch);
+                    assert_eq!(oldest, keeps.or((!twin.is_empty()).then_some(epoch)), "step {step}");
+                    for (open, began) in &mut twin {
+                        let now = open.began();
+                        assert!(now == *began || now == epoch && !open.used.get(), "step {step}");
+                        *began = now;
+                    }
+                    oldest
                 }
             };
             assert_eq!(oldest, twin.iter().map(|(_, began)| *began).min(), "step {step}");
             assert_eq!(scopes.len() as usize, twin.len());
-            assert!(scopes.table.borrow().began.len() <= 2 * twin.len() + 9);
+            let before = epoch.saturating_sub(random as u64 % 4);
+            let keeps = twin.iter().any(|(open, began)| open.used.get() && *began <= before);
+            assert_eq!(scopes.any_keeps(before, |_| true), keeps, "step {step}");
         }
     }
 }

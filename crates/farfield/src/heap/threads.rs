@@ -102,6 +102,9 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
 // (`attached` is claimed by a compare-exchange and released with the cells at rest).
 unsafe impl Sync for Record {}
 
+/// Scopes that are looked at for each batch of pages that was cooled.
+const SCOPES_PER_BATCH: u32 = 64;
+
 impl Record {
     fn new() -> Record {
         Record {
@@ -165,11 +168,30 @@ impl Record {
         }
     }
 
-    /// The same for all scopes that keep nothing near: those of tasks that wait, mostly.
-    pub(crate) fn renew_idle(&self, epoch: &AtomicU64) {
-        if let Some(oldest) = self.scopes.renew_idle(epoch.load(Ordering::Acquire)) {
+    /// The same for scopes that keep nothing near: those of tasks that wait, mostly. False if that is no help: the oldest one keeps
+    /// something.
+    pub(crate) fn renew_idle(&self, epoch: &AtomicU64) -> bool {
+        let before = self.entered();
+        let oldest = self.scopes.renew_idle(epoch.load(Ordering::Acquire));
+        if let Some(oldest) = oldest {
             self.epoch.store(oldest, Ordering::Release);
         }
+        before < oldest
+    }
+
+    /// The same, unless that is more work than the batches that have been cooled since: a thread has thousands of tasks that wait, and each
+    /// comes here.
+    pub(crate) fn renew_some_idle(&self, epoch: &AtomicU64) {
+        let age = self.entered().map_or(0, |entered| epoch.load(Ordering::Relaxed) - entered);
+        if age > u64::from(self.scopes.len() / SCOPES_PER_BATCH) {
+            self.renew_idle(epoch);
+        }
+    }
+
+    /// Scopes that were looked at so far.
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> u64 {
+        self.scopes.looks.get()
     }
 
     /// Is exactly one scope open?
@@ -177,9 +199,19 @@ impl Record {
         self.scopes.len() == 1
     }
 
-    /// Does any scope of this thread that fits keep pages near that became Leaving in this epoch?
-    pub(crate) fn keeps(&self, epoch: u64, fits: impl Fn(&Open) -> bool) -> bool {
-        self.scopes.any_keeps(|open| open.began() <= epoch && fits(open))
+    /// Does any scope of this thread keep pages near that became Leaving in this epoch?
+    pub(crate) fn keeps(&self, epoch: u64) -> bool {
+        self.scopes.any_keeps(epoch, |_| true)
+    }
+
+    /// The same for those whose tasks do not wait for room.
+    pub(crate) fn keeps_and_goes_on(&self, epoch: u64) -> bool {
+        self.scopes.any_keeps_and_goes_on(epoch)
+    }
+
+    /// A task that holds this scope waits for room, or does so no more.
+    pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
+        self.scopes.set_hungry(open, is);
     }
 
     /// The epoch in which this thread's oldest scope began.

@@ -18,7 +18,7 @@ use std::time::Instant;
 pub(crate) struct Ticket(u32);
 
 /// A place in the queue of those who wait for room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Turn(u64);
 
 /// All tasks that wait for a heap.
@@ -31,6 +31,7 @@ pub(crate) struct Waiters {
 
 #[derive(Default)]
 struct Queue {
+    /// In the order of their turns.
     waiting: VecDeque<(Turn, Waker, Instant)>,
     /// Turns that were given.
     turns: u64,
@@ -145,9 +146,9 @@ impl Waiters {
         let mut queue = self.lock_queue();
         // The waker that is replaced is dropped without the lock.
         if let Some(turn) = turn
-            && let Some((_, known, _)) = queue.waiting.iter_mut().find(|(known, ..)| *known == turn)
+            && let Some(at) = queue.place(turn)
         {
-            core::mem::swap(known, &mut waker);
+            core::mem::swap(&mut queue.waiting[at].1, &mut waker);
             return turn;
         }
         queue.turns += 1;
@@ -160,7 +161,7 @@ impl Waiters {
     /// Does not wait for room any more; false if it was woken, so that another one can be.
     pub(crate) fn leave_room(&self, turn: Turn) -> bool {
         let mut queue = self.lock_queue();
-        let Some(at) = queue.waiting.iter().position(|(known, ..)| *known == turn) else { return false };
+        let Some(at) = queue.place(turn) else { return false };
         let left = queue.waiting.remove(at);
         self.for_room_count.store(queue.waiting.len(), Ordering::Release);
         drop(queue);
@@ -194,6 +195,13 @@ impl Waiters {
             woken
         };
         woken.into_iter().for_each(|(_, waker, _)| waker.wake());
+    }
+}
+
+impl Queue {
+    /// Where the task with this turn waits.
+    fn place(&self, turn: Turn) -> Option<usize> {
+        self.waiting.binary_search_by_key(&turn, |(turn, ..)| *turn).ok()
     }
 }
 
