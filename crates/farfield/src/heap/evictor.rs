@@ -74,6 +74,8 @@ pub(crate) struct Evictor {
     pub(crate) ahead: AtomicU64,
     /// Processor time of all runs.
     pub(crate) cpu_ns: AtomicU64,
+    /// The epoch whose batch was in the way of the last run that was blocked.
+    blocked: AtomicU64,
 }
 
 /// Pages made Leaving together.
@@ -134,6 +136,7 @@ impl Evictor {
             discarded: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             cpu_ns: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
         }
     }
 
@@ -173,6 +176,7 @@ impl Evictor {
                 state.run(core, goal, Urgency::Background).and_then(|outcome| state.merge_far(core).map(|()| outcome))
             })
         };
+        self.ring(core, &outcome);
         // At least one, who looks for what is wrong.
         core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
         outcome
@@ -183,8 +187,28 @@ impl Evictor {
         let mut state = self.try_lock()?;
         let outcome = self.timed(|| state.run(core, goal, urgency));
         drop(state);
+        self.ring(core, &outcome);
         core.waiters.room(tasks_for(core, &outcome), core.patience);
         Some(outcome)
+    }
+
+    /// A run is over, and those who sleep wait for nothing: they look for themselves. It may be their scope that is in the way, and each gets its
+    /// own error. But not again and again for the same batch, because whoever runs the evictor needs the processor.
+    fn ring(&self, core: &Core, outcome: &Result<Outcome, PoolError>) {
+        let is_news = match outcome {
+            Ok(Outcome::Blocked(epoch)) => self.blocked.swap(*epoch, Ordering::Relaxed) != *epoch,
+            // Whoever makes room has rung.
+            Ok(_) => false,
+            Err(_) => true,
+        };
+        if is_news {
+            core.throttle.ring();
+        }
+    }
+
+    /// Does nobody run it?
+    pub(crate) fn is_idle(&self) -> bool {
+        self.try_lock().is_some()
     }
 
     /// Counts the processor time of a run.
@@ -329,4 +353,41 @@ impl EvictorState {
 /// For how many tasks that wait for room there is something: frames, or the error.
 fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
     if outcome.is_ok() { core.frames.open_spare() } else { u32::MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against threads that sleep for a frame when nobody makes any.
+    use super::*;
+    use crate::Heap;
+    use core::sync::atomic::AtomicBool;
+    use core::time::Duration;
+
+    #[test]
+    fn those_who_sleep_hear_that_a_scope_is_in_the_way() {
+        let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).build().unwrap();
+        let values: Vec<_> = (0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+        let core = heap.core();
+        core.reclaimer.stop();
+        let scope = heap.enter();
+        values[0].get(&scope).unwrap();
+        let run = || core.evictor.try_run(core, core.frames.limit(), Urgency::Demand).transpose().unwrap();
+        while !matches!(run(), Some(Outcome::Blocked(_))) {}
+        core.evictor.blocked.store(0, Ordering::Relaxed);
+        let asleep = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let sleeper = threads.spawn(|| {
+                let finds_nothing = || {
+                    asleep.store(true, Ordering::Release);
+                    false
+                };
+                core.throttle.queue().sleep_unless(finds_nothing, Duration::from_secs(60))
+            });
+            while !asleep.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            assert!(matches!(run(), Some(Outcome::Blocked(_))));
+            assert!(sleeper.join().unwrap(), "nobody rang");
+        });
+    }
 }

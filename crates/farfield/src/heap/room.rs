@@ -129,8 +129,9 @@ impl Core {
             // What has arrived can leave again.
             self.help(record, None);
             if round == Round::Busy {
-                let enough = || self.frames.spare() >= goal + before;
-                patience.wait_by(|| place.sleep_unless(enough, SLEEP))?;
+                // Whoever is at it rings when it has stopped.
+                let enough = || self.frames.spare() >= goal + before || self.evictor.is_idle();
+                patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
             } else {
                 patience.wait()?;
             }

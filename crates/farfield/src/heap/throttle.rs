@@ -45,7 +45,7 @@ impl Throttle {
         Place { throttle: self, ticket }
     }
 
-    /// There is more room.
+    /// There is more room, or somebody who made some has found what is in the way.
     pub(crate) fn ring(&self) {
         if self.waiting() > 0 {
             // Who has found too little is asleep, or has not looked yet.
@@ -61,12 +61,15 @@ impl Place<'_> {
         self.throttle.lock().tickets.iter().take_while(|ticket| **ticket != self.ticket).count() as u32
     }
 
-    /// Sleeps until somebody rings, or for so long, unless this is true already.
-    pub(crate) fn sleep_unless(&self, enough: impl FnOnce() -> bool, most: Duration) {
+    /// Sleeps until somebody rings, or for so long, unless this is true already. False if nobody rang.
+    pub(crate) fn sleep_unless(&self, enough: impl FnOnce() -> bool, most: Duration) -> bool {
         let queue = self.throttle.lock();
-        if !enough() {
-            drop(self.throttle.bell.wait_timeout(queue, most));
+        if enough() {
+            return true;
         }
+        let (queue, timeout) = self.throttle.bell.wait_timeout(queue, most).unwrap_or_else(PoisonError::into_inner);
+        drop(queue);
+        !timeout.timed_out()
     }
 }
 
