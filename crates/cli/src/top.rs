@@ -1,25 +1,28 @@
-//! `farfield top`: what jobs and memory servers do now.
+//! `farfield top`: what jobs, heaps and memory servers do now.
+
+mod heaps;
 
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, TEXT_BYTES, quantile_ns, read_text};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
+use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::{ErrorKind, IsTerminal, Write as _};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Show what a job, or a memory server, does with far memory.
+/// Show what a job, a heap with a name, or a memory server, does with far memory.
 ///
 /// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since the last refresh,
 /// with --once those since the start.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// A process of the job (the program, a child of it, or its `farfield run`), or the URL of a memory server.
-    /// Without it, all jobs of this user
+    /// A process of the job (the program, a child of it, or its `farfield run`) or of the heap, or the URL of a memory server.
+    /// Without it, all jobs and heaps of this user
     #[arg(value_name = "PID|URL")]
     targets: Vec<String>,
     /// Print once and end
@@ -38,7 +41,7 @@ pub(crate) struct TopArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  farfield top                              All jobs of this user
+  farfield top                              All jobs and heaps of this user
   farfield top 4711                         The job that process 4711 belongs to
   farfield top tcp://big:7400               A memory server
   farfield top --once --json 4711 | jq .jobs[0].near_bytes";
@@ -75,8 +78,8 @@ fn show(args: TopArgs) -> anyhow::Result<()> {
             return Ok(()); // Nobody reads any more.
         }
         drop(out);
-        let jobs_have_ended = view.servers.is_empty() && snapshot.jobs.iter().all(|job| !job.alive);
-        if args.once || jobs_have_ended {
+        let lives = snapshot.jobs.iter().any(|job| job.alive) || snapshot.heaps.iter().any(|heap| heap.alive);
+        if args.once || view.servers.is_empty() && !lives {
             return Ok(());
         }
         std::thread::sleep(Duration::from_secs_f64(args.every));
@@ -86,6 +89,7 @@ fn show(args: TopArgs) -> anyhow::Result<()> {
 /// What is looked at.
 struct View {
     jobs: Vec<JobView>,
+    heaps: Vec<HeapView>,
     servers: Vec<ServerView>,
 }
 
@@ -112,18 +116,29 @@ struct ServerView {
 
 impl View {
     fn open(targets: &[String], token: Vec<u8>) -> anyhow::Result<View> {
-        let mut view = View { jobs: Vec::new(), servers: Vec::new() };
+        let mut view = View { jobs: Vec::new(), heaps: Vec::new(), servers: Vec::new() };
         for target in targets {
             match target.parse::<u32>() {
-                Ok(pid) => view.jobs.push(JobView::open(find_control(pid)?)),
+                Ok(pid) => {
+                    let heaps = HeapView::find(pid);
+                    match find_control(pid) {
+                        Ok(job) => view.jobs.push(JobView::open(job)),
+                        Err(error) if heaps.is_empty() || error.kind() != ErrorKind::NotFound => {
+                            return Err(error.into());
+                        }
+                        Err(_) => {}
+                    }
+                    view.heaps.extend(heaps);
+                }
                 Err(_) => view.servers.push(ServerView::open(target, token.clone())?),
             }
         }
         if targets.is_empty() {
             view.jobs = find_jobs().into_iter().map(JobView::open).collect();
+            view.heaps = HeapView::find_all();
             anyhow::ensure!(
-                !view.jobs.is_empty(),
-                "no job of this user runs under `farfield run`; name a process or the URL of a memory server"
+                !view.jobs.is_empty() || !view.heaps.is_empty(),
+                "no job of this user runs under `farfield run`, and no heap has a name; name a process or the URL of a memory server"
             );
         }
         Ok(view)
@@ -132,6 +147,7 @@ impl View {
     fn read(&mut self) -> anyhow::Result<Snapshot> {
         Ok(Snapshot {
             jobs: self.jobs.iter_mut().map(JobView::read).collect(),
+            heaps: self.heaps.iter_mut().map(HeapView::read).collect(),
             servers: self.servers.iter_mut().map(ServerView::read).collect::<anyhow::Result<_>>()?,
         })
     }
@@ -182,6 +198,7 @@ impl ServerView {
 #[derive(serde::Serialize, Debug)]
 struct Snapshot {
     jobs: Vec<JobRow>,
+    heaps: Vec<HeapRow>,
     servers: Vec<ServerRow>,
 }
 
@@ -335,6 +352,9 @@ fn render(snapshot: &Snapshot) -> String {
     let mut text = String::new();
     for job in &snapshot.jobs {
         render_job(job, &mut text);
+    }
+    for heap in &snapshot.heaps {
+        heaps::render(heap, &mut text);
     }
     for server in &snapshot.servers {
         let _ = writeln!(text, "server {}  incarnation {}", server.url, server.incarnation);

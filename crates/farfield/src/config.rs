@@ -18,6 +18,7 @@ pub struct Builder {
     car_threshold: Option<f64>,
     opener: Opener,
     has_pool: bool,
+    name: Option<String>,
     patience: Duration,
     paranoid: bool,
 }
@@ -34,6 +35,7 @@ pub(crate) struct Config {
     /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
     pub(crate) handles: u32,
     pub(crate) opener: Opener,
+    pub(crate) name: Option<String>,
     pub(crate) patience: Duration,
     pub(crate) paranoid: bool,
 }
@@ -49,6 +51,7 @@ const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
 const HANDLES_PER_PAGE: u64 = 64;
 const HANDLES_MAX: u64 = 1 << 30;
+const NAME_BYTES_MAX: usize = 64;
 
 impl Builder {
     pub(crate) fn new() -> Builder {
@@ -60,6 +63,7 @@ impl Builder {
             car_threshold: None,
             opener: Opener::new().client_name("farfield heap"),
             has_pool: false,
+            name: None,
             patience: Duration::from_secs(10),
             paranoid: false,
         }
@@ -111,6 +115,14 @@ impl Builder {
         self
     }
 
+    /// Shows the heap, under this name, to the same user's `farfield top`, as long as it exists. Names of several heaps may be equal. One to 64
+    /// bytes without control characters. Default: nobody sees it. Costs a descriptor, and a thread that writes [`Heap::stats`] down four times a
+    /// second.
+    pub fn name(mut self, name: impl Into<String>) -> Builder {
+        self.name = Some(name.into());
+        self
+    }
+
     /// How long an operation waits for near memory or for the pool before it fails. Default: 10 s.
     pub fn patience(mut self, patience: Duration) -> Builder {
         self.patience = patience;
@@ -143,6 +155,10 @@ impl Builder {
         if self.car_threshold.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
             return Err(BuildError::Argument("car_threshold must be between 0 and 1"));
         }
+        let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control);
+        if !self.name.as_ref().is_none_or(is_name) {
+            return Err(BuildError::Argument("a name has one to 64 bytes, and no control characters"));
+        }
         let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);
         let handles = match self.plane {
             Plane::Page => 0,
@@ -158,6 +174,7 @@ impl Builder {
             car_threshold: self.car_threshold,
             handles,
             opener: opener.pages(far_pages).deadline(self.patience),
+            name: self.name,
             patience: self.patience,
             paranoid: self.paranoid,
         })

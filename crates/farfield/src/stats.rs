@@ -85,6 +85,47 @@ impl Stats {
     }
 }
 
+/// Writes numbers as lines. Takes all fields, so that none is forgotten.
+macro_rules! lines {
+    ($stats:ident: $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*) => {{
+        let Stats { $($number,)* $($duration,)* $($list,)* } = $stats;
+        let mut text = String::new();
+        $(text += &format!("{} {}\n", stringify!($number), $number);)*
+        $(text += &format!("{}_ns {}\n", stringify!($duration), $duration.as_nanos());)*
+        $(text += &format!("{} {}\n", stringify!($list), $list.map(|number| number.to_string()).join(" "));)*
+        text
+    }};
+}
+
+impl Stats {
+    /// For a [notice](farfield_core::heap::notice).
+    pub(crate) fn lines(&self) -> String {
+        lines!(self:
+            near_limit_bytes near_bytes table_bytes pinned_bytes pages misses whole_pages left_to_come_whole used_bytes fetched_bytes
+            written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values
+            prefetches prefetches_used prefetches_unused;
+            durations evicting longest_pause;
+            lists access_rates pauses)
+    }
+}
+
 fn share(part: u64, rest: u64) -> f64 {
     if part + rest == 0 { 1.0 } else { part as f64 / (part + rest) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farfield_core::heap::notice::TEXT_BYTES_MAX;
+
+    #[test]
+    fn a_notice_has_room_for_any_numbers() {
+        let any = Duration::from_nanos(u64::MAX);
+        let mut stats = Stats { evicting: any, longest_pause: any, ..Stats::default() };
+        (stats.access_rates, stats.pauses) = ([u64::MAX; Stats::RATE_CLASSES], [u64::MAX; Stats::PAUSE_CLASSES]);
+        let text = stats.lines();
+        assert!(text.contains(&format!("evicting_ns {}\n", u64::MAX)) && text.contains("\nmisses 0\n"), "{text}");
+        // Each number can take as many digits; a title comes before them.
+        assert!(text.len() + 20 * text.lines().count() < TEXT_BYTES_MAX / 2, "{}", text.len());
+    }
 }

@@ -1,4 +1,4 @@
-//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps.
+//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps, notices.
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;
@@ -7,6 +7,7 @@ mod extents;
 mod frame_word;
 mod handle;
 mod log_page;
+pub mod notice;
 mod runs;
 mod slot;
 

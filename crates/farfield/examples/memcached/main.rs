@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     // Room for what size classes and retired entries cost.
-    let mut builder = Heap::builder().near(near << 20).far((capacity + near) << 21);
+    let mut builder = Heap::builder().name("memcached").near(near << 20).far((capacity + near) << 21);
     for pool in pools {
         builder = builder.pool(pool);
     }

@@ -18,6 +18,7 @@
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
+//! | `publisher` | who sees from outside how it is doing |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
 mod access;
@@ -34,6 +35,7 @@ mod memory;
 mod objects;
 mod pins;
 mod poller;
+mod publisher;
 mod raw;
 mod reclaimer;
 mod retired;
@@ -81,6 +83,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Backend;
 use frames::Frames;
 use poller::Poller;
+use publisher::Publisher;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use shares::Shares;
@@ -125,6 +128,7 @@ pub(crate) struct Core {
     pub(crate) throttle: Throttle,
     pub(crate) waiters: Waiters,
     pub(crate) poller: Poller,
+    publisher: Publisher,
     pub(crate) vacancies: Vacancies,
     /// Values whose destructor has to wait.
     graves: objects::Graves,
@@ -195,6 +199,7 @@ impl Heap {
             throttle: Throttle::default(),
             waiters: Waiters::default(),
             poller: Poller::new(),
+            publisher: Publisher::default(),
             vacancies: Vacancies::default(),
             graves: objects::Graves::default(),
             backend,
@@ -214,6 +219,9 @@ impl Heap {
             Heap { core: NonNull::new_unchecked(core) }
         };
         heap.core().reclaimer.start(heap.core())?;
+        if let Some(name) = config.name {
+            heap.core().publisher.start(heap.core(), &name, config.plane)?;
+        }
         Ok(heap)
     }
 
@@ -442,6 +450,7 @@ impl Core {
             directory::set(core.first_page, core.numbers(), core::ptr::null_mut());
             core.reclaimer.stop();
             core.poller.stop();
+            core.publisher.stop();
             // The last thing that a thread does in a heap is to leave its scope.
             let mut patience = Patience::new(core.patience);
             while !core.threads.is_quiet() {

@@ -98,12 +98,14 @@ pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
 
 /// All jobs whose runner this user may look into.
 pub fn find_jobs() -> Vec<(u32, ControlBlock)> {
-    let Ok(processes) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let open = |pid| Some((pid, ControlBlock::open(&descriptor_path(pid).ok()??).ok()?));
-    pids.filter_map(open).collect()
+    processes().filter_map(open).collect()
+}
+
+/// All processes.
+pub fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// From `FARFIELD_CONTROL` of a process, if it is of the form that the runner gives it.
@@ -112,20 +114,25 @@ fn environment_path(pid: u32) -> Option<PathBuf> {
     let prefix = format!("{ENV_CONTROL}=");
     let value = environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
     let path = PathBuf::from(OsStr::from_bytes(value));
-    (path.starts_with("/proc") && is_control(&path)).then_some(path)
+    (path.starts_with("/proc") && is_memfd(&path, MEMFD_NAME)).then_some(path)
 }
 
 /// An open control block among the descriptors of a process.
 fn descriptor_path(pid: u32) -> io::Result<Option<PathBuf>> {
+    Ok(find_memfds(pid, MEMFD_NAME)?.next())
+}
+
+/// The memfds of this name that a process has open.
+pub fn find_memfds(pid: u32, name: &CStr) -> io::Result<impl Iterator<Item = PathBuf>> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, format!("there is no process {pid}")),
         kind => io::Error::new(kind, format!("process {pid} cannot be looked into: {error}; ask its user, or root")),
     })?;
-    Ok(descriptors.flatten().map(|entry| entry.path()).find(|path| is_control(path)))
+    Ok(descriptors.flatten().map(|entry| entry.path()).filter(move |path| is_memfd(path, name)))
 }
 
-fn is_control(path: &Path) -> bool {
-    let name = [b"/memfd:", MEMFD_NAME.to_bytes()].concat();
+fn is_memfd(path: &Path, name: &CStr) -> bool {
+    let name = [b"/memfd:", name.to_bytes()].concat();
     std::fs::read_link(path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(&name))
 }
 
@@ -177,7 +184,7 @@ mod tests {
         let inode = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.ino()).ok();
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path());
         // Other tests of this process have blocks of their own.
-        let ours = descriptors.filter(|path| is_control(path) && inode(path) == inode(made.path()));
+        let ours = descriptors.filter(|path| is_memfd(path, MEMFD_NAME) && inode(path) == inode(made.path()));
         assert_eq!(ours.count(), 1);
         assert!(find_control(std::process::id()).is_ok_and(|(runner, _)| runner == std::process::id()));
     }

@@ -16,7 +16,7 @@ mod server;
 mod sys;
 mod watch;
 
-pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control, find_control, find_jobs};
+pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use far::opener;
 pub use job::{Ended, Options, run};
 pub use preload::{ENV_PRELOAD, find_preload};

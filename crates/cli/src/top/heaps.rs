@@ -1,0 +1,187 @@
+//! The heaps of programs that use the library: those with a name, as their notices say.
+
+use super::{command_line, part, percent, printable};
+use farfield_core::heap::notice;
+use farfield_pager::runner::{Bytes, Count, Latency, find_memfds, processes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A heap that is looked at.
+pub(super) struct HeapView {
+    pid: u32,
+    command: String,
+    path: PathBuf,
+    inode: u64,
+    notice: Notice,
+    /// The one before it, for rates.
+    before: Option<Notice>,
+}
+
+impl HeapView {
+    /// Of one process.
+    pub(super) fn find(pid: u32) -> Vec<HeapView> {
+        let Ok(paths) = find_memfds(pid, notice::FILE_NAME) else { return Vec::new() };
+        let mut heaps: Vec<_> = paths.filter_map(|path| HeapView::open(pid, path)).collect();
+        // A process may have one open twice.
+        let mut seen = BTreeSet::new();
+        heaps.retain(|heap| seen.insert(heap.inode));
+        heaps
+    }
+
+    /// Of all processes that this user may look into.
+    pub(super) fn find_all() -> Vec<HeapView> {
+        processes().flat_map(HeapView::find).collect()
+    }
+
+    fn open(pid: u32, path: PathBuf) -> Option<HeapView> {
+        let (inode, notice) = Notice::read(&path)?;
+        // Else it is its parent's.
+        (notice.number("pid") == u64::from(own_pid(pid)?)).then(|| HeapView {
+            pid,
+            command: command_line(pid),
+            path,
+            inode,
+            notice,
+            before: None,
+        })
+    }
+
+    pub(super) fn read(&mut self) -> HeapRow {
+        let now = Notice::read(&self.path).filter(|(inode, _)| *inode == self.inode);
+        let alive = now.is_some();
+        if let Some((_, now)) = now.filter(|(_, now)| now.number("at_ns") > self.notice.number("at_ns")) {
+            self.before = Some(std::mem::replace(&mut self.notice, now));
+        }
+        let Notice(lines) = &self.notice;
+        let number = |name: &str| self.notice.number(name);
+        let rate = |name: &str| match &self.before {
+            None => 0.0,
+            Some(before) => {
+                let seconds = (number("at_ns") - before.number("at_ns")) as f64 / 1e9;
+                number(name).saturating_sub(before.number(name)) as f64 / seconds
+            }
+        };
+        let text = |name: &str| printable(lines.get(name).map_or("", String::as_str));
+        let access_rates = self.notice.numbers("access_rates");
+        HeapRow {
+            pid: self.pid,
+            command: self.command.clone(),
+            name: text("name"),
+            plane: text("plane"),
+            alive,
+            misses_per_s: rate("misses"),
+            fetched_bytes_per_s: rate("fetched_bytes"),
+            evicting_share: rate("evicting_ns") / 1e9,
+            whole_share: part(number("left_to_come_whole"), access_rates.iter().sum()),
+            amplification: part(number("fetched_bytes"), number("used_bytes")),
+            prefetch_accuracy: part(number("prefetches_used"), number("prefetches_used") + number("prefetches_unused")),
+            access_rates,
+            pauses: self.notice.numbers("pauses"),
+            counters: lines.iter().filter_map(|(name, value)| Some((name.clone(), value.parse().ok()?))).collect(),
+        }
+    }
+}
+
+/// The number that a process has where it runs.
+fn own_pid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+/// What a heap says, line by line.
+struct Notice(BTreeMap<String, String>);
+
+impl Notice {
+    /// And the number of its file.
+    fn read(path: &Path) -> Option<(u64, Notice)> {
+        // It may be written meanwhile, which takes a microsecond.
+        const TRIES: usize = 10;
+        let read = |_| {
+            let mut bytes = Vec::new();
+            let mut file = std::fs::File::open(path).ok()?;
+            std::io::Read::read_to_end(&mut file, &mut bytes).ok()?;
+            let lines = notice::open(&bytes)?.lines().filter_map(|line| line.split_once(' '));
+            let lines = lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            Some((file.metadata().ok()?.ino(), Notice(lines)))
+        };
+        (0..TRIES).find_map(read)
+    }
+
+    /// 0 if an older or newer library does not say it.
+    fn number(&self, name: &str) -> u64 {
+        self.0.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    fn numbers(&self, name: &str) -> Vec<u64> {
+        let values = self.0.get(name).map_or("", String::as_str).split(' ');
+        values.filter_map(|value| value.parse().ok()).collect()
+    }
+}
+
+#[derive(serde::Serialize, Debug)]
+pub(super) struct HeapRow {
+    pid: u32,
+    command: String,
+    name: String,
+    plane: String,
+    /// Does the heap still exist?
+    pub(super) alive: bool,
+    misses_per_s: f64,
+    fetched_bytes_per_s: f64,
+    /// Of one processor.
+    evicting_share: f64,
+    /// Part of the pages of small values which come whole next time, since the start.
+    whole_share: Option<f64>,
+    /// Bytes that were read for each that was used in pages of small values, since the start.
+    amplification: Option<f64>,
+    prefetch_accuracy: Option<f64>,
+    access_rates: Vec<u64>,
+    pauses: Vec<u64>,
+    counters: BTreeMap<String, u64>,
+}
+
+/// For people.
+pub(super) fn render(heap: &HeapRow, text: &mut String) {
+    let number = |name: &str| heap.counters.get(name).copied().unwrap_or(0);
+    let (bytes, count) = (|name: &str| Bytes(number(name)), |name: &str| Count(number(name)));
+    let ended = if heap.alive { "" } else { "  (ended)" };
+    // Writing into a string cannot fail.
+    let _ = writeln!(text, "heap {}  process {}  {}{ended}", heap.name, heap.pid, heap.command);
+    let _ = writeln!(
+        text,
+        "  near {} of {} (tables {}, pinned {})   {} plane",
+        bytes("near_bytes"),
+        bytes("near_limit_bytes"),
+        bytes("table_bytes"),
+        bytes("pinned_bytes"),
+        heap.plane,
+    );
+    let _ = writeln!(
+        text,
+        "  {} misses ({}/s), {} pages came whole   {} fetched ({}/s{})   prefetch {}",
+        count("misses"),
+        Count(heap.misses_per_s as u64),
+        count("whole_pages"),
+        bytes("fetched_bytes"),
+        Bytes(heap.fetched_bytes_per_s as u64),
+        heap.amplification.map_or(String::new(), |factor| format!(", {factor:.1} times what was used")),
+        percent(heap.prefetch_accuracy),
+    );
+    let _ = writeln!(
+        text,
+        "  {} pages out ({} clean, {} dead) took {} ({} of a processor)   {} waits for room",
+        Count(number("written_pages") + number("clean_pages") + number("dead_pages")),
+        count("clean_pages"),
+        count("dead_pages"),
+        Latency(Some(number("evicting_ns"))),
+        percent(Some(heap.evicting_share)),
+        count("throttled"),
+    );
+    if heap.whole_share.is_some() {
+        let rates = heap.access_rates.iter().map(|pages| Count(*pages).to_string());
+        let rates = rates.collect::<Vec<_>>().join(" ");
+        let _ = writeln!(text, "  used of pages out, by tenths: {rates}   come whole {}", percent(heap.whole_share));
+    }
+}

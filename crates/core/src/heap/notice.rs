@@ -1,0 +1,79 @@
+//! The notice of a heap with a name: how it is doing, for those who look from outside. It is in a file without a path that the heap's process
+//! keeps open.
+//!
+//! Lines of a name and its value. A program's library may be older or newer than the command that looks, so who reads passes over
+//! names that he does not know. The file is written while others read it, so a checksum comes first.
+
+use crate::checksum;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::CStr;
+
+/// What the kernel calls the file.
+pub const FILE_NAME: &CStr = c"farfield-heap";
+
+/// Size of the file.
+pub const FILE_BYTES: usize = 8192;
+
+const SUM_BYTES: usize = 8;
+const LENGTH_BYTES: usize = 8;
+
+/// Longest text of a notice.
+pub const TEXT_BYTES_MAX: usize = FILE_BYTES - SUM_BYTES - LENGTH_BYTES;
+
+/// What the file begins with for this text: checksum of what follows, length, text.
+pub fn seal(text: &str) -> Vec<u8> {
+    assert!(text.len() <= TEXT_BYTES_MAX);
+    let mut bytes = vec![0; SUM_BYTES];
+    bytes.extend((text.len() as u64).to_le_bytes());
+    bytes.extend(text.as_bytes());
+    let sum = checksum(&bytes[SUM_BYTES..]);
+    bytes[..SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// The text of a file. `None` if it is being written, or is another file.
+pub fn open(file: &[u8]) -> Option<&str> {
+    let (sum, rest) = file.split_first_chunk::<SUM_BYTES>()?;
+    let length = usize::try_from(u64::from_le_bytes(*rest.first_chunk::<LENGTH_BYTES>()?)).ok()?;
+    let sealed = rest.get(..length.checked_add(LENGTH_BYTES)?)?;
+    if checksum(sealed) != u64::from_le_bytes(*sum) {
+        return None;
+    }
+    core::str::from_utf8(&sealed[LENGTH_BYTES..]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against numbers that are half of one moment and half of another.
+    use super::*;
+
+    #[test]
+    fn a_notice_is_read_whole_or_not_at_all() {
+        let (one, other) = (seal("misses 7\nplane page\n"), seal("misses 8\nplane page\n"));
+        let mut file = vec![0; FILE_BYTES];
+        assert_eq!(open(&file), None);
+        file[..one.len()].copy_from_slice(&one);
+        assert_eq!(open(&file), Some("misses 7\nplane page\n"));
+        // The next one has been written up to here.
+        let differ = (0..one.len()).rposition(|at| one[at] != other[at]).unwrap();
+        for written in 1..other.len() {
+            file[written - 1] = other[written - 1];
+            let expected = (written > differ).then_some("misses 8\nplane page\n");
+            assert_eq!(open(&file), expected, "{written}");
+        }
+    }
+
+    #[test]
+    fn other_files_are_no_notices() {
+        let mut file = seal("misses 7\n");
+        for at in 0..file.len() {
+            file[at] ^= 1;
+            assert_eq!(open(&file), None, "{at}");
+            file[at] ^= 1;
+            assert_eq!(open(&file[..at]), None, "{at}");
+        }
+        file[SUM_BYTES..SUM_BYTES + LENGTH_BYTES].fill(0xFF);
+        assert_eq!(open(&file), None);
+    }
+}

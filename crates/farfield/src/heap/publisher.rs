@@ -1,0 +1,63 @@
+//! The publisher of a heap with a name: a thread that writes the heap's [notice], which `farfield top` finds among the files that the
+//! process has open.
+
+use super::{Core, CoreAddress};
+use crate::error::BuildError;
+use crate::plane::Plane;
+use core::time::Duration;
+use farfield_core::heap::notice;
+use farfield_os::{memfd, process};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Who looks refreshes each second.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// Handle on the thread, if there is one. It ends when the sender does.
+#[derive(Default)]
+pub(crate) struct Publisher(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
+
+impl Publisher {
+    /// The first notice is written when this returns.
+    pub(crate) fn start(&self, core: &Core, name: &str, plane: Plane) -> Result<(), BuildError> {
+        // A child that this process forks has the file open, too, and is told from us by this.
+        let title = format!("name {name}\nplane {}\npid {}\n", format!("{plane:?}").to_lowercase(), process::pid());
+        let refused = |what, why: &dyn ToString| BuildError::Os { what, why: why.to_string() };
+        let file = memfd::create(notice::FILE_NAME, notice::FILE_BYTES as u64)
+            .and_then(|file| core.publish(file.as_fd(), &title).map(|()| file))
+            .map_err(|error| refused("a file for the heap's notice", &error))?;
+        let (sender, receiver) = channel();
+        let address = CoreAddress(core);
+        let body = move || {
+            let address = address;
+            // SAFETY: see `CoreAddress`.
+            let core = unsafe { &*address.0 };
+            while receiver.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                // Without memory for it, the last one stays.
+                let _ = core.publish(file.as_fd(), &title);
+            }
+        };
+        let thread = std::thread::Builder::new().name("farfield-publish".to_owned()).spawn(body);
+        let thread = thread.map_err(|error| refused("a thread", &error))?;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((sender, thread));
+        Ok(())
+    }
+
+    /// Ends the thread, and the notice with it.
+    pub(crate) fn stop(&self) {
+        if let Some((sender, thread)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            drop(sender);
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Core {
+    fn publish(&self, file: BorrowedFd<'_>, title: &str) -> farfield_os::Result<()> {
+        let text = format!("{title}at_ns {}\n{}", process::now_ns(), self.stats().lines());
+        memfd::write_at(file, &notice::seal(&text), 0)
+    }
+}
