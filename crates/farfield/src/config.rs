@@ -95,7 +95,8 @@ impl Builder {
     }
 
     /// Hybrid plane: a page whose small values were used to at least this share while it was near (*card access rate*) comes whole next time;
-    /// between 0 and 1. Atlas takes 0.8 (section 5.4). Default: the heap adapts, from how well pages did that came whole.
+    /// between 0 and 1. Atlas takes 0.8 (section 5.4). Default: the heap decides by
+    /// what saves more misses, from how well pages did that came whole, and how much near memory is missed.
     pub fn car_threshold(mut self, share: f64) -> Builder {
         self.car_threshold = Some(share);
         self

@@ -229,10 +229,9 @@ impl LogWord {
         (after, after.is_dead())
     }
 
-    /// The page, if it is Far, will be brought near as a whole; `None` if that is not its path, or must not be now.
+    /// The page, if it is Far, will be brought near as a whole, whatever its path; `None` if that must not be now.
     pub fn fetch(self) -> Option<LogWord> {
-        let may =
-            self.path() == Path::Page && self.live() > 0 && self.going() == 0 && !self.is_open() && !self.is_whole();
+        let may = self.live() > 0 && self.going() == 0 && !self.is_open() && !self.is_whole();
         may.then_some(LogWord(self.0 & !STAGE_MASK | WHOLE))
     }
 
@@ -334,13 +333,14 @@ mod tests {
             let alive = word.is_open() || word.is_whole() || word.live() + word.coming() + word.going() > 0;
             assert_eq!(died, u32::from(!alive), "{word:?}");
             assert!(!(word.is_whole() && word.going() > 0), "{word:?}");
-            assert_eq!(word.leave(Path::Object).fetch(), None);
+            let whole = [Path::Object, Path::Page].map(|path| word.leave(path).fetch().is_some());
+            assert_eq!(whole, [word.live() > 0 && word.going() == 0 && !word.is_open() && !word.is_whole(); 2]);
             if word.is_open() && added < 4 {
                 go(seen, word.add(), added + 1, went, died);
                 go(seen, word.expect(), added + 1, went, died);
             }
             if went < 3 {
-                let began = [word.go(), word.leave(Path::Page).fetch()];
+                let began = [word.go(), word.leave(Path::Object).fetch()];
                 began.into_iter().flatten().for_each(|next| go(seen, next, added, went + 1, died));
             }
             let ended = [

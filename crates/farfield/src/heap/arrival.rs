@@ -15,7 +15,7 @@ use core::pin::Pin;
 use core::sync::atomic::Ordering;
 use core::task::{Context, Poll};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, Place, State};
+use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, Path, Place, State};
 use std::time::Instant;
 
 /// Ends when what it waits for is near, until the scope ends or is renewed: where an object is, or where the page begins. Dropped before,
@@ -156,7 +156,7 @@ impl<'a> Arrival<'a> {
                         core.frames.put(frame, pages);
                         continue;
                     }
-                    count(&record.counters.misses);
+                    core.count_miss(record, page, Path::Page);
                     add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                     core.begin(
                         record,
@@ -217,7 +217,6 @@ impl<'a> Arrival<'a> {
                     // It is ours, so it is still on its way.
                     assert!(self.wait(page, context, || core.want(page)));
                     self.wait.brought = true;
-                    count(&record.counters.misses);
                     core.begin(record, flight);
                     core.attend();
                     return Poll::Pending;
@@ -232,7 +231,6 @@ impl<'a> Arrival<'a> {
                     // It is ours, so it is still moving.
                     assert!(self.wait(self.number, context, mark));
                     self.wait.brought = true;
-                    count(&record.counters.misses);
                     core.begin(record, Flight::Object(flight));
                     core.attend();
                     return Poll::Pending;

@@ -67,8 +67,9 @@ impl Core {
             Some(object) => self.depart_object_now(record, object, landing),
             None => self.depart_unit_now(record, number, landing),
         }?;
-        let counters = &record.counters;
-        count(if landing == Landing::Ahead { &counters.prefetches } else { &counters.misses });
+        if landing == Landing::Ahead {
+            count(&record.counters.prefetches);
+        }
         Some(flight)
     }
 

@@ -178,7 +178,7 @@ impl Heap {
         let objects = match config.plane {
             Plane::Page => None,
             Plane::Object => Some(Objects::new(pages, config.handles, None)?),
-            Plane::Hybrid => Some(Objects::new(pages, config.handles, Some(Paths::new(config.car_threshold)))?),
+            Plane::Hybrid => Some(Objects::new(pages, config.handles, Some(Paths::new(config.car_threshold, pages)?))?),
         };
         let numbers = config.far_pages + u64::from(config.handles);
         let first_page = directory::reserve(numbers)
@@ -391,6 +391,7 @@ impl Core {
             table_bytes,
             pages: u64::from(self.segments.high_page()),
             misses: self.threads.sum(|counters| &counters.misses),
+            early_misses: of_paths(|paths| &paths.price.early),
             access_rates: core::array::from_fn(|tenth| {
                 paths.map_or(0, |paths| paths.rates[tenth].load(Ordering::Relaxed))
             }),

@@ -23,7 +23,7 @@ pub enum Plane {
     /// together. Best for small values used at random. Costs eight bytes of near memory for each such value, near or
     /// far, and a little more time for each dereference. Entries of maps and short texts are such values, too.
     Object,
-    /// The page if most of what is in it was used while it was near last, else only the value (Atlas). What is used together comes to lie
+    /// The page if enough of it is used to be worth its near memory, else only the value (after Atlas). What is used together comes to lie
     /// together, value by value, and comes page by page from then on. Costs what [`Plane::Object`] does.
     Hybrid,
 }

@@ -4,10 +4,10 @@
 //! Every heap has it: on other planes it is for values that are too large for those.
 
 use crate::error::FarError;
-use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count, count_use};
+use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count_use};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+use farfield_core::heap::{Deref, FrameId, FrameWord, Path, Place, State};
 
 /// Every so many wrong guesses of slots that lie in clean frames, one is corrected.
 const CORRECT_EVERY: u32 = 64;
@@ -92,7 +92,7 @@ impl Core {
                         continue;
                     }
                     if what == Deref::Fetch {
-                        count(&record.counters.misses);
+                        self.count_miss(record, page, Path::Page);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                         let unit = Unit { page, pages };
                         self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
@@ -122,6 +122,9 @@ impl Core {
         if !self.exchange(word, seen, next) {
             self.frames.put(frame, unit.pages);
             return None;
+        }
+        if landing != Landing::Ahead {
+            self.count_miss(record, unit.page, Path::Page);
         }
         add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
         Some(Flight::Unit { unit, frame, landing })

@@ -20,6 +20,7 @@ impl EvictorState {
         if self.take_log_page(core, unit, frame) {
             return Ok(());
         }
+        core.count_departure(unit);
         if (0..unit.pages).all(|index| is_as_far(core, sealed, frame, index)) {
             settle(word, |word| word.dropped(false));
             self.free(core, unit, frame);

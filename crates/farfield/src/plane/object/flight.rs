@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{
-    CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Place, State, TAG_BYTES, Whereabouts,
+    CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Path, Place, State, TAG_BYTES, Whereabouts,
 };
 use farfield_pool::PagePart;
 
@@ -81,6 +81,9 @@ impl Core {
         }
         let flight = ObjectFlight { object, page, card, spot, is_ahead };
         add(&record.counters.fetched_bytes, spot.class.bytes() as u64);
+        if !is_ahead {
+            self.count_miss(record, page, Path::Object);
+        }
         if seen.is_ahead() {
             self.evictor.ahead.fetch_add(1, Ordering::Relaxed);
         }
@@ -95,7 +98,7 @@ impl Core {
         if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
             return None;
         }
-        let class = match objects.way(page)? {
+        let class = match objects.way(page, self.frames.limit())? {
             Way::Object(class) => class,
             Way::Page(page) => {
                 let frame = self.take_frames_now(1, landing)?;
@@ -163,6 +166,9 @@ impl Core {
             if seen.state() == State::Far && self.exchange(word, seen, seen.deref(false).0) {
                 add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
                 count(&record.counters.whole_pages);
+                if landing != Landing::Ahead {
+                    self.count_miss(record, page, Path::Page);
+                }
                 return Some(Flight::Unit { unit: Unit { page, pages: 1 }, frame, landing });
             }
             self.end_fetch(&objects.log, page, false);

@@ -136,7 +136,6 @@ impl Core {
                 Sight::Far(_, Way::Page(page)) => {
                     let frame = self.take_wanted_frames(record, 1, renewable, want)?;
                     if let Some(flight) = self.depart_page(record, objects, page, frame, want.landing()) {
-                        count(&record.counters.misses);
                         self.fetch(record, flight)?;
                         brought = true;
                     }
@@ -145,7 +144,6 @@ impl Core {
                     // The room first: nobody waits for an object whose owner waits for room.
                     let spot = self.place_object(record, objects, object, class, true, renewable)?;
                     if let Some(flight) = self.depart(record, objects, object, seen, spot, false) {
-                        count(&record.counters.misses);
                         self.fetch(record, Flight::Object(flight))?;
                         brought = true;
                     }
@@ -197,7 +195,9 @@ impl Core {
                         return Sight::Busy;
                     }
                 }
-                Deref::Fetch => return objects.way(page).map_or(Sight::Busy, |way| Sight::Far(seen, way)),
+                Deref::Fetch => {
+                    return objects.way(page, self.frames.limit()).map_or(Sight::Busy, |way| Sight::Far(seen, way));
+                }
                 Deref::Zero => unreachable!("nobody creates by looking"),
             }
         }

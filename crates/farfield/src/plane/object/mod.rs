@@ -15,6 +15,7 @@
 //! | `values` | making and freeing |
 //! | `evacuator` | what lies together when log pages leave |
 //! | `paths` | hybrid plane: whether a far page comes whole, or its values one by one |
+//! | `price` | what near memory is worth, by which that is decided |
 
 mod evacuator;
 mod flight;
@@ -22,6 +23,7 @@ mod handles;
 mod ingress;
 mod log;
 mod paths;
+mod price;
 mod values;
 
 use crate::error::BuildError;
@@ -35,6 +37,7 @@ pub(crate) use handles::OwnHandles;
 pub(crate) use ingress::Sight;
 pub(crate) use log::LogPages;
 pub(crate) use paths::{Paths, Way};
+use price::Price;
 
 /// Number of a handle within its heap.
 pub(crate) type ObjectId = u32;
@@ -89,7 +92,8 @@ impl Objects {
 
     /// Near memory that the tables cost.
     pub(crate) fn table_bytes(&self, high_page: u32) -> u64 {
-        self.handles.table_bytes() + self.log.table_bytes(high_page)
+        let paths = self.paths.as_ref().map_or(0, |paths| paths.table_bytes(high_page));
+        self.handles.table_bytes() + self.log.table_bytes(high_page) + paths
     }
 
     /// For the verifier: the handle of this number.

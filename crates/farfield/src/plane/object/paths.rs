@@ -1,28 +1,37 @@
 //! The hybrid plane: by which path the objects of a log page come when it is far, decided when it leaves (Atlas, section 4.1).
 //!
-//! Objects that came one by one lie in pages with others that were wanted at about the same time. If most of a page was used while it was
-//! near, its objects are likely to be wanted together again, and it comes *whole* next time: one miss instead of many, nothing
-//! to move, and nothing to write when it leaves unchanged. Else its objects come one by one, which sorts them anew. The measure is the *card
-//! access rate* (CAR): the share of the page that was used since it came. Marks are at objects and not at cards of 16 bytes, because a dereference
-//! gives a reference to the whole object.
+//! Objects that came one by one lie in pages with others that were wanted at about the same time. If enough of a page is likely to be wanted
+//! together again, it comes *whole* next time: one miss instead of many, nothing to move, and nothing to write when it leaves unchanged. Else
+//! its objects come one by one, which sorts them anew. The measure is the *card access rate* (CAR): the share of the page that was used since it
+//! came. Marks are at objects and not at cards of 16 bytes, because a dereference gives a reference to the whole object.
 //!
-//! A page that was filled near is used from end to end whatever the program does, so its CAR says nothing; only that of a page that came
-//! whole does. Atlas lets each such page come whole once. Unless the threshold is fixed, we look at how much was used of those of the same class lately, and
-//! if it was too little, only a few come whole, to see whether that is still so.
+//! **What is enough?** A page that comes whole, and of which `used` objects are used before it leaves, saves `used - 1` misses. And it keeps the
+//! places of the others from something else: these are worth what near memory is worth at the moment, the [`Price`]. So it should come whole if
+//! the one is more than the other. In a program that reads everything in turn a few objects are enough; in a cache, where each frame saves
+//! misses, most must be used. (Atlas has a fixed threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) gives one.)
 //!
-//! How little is too little? A page of n objects of which the share c is used saves cn - 1 misses, and keeps (1 - c)n places from objects of
-//! which a part p would be used again before they leave. That is even at c = (p + 1/n) / (1 + p): 0.3 for p = 0.3 and many objects, 0.5 for p = 1.
+//! **How many will be used?** As many as last time, if the page came whole then. A page that was filled near is used from end to end whatever
+//! the program does, which says nothing; so we look at how much was used of those of the same class that came whole lately, and if that was
+//! too little, a few come whole all the same, to see whether that is still so.
+//!
+//! **And if that was wrong?** When objects of a far page are missed one after the other within a short time, so many that the page would have paid
+//! for itself, the next one brings the rest with it. So a wrong guess costs about twice of what the right one would have, and no more.
 
-use super::Objects;
+use super::{Objects, Price};
+use crate::error::BuildError;
+use crate::heap::{Core, Record, Table, Unit, count};
 use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{LogClass, LogWord, Path};
 
-/// Decides about paths, and counts. Only the evictor decides.
+/// Decides about paths, and counts. Only the evictor decides when pages leave.
 pub(crate) struct Paths {
-    /// The least CAR with which a page comes whole; `None`: as trials say.
+    /// The least CAR with which a page comes whole; `None`: as the price says.
     threshold: Option<f64>,
     trials: [Trials; LogClass::COUNT],
+    pub(crate) price: Price,
+    /// Per page.
+    bursts: Table<AtomicU32>,
     /// Pages that left, by CAR in tenths.
     pub(crate) rates: [AtomicU64; Stats::RATE_CLASSES],
     /// Of these, those that come whole.
@@ -33,43 +42,84 @@ pub(crate) struct Paths {
 
 /// How pages of one class did that came whole.
 struct Trials {
-    /// Their CAR, of [`ALL`]; later ones count more.
+    /// How much of what lived in them was used, of [`ALL`]; later ones count more.
     rate: AtomicU32,
     /// Pages that left untried.
     untried: AtomicU32,
 }
 
-/// The least CAR with which it is good that a page comes whole.
-const GOOD: f64 = 0.5;
 const ALL: u32 = 1 << 16;
 /// Each trial counts a quarter.
 const WEIGHT: u32 = 4;
 /// While trials fail, one page of so many comes whole.
-const TRY_EVERY: u32 = 4;
+const TRY_EVERY: u32 = 16;
+
+/// Misses of one far page in a row: the clock of the first one (24 bits), and how many (8).
+#[derive(Clone, Copy)]
+struct Burst(u32);
+
+const COUNT_BITS: u32 = 8;
+const COUNT_MAX: u32 = (1 << COUNT_BITS) - 1;
+/// A row ends after this part of near memory has left.
+const ROW: u32 = 4;
+
+impl Burst {
+    /// How many, if the first one was not long before this time, in a near memory of so many frames.
+    fn count(self, clock: u32, frames: u32) -> u32 {
+        let ago = (clock.wrapping_sub(self.0 >> COUNT_BITS)) & (u32::MAX >> COUNT_BITS);
+        if ago < frames / ROW { self.0 & COUNT_MAX } else { 0 }
+    }
+
+    /// One more.
+    fn missed(self, clock: u32, frames: u32) -> Burst {
+        match self.count(clock, frames) {
+            0 => Burst(clock << COUNT_BITS | 1),
+            COUNT_MAX => self,
+            _ => Burst(self.0 + 1),
+        }
+    }
+}
 
 impl Paths {
-    pub(crate) fn new(threshold: Option<f64>) -> Paths {
+    /// For a heap of so many pages.
+    pub(crate) fn new(threshold: Option<f64>, pages: u32) -> Result<Paths, BuildError> {
         let trials = |_| Trials { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
-        Paths {
+        Ok(Paths {
             threshold,
             trials: core::array::from_fn(trials),
+            price: Price::new(pages)?,
+            bursts: Table::new(pages as usize)?,
             rates: Default::default(),
             by_page: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
-        }
+        })
+    }
+
+    /// Near memory that the tables cost.
+    pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
+        u64::from(high_page) * 2 * size_of::<u32>() as u64
     }
 
     /// How the objects of a page with this word are to come, of which so many were used.
     pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> Path {
-        let is_used = rate(class, used) >= self.threshold.unwrap_or(GOOD);
-        let is_likely = || {
-            let trials = &self.trials[class.index()];
-            self.threshold.is_some()
-                || word.came_whole()
-                || f64::from(trials.rate.load(Ordering::Relaxed)) >= GOOD * f64::from(ALL)
-                || trials.untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+        let comes_whole = match self.threshold {
+            Some(threshold) => rate(class, used) >= threshold,
+            None => {
+                let trials = &self.trials[class.index()];
+                let usual = f64::from(word.live()) * f64::from(trials.rate.load(Ordering::Relaxed)) / f64::from(ALL);
+                if word.came_whole() {
+                    self.pays(class, (f64::from(used) + usual) / 2.0)
+                } else {
+                    self.pays(class, usual) || trials.untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+                }
+            }
         };
-        if is_used && is_likely() { Path::Page } else { Path::Object }
+        if comes_whole { Path::Page } else { Path::Object }
+    }
+
+    /// Is it good that a page comes whole of which so many objects will be used?
+    fn pays(&self, class: LogClass, used: f64) -> bool {
+        used - 1.0 > self.price.now() * (1.0 - used / f64::from(class.capacity()) / 2.0)
     }
 
     /// A page leaves as it is, of which so many objects were used, and which comes by this path next time.
@@ -83,12 +133,25 @@ impl Paths {
     /// The stay of a page with this word is over.
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
         let trials = &self.trials[class.index()];
-        if word.came_whole() {
-            let (before, now) = (trials.rate.load(Ordering::Relaxed), used * ALL / class.capacity());
-            trials.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
-        } else {
+        if !word.came_whole() {
             trials.untried.fetch_add(1, Ordering::Relaxed);
+        } else if word.live() > 0 {
+            let (before, now) = (trials.rate.load(Ordering::Relaxed), used.min(word.live()) * ALL / word.live());
+            trials.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
         }
+    }
+
+    /// An object of this far page is missed, and comes alone.
+    fn missed(&self, page: u32, frames: u32) {
+        let burst = &self.bursts[page];
+        let next = Burst(burst.load(Ordering::Relaxed)).missed(self.price.clock(), frames);
+        burst.store(next.0, Ordering::Relaxed);
+    }
+
+    /// Were so many of this far page's objects missed lately that the rest had better come with the next one?
+    fn is_burst(&self, page: u32, frames: u32) -> bool {
+        let count = Burst(self.bursts[page].load(Ordering::Relaxed)).count(self.price.clock(), frames);
+        count > 0 && self.threshold.is_none() && f64::from(count) >= self.price.now()
     }
 }
 
@@ -105,11 +168,147 @@ pub(crate) enum Way {
     Page(u32),
 }
 
+impl Core {
+    fn paths(&self) -> Option<&Paths> {
+        self.objects.as_ref().and_then(|objects| objects.paths.as_ref())
+    }
+
+    /// Something in this page is missed, and begins to come by this path.
+    pub(crate) fn count_miss(&self, record: &Record, page: u32, path: Path) {
+        count(&record.counters.misses);
+        let Some(paths) = self.paths() else { return };
+        let frames = self.frames.limit();
+        paths.price.missed(page, frames);
+        if path == Path::Object {
+            paths.missed(page, frames);
+        }
+    }
+
+    /// A unit is about to leave.
+    pub(crate) fn count_departure(&self, unit: Unit) {
+        if let Some(paths) = self.paths() {
+            paths.price.leaves(unit, self.frames.limit());
+        }
+    }
+}
 impl Objects {
-    /// How an object of this page is to come, if the page is Far; `None` if it is on its way, or dead.
-    pub(crate) fn way(&self, page: u32) -> Option<Way> {
+    /// How an object of this page is to come, if the page is Far, with so much near memory; `None` if it is on its way, or dead.
+    pub(crate) fn way(&self, page: u32, frames: u32) -> Option<Way> {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;
-        Some(if word.fetch().is_some() { Way::Page(page) } else { Way::Object(class) })
+        let is_burst = || self.paths.as_ref().is_some_and(|paths| paths.is_burst(page, frames));
+        let comes_whole = word.fetch().is_some() && (word.path() == Path::Page || is_burst());
+        Some(if comes_whole { Way::Page(page) } else { Way::Object(class) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against pages that come whole for nothing, and objects that come one by one for ever.
+    use super::*;
+    use crate::ptr::Follow;
+    use crate::{FarBox, Heap, Plane};
+    use farfield_core::heap::{FrameWord, State};
+
+    const FRAMES: u32 = 800;
+
+    /// Each page that leaves is missed so many times shortly afterwards.
+    fn paths_at(misses: u32) -> Paths {
+        let paths = Paths::new(None, 1 << 16).unwrap();
+        for page in 0..16 * FRAMES {
+            paths.price.leaves(Unit { page, pages: 1 }, FRAMES);
+            (0..misses).for_each(|_| paths.price.missed(page, FRAMES));
+        }
+        paths
+    }
+
+    fn page_of(class: LogClass, came_whole: bool) -> LogWord {
+        let mut word = LogWord::opened(class);
+        (0..class.capacity()).for_each(|_| word = word.add());
+        let word = word.closed().0;
+        if came_whole { word.fetch().unwrap().fetched(true).0 } else { word }
+    }
+
+    #[test]
+    fn the_more_near_memory_is_worth_the_more_must_be_used() {
+        let class = LogClass::of(64, 8).unwrap();
+        let least = |misses: u32| {
+            let whole = |used: &u32| paths_at(misses).pays(class, f64::from(*used));
+            (0..=class.capacity()).find(whole).unwrap()
+        };
+        assert_eq!(least(0), 2);
+        // A price of 8, and of 40.
+        assert_eq!((least(1), least(5)), (9, 31));
+        // Two objects of a page are not worth what eight misses are, however many there are.
+        let large = LogClass::of(1300, 8).unwrap();
+        assert!(paths_at(0).pays(large, 2.0) && !paths_at(1).pays(large, 3.0));
+    }
+
+    #[test]
+    fn a_page_that_was_only_filled_comes_as_others_of_its_class_did() {
+        let class = LogClass::of(64, 8).unwrap();
+        let (filled, whole) = (page_of(class, false), page_of(class, true));
+        let paths = paths_at(1);
+        let all = class.capacity();
+        assert_eq!(paths.choose(class, filled, all), Path::Page, "the first ones are tried");
+        (0..32).for_each(|_| paths.learn(class, whole, 1));
+        assert_eq!(paths.choose(class, whole, 1), Path::Object);
+        let tried = (0..2 * TRY_EVERY).filter(|_| {
+            let path = paths.choose(class, filled, all);
+            paths.learn(class, filled, all);
+            path == Path::Page
+        });
+        assert_eq!(tried.count(), 2);
+        (0..32).for_each(|_| paths.learn(class, whole, all / 2));
+        assert_eq!(paths.choose(class, filled, 0), Path::Page);
+        let other = LogClass::of(32, 8).unwrap();
+        assert_eq!(paths.choose(other, page_of(other, false), 0), Path::Page, "another class is tried");
+    }
+
+    #[test]
+    fn a_row_of_misses_ends() {
+        let mut burst = Burst(0);
+        let mut clock = u32::MAX - 5;
+        for count in 1..=300 {
+            burst = burst.missed(clock, FRAMES);
+            assert_eq!(burst.count(clock, FRAMES), count.min(COUNT_MAX));
+        }
+        clock = clock.wrapping_add(FRAMES / ROW - 1);
+        assert_eq!(burst.count(clock, FRAMES), COUNT_MAX);
+        clock = clock.wrapping_add(1);
+        assert_eq!(burst.count(clock, FRAMES), 0);
+        assert_eq!(burst.missed(clock, FRAMES).count(clock, FRAMES), 1);
+    }
+
+    #[test]
+    fn the_rest_of_a_page_comes_when_its_objects_are_missed_in_a_row() {
+        for (threshold, expected) in [(None, 2), (Some(0.8), 60)] {
+            let mut builder = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).plane(Plane::Hybrid);
+            if let Some(share) = threshold {
+                builder = builder.car_threshold(share);
+            }
+            let heap = builder.build().unwrap();
+            let core = heap.core();
+            let objects = core.objects.as_ref().unwrap();
+            let values: Vec<FarBox<[u64; 8]>> = (0..6000).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+            drop((0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect::<Vec<_>>());
+            let is_far = |page: u32| FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far;
+            let page =
+                (0..core.segments.high_page()).find(|page| objects.log.word(*page).live() == 60 && is_far(*page));
+            let page = page.expect("a full page that is far");
+            objects.log.send(page, Path::Object);
+            let before = heap.stats();
+            for (index, value) in values.iter().enumerate() {
+                let number = value.pointer().number_in(core).unwrap() - core.pages;
+                if objects.handle(number).is_in(page) {
+                    assert_eq!(value.get(&heap.enter()).unwrap()[0], index as u64);
+                }
+            }
+            let after = heap.stats();
+            assert_eq!(after.misses - before.misses, expected);
+            assert_eq!(after.whole_pages - before.whole_pages, u64::from(threshold.is_none()));
+            drop(values);
+            heap.verify();
+        }
     }
 }

@@ -1,0 +1,138 @@
+//! What near memory is worth at the moment: how many misses one page more of it would save.
+//!
+//! A miss of something that left a short while ago would have been none if near memory were a little larger. So each page remembers when
+//! it left, by a clock that departures move on; what is missed less than an eighth of near memory after it left is counted as
+//! *early*. With an eighth more near memory there would be so many misses fewer, and each departure later: in the time in which all
+//! of near memory leaves once, an eighth of it would save the early misses of that time. The price is their quotient: misses saved for each page
+//! that stays for one such time. A program that reads everything in turn has a price of 0, however much it misses; a cache that is almost large
+//! enough has a high one.
+
+use crate::error::BuildError;
+use crate::heap::{Table, Unit};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The price, and what it is made of.
+pub(crate) struct Price {
+    /// Pages that left, so far, modulo 2^32.
+    clock: AtomicU32,
+    /// Per page: the clock when it left last.
+    left_at: Table<AtomicU32>,
+    /// Misses of what had left shortly before.
+    pub(crate) early: AtomicU64,
+    /// The clock and that count when the price was made last; only the evictor makes it.
+    made_at: AtomicU32,
+    early_then: AtomicU64,
+    /// In parts of [`ONE`].
+    value: AtomicU32,
+}
+
+/// Shortly is less than this part of near memory ago.
+const SHORTLY: u32 = 8;
+/// The price is made anew so often while all of near memory leaves once, and each time counts such a part.
+const OFTEN: u32 = 4;
+const ONE: u32 = 1 << 8;
+
+impl Price {
+    pub(super) fn new(pages: u32) -> Result<Price, BuildError> {
+        Ok(Price {
+            clock: AtomicU32::new(0),
+            left_at: Table::new(pages as usize)?,
+            early: AtomicU64::new(0),
+            made_at: AtomicU32::new(0),
+            early_then: AtomicU64::new(0),
+            value: AtomicU32::new(0),
+        })
+    }
+
+    /// Pages that left, so far, modulo 2^32.
+    pub(super) fn clock(&self) -> u32 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Misses that one page more of near memory would save in the time in which all of it leaves once.
+    pub(super) fn now(&self) -> f64 {
+        f64::from(self.value.load(Ordering::Relaxed)) / f64::from(ONE)
+    }
+
+    /// A unit leaves a near memory of so many frames.
+    pub(super) fn leaves(&self, unit: Unit, frames: u32) {
+        let clock = self.clock().wrapping_add(unit.pages);
+        self.clock.store(clock, Ordering::Relaxed);
+        self.left_at[unit.page].store(clock, Ordering::Relaxed);
+        let since = clock.wrapping_sub(self.made_at.load(Ordering::Relaxed));
+        if since >= frames / OFTEN {
+            self.made_at.store(clock, Ordering::Relaxed);
+            let early = self.early.load(Ordering::Relaxed);
+            let lately = early - self.early_then.swap(early, Ordering::Relaxed);
+            let price = lately * u64::from(SHORTLY * ONE) / u64::from(since);
+            let (before, price) = (self.value.load(Ordering::Relaxed), price.min(u64::from(u32::MAX)) as u32);
+            self.value.store(before - before / OFTEN + price / OFTEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Something in this page is missed.
+    pub(super) fn missed(&self, page: u32, frames: u32) {
+        let left_at = self.left_at[page].load(Ordering::Relaxed);
+        // 0: it never left, or it does not matter.
+        if left_at != 0 && self.clock().wrapping_sub(left_at) < frames / SHORTLY {
+            self.early.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a price that has nothing to do with what near memory would save.
+    use super::*;
+
+    const FRAMES: u32 = 800;
+
+    /// Pages leave in turn, and come back after `distance` departures, so many of ten.
+    fn price_of(distance: u32, tenths: u32) -> f64 {
+        let price = Price::new(1 << 16).unwrap();
+        for time in 0..8 * FRAMES {
+            price.leaves(Unit { page: time, pages: 1 }, FRAMES);
+            if time >= distance && time % 10 < tenths {
+                price.missed(time - distance, FRAMES);
+            }
+        }
+        price.now()
+    }
+
+    #[test]
+    fn what_comes_back_soon_makes_the_price() {
+        let check = |distance, tenths, expected: f64| {
+            let found = price_of(distance, tenths);
+            assert!((found - expected).abs() < 0.2, "{tenths} tenths after {distance}: {found}, not {expected}");
+        };
+        // All are missed as soon as they have left: one frame more saves one of each eighth of what leaves.
+        check(10, 10, 8.0);
+        check(10, 5, 4.0);
+        check(FRAMES / SHORTLY - 1, 1, 0.8);
+        check(FRAMES / SHORTLY, 10, 0.0);
+        check(2 * FRAMES, 10, 0.0);
+    }
+
+    #[test]
+    fn the_price_falls_when_nothing_comes_back() {
+        let price = Price::new(16).unwrap();
+        let leave = |missed: bool| {
+            for _ in 0..4 * FRAMES {
+                price.leaves(Unit { page: 3, pages: 1 }, FRAMES);
+                if missed {
+                    price.missed(3, FRAMES);
+                }
+            }
+            price.now()
+        };
+        assert!(leave(true) > 7.0);
+        assert!(leave(false) < 1.0);
+    }
+
+    #[test]
+    fn what_never_left_is_not_early() {
+        let price = Price::new(16).unwrap();
+        price.missed(5, FRAMES);
+        assert_eq!(price.early.load(Ordering::Relaxed), 0);
+    }
+}
