@@ -92,6 +92,7 @@ impl Evacuator {
             (Verdict::Stay, _) => Handle::HOT,
             (Verdict::Write, Some((paths, path))) => {
                 paths.count(class, path, used);
+                paths.leaves(page, class, word);
                 objects.log.send(page, path);
                 Handle::HOT | Handle::USED
             }

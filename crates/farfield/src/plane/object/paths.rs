@@ -12,7 +12,8 @@
 //!
 //! **How many will be used?** As many as last time, if the page came whole then. A page that was filled near is used from end to end whatever
 //! the program does, which says nothing; so we look at how much was used of those of the same class that came whole lately, and if that was
-//! too little, a few come whole all the same, to see whether that is still so.
+//! too little, a few come whole all the same, to see whether that is still so. Such a page is a *guess*: it is decided about when it is missed, by
+//! what is known then.
 //!
 //! **And if that was wrong?** When objects of a far page are missed one after the other within a short time, so many that the page would have paid
 //! for itself, the next one brings the rest with it. So a wrong guess costs about twice of what the right one would have, and no more.
@@ -54,26 +55,27 @@ const WEIGHT: u32 = 4;
 /// While trials fail, one page of so many comes whole.
 const TRY_EVERY: u32 = 16;
 
-/// Misses of one far page in a row: the clock of the first one (24 bits), and how many (8).
+/// Misses of one far page in a row: the clock of the first one (24 bits), whether the page is a guess (1), and how many (7).
 #[derive(Clone, Copy)]
 struct Burst(u32);
 
-const COUNT_BITS: u32 = 8;
-const COUNT_MAX: u32 = (1 << COUNT_BITS) - 1;
+const CLOCK_SHIFT: u32 = 8;
+const GUESS: u32 = 1 << 7;
+const COUNT_MAX: u32 = GUESS - 1;
 /// A row ends after this part of near memory has left.
 const ROW: u32 = 4;
 
 impl Burst {
     /// How many, if the first one was not long before this time, in a near memory of so many frames.
     fn count(self, clock: u32, frames: u32) -> u32 {
-        let ago = (clock.wrapping_sub(self.0 >> COUNT_BITS)) & (u32::MAX >> COUNT_BITS);
+        let ago = (clock.wrapping_sub(self.0 >> CLOCK_SHIFT)) & (u32::MAX >> CLOCK_SHIFT);
         if ago < frames / ROW { self.0 & COUNT_MAX } else { 0 }
     }
 
     /// One more.
     fn missed(self, clock: u32, frames: u32) -> Burst {
         match self.count(clock, frames) {
-            0 => Burst(clock << COUNT_BITS | 1),
+            0 => Burst(clock << CLOCK_SHIFT | self.0 & GUESS | 1),
             COUNT_MAX => self,
             _ => Burst(self.0 + 1),
         }
@@ -105,20 +107,31 @@ impl Paths {
         let comes_whole = match self.threshold {
             Some(threshold) => rate(class, used) >= threshold,
             None => {
-                let trials = &self.trials[class.index()];
-                let usual = f64::from(word.live()) * f64::from(trials.rate.load(Ordering::Relaxed)) / f64::from(ALL);
+                let usual = self.usual(class, word);
                 if word.came_whole() {
                     self.pays(class, (f64::from(used) + usual) / 2.0)
                 } else {
-                    self.pays(class, usual) || trials.untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+                    self.pays(class, usual) || self.is_trial(class)
                 }
             }
         };
         if comes_whole { Path::Page } else { Path::Object }
     }
 
+    /// How much of such a page is used if it comes whole, as far as its class can tell.
+    fn usual(&self, class: LogClass, word: LogWord) -> f64 {
+        let rate = self.trials[class.index()].rate.load(Ordering::Relaxed);
+        f64::from(word.live()) * f64::from(rate) / f64::from(ALL)
+    }
+
+    /// Is the next page of this class to come whole whatever is known?
+    fn is_trial(&self, class: LogClass) -> bool {
+        self.trials[class.index()].untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+    }
+
     /// Is it good that a page comes whole of which so many objects will be used?
     fn pays(&self, class: LogClass, used: f64) -> bool {
+        // Half: those that come one by one stay longer than their page would, each from its own use on.
         used - 1.0 > self.price.now() * (1.0 - used / f64::from(class.capacity()) / 2.0)
     }
 
@@ -139,6 +152,19 @@ impl Paths {
             let (before, now) = (trials.rate.load(Ordering::Relaxed), used.min(word.live()) * ALL / word.live());
             trials.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
         }
+    }
+
+    /// A page with this word leaves; if it was only filled, what is done when it is missed is decided then, by what is known then.
+    pub(super) fn leaves(&self, page: u32, class: LogClass, word: LogWord) {
+        let is_guess = self.threshold.is_none() && !word.came_whole() && !self.is_trial(class);
+        self.bursts[page].store(if is_guess { GUESS } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// Does this far page come whole when one of its objects is missed?
+    fn comes_whole(&self, page: u32, class: LogClass, word: LogWord, frames: u32) -> bool {
+        let is_guess = self.bursts[page].load(Ordering::Relaxed) & GUESS != 0;
+        let is_likely = if is_guess { self.pays(class, self.usual(class, word)) } else { word.path() == Path::Page };
+        is_likely || self.is_burst(page, frames)
     }
 
     /// An object of this far page is missed, and comes alone.
@@ -196,9 +222,8 @@ impl Objects {
     pub(crate) fn way(&self, page: u32, frames: u32) -> Option<Way> {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;
-        let is_burst = || self.paths.as_ref().is_some_and(|paths| paths.is_burst(page, frames));
-        let comes_whole = word.fetch().is_some() && (word.path() == Path::Page || is_burst());
-        Some(if comes_whole { Way::Page(page) } else { Way::Object(class) })
+        let comes_whole = |paths: &Paths| word.fetch().is_some() && paths.comes_whole(page, class, word, frames);
+        Some(if self.paths.as_ref().is_some_and(comes_whole) { Way::Page(page) } else { Way::Object(class) })
     }
 }
 
@@ -266,6 +291,26 @@ mod tests {
     }
 
     #[test]
+    fn a_guess_is_made_when_the_page_is_missed() {
+        let class = LogClass::of(64, 8).unwrap();
+        let (filled, whole) = (page_of(class, false), page_of(class, true));
+        let paths = paths_at(1);
+        // The first one is a trial.
+        paths.learn(class, filled, 60);
+        let comes_whole = |page| paths.comes_whole(page, class, page_of(class, false).leave(Path::Page), FRAMES);
+        paths.leaves(1, class, filled);
+        paths.leaves(2, class, whole);
+        assert!(comes_whole(1) && comes_whole(2));
+        (0..32).for_each(|_| paths.learn(class, whole, 1));
+        assert!(!comes_whole(1) && comes_whole(2));
+        // While it is missed in a row it stays a guess.
+        paths.missed(1, FRAMES);
+        assert!(!comes_whole(1));
+        (0..32).for_each(|_| paths.learn(class, whole, 60));
+        assert!(comes_whole(1));
+    }
+
+    #[test]
     fn a_row_of_misses_ends() {
         let mut burst = Burst(0);
         let mut clock = u32::MAX - 5;
@@ -297,6 +342,7 @@ mod tests {
                 (0..core.segments.high_page()).find(|page| objects.log.word(*page).live() == 60 && is_far(*page));
             let page = page.expect("a full page that is far");
             objects.log.send(page, Path::Object);
+            objects.paths.as_ref().unwrap().bursts[page].store(0, Ordering::Relaxed);
             let before = heap.stats();
             for (index, value) in values.iter().enumerate() {
                 let number = value.pointer().number_in(core).unwrap() - core.pages;
