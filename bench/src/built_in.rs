@@ -11,6 +11,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/cold.toml"),
         include_str!("../experiments/aifm/compute.toml"),
         include_str!("../experiments/aifm/zipf.toml"),
+        include_str!("../experiments/aifm/zipf-many.toml"),
         include_str!("../experiments/aifm/hash-near.toml"),
         include_str!("../experiments/aifm/web.toml"),
         include_str!("../experiments/aifm/remote.toml"),

@@ -13,6 +13,7 @@ use crate::heap::{Core, Purse};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, TAG_BYTES, Verdict};
+use farfield_os::memory::load_ahead;
 
 /// The pages that it fills.
 #[derive(Default)]
@@ -197,9 +198,14 @@ impl Evacuator {
 impl Source<'_> {
     /// Objects that live in the page.
     fn live(&self, objects: &Objects) -> Vec<Found> {
-        let live = |index| {
+        let tagged = |index| {
             let tag = self.bytes[self.class.tag_offset(index)..][..TAG_BYTES].first_chunk()?;
-            let object = u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())?;
+            u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())
+        };
+        // Handles lie anywhere: without this the processor waits for one after the other.
+        (0..self.class.capacity()).filter_map(tagged).for_each(|object| load_ahead(&objects.handles[object]));
+        let live = |index| {
+            let object = tagged(index)?;
             let handle = Handle(objects.handles[object].load(Ordering::Acquire));
             handle.is_at(self.page, self.class.card(index)).then_some(Found { object, index, handle })
         };
