@@ -29,7 +29,6 @@ use farfield_core::heap::FrameId;
 use farfield_pool::PoolError;
 use first::{Progress, WaitedFor};
 use merge::Merger;
-use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// How much whoever runs the evictor is in need of room.
@@ -93,8 +92,6 @@ struct EvictorState {
     discard_hand: u32,
     evacuator: Evacuator,
     merger: Merger,
-    /// Log pages that were retired before this epoch's batch, and are free when it is over.
-    retired: VecDeque<(u64, Vec<u32>)>,
     /// The batch of those that leave first that is waited for.
     waited_for: Option<WaitedFor>,
     batch: usize,
@@ -119,7 +116,6 @@ impl Evictor {
             discard_hand: 0,
             evacuator: Evacuator::default(),
             merger: Merger::default(),
-            retired: VecDeque::new(),
             waited_for: None,
             batch,
             urgency: Urgency::Background,
@@ -227,13 +223,6 @@ impl Evictor {
         }
     }
 
-    /// Frees log pages that nobody remembers, unless somebody else is at it.
-    pub(crate) fn try_recycle(&self, core: &Core) {
-        if let Some(mut state) = self.try_lock() {
-            state.recycle(core);
-        }
-    }
-
     /// Runs `action` while the evictor does nothing.
     pub(crate) fn paused<R>(&self, action: impl FnOnce() -> R) -> R {
         let _guard = self.lock();
@@ -244,7 +233,9 @@ impl Evictor {
 impl EvictorState {
     fn run(&mut self, core: &Core, goal: u32, urgency: Urgency) -> Result<Outcome, PoolError> {
         self.urgency = urgency;
-        self.recycle(core);
+        if let Some(objects) = &core.objects {
+            core.recycle_log(&objects.log);
+        }
         if urgency == Urgency::Background {
             self.discard_excess(core)?;
         }

@@ -1,5 +1,4 @@
-//! What the evictor does for the object plane: it hands sealed log pages to the evacuator, takes sparse ones that are in use, and frees
-//! retired ones.
+//! What the evictor does for the object plane: it hands sealed log pages to the evacuator, and takes sparse ones that are in use.
 //!
 //! Some log pages are *urgent*: they are taken as soon as the scopes of the moment are over, and do not wait for their turn
 //! among those that are cold.
@@ -17,19 +16,6 @@ impl Core {
 }
 
 impl EvictorState {
-    /// Log pages that were retired can be used again when every scope that was open then is over: it may have looked at a handle
-    /// that named them.
-    pub(super) fn recycle(&mut self, core: &Core) {
-        let Some(objects) = &core.objects else { return };
-        let retired = objects.log.take_retired();
-        if !retired.is_empty() {
-            self.retired.push_back((core.next_epoch(), retired));
-        }
-        while self.retired.front().is_some_and(|(epoch, _)| core.threads.is_over(*epoch)) {
-            objects.log.recycle(self.retired.pop_front().map_or_else(Vec::new, |(_, pages)| pages));
-        }
-    }
-
     /// Takes the oldest urgent batch, if it is over.
     pub(super) fn evict_urgent(&mut self, core: &Core) -> Result<bool, PoolError> {
         let batch = core.evictor.cooler().next_urgent(core);

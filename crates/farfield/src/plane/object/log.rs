@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{LogClass, LogWord, Path, SEGMENT_PAGES};
 use farfield_os::memory::load_ahead;
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All log pages of a heap.
@@ -26,6 +27,8 @@ struct Lists {
     free: Vec<u32>,
     /// Empty, but a scope may be open that has looked at a handle when it said that the object is there.
     retired: Vec<u32>,
+    /// Those that were retired before an epoch began, oldest first: free when every scope that was open then is over.
+    aging: VecDeque<(u64, Vec<u32>)>,
 }
 
 /// So many retired pages are worth a look whether they are free by now, before new far addresses are used.
@@ -59,7 +62,7 @@ impl LogPages {
     /// Pages that nobody uses.
     pub(crate) fn unused_count(&self) -> usize {
         let lists = self.lists();
-        lists.free.len() + lists.retired.len()
+        lists.free.len() + lists.retired.len() + lists.aging.iter().map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
     /// A hint: what is in the page is looked at soon.
@@ -123,20 +126,11 @@ impl LogPages {
         self.lists().retired.push(page);
     }
 
-    /// Retired pages, for whoever knows when they are free.
-    pub(crate) fn take_retired(&self) -> Vec<u32> {
-        core::mem::take(&mut self.lists().retired)
-    }
-
-    /// Those are free.
-    pub(crate) fn recycle(&self, mut pages: Vec<u32>) {
-        self.lists().free.append(&mut pages);
-    }
-
     /// For the verifier: pages that nobody uses.
     pub(crate) fn unused(&self) -> Vec<u32> {
         let lists = self.lists();
-        lists.free.iter().chain(&lists.retired).copied().collect()
+        let aging = lists.aging.iter().flat_map(|(_, pages)| pages);
+        lists.free.iter().chain(&lists.retired).chain(aging).copied().collect()
     }
 }
 
@@ -147,7 +141,7 @@ impl Core {
         let is_many = log.lists().retired.len() >= RETIRED_MANY;
         let mut page = free(log);
         if page.is_none() && is_many {
-            self.evictor.try_recycle(self);
+            self.recycle_log(log);
             page = free(log);
         }
         let page = match page {
@@ -156,12 +150,12 @@ impl Core {
                 Ok(first) => {
                     // Taken from the end, and neighbours in this order.
                     log.count.fetch_add(SEGMENT_PAGES, Ordering::Relaxed);
-                    log.recycle((first + 1..first + SEGMENT_PAGES).rev().collect());
+                    log.lists().free.extend((first + 1..first + SEGMENT_PAGES).rev());
                     self.fit();
                     first
                 }
                 Err(error) => {
-                    self.evictor.try_recycle(self);
+                    self.recycle_log(log);
                     free(log).ok_or(error)?
                 }
             },
@@ -169,6 +163,30 @@ impl Core {
         log.words[page].store(LogWord::opened(class).0, Ordering::SeqCst);
         log.opened.fetch_add(1, Ordering::Relaxed);
         Ok(page)
+    }
+
+    /// Retired pages can be used again when every scope that was open then is over: it may have looked at a handle that named them.
+    pub(crate) fn recycle_log(&self, log: &LogPages) {
+        let mut lists = log.lists();
+        if !lists.retired.is_empty() {
+            let (epoch, retired) = (self.next_epoch(), core::mem::take(&mut lists.retired));
+            lists.aging.push_back((epoch, retired));
+        }
+        while let Some(epoch) = lists.aging.front().map(|(epoch, _)| *epoch) {
+            // Threads have a lock of their own.
+            drop(lists);
+            let is_over = self.threads.is_over(epoch);
+            lists = log.lists();
+            if !is_over {
+                break;
+            }
+            // Somebody else may have been here.
+            if lists.aging.front().is_some_and(|(first, _)| *first == epoch)
+                && let Some((_, mut pages)) = lists.aging.pop_front()
+            {
+                lists.free.append(&mut pages);
+            }
+        }
     }
 
     /// Its owner fills the page no more.
@@ -221,5 +239,25 @@ impl Core {
             }
         }
         objects.handles.give_all(&own.handles);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against far addresses that are used up while retired pages wait for somebody who is busy.
+    use crate::{Heap, Plane};
+
+    #[test]
+    fn retired_pages_are_used_again_while_the_evictor_is_busy() {
+        let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(2 << 20).plane(Plane::Object).build().unwrap();
+        let core = heap.core();
+        core.evictor.paused(|| {
+            // Three times as many pages as there are.
+            for round in 0..3 * core.pages {
+                let values = [0; 4].map(|_| heap.alloc([round; 250]));
+                assert!(values.iter().all(Result::is_ok), "round {round} of {}: {values:?}", core.pages);
+            }
+        });
+        heap.verify();
     }
 }

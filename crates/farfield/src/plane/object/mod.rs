@@ -4,7 +4,7 @@
 //! nobody has to find their slots. Values lie in *log pages*, filled from the beginning by one thread each, with new values and
 //! with those that came near; what is used at about the same time lies together. The place that a value leaves is not filled
 //! again; the page goes when its last value is gone, and its number is used again when no scope is left that could
-//! have looked at a handle before (`LogPages::recycle`).
+//! have looked at a handle before (`recycle_log`).
 //!
 //! | file | decides |
 //! |---|---|
