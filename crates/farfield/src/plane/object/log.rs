@@ -254,7 +254,7 @@ mod tests {
         core.evictor.paused(|| {
             // Three times as many pages as there are.
             for round in 0..3 * core.pages {
-                let values = [0; 4].map(|_| heap.alloc([round; 250]));
+                let values = [0; 4].map(|_| heap.alloc([round; 250]).map_err(|refused| refused.error));
                 assert!(values.iter().all(Result::is_ok), "round {round} of {}: {values:?}", core.pages);
             }
         });
