@@ -519,24 +519,18 @@ impl ShmLane {
         Ok(())
     }
 
-    /// The processor begins to bring what [`ShmLane::read`] and [`ShmLane::read_part`] look at first. So reads that are submitted
-    /// together do not wait for memory one after the other.
+    /// The processor begins to bring what [`ShmLane::read_part`] looks at first. So parts that are asked for together do not wait for
+    /// memory one after the other.
     fn announce(&self, op: &Op) {
         let region = &*self.region;
-        let (page, lines) = match op {
-            Op::Read { page, .. } => (*page, 0..2 * LINE_BYTES),
-            Op::ReadPart { page, part, .. } => (*page, Blocks::span(*part)),
-            Op::Write { .. } | Op::Discard { .. } => return,
-        };
-        let Ok(()) = region.check(page, 1) else { return };
+        let Op::ReadPart { page, part, .. } = op else { return };
+        let (Ok(()), top @ 1..) = (region.check(*page, 1), region.top_number()) else { return };
         memory::load_ahead(region.entry(page.0));
         memory::load_ahead(region.sum(page.0));
-        if let Op::ReadPart { .. } = op {
-            memory::load_ahead(region.blocks(page.0));
-        }
+        memory::load_ahead(region.blocks(page.0));
         // Most pages live in the top layer.
-        if let Ok(source) = region.address(region.top_number(), page.0) {
-            lines.step_by(LINE_BYTES).for_each(|at| memory::load_ahead(source.wrapping_add(at)));
+        if let Ok(source) = region.address(top, page.0) {
+            Blocks::span(*part).step_by(LINE_BYTES).for_each(|at| memory::load_ahead(source.wrapping_add(at)));
         }
     }
 
