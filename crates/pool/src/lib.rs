@@ -16,8 +16,10 @@ mod ram;
 mod shm;
 mod stripe;
 mod tcp;
+mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 pub use buffer::Buffer;
 pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
+pub use url::{leaf_urls, replace_leaves};

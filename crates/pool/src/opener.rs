@@ -1,11 +1,12 @@
 //! From URLs to a backend.
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
-use crate::fault::{FaultBackend, FaultPlan};
+use crate::fault::FaultBackend;
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
 use crate::stripe::StripeBackend;
 use crate::tcp::TcpBackend;
+use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError};
 use core::time::Duration;
 use farfield_core::RegionId;
@@ -28,7 +29,9 @@ pub enum OpenError {
         why: String,
     },
     /// A scheme that does not exist.
-    #[error("no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ram: and fault:SPEC@URL")]
+    #[error(
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ram:, fault:SPEC@URL and stripe(URL, URL)"
+    )]
     Scheme {
         /// What stands before the colon.
         scheme: String,
@@ -176,53 +179,67 @@ impl Opener {
     }
 
     fn open_members(&self, ticket: Option<&CloneTicket>) -> Result<Arc<dyn Backend>, OpenError> {
-        if self.urls.is_empty() {
-            return Err(OpenError::NoUrl);
-        }
-        if self.urls.len() > CloneTicket::SERVERS_MAX {
-            return Err(OpenError::Argument("more than 16 memory servers in one pool"));
-        }
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
-        let targets: Vec<Target> = self.urls.iter().map(|url| Target::parse(url)).collect::<Result<_, _>>()?;
-        let members = targets.len();
-        let mut opened = Vec::with_capacity(members);
-        for (index, target) in targets.into_iter().enumerate() {
-            let want = match ticket {
-                Some(ticket) => Want::Claim(ticket.secrets[index]),
-                None => Want::Pages(StripeBackend::pages_of_member(self.pages, members, index)),
-            };
-            let backend = self.open_one(index as u16, target, want).map_err(|error| match error {
-                HandshakeError::Pool(error) => OpenError::Pool { url: self.urls[index].clone(), error },
-                HandshakeError::Refused(text) => OpenError::Refused { url: self.urls[index].clone(), text },
-                HandshakeError::HungUp => {
-                    let reason = "it closed the connection without an answer";
-                    let error = PoolError::Refused { server: index as u16, reason };
-                    OpenError::Pool { url: self.urls[index].clone(), error }
-                }
-            })?;
-            opened.push(backend);
+        let mut trees = self.urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>, _>>()?;
+        let tree = match trees.len() {
+            0 => return Err(OpenError::NoUrl),
+            1 => trees.remove(0),
+            _ => Tree::Stripe(trees),
+        };
+        if tree.leaves() > CloneTicket::SERVERS_MAX {
+            return Err(OpenError::Argument("more than 16 memory servers in one pool"));
         }
-        if opened.len() == 1 {
-            return Ok(opened.remove(0));
+        match ticket {
+            Some(ticket) => self.open_tree(&tree, 0, Want::Claim { secrets: &ticket.secrets, pages: self.pages }),
+            None => self.open_tree(&tree, 0, Want::Pages(self.pages)),
         }
-        Ok(Arc::new(StripeBackend::new(opened, self.pages)))
     }
 
-    fn open_one(&self, server: u16, target: Target, want: Want) -> Result<Arc<dyn Backend>, HandshakeError> {
+    /// `server` is the number of its first leaf.
+    fn open_tree(&self, tree: &Tree, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
+        match tree {
+            Tree::Leaf(url) => self.open_leaf(url, server, want),
+            Tree::Fault(plan, inner) => {
+                Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
+            }
+            Tree::Stripe(members) => {
+                let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
+                for (index, member) in members.iter().enumerate() {
+                    let share = match want {
+                        Want::Pages(pages) => Want::Pages(StripeBackend::pages_of_member(pages, members.len(), index)),
+                        Want::Claim { secrets, .. } => Want::Claim { secrets: &secrets[leaf..], pages: 0 },
+                    };
+                    opened.push((self.open_tree(member, server + leaf as u16, share)?, member.leaves()));
+                    leaf += member.leaves();
+                }
+                let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
+                Ok(if opened.len() == 1 { opened.remove(0).0 } else { Arc::new(StripeBackend::new(opened, pages)) })
+            }
+        }
+    }
+
+    fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
+        self.open_target(server, Target::parse(url)?, want).map_err(|error| match error {
+            HandshakeError::Pool(error) => OpenError::Pool { url: url.to_owned(), error },
+            HandshakeError::Refused(text) => OpenError::Refused { url: url.to_owned(), text },
+            HandshakeError::HungUp => {
+                let error = PoolError::Refused { server, reason: "it closed the connection without an answer" };
+                OpenError::Pool { url: url.to_owned(), error }
+            }
+        })
+    }
+
+    fn open_target(&self, server: u16, target: Target, want: Want<'_>) -> Result<Arc<dyn Backend>, HandshakeError> {
         let address = match target {
             Target::Tcp(address) => Address::Tcp(address),
             Target::Unix(path) => Address::Unix(path),
             Target::Ram => {
                 return Ok(Arc::new(match want {
                     Want::Pages(pages) => RamBackend::new(server, pages),
-                    Want::Claim(secret) => RamBackend::claim(server, secret)?,
+                    Want::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
                 }));
-            }
-            Target::Fault(plan, inner) => {
-                let inner = self.open_one(server, *inner, want)?;
-                return Ok(Arc::new(FaultBackend::new(server, inner, plan)));
             }
         };
         let identity = Identity {
@@ -239,33 +256,39 @@ impl Opener {
     }
 }
 
-/// The region that a member shall be.
-enum Want {
-    Pages(u64),
-    Claim(u128),
+fn parse(url: &str) -> Result<Tree, OpenError> {
+    Tree::parse(url).map_err(|error| OpenError::Url { url: url.to_owned(), why: error.to_string() })
 }
 
-impl Want {
+/// The region that a member shall be.
+#[derive(Clone, Copy)]
+enum Want<'a> {
+    /// New, of so many pages.
+    Pages(u64),
+    /// The snapshot behind these secrets, one per leaf and perhaps those of others behind them; `pages` of it, 0 for all.
+    Claim { secrets: &'a [u128], pages: u64 },
+}
+
+impl Want<'_> {
     fn ask(&self, session: &Session) -> Result<(RegionId, u64), PoolError> {
         let request = match *self {
             Want::Pages(pages) => Request::CreateRegion { pages },
-            Want::Claim(ticket) => Request::ClaimRegion { ticket },
+            Want::Claim { secrets, .. } => Request::ClaimRegion { ticket: secrets[0] },
         };
         match (session.ask(request, session.deadline())?, self) {
             (Reply::Created { region }, Want::Pages(pages)) => Ok((region, *pages)),
-            (Reply::Claimed { region, pages }, Want::Claim(_)) if pages > 0 => Ok((region, pages)),
+            (Reply::Claimed { region, pages }, Want::Claim { .. }) if pages > 0 => Ok((region, pages)),
             _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
         }
     }
 }
 
-/// A URL, understood.
+/// A leaf, understood.
 #[derive(Debug)]
 enum Target {
     Tcp(SocketAddr),
     Unix(Vec<u8>),
     Ram,
-    Fault(FaultPlan, Box<Target>),
 }
 
 impl Target {
@@ -289,11 +312,6 @@ impl Target {
                 Ok(Target::Unix(rest.as_bytes().to_vec()))
             }
             "ram" => Ok(Target::Ram),
-            "fault" => {
-                let (spec, inner) = rest.split_once('@').ok_or_else(|| wrong("write fault:SPEC@URL"))?;
-                let plan = FaultPlan::parse(spec).map_err(|why| wrong(&why))?;
-                Ok(Target::Fault(plan, Box::new(Target::parse(inner)?)))
-            }
             other => Err(OpenError::Scheme { scheme: other.to_owned() }),
         }
     }
@@ -306,11 +324,11 @@ pub fn resolve_urls<S: AsRef<str>>(urls: &[S]) -> Result<Vec<String>, OpenError>
 }
 
 fn resolve_url(url: &str) -> Result<String, OpenError> {
-    if let Some(rest) = url.strip_prefix("fault:")
-        && let Some((spec, inner)) = rest.split_once('@')
-    {
-        return Ok(format!("fault:{spec}@{}", resolve_url(inner)?));
-    }
+    parse(url)?;
+    replace_leaves(url, resolve_leaf)
+}
+
+fn resolve_leaf(url: &str) -> Result<String, OpenError> {
     let Some(host) = url.strip_prefix("tcp://") else {
         Target::parse(url)?;
         return Ok(url.to_owned());
@@ -336,7 +354,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_names_the_known_ones() {
         let text = error("rdma://x");
-        for known in ["tcp://HOST:PORT", "shm:PATH", "unix:PATH", "fault:SPEC@URL"] {
+        for known in ["tcp://HOST:PORT", "shm:PATH", "unix:PATH", "fault:SPEC@URL", "stripe(URL, URL)"] {
             assert!(text.contains(known), "{text}");
         }
     }
@@ -348,14 +366,37 @@ mod tests {
         assert!(error("shm:").contains("shm:/run"));
         assert!(error("10.0.0.7").contains("scheme"));
         assert!(error("fault:die=x@ram:").contains("die"));
+        assert!(error("stripe(ram:,tcp:10.0.0.7:5555)").contains("tcp://HOST:PORT"));
+        assert!(error("stripe(ram:,,ram:)").contains("at character 13"));
+        assert!(error(&format!("stripe({})", ["ram:"; 17].join(","))).contains("more than 16"));
         assert_eq!(Opener::new().pages(1).open().err(), Some(OpenError::NoUrl));
     }
 
     #[test]
-    fn names_become_numbers_inside_faults_too() {
-        let urls = resolve_urls(&["tcp://127.0.0.1:9", "fault:die=3@tcp://[::1]:9", "shm:/x"]).unwrap();
-        assert_eq!(urls, ["tcp://127.0.0.1:9", "fault:die=3@tcp://[::1]:9", "shm:/x"]);
+    fn names_become_numbers_wherever_they_stand() {
+        let numeric =
+            ["tcp://127.0.0.1:9", "fault:die=3@tcp://[::1]:9", "shm:/x", "stripe(ram:, stripe(tcp://[::1]:9))"];
+        assert_eq!(resolve_urls(&numeric).unwrap(), numeric);
+        let resolved = resolve_urls(&["stripe(shm:/x, fault:die=3@tcp://localhost:9)"]).unwrap();
+        let local = ["127.0.0.1", "[::1]"].map(|host| format!("stripe(shm:/x, fault:die=3@tcp://{host}:9)"));
+        assert!(local.contains(&resolved[0]), "{resolved:?}");
         assert!(matches!(resolve_urls(&["rdma:x"]), Err(OpenError::Scheme { .. })));
+    }
+
+    #[test]
+    fn errors_count_leaves_in_the_order_of_the_text() {
+        let url = "stripe(ram:, stripe(ram:, fault:die=1@ram:), ram:)";
+        let backend = Opener::new().urls(["ram:", url]).pages(1 << 12).open().unwrap();
+        let dead = (0..1 << 12).step_by(16).find_map(|page| {
+            let mut lane = backend.open_lane().ok()?;
+            let op = crate::Op::Read { page: farfield_core::PageId(page), buffer: crate::Buffer::new(1) };
+            let deadline = Duration::from_secs(9);
+            lane.submit(crate::Request { tag: 0, priority: crate::Priority::Demand, deadline, op }).unwrap();
+            let mut done = Vec::with_capacity(1);
+            while lane.poll(&mut done) == 0 {}
+            done[0].result.err()
+        });
+        assert!(matches!(dead, Some(PoolError::ServerGone { server: 3, .. })), "{dead:?}");
     }
 
     #[test]

@@ -59,18 +59,21 @@ impl Deal {
 /// Several members as one.
 pub(crate) struct StripeBackend {
     members: Vec<Arc<dyn Backend>>,
+    /// Leaves of each member: so many secrets of a ticket are its own.
+    leaves: Vec<usize>,
     deal: Deal,
     pages: u64,
 }
 
 impl StripeBackend {
-    /// `pages` is what the region shall address, 0 for as much as the members have.
-    pub(crate) fn new(members: Vec<Arc<dyn Backend>>, pages: u64) -> StripeBackend {
+    /// Members, each with the number of its leaves. `pages` is what the region shall address, 0 for as much as the members have.
+    pub(crate) fn new(members: Vec<(Arc<dyn Backend>, usize)>, pages: u64) -> StripeBackend {
+        let (members, leaves): (Vec<_>, Vec<_>) = members.into_iter().unzip();
         let deal = Deal { members: members.len() as u64 };
         // The smallest page that some member lacks: no more than that can be addressed.
         let lacking = members.iter().enumerate().map(|(index, member)| deal.page(index, member.pages()));
         let most = lacking.min().unwrap_or(0);
-        StripeBackend { members, deal, pages: if pages == 0 { most } else { pages.min(most) } }
+        StripeBackend { members, leaves, deal, pages: if pages == 0 { most } else { pages.min(most) } }
     }
 
     /// Pages that member `index` of `members` needs for a region of `pages`: whole groups, at least one.
@@ -110,8 +113,10 @@ impl Backend for StripeBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        for (secret, member) in secrets.iter_mut().zip(&self.members) {
-            *secret = member.clone_region()?.secrets[0];
+        let mut first = 0;
+        for (member, leaves) in self.members.iter().zip(&self.leaves) {
+            secrets[first..][..*leaves].copy_from_slice(&member.clone_region()?.secrets[..*leaves]);
+            first += leaves;
         }
         Ok(CloneTicket { secrets })
     }
@@ -465,6 +470,7 @@ mod tests {
             conformance::run(&Opener::new().urls(vec!["ram:"; members]));
         }
         conformance::run(&Opener::new().urls(["fault:delay=30us@ram:", "ram:", "fault:delay=5us@ram:"]));
+        conformance::run(&Opener::new().url("stripe(stripe(ram:, fault:delay=5us@stripe(ram:, ram:)), ram:)"));
     }
 
     #[test]

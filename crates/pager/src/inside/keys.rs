@@ -10,10 +10,11 @@ use crate::control::{Control, TEXT_BYTES, read_text};
 use crate::window::DESCRIPTORS_END;
 use core::ffi::CStr;
 use farfield_os::{file, gate};
+use farfield_pool::{leaf_urls, replace_leaves};
 
 /// The control block.
 pub const CONTROL: i32 = DESCRIPTORS_END - 1;
-/// Sockets of servers, downwards from here in the order of the URLs.
+/// Sockets of servers, downwards from here in the order of the text of the URLs.
 const SERVERS: i32 = CONTROL - 1;
 
 /// Takes what is not there yet. Where it is refused, or descriptors are short, whoever needs it will say so.
@@ -25,7 +26,7 @@ pub fn take(runtime: &Runtime) {
             let Some(path) = socket_path(url) else { continue };
             let mut name = [0u8; 128];
             if path.len() < name.len() {
-                name[..path.len()].copy_from_slice(path);
+                name[..path.len()].copy_from_slice(path.as_bytes());
                 if let Ok(path) = CStr::from_bytes_until_nul(&name) {
                     keep(path, libc::O_PATH, key);
                 }
@@ -54,24 +55,33 @@ fn keep(path: &CStr, flags: i32, key: i32) {
 /// How this process reaches the servers of its job.
 pub fn urls(control: &Control) -> Vec<String> {
     let mut buffer = [0; TEXT_BYTES];
-    let url = |(key, url): (i32, &[u8])| {
-        if socket_path(url).is_some() && file::is_socket(key) {
-            format!("unix:/proc/self/fd/{key}")
-        } else {
-            String::from_utf8_lossy(url).into_owned()
-        }
+    let mut keys = keys();
+    let mut reach = |leaf: &str| -> Result<String, core::convert::Infallible> {
+        let key = keys.next().unwrap_or(-1);
+        let by_key = socket_path(leaf).is_some() && file::is_socket(key);
+        Ok(if by_key { format!("unix:/proc/self/fd/{key}") } else { leaf.to_owned() })
     };
-    servers(control, &mut buffer).map(url).collect()
+    let Ok(urls) = pools(control, &mut buffer).map(|url| replace_leaves(url, &mut reach)).collect();
+    urls
 }
 
-fn servers<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = (i32, &'a [u8])> {
+/// The servers of this job, each with the descriptor that is its key.
+fn servers<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = (i32, &'a str)> {
+    keys().zip(pools(control, buffer).flat_map(leaf_urls))
+}
+
+fn keys() -> impl Iterator<Item = i32> {
+    (0..).map(|index| SERVERS - index)
+}
+
+fn pools<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = &'a str> {
     let text: &'a [u8] = read_text(&control.urls, &control.urls_len, buffer);
-    let urls = text.split(|&byte| byte == b'\n').filter(|url| !url.is_empty());
-    (0..).map(|index| SERVERS - index).zip(urls)
+    // Written by the runner, from text.
+    core::str::from_utf8(text).unwrap_or_default().lines().filter(|url| !url.is_empty())
 }
 
 /// The path of a socket that has a place in the file system.
-fn socket_path(url: &[u8]) -> Option<&[u8]> {
-    let path = [&b"unix:"[..], b"shm:"].into_iter().find_map(|scheme| url.strip_prefix(scheme))?;
-    path.starts_with(b"/").then_some(path)
+fn socket_path(url: &str) -> Option<&str> {
+    let path = ["unix:", "shm:"].into_iter().find_map(|scheme| url.strip_prefix(scheme))?;
+    path.starts_with('/').then_some(path)
 }

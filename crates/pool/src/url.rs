@@ -1,0 +1,315 @@
+//! The language of pool URLs: `stripe(tcp://10.0.0.7:5555, fault:drop=0.01@shm:/run/far.sock)`.
+//!
+//! A URL is a *leaf*, which names one member (`SCHEME:WHERE`), or a backend made of backends (`NAME(URL, …)`), or `fault:SPEC@URL`.
+//! A leaf that stands alone is the whole text; inside of parentheses it ends at the next comma or closing parenthesis.
+//! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
+
+use crate::fault::FaultPlan;
+use std::borrow::Cow;
+
+/// How deep backends may stand in backends.
+const DEPTH_MAX: usize = 8;
+
+/// What a URL says.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Tree {
+    /// One member.
+    Leaf(String),
+    /// What it wraps, with faults.
+    Fault(FaultPlan, Box<Tree>),
+    /// Pages are dealt out to these.
+    Stripe(Vec<Tree>),
+}
+
+impl Tree {
+    pub(crate) fn parse(url: &str) -> Result<Tree, UrlError> {
+        let mut tokens = Tokens::of(url);
+        let tree = item(&mut tokens)?;
+        tokens.end()?;
+        Ok(tree)
+    }
+
+    /// Members that it names.
+    pub(crate) fn leaves(&self) -> usize {
+        match self {
+            Tree::Leaf(_) => 1,
+            Tree::Fault(_, inner) => inner.leaves(),
+            Tree::Stripe(members) => members.iter().map(Tree::leaves).sum(),
+        }
+    }
+}
+
+/// Something that the language does not have, and where.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("at character {}: {why}", at + 1)]
+pub(crate) struct UrlError {
+    at: usize,
+    why: Cow<'static, str>,
+}
+
+/// The leaves of a URL, in the order of the text. Allocates nothing; whatever cannot be understood ends them.
+pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
+    let mut tokens = Tokens::of(url);
+    std::iter::from_fn(move || {
+        loop {
+            match tokens.next().ok()?? {
+                Token::Leaf(leaf) => return Some(leaf),
+                Token::Fault(_) | Token::Open(_) | Token::Close => {}
+            }
+        }
+    })
+}
+
+/// `url` with each of its leaves replaced.
+pub fn replace_leaves<E>(url: &str, mut replace: impl FnMut(&str) -> Result<String, E>) -> Result<String, E> {
+    let (mut replaced, mut copied) = (String::with_capacity(url.len()), 0);
+    for leaf in leaf_urls(url) {
+        let at = leaf.as_ptr() as usize - url.as_ptr() as usize;
+        replaced += &url[copied..at];
+        replaced += &replace(leaf)?;
+        copied = at + leaf.len();
+    }
+    Ok(replaced + &url[copied..])
+}
+
+fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
+    let at = tokens.at;
+    let wrong = |why: String| UrlError { at, why: why.into() };
+    match tokens.next()? {
+        Some(Token::Leaf(leaf)) => Ok(Tree::Leaf(leaf.to_owned())),
+        Some(Token::Fault(spec)) => Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens)?))),
+        Some(Token::Open("stripe")) => Ok(Tree::Stripe(items(tokens)?)),
+        Some(Token::Open(name)) => Err(wrong(format!("no backend is made by {name}(…): known is stripe(URL, URL)"))),
+        Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
+    }
+}
+
+/// Everything up to the closing parenthesis.
+fn items(tokens: &mut Tokens<'_>) -> Result<Vec<Tree>, UrlError> {
+    let mut items = Vec::new();
+    while !tokens.closes() {
+        items.push(item(tokens)?);
+    }
+    if items.is_empty() {
+        return Err(UrlError { at: tokens.at, why: "nothing stands in the parentheses: write URLs there".into() });
+    }
+    tokens.next()?;
+    Ok(items)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Token<'a> {
+    Leaf(&'a str),
+    /// `fault:SPEC@`
+    Fault(&'a str),
+    /// `NAME(`
+    Open(&'a str),
+    Close,
+}
+
+/// The text, cut into tokens.
+#[derive(Clone)]
+struct Tokens<'a> {
+    text: &'a str,
+    at: usize,
+    depth: usize,
+    /// A URL must come, and not a comma or a parenthesis.
+    wants_url: bool,
+}
+
+impl<'a> Tokens<'a> {
+    fn of(text: &'a str) -> Tokens<'a> {
+        Tokens { text, at: 0, depth: 0, wants_url: true }
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn wrong<T>(&self, why: &'static str) -> Result<T, UrlError> {
+        Err(UrlError { at: self.at, why: why.into() })
+    }
+
+    fn skip(&mut self, letters: usize) {
+        self.at += letters;
+        if self.depth > 0 {
+            self.at += self.rest().len() - self.rest().trim_start().len();
+        }
+    }
+
+    /// Is a closing parenthesis next? Only directly after an opening one may it stand where a URL could.
+    fn closes(&self) -> bool {
+        self.depth > 0 && self.rest().starts_with(')')
+    }
+
+    /// Nothing may be left.
+    fn end(&self) -> Result<(), UrlError> {
+        if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
+    }
+
+    /// The next token; `None` when the text has ended where it may.
+    fn next(&mut self) -> Result<Option<Token<'a>>, UrlError> {
+        if !self.wants_url {
+            return self.behind_url();
+        }
+        let rest = self.rest();
+        if let Some(spec) = rest.strip_prefix("fault:") {
+            let Some(end) = spec.find('@') else { return self.wrong("write fault:SPEC@URL") };
+            self.skip("fault:@".len() + end);
+            return Ok(Some(Token::Fault(&spec[..end])));
+        }
+        let name = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).map_or(rest, |end| &rest[..end]);
+        if !name.is_empty() && rest[name.len()..].starts_with('(') {
+            if self.depth == DEPTH_MAX {
+                return self.wrong("backends stand in backends more than 8 deep: take some of them away");
+            }
+            self.depth += 1;
+            self.skip(name.len() + 1);
+            return Ok(Some(Token::Open(name)));
+        }
+        let end = if self.depth == 0 { rest.len() } else { rest.find([',', ')', '(']).unwrap_or(rest.len()) };
+        let leaf = &rest[..end];
+        if rest[end..].starts_with('(') {
+            self.at += end;
+            return self
+                .wrong("a path with a parenthesis or a comma must stand alone: give it a link with another name");
+        }
+        if leaf.trim_end().is_empty() {
+            // `NAME()` is for the caller to refuse; elsewhere something is missing.
+            if self.closes() && self.text[..self.at].trim_end().ends_with('(') {
+                return self.behind_url();
+            }
+            return self.wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH");
+        }
+        let leaf = if self.depth == 0 { leaf } else { leaf.trim_end() };
+        self.skip(leaf.len());
+        self.wants_url = false;
+        // A comma belongs to what it ends, so that after a token the next one can be seen.
+        self.comma()?;
+        Ok(Some(Token::Leaf(leaf)))
+    }
+
+    fn behind_url(&mut self) -> Result<Option<Token<'a>>, UrlError> {
+        if self.depth == 0 {
+            self.end()?;
+            return Ok(None);
+        }
+        if !self.closes() {
+            return self.wrong("a comma or a closing parenthesis is missing");
+        }
+        self.depth -= 1;
+        self.wants_url = false;
+        self.skip(1);
+        self.comma()?;
+        Ok(Some(Token::Close))
+    }
+
+    fn comma(&mut self) -> Result<(), UrlError> {
+        if self.depth > 0 && self.rest().starts_with(',') {
+            self.skip(1);
+            self.wants_url = true;
+            if self.closes() {
+                return self.wrong("a URL is missing behind the comma, as tcp://HOST:PORT or shm:PATH");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a pool that is another one than its URL says, and errors that do not tell what to write instead.
+    use super::*;
+
+    fn leaf(text: &str) -> Tree {
+        Tree::Leaf(text.to_owned())
+    }
+
+    fn error(url: &str) -> String {
+        Tree::parse(url).expect_err(url).to_string()
+    }
+
+    #[test]
+    fn a_leaf_alone_is_the_whole_text() {
+        for url in ["ram:", "shm:/run/a,b(c) d", "tcp://[::1]:5555", "unix:@far", "10.0.0.7", "shm:/x "] {
+            assert_eq!(Tree::parse(url), Ok(leaf(url)));
+        }
+    }
+
+    #[test]
+    fn backends_stand_in_backends() {
+        let inner = Tree::Stripe(vec![leaf("unix:@b"), leaf("tcp://[::1]:9")]);
+        assert_eq!(Tree::parse("stripe(ram:)"), Ok(Tree::Stripe(vec![leaf("ram:")])));
+        let tree = Tree::Stripe(vec![leaf("shm:/a b"), inner, leaf("ram:")]);
+        assert_eq!(Tree::parse("stripe( shm:/a b , stripe(unix:@b,tcp://[::1]:9) ,ram: )"), Ok(tree.clone()));
+        assert_eq!(tree.leaves(), 4);
+    }
+
+    #[test]
+    fn faults_have_commas_of_their_own() {
+        let plan = FaultPlan::parse("drop=0.5,seed=3").unwrap();
+        let faulty = |tree| Tree::Fault(plan, Box::new(tree));
+        assert_eq!(Tree::parse("fault:drop=0.5,seed=3@unix:@a,b"), Ok(faulty(leaf("unix:@a,b"))));
+        let stripe = Tree::Stripe(vec![faulty(leaf("unix:@a")), leaf("b:")]);
+        assert_eq!(Tree::parse("stripe(fault:drop=0.5,seed=3@unix:@a,b:)"), Ok(stripe));
+        let wrapped = Tree::Stripe(vec![leaf("a:"), leaf("b:")]);
+        assert_eq!(Tree::parse("fault:drop=0.5,seed=3@stripe(a:,b:)"), Ok(faulty(wrapped)));
+    }
+
+    #[test]
+    fn errors_say_where_and_what_to_write() {
+        for (url, at, what) in [
+            ("", 1, "URL is missing"),
+            ("stripe(", 8, "URL is missing"),
+            ("stripe()", 8, "write URLs there"),
+            ("stripe(a:,)", 11, "URL is missing"),
+            ("stripe(a:,,b:)", 11, "URL is missing"),
+            ("stripe(a:", 10, "closing parenthesis"),
+            ("stripe(a:)b:", 11, "take the rest away"),
+            ("stripe(a:))", 11, "take the rest away"),
+            ("stripe(stripe(a:)b:)", 18, "comma"),
+            ("stripe(a:,strip(b:))", 11, "stripe(URL, URL)"),
+            ("stripe(shm:/a(b)", 14, "link"),
+            ("stripe(a:,fault:die=3)", 11, "fault:SPEC@URL"),
+            ("stripe(a:,fault:die=x@b:)", 11, "whole number"),
+        ] {
+            let error = error(url);
+            assert!(error.starts_with(&format!("at character {at}:")) && error.contains(what), "{url}: {error}");
+        }
+        assert!(Tree::parse(&format!("{}a:{}", "stripe(".repeat(8), ")".repeat(8))).is_ok());
+        assert!(error(&"stripe(".repeat(100_000)).contains("8 deep"));
+    }
+
+    #[test]
+    fn leaves_are_replaced_where_they_stand() {
+        let url = "stripe(tcp://a:1, fault:drop=0.5,seed=3@stripe(shm:/b) , ram:)";
+        assert_eq!(leaf_urls(url).collect::<Vec<_>>(), ["tcp://a:1", "shm:/b", "ram:"]);
+        let replaced = replace_leaves(url, |leaf| Ok::<_, ()>(leaf.to_uppercase())).unwrap();
+        assert_eq!(replaced, "stripe(TCP://A:1, fault:drop=0.5,seed=3@stripe(SHM:/B) , RAM:)");
+        assert_eq!(replace_leaves(url, |_| Err::<String, _>("no")), Err("no"));
+    }
+
+    #[test]
+    fn any_text_is_understood_or_refused() {
+        let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed_u64);
+        println!("FARFIELD_SEED={seed}");
+        let mut state = seed | 1;
+        let mut below = |limit: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % limit
+        };
+        let words = ["stripe(", "(", ")", ",", " ", "ram:", "fault:", "die=3", "@", "shm:/a", "=", "é", "a"];
+        let mut understood = 0;
+        for _ in 0..100_000 {
+            let url: String = (0..below(9)).map(|_| words[below(words.len())]).collect();
+            if let Ok(tree) = Tree::parse(&url) {
+                understood += 1;
+                assert_eq!(leaf_urls(&url).count(), tree.leaves(), "{url}");
+            }
+            assert_eq!(replace_leaves(&url, |leaf| Ok::<_, ()>(leaf.to_owned())), Ok(url));
+        }
+        assert!(understood > 1000, "{understood}");
+    }
+}
