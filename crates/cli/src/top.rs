@@ -1,6 +1,7 @@
 //! `farfield top`: what jobs, heaps and memory servers do now.
 
 mod heaps;
+mod metrics;
 
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
@@ -10,6 +11,7 @@ use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write as _};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -34,6 +36,9 @@ pub(crate) struct TopArgs {
     /// Seconds between refreshes
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     every: f64,
+    /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs and heaps of this user, until ^C
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
+    metrics: Option<SocketAddr>,
     /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
     #[arg(long, value_name = "FILE")]
     token_file: Option<std::path::PathBuf>,
@@ -44,6 +49,7 @@ Examples:
   farfield top                              All jobs and heaps of this user
   farfield top 4711                         The job that process 4711 belongs to
   farfield top tcp://big:7400               A memory server
+  farfield top --metrics 127.0.0.1:7402     All jobs and heaps, for Prometheus
   farfield top --once --json 4711 | jq .jobs[0].near_bytes";
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -59,6 +65,9 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
 }
 
 fn show(args: TopArgs) -> anyhow::Result<()> {
+    if let Some(address) = args.metrics {
+        return metrics::serve(address);
+    }
     let token = crate::token::read(args.token_file.as_deref())?;
     let mut view = View::open(&args.targets, token)?;
     let live = std::io::stdout().is_terminal() && !args.once && !args.json;
@@ -134,14 +143,19 @@ impl View {
             }
         }
         if targets.is_empty() {
-            view.jobs = find_jobs().into_iter().map(JobView::open).collect();
-            view.heaps = HeapView::find_all();
+            view = View::of_all();
             anyhow::ensure!(
                 !view.jobs.is_empty() || !view.heaps.is_empty(),
                 "no job of this user runs under `farfield run`, and no heap has a name; name a process or the URL of a memory server"
             );
         }
         Ok(view)
+    }
+
+    /// All jobs and heaps of this user.
+    fn of_all() -> View {
+        let jobs = find_jobs().into_iter().map(JobView::open).collect();
+        View { jobs, heaps: HeapView::find_all(), servers: Vec::new() }
     }
 
     fn read(&mut self) -> anyhow::Result<Snapshot> {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Running, farfield, text, until};
+use common::{Running, farfield, scrape, text, until};
 use farfield::{FarBox, Heap, Plane, Stats};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -49,6 +49,9 @@ fn says(heap: &serde_json::Value, stats: &Stats) -> bool {
         ("near_bytes", stats.near_bytes),
         ("table_bytes", stats.table_bytes),
         ("misses", stats.misses),
+        ("object_misses", stats.object_misses),
+        ("value_pages", stats.value_pages),
+        ("pages_to_come_whole", stats.pages_to_come_whole),
         ("whole_pages", stats.whole_pages),
         ("left_to_come_whole", stats.left_to_come_whole),
         ("fetched_bytes", stats.fetched_bytes),
@@ -59,6 +62,7 @@ fn says(heap: &serde_json::Value, stats: &Stats) -> bool {
     let part = |part: u64, whole: u64| part as f64 / whole as f64;
     let parts = [
         ("amplification", part(stats.fetched_bytes, stats.used_bytes)),
+        ("page_path_share", part(stats.pages_to_come_whole, stats.value_pages)),
         ("whole_share", part(stats.left_to_come_whole, stats.access_rates.iter().sum())),
     ];
     counters.iter().all(|(name, expected)| heap["counters"][name] == *expected)
@@ -117,6 +121,42 @@ fn rates_are_those_since_the_last_notice_and_the_view_ends_with_the_heap() {
     drop((values, heap));
     until("the heap has ended", || next()["alive"] == false);
     assert!(view.wait().success());
+}
+
+#[test]
+fn metrics_say_what_the_stats_say() {
+    let _alone = alone();
+    let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
+    let url = exporter.line();
+    // Nobody has to be there yet.
+    assert!(scrape(&url).ends_with("# EOF\n"));
+    let heap = Heap::builder().near(2 << 20).plane(Plane::Hybrid).name("say \"hi\\\"").build().unwrap();
+    let other = Heap::builder().near(1 << 20).name("other").build().unwrap();
+    let values = filled(&heap);
+    read_all(&values);
+    let pid = std::process::id();
+    let labels = format!("heap=\"say \\\"hi\\\\\\\"\",plane=\"hybrid\",process=\"{pid}\"");
+    let says = |answer: &str, stats: &Stats| {
+        let by_page = stats.misses - stats.object_misses;
+        [
+            format!("farfield_heap_near_limit_bytes{{{labels}}} 2097152"),
+            format!("farfield_heap_value_pages{{{labels}}} {}", stats.value_pages),
+            format!("farfield_heap_pages_to_come_whole{{{labels}}} {}", stats.pages_to_come_whole),
+            format!("farfield_heap_fetched_bytes_total{{{labels}}} {}", stats.fetched_bytes),
+            format!("farfield_heap_misses_total{{{labels},path=\"object\"}} {}", stats.object_misses),
+            format!("farfield_heap_misses_total{{{labels},path=\"page\"}} {by_page}"),
+            format!("farfield_heap_left_pages_total{{{labels},used_percent=\"90\"}} {}", stats.access_rates[9]),
+            format!("farfield_heap_evicting_seconds_total{{{labels}}} {}", stats.evicting.as_nanos() as f64 / 1e9),
+        ]
+        .iter()
+        .all(|expected| answer.lines().any(|line| line == expected))
+    };
+    until("metrics say what the stats say", || says(&scrape(&url), &heap.stats()));
+    let answer = scrape(&url);
+    assert!(answer.contains("farfield_heap_near_limit_bytes{heap=\"other\",plane=\"page\","), "{answer}");
+    assert_eq!(answer.matches("# TYPE farfield_heap_misses counter").count(), 1, "{answer}");
+    drop((values, heap, other));
+    until("heaps that have ended are gone", || !scrape(&url).contains(&format!("process=\"{pid}\"")));
 }
 
 #[test]

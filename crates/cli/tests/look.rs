@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Folder, Running, farfield, run, text, until};
+use common::{Folder, Running, farfield, run, scrape, text, until};
 use std::process::Stdio;
 
 /// A job that reads its input, so that it lives until the test ends it; the pid of the program.
@@ -59,6 +59,13 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
     assert!(all["jobs"].as_array().unwrap().iter().any(|one| one["runner_pid"] == job.child.id()), "{all}");
     let people = farfield().args(["top", "--once", &program.to_string()]).output().unwrap();
     assert!(text(&people).contains("123.0 MiB"), "{}", text(&people));
+    let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
+    let metrics = scrape(&exporter.line());
+    for (name, value) in [("near_limit_bytes", 123 << 20), ("faults_total", 0)] {
+        let end = format!(",runner=\"{}\"}} {value}", job.child.id());
+        let is_it = |line: &str| line.starts_with(&format!("farfield_job_{name}{{program=")) && line.ends_with(&end);
+        assert!(metrics.lines().any(is_it), "no {name} of the job in\n{metrics}");
+    }
     drop(job.child.stdin.take());
     assert_eq!(job.wait().code(), Some(5));
 }

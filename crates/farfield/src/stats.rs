@@ -15,8 +15,16 @@ pub struct Stats {
     pub pinned_bytes: u64,
     /// Pages in which values can lie, near or far.
     pub pages: u64,
+    /// Of these, pages of small values, which have handles. On the object and hybrid plane.
+    pub value_pages: u64,
+    /// Of these, those whose values come together, with their page, when they are far: as was decided when the page left last (its *path*; one that
+    /// was filled near and has never left is not among them). On the hybrid plane only.
+    pub pages_to_come_whole: u64,
     /// Times that a value was not near and was brought.
     pub misses: u64,
+    /// Of these, those that brought one small value alone; the others brought a page, or the pages of a large value. On the object and hybrid
+    /// plane.
+    pub object_misses: u64,
     /// Of these, those of what had left shortly before, while less than an eighth of the near memory left: so many fewer there would have been with
     /// about an eighth more. On the hybrid plane only.
     pub early_misses: u64,
@@ -104,7 +112,7 @@ impl Stats {
     /// For a [notice](farfield_core::heap::notice).
     pub(crate) fn lines(&self) -> String {
         lines!(self:
-            near_limit_bytes near_bytes table_bytes pinned_bytes pages misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
+            near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values
             prefetches prefetches_used prefetches_unused;
             durations evicting longest_pause;

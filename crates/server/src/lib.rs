@@ -8,6 +8,7 @@ mod config;
 mod connection;
 mod counters;
 mod metrics;
+mod scrape;
 mod server;
 mod sessions;
 mod spin;
@@ -16,5 +17,6 @@ mod tenants;
 
 pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;
+pub use scrape::answer_scrapes;
 pub use server::{Server, StartError};
 pub use tenants::{TenantConfig, Tenants, TokenFileError};

@@ -74,6 +74,7 @@ impl HeapView {
             misses_per_s: rate("misses"),
             fetched_bytes_per_s: rate("fetched_bytes"),
             evicting_share: rate("evicting_ns") / 1e9,
+            page_path_share: part(number("pages_to_come_whole"), number("value_pages")),
             whole_share: part(number("left_to_come_whole"), access_rates.iter().sum()),
             amplification: part(number("fetched_bytes"), number("used_bytes")),
             prefetch_accuracy: part(number("prefetches_used"), number("prefetches_used") + number("prefetches_unused")),
@@ -122,24 +123,26 @@ impl Notice {
 
 #[derive(serde::Serialize, Debug)]
 pub(super) struct HeapRow {
-    pid: u32,
+    pub(super) pid: u32,
     command: String,
-    name: String,
-    plane: String,
+    pub(super) name: String,
+    pub(super) plane: String,
     /// Does the heap still exist?
     pub(super) alive: bool,
     misses_per_s: f64,
     fetched_bytes_per_s: f64,
     /// Of one processor.
     evicting_share: f64,
-    /// Part of the pages of small values which come whole next time, since the start.
+    /// Part of the pages of small values that left which come whole next time, since the start.
     whole_share: Option<f64>,
+    /// Part of the pages of small values that there are now, near or far, which come whole when they are far.
+    page_path_share: Option<f64>,
     /// Bytes that were read for each that was used in pages of small values, since the start.
     amplification: Option<f64>,
     prefetch_accuracy: Option<f64>,
-    access_rates: Vec<u64>,
+    pub(super) access_rates: Vec<u64>,
     pauses: Vec<u64>,
-    counters: BTreeMap<String, u64>,
+    pub(super) counters: BTreeMap<String, u64>,
 }
 
 /// For people.
@@ -158,11 +161,16 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         bytes("pinned_bytes"),
         heap.plane,
     );
+    let of_values = match number("object_misses") {
+        0 => String::new(),
+        misses => format!(", {} of values alone", Count(misses)),
+    };
     let _ = writeln!(
         text,
-        "  {} misses ({}/s), {} pages came whole   {} fetched ({}/s{})   prefetch {}",
+        "  {} misses ({}/s){}, {} pages came whole   {} fetched ({}/s{})   prefetch {}",
         count("misses"),
         Count(heap.misses_per_s as u64),
+        of_values,
         count("whole_pages"),
         bytes("fetched_bytes"),
         Bytes(heap.fetched_bytes_per_s as u64),
@@ -179,6 +187,10 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         percent(Some(heap.evicting_share)),
         count("throttled"),
     );
+    if heap.page_path_share.is_some() && heap.plane == "hybrid" {
+        let (pages, whole) = (count("value_pages"), percent(heap.page_path_share));
+        let _ = writeln!(text, "  {pages} pages of small values, near or far, of which {whole} come whole");
+    }
     if heap.whole_share.is_some() {
         let rates = heap.access_rates.iter().map(|pages| Count(*pages).to_string());
         let rates = rates.collect::<Vec<_>>().join(" ");

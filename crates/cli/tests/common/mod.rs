@@ -153,3 +153,16 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
 pub(crate) fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
+
+/// `GET /metrics`.
+pub(crate) fn scrape(url: &str) -> String {
+    use std::io::{Read, Write};
+    let address = url.strip_prefix("http://").and_then(|url| url.strip_suffix("/metrics")).unwrap();
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    answer
+}

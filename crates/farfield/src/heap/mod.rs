@@ -384,13 +384,17 @@ impl Core {
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
         let paths = self.objects.as_ref().and_then(|objects| objects.paths.as_ref());
+        let (value_pages, pages_to_come_whole) = self.objects.as_ref().map_or((0, 0), |objects| objects.log.in_use());
         let of_paths = |count: fn(&Paths) -> &AtomicU64| paths.map_or(0, |paths| count(paths).load(Ordering::Relaxed));
         Stats {
             near_limit_bytes: self.near.load(Ordering::Relaxed),
             near_bytes: u64::from(resident) * PAGE_BYTES as u64 + table_bytes,
             table_bytes,
             pages: u64::from(self.segments.high_page()),
+            value_pages: u64::from(value_pages),
+            pages_to_come_whole: u64::from(pages_to_come_whole),
             misses: self.threads.sum(|counters| &counters.misses),
+            object_misses: self.threads.sum(|counters| &counters.object_misses),
             early_misses: of_paths(|paths| &paths.price.early),
             access_rates: core::array::from_fn(|tenth| {
                 paths.map_or(0, |paths| paths.rates[tenth].load(Ordering::Relaxed))

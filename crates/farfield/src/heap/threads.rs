@@ -62,6 +62,7 @@ pub(crate) struct Record {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) misses: AtomicU64,
+    pub(crate) object_misses: AtomicU64,
     pub(crate) whole_pages: AtomicU64,
     pub(crate) fetched_bytes: AtomicU64,
     pub(crate) taken_back: AtomicU64,

@@ -2,7 +2,7 @@
 
 use super::Core;
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{FrameId, FrameWord, LogWord, State, Whereabouts};
+use farfield_core::heap::{FrameId, FrameWord, LogWord, Path, State, Whereabouts};
 use std::collections::BTreeMap;
 
 impl Core {
@@ -53,8 +53,11 @@ impl Core {
                 assert_eq!(u32::from_le_bytes(tag), object + 1, "object {object} in page {page}");
             }
         }
+        let (mut in_use, mut by_page) = (0, 0);
         for page in 0..self.segments.high_page() {
             let word = objects.log.word(page);
+            in_use += u32::from(word.class().is_some());
+            by_page += u32::from(word.path() == Path::Page);
             assert_eq!(word.live(), live.get(&page).copied().unwrap_or(0), "objects in log page {page}");
             assert_eq!(word.coming(), 0, "objects on their way to log page {page} at rest");
             assert!(word.going() == 0 && !word.is_whole(), "somebody is at log page {page} at rest: {word:?}");
@@ -63,6 +66,7 @@ impl Core {
                 "log page {page} is dead and was not retired"
             );
         }
+        assert_eq!(objects.log.in_use(), (in_use, by_page), "log pages, and those that come whole");
         for page in objects.log.unused() {
             assert_eq!(objects.log.word(page), LogWord::UNUSED, "log page {page} is free and in use");
             let word = FrameWord(self.words[page].load(Ordering::SeqCst));

@@ -79,6 +79,31 @@ fn what_was_used_alone_comes_alone_and_together_again_later() {
     heap.verify();
 }
 
+/// Counts by path, and the share of paths as it is now.
+#[test]
+fn stats_tell_the_paths_apart() {
+    let heap = builder(2 * MIB).car_threshold(0.8).build().unwrap();
+    let values = far_values(&heap, 20_000);
+    let pages = (values.len() / PER_PAGE) as u64;
+    let stats = heap.stats();
+    assert!(stats.pages_to_come_whole >= pages * 2 / 3 && stats.value_pages <= pages + pages / 5, "{stats:?}");
+    assert!(stats.pages_to_come_whole <= stats.value_pages, "{stats:?}");
+    // Whole, then alone: one value of each page, and another.
+    read(&heap, values.iter().enumerate().step_by(PER_PAGE));
+    send_away(&heap);
+    let after = heap.stats();
+    assert!(after.pages_to_come_whole <= pages / 3, "{after:?}");
+    read(&heap, values.iter().enumerate().skip(7).step_by(PER_PAGE));
+    let after = heap.stats();
+    assert_eq!(after.object_misses + after.whole_pages, after.misses, "{after:?}");
+    assert!(after.object_misses >= pages * 2 / 3, "{after:?}");
+    drop(values);
+    heap.verify();
+    let stats = heap.stats();
+    // What this thread or the evacuator still fills.
+    assert!(stats.pages_to_come_whole == 0 && stats.value_pages <= 3, "{stats:?}");
+}
+
 #[test]
 fn the_threshold_decides() {
     for (share, comes_whole) in [(0.0, true), (0.4, true), (0.6, false), (1.0, false)] {

@@ -18,6 +18,9 @@ pub(crate) struct LogPages {
     count: AtomicU32,
     /// How many were opened, so far.
     opened: AtomicU32,
+    /// In use, and of these those that come whole next time.
+    in_use: AtomicU32,
+    by_page: AtomicU32,
     lists: Mutex<Lists>,
 }
 
@@ -40,6 +43,8 @@ impl LogPages {
             words: Table::new(pages as usize)?,
             count: AtomicU32::new(0),
             opened: AtomicU32::new(0),
+            in_use: AtomicU32::new(0),
+            by_page: AtomicU32::new(0),
             lists: Mutex::new(Lists::default()),
         })
     }
@@ -57,6 +62,11 @@ impl LogPages {
     /// How many were opened, so far, modulo 2^32.
     pub(crate) fn opened(&self) -> u32 {
         self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Pages in use, near or far, and how many of them have the page as their path.
+    pub(crate) fn in_use(&self) -> (u32, u32) {
+        (self.in_use.load(Ordering::Relaxed), self.by_page.load(Ordering::Relaxed))
     }
 
     /// Pages that nobody uses.
@@ -117,12 +127,24 @@ impl LogPages {
 
     /// The page, which is the caller's (Copying), leaves, and this is how its objects will come.
     pub(super) fn send(&self, page: u32, path: Path) {
-        self.update(page, |word| (word.leave(path), ()));
+        // Counted as long as the word says so, or a little longer: never less than none.
+        if path == Path::Page {
+            self.by_page.fetch_add(1, Ordering::Relaxed);
+        }
+        self.no_longer(self.update(page, |word| (word.leave(path), word)));
+    }
+
+    /// A word says this no longer.
+    fn no_longer(&self, before: LogWord) {
+        if before.path() == Path::Page {
+            self.by_page.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Nobody uses the page, and it is Empty.
     pub(crate) fn retire(&self, page: u32) {
-        self.words[page].store(LogWord::UNUSED.0, Ordering::SeqCst);
+        self.no_longer(LogWord(self.words[page].swap(LogWord::UNUSED.0, Ordering::SeqCst)));
+        self.in_use.fetch_sub(1, Ordering::Relaxed);
         self.lists().retired.push(page);
     }
 
@@ -160,6 +182,7 @@ impl Core {
                 }
             },
         };
+        log.in_use.fetch_add(1, Ordering::Relaxed);
         log.words[page].store(LogWord::opened(class).0, Ordering::SeqCst);
         log.opened.fetch_add(1, Ordering::Relaxed);
         Ok(page)

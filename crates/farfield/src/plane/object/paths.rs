@@ -202,6 +202,9 @@ impl Core {
     /// Something in this page is missed, and begins to come by this path.
     pub(crate) fn count_miss(&self, record: &Record, page: u32, path: Path) {
         count(&record.counters.misses);
+        if path == Path::Object {
+            count(&record.counters.object_misses);
+        }
         let Some(paths) = self.paths() else { return };
         let frames = self.frames.limit();
         paths.price.missed(page, frames);

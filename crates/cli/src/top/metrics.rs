@@ -1,0 +1,179 @@
+//! `farfield top --metrics`: all jobs and heaps that this user may look into, for Prometheus. They are found anew at each scrape.
+
+use super::{HeapRow, JobRow, View};
+use anyhow::Context;
+use farfield_server::answer_scrapes;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt::Error;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
+
+/// Answers until it is interrupted. Says first where, because port 0 is one that the kernel chooses.
+pub(super) fn serve(address: SocketAddr) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+    let mut out = std::io::stdout();
+    writeln!(out, "http://{}/metrics", listener.local_addr()?).and_then(|()| out.flush())?;
+    let mut registry = Registry::with_prefix("farfield");
+    registry.register_collector(Box::new(Everything));
+    let text = || {
+        let mut text = String::new();
+        encode(&mut text, &registry).map(|()| text)
+    };
+    Ok(answer_scrapes(&listener, || false, text)?)
+}
+
+#[derive(Debug)]
+struct Everything;
+
+impl Collector for Everything {
+    fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let all = View::of_all().read().map_err(|_| Error)?;
+        encode_heaps(&all.heaps, &mut out)?;
+        encode_jobs(&all.jobs, &mut out)
+    }
+}
+
+/// A name and a value.
+type Label = (&'static str, String);
+
+/// What a number is.
+#[derive(Clone, Copy)]
+enum Kind {
+    Gauge,
+    Count,
+}
+
+use Kind::{Count, Gauge};
+
+/// Numbers of heaps: what they are called in notices, without their unit if it is bytes.
+const OF_HEAPS: [(&str, Kind, &str); 24] = [
+    ("near_limit_bytes", Gauge, "Near budget"),
+    ("near_bytes", Gauge, "Near memory in use, tables included"),
+    ("table_bytes", Gauge, "Near memory of tables"),
+    ("pinned_bytes", Gauge, "Near memory that is pinned"),
+    ("pages", Gauge, "Pages in which values can lie, near or far"),
+    ("value_pages", Gauge, "Pages of small values, near or far"),
+    ("pages_to_come_whole", Gauge, "Pages of small values that come whole when they are far"),
+    ("vacant_pages", Gauge, "Far pages with nothing in them for which the pool still has memory"),
+    ("early_misses", Count, "Misses that an eighth more near memory would have saved"),
+    ("whole_pages", Count, "Pages of small values that came whole"),
+    ("left_to_come_whole", Count, "Pages of small values that left to come whole next time"),
+    ("used_bytes", Count, "Bytes of small values that were used in pages that left"),
+    ("fetched_bytes", Count, "Bytes that were read from the pool"),
+    ("written_pages", Count, "Pages that left and had to be written"),
+    ("clean_pages", Count, "Pages that left and were equal to their far copy"),
+    ("dead_pages", Count, "Pages that left because nothing was in them any more"),
+    ("taken_back", Count, "Pages that were about to leave and were used again"),
+    ("throttled", Count, "Times that a thread had to make room, or wait for it"),
+    ("moved_values", Count, "Small values that were moved to others of their kind"),
+    ("discarded_pages", Count, "Far pages that were given back to the pool"),
+    ("lost_values", Count, "Values whose destructor could not run"),
+    ("prefetches", Count, "What was brought before anybody needed it"),
+    ("prefetches_used", Count, "Of what came ahead of need, what was used"),
+    ("prefetches_unused", Count, "Of what came ahead of need, what left unused"),
+];
+
+fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let labels = |heap: &HeapRow| {
+        let process = ("process", heap.pid.to_string());
+        vec![("heap", escaped(&heap.name)), ("plane", escaped(&heap.plane)), process]
+    };
+    for (name, kind, help) in OF_HEAPS {
+        // What an older library does not say is left out.
+        let values = heaps.iter().filter_map(|heap| Some((labels(heap), *heap.counters.get(name)?)));
+        metric(out, &format!("heap_{name}"), kind, help, values)?;
+    }
+    let by_path = heaps.iter().flat_map(|heap| {
+        let number = |name: &str| heap.counters.get(name).copied().unwrap_or(0);
+        let alone = number("object_misses");
+        [("object", alone), ("page", number("misses").saturating_sub(alone))].map(|(path, misses)| {
+            let mut labels = labels(heap);
+            labels.push(("path", path.into()));
+            (labels, misses)
+        })
+    });
+    metric(out, "heap_misses", Count, "Values that were not near, by what was brought for them", by_path)?;
+    let help = "Pages of small values that left, by the tenth of them that was used while they were near";
+    let by_use = heaps.iter().flat_map(|heap| {
+        heap.access_rates.iter().enumerate().map(|(tenth, pages)| {
+            let mut labels = labels(heap);
+            labels.push(("used_percent", (tenth * 10).to_string()));
+            (labels, *pages)
+        })
+    });
+    metric(out, "heap_left_pages", Count, help, by_use)?;
+    let help = "Processor time that making room took";
+    let mut family = out.encode_descriptor("heap_evicting", help, Some(&Unit::Seconds), MetricType::Counter)?;
+    for heap in heaps {
+        let seconds = heap.counters.get("evicting_ns").map_or(0.0, |ns| *ns as f64 / 1e9);
+        count(family.encode_family(&labels(heap))?, seconds)?;
+    }
+    Ok(())
+}
+
+fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    // Not the command line: arguments may be nobody's business.
+    let labels = |job: &JobRow| {
+        let program = job.processes.first().map_or("", |process| &process.command);
+        vec![("program", escaped(program)), ("runner", job.runner_pid.to_string())]
+    };
+    type Bytes = fn(&JobRow) -> u64;
+    let sizes: [(&str, Bytes, &str); 3] = [
+        ("job_near_limit_bytes", |job| job.near_limit_bytes, "Near budget"),
+        ("job_near_bytes", |job| job.near_bytes, "Near memory in use"),
+        ("job_far_bytes", |job| job.far_bytes, "Far memory in use"),
+    ];
+    for (name, bytes, help) in sizes {
+        metric(out, name, Gauge, help, jobs.iter().map(|job| (labels(job), bytes(job))))?;
+    }
+    let Some(job) = jobs.first() else { return Ok(()) };
+    for name in job.counters.keys() {
+        let values = jobs.iter().map(|job| (labels(job), job.counters[name]));
+        metric(out, &format!("job_{name}"), Count, "See `farfield top --json`", values)?;
+    }
+    Ok(())
+}
+
+/// One metric of all those who have it.
+fn metric(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    kind: Kind,
+    help: &str,
+    values: impl Iterator<Item = (Vec<Label>, u64)>,
+) -> Result<(), Error> {
+    let (name, unit) = name.strip_suffix("_bytes").map_or((name, None), |name| (name, Some(&Unit::Bytes)));
+    let what = match kind {
+        Gauge => MetricType::Gauge,
+        Count => MetricType::Counter,
+    };
+    let mut family = None;
+    for (labels, value) in values {
+        if family.is_none() {
+            family = Some(out.encode_descriptor(name, help, unit, what)?);
+        }
+        let Some(family) = &mut family else { unreachable!("just made") };
+        let mut one = family.encode_family(&labels)?;
+        match kind {
+            Gauge => one.encode_gauge(&value)?,
+            Count => count(one, value)?,
+        }
+    }
+    Ok(())
+}
+
+fn count<V>(mut one: MetricEncoder<'_>, value: V) -> Result<(), Error>
+where
+    V: prometheus_client::encoding::EncodeCounterValue + prometheus_client::encoding::EncodeExemplarValue,
+{
+    one.encode_counter::<NoLabelSet, V, u64>(&value, None)
+}
+
+/// A label's value as the format wants it, which the encoder leaves to us.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
