@@ -38,11 +38,7 @@ pub(crate) fn run(options: &Options, trace: Trace) -> Result<Outcome> {
         outcome.phase("fill", requests.entries, || requests.fill(store))?;
         requests.serve(store, options.ops)?;
         let before = heap.map(Heap::stats);
-        if options.rate_per_s > 0 {
-            latency::open_loop(&mut outcome, options, || requests.one(store))?;
-        } else {
-            outcome.phase("request", options.ops, || requests.serve(store, options.ops))?;
-        }
+        latency::timed(&mut outcome, options, || requests.one(store))?;
         if let (Some(heap), Some(before)) = (heap, before) {
             figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
         }

@@ -6,8 +6,16 @@ use crate::{Options, Outcome};
 use anyhow::Result;
 use farfield_os::process;
 
+/// Serves `options.ops` requests and times them: one after the other, or in an open loop if they have a rate.
+pub(crate) fn timed(outcome: &mut Outcome, options: &Options, mut serve: impl FnMut() -> Result<()>) -> Result<()> {
+    if options.rate_per_s > 0 {
+        return open_loop(outcome, options, serve);
+    }
+    outcome.phase("request", options.ops, || (0..options.ops).try_for_each(|_| serve()))
+}
+
 /// Serves `options.ops` requests, `rate_per_s` of them in a second.
-pub(crate) fn open_loop(outcome: &mut Outcome, options: &Options, serve: impl FnMut() -> Result<()>) -> Result<()> {
+fn open_loop(outcome: &mut Outcome, options: &Options, serve: impl FnMut() -> Result<()>) -> Result<()> {
     let arrivals = Arrivals::new(options.rate_per_s, options.seed);
     let (ops, now) = (options.ops, || {
         // The heap's own threads need a processor while nobody asks for anything.

@@ -1,12 +1,13 @@
 //! A web front end (AIFM, Figure 6): a request looks up 32 keys in a hash map, adds what it finds up to the number of an element of
-//! 8 KiB in an array, encrypts that with AES-CBC and packs it with Snappy. Requests are chosen by Zipf's law.
+//! 8 KiB in an array, encrypts that with AES-CBC and packs it with Snappy. Requests are chosen by Zipf's law. With `rate_per_s` they
+//! arrive in an open loop ([`latency`]).
 //!
 //! The map has 10 parts of 26 of the data, the array the rest.
 
 use crate::entry::{Key, key, value, word};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, figures_since, latency};
 use aes::Aes128;
 use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeEncrypt, KeyIvInit};
@@ -81,21 +82,45 @@ impl Press {
     }
 }
 
-/// Serves all requests with `serve`, which looks up the keys of a request and presses its element.
+/// Who asks, and the sum of what was answered.
+struct Requests {
+    all: u64,
+    zipf: Zipf,
+    random: Random,
+    press: Press,
+    sum: u64,
+}
+
+impl Requests {
+    fn new(options: &Options, sizes: Sizes) -> Requests {
+        let zipf = Zipf::new(sizes.requests, options.zipf_percent as f64 / 100.0);
+        Requests { all: sizes.requests, zipf, random: Random::new(options.seed), press: Press::new(), sum: 0 }
+    }
+
+    /// The next one, by `serve`, which looks up its keys and presses its element.
+    fn one(&mut self, serve: &mut impl FnMut(&mut Press, u64) -> Result<u64>) -> Result<()> {
+        let request = mix(self.zipf.sample(&mut self.random)) % self.all;
+        self.sum = self.sum.wrapping_add(serve(&mut self.press, request)?);
+        Ok(())
+    }
+}
+
+/// Serves as many requests as are timed, so that near memory holds what it will, then those. The sum of the latter's answers.
 fn requests(
+    outcome: &mut Outcome,
     options: &Options,
     sizes: Sizes,
-    ops: u64,
+    heap: Option<&Heap>,
     mut serve: impl FnMut(&mut Press, u64) -> Result<u64>,
 ) -> Result<u64> {
-    let zipf = Zipf::new(sizes.requests, options.zipf_percent as f64 / 100.0);
-    let (mut random, mut press) = (Random::new(options.seed), Press::new());
-    let mut sum = 0u64;
-    for _ in 0..ops {
-        let request = mix(zipf.sample(&mut random)) % sizes.requests;
-        sum = sum.wrapping_add(serve(&mut press, request)?);
+    let mut first = Requests::new(options, sizes);
+    (0..options.ops).try_for_each(|_| first.one(&mut serve))?;
+    let (before, mut requests) = (heap.map(Heap::stats), Requests::new(options, sizes));
+    latency::timed(outcome, options, || requests.one(&mut serve))?;
+    if let (Some(heap), Some(before)) = (heap, before) {
+        figures_since(outcome, &before, &heap.stats(), options.ops, 0);
     }
-    Ok(sum)
+    Ok(requests.sum)
 }
 
 /// The entries that a request looks up, by number.
@@ -121,8 +146,7 @@ fn near(options: &Options, sizes: Sizes) -> Result<Outcome> {
         }
         press.press(&array[(at % sizes.elements) as usize])
     };
-    requests(options, sizes, options.ops, &mut serve)?;
-    let sum = outcome.phase("request", options.ops, || requests(options, sizes, options.ops, &mut serve))?;
+    let sum = requests(&mut outcome, options, sizes, None, &mut serve)?;
     outcome.checked(sum, errors);
     Ok(outcome)
 }
@@ -158,11 +182,8 @@ fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
         let found = if options.once == 1 { array.get_once(&scope, at)? } else { array.get(&scope, at)? };
         press.press(found.expect("below the length"))
     };
-    requests(options, sizes, options.ops, &mut serve)?;
-    let before = heap.stats();
-    let sum = outcome.phase("request", options.ops, || requests(options, sizes, options.ops, &mut serve))?;
+    let sum = requests(&mut outcome, options, sizes, Some(heap), &mut serve)?;
     outcome.figure("index_bytes", map.index_bytes() as f64);
-    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
     outcome.checked(sum, errors);
     Ok(outcome)
 }
