@@ -76,6 +76,23 @@ static int changes(void *unused) { // What a careful spawner does in its child, 
 
 static void *ends(void *count) { return count; }
 
+static int wakes[2];
+static _Atomic(uintptr_t) storage;
+static void *waits(void *unused) {
+    char byte;
+    atomic_store(&storage, (uintptr_t)pthread_self());
+    NEED(read(wakes[0], &byte, 1) == 1);
+    return unused;
+}
+
+static int is_near(uintptr_t address) {
+    uint64_t entry;
+    int pages = open("/proc/self/pagemap", O_RDONLY);
+    NEED(pages >= 0 && pread(pages, &entry, 8, address / PAGE * 8) == 8);
+    close(pages);
+    return entry >> 63;
+}
+
 static atomic_int bare;
 static char *bare_area;
 // Without thread-local storage of its own: no libc here.
@@ -152,6 +169,15 @@ int main(int argc, char **argv) {
         if (own != stack && i % 3 == 0) munmap(own, STACK);
     }
     say("threads on far stacks: %zu", (size_t)ended);
+
+    // The kernel writes to the storage of a thread whenever it has interrupted it: then it must be there.
+    pthread_t waiter;
+    NEED(pipe(wakes) == 0 && pthread_attr_setstack(&attributes, stack, STACK) == 0);
+    NEED(pthread_create(&waiter, &attributes, waits, NULL) == 0);
+    while (!atomic_load(&storage)) sched_yield();
+    press();
+    say("storage of a thread that waits is near: %d", is_near(atomic_load(&storage)));
+    NEED(write(wakes[1], "", 1) == 1 && pthread_join(waiter, NULL) == 0);
     say("among them: %zu lost", lost());
 
     // A thread that shares its parent's thread-local storage, deep in a far stack before its first system call.

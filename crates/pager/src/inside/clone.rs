@@ -175,7 +175,9 @@ extern "C" fn begin(start: usize) -> ! {
     unsafe { signals::return_to(start.frame.address()) }
 }
 
-/// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives.
+/// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives. In thread mode too: the kernel writes
+/// there whenever it has interrupted the thread (restartable sequences), also while the thread owns pages that a handler would
+/// wait for, and maybe these.
 fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
     let mut parts = [(0, 0); 3];
     if window::contains(storage) {
@@ -188,7 +190,7 @@ fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
     parts[1] = (words[0], 4);
     parts[2] = (words[1], 4);
     home.active.store(1, Ordering::SeqCst);
-    guard::hold_for(runtime, home, guard::collect(runtime, &parts), || runtime.guards());
+    guard::hold_for(runtime, home, guard::collect(runtime, &parts), || runtime.phase() == Phase::Armed);
 }
 
 #[cfg(test)]
