@@ -56,6 +56,9 @@ fn maps() {
 fn caches() {
     check("cache", "request", 2, &["--data-mib", "6", "--ops", "10000"]);
     check("cache-uniform", "request", 2, &["--data-mib", "6", "--ops", "10000"]);
+    for hotness in ["count", "recency"] {
+        check("cache", "request", 2, &["--data-mib", "6", "--ops", "10000", "--hotness", hotness]);
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ mod zipf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use farfield::{Heap, Plane, Stats};
+use farfield::{Heap, Hotness, Plane, Stats};
 use measure::Outcome;
 use std::process::ExitCode;
 
@@ -90,6 +90,9 @@ struct Options {
     /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
     #[arg(long, default_value_t = 0)]
     car_percent: u64,
+    /// What keeps small values near.
+    #[arg(long, value_enum, default_value_t = HotnessName::Mark)]
+    hotness: HotnessName,
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
@@ -146,6 +149,13 @@ enum PlaneName {
     Hybrid,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HotnessName {
+    Mark,
+    Count,
+    Recency,
+}
+
 impl Options {
     /// The far heap, if the data is to be in one. `beside` are bytes that the program itself keeps near to find its data.
     fn heap(&self, beside: u64) -> Result<Option<Heap>> {
@@ -157,7 +167,12 @@ impl Options {
             PlaneName::Object => Plane::Object,
             PlaneName::Hybrid => Plane::Hybrid,
         };
-        let mut builder = Heap::builder().plane(plane).near(near).near_max(near).far(far).pool(pool);
+        let hotness = match self.hotness {
+            HotnessName::Mark => Hotness::Mark,
+            HotnessName::Count => Hotness::Count,
+            HotnessName::Recency => Hotness::Recency,
+        };
+        let mut builder = Heap::builder().plane(plane).hotness(hotness).near(near).near_max(near).far(far).pool(pool);
         if self.car_percent > 0 {
             builder = builder.car_threshold(self.car_percent as f64 / 100.0);
         }

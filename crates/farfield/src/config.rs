@@ -5,7 +5,7 @@ use crate::heap::Heap;
 use crate::plane::Plane;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::FRAMES_MAX;
+use farfield_core::heap::{FRAMES_MAX, Hotness};
 use farfield_pool::Opener;
 
 /// Says how much near, how much far, and where far is. Made by [`Heap::builder`].
@@ -16,6 +16,7 @@ pub struct Builder {
     far: Option<u64>,
     plane: Plane,
     car_threshold: Option<f64>,
+    hotness: Hotness,
     opener: Opener,
     has_pool: bool,
     name: Option<String>,
@@ -32,6 +33,7 @@ pub(crate) struct Config {
     pub(crate) far_pages: u64,
     pub(crate) plane: Plane,
     pub(crate) car_threshold: Option<f64>,
+    pub(crate) hotness: Hotness,
     /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
     pub(crate) handles: u32,
     pub(crate) opener: Opener,
@@ -61,6 +63,7 @@ impl Builder {
             far: None,
             plane: Plane::Page,
             car_threshold: None,
+            hotness: Hotness::Mark,
             opener: Opener::new().client_name("farfield heap"),
             has_pool: false,
             name: None,
@@ -99,6 +102,13 @@ impl Builder {
     /// what saves more misses, from how well pages did that came whole, and how much near memory is missed.
     pub fn car_threshold(mut self, share: f64) -> Builder {
         self.car_threshold = Some(share);
+        self
+    }
+
+    /// Object and hybrid plane: which small values stay near while others of their page leave. Experimental, to compare with the default, one
+    /// mark for each.
+    pub fn hotness(mut self, hotness: Hotness) -> Builder {
+        self.hotness = hotness;
         self
     }
 
@@ -173,6 +183,7 @@ impl Builder {
             far_pages,
             plane: self.plane,
             car_threshold: self.car_threshold,
+            hotness: self.hotness,
             handles,
             opener: opener.pages(far_pages).deadline(self.patience),
             name: self.name,

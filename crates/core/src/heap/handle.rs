@@ -3,7 +3,7 @@
 //! ```text
 //!  63              32 31       16 15    8 7     0
 //! +------------------+-----------+-------+-------+
-//! | page             | 0         | card  | flags |
+//! | page             | stamp     | card  | flags |
 //! +------------------+-----------+-------+-------+
 //! ```
 //!
@@ -18,6 +18,8 @@
 //! themselves. Two parties move objects. Who misses, or fetches ahead, *locks* the handle while the object's bytes are on their way,
 //! because its page is Far and has no owner; others wait, and a task that waits says so by a mark (*wanted*). The evacuator owns the page
 //! (Copying), so it needs no lock: one compare-exchange decides whether it was first or the object's end was.
+//!
+//! Two flags are a counter of uses; it and the stamp are 0 unless a rule of hotness wants them (`hotness.rs`).
 //!
 //! A Free handle has the number of the next free one where its page was.
 
@@ -47,13 +49,21 @@ const HOT: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
 const AHEAD: u64 = 1 << 4;
 const USED: u64 = 1 << 5;
+const USES_SHIFT: u32 = 6;
+const USES: u64 = 3 << USES_SHIFT;
+const STAMP_SHIFT: u32 = 16;
+const STAMP: u64 = 0xFFFF << STAMP_SHIFT;
 
 impl Handle {
     /// In fresh memory: free, and the last in its list.
     pub const FRESH: Handle = Handle(0);
 
-    /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away.
+    /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away. As long as it is set,
+    /// uses leave no trace.
     pub const HOT: u64 = HOT;
+
+    /// Everything by which an object is hot.
+    pub const HEAT: u64 = HOT | USES | STAMP;
 
     /// The mark of an object that was used in the page where it is, since that came near; set together with the other marks, and taken away
     /// when the page leaves.
@@ -104,6 +114,27 @@ impl Handle {
         self.0 & HOT != 0
     }
 
+    /// Uses that were counted.
+    pub fn uses(self) -> u32 {
+        ((self.0 & USES) >> USES_SHIFT) as u32
+    }
+
+    /// With so many uses, at most three.
+    pub fn with_uses(self, uses: u32) -> Handle {
+        assert!(uses <= 3);
+        Handle(self.0 & !USES | u64::from(uses) << USES_SHIFT)
+    }
+
+    /// When it was used last, as its user noted it; 0: nobody did.
+    pub fn stamp(self) -> u16 {
+        (self.0 >> STAMP_SHIFT) as u16
+    }
+
+    /// With this stamp.
+    pub fn with_stamp(self, stamp: u16) -> Handle {
+        Handle(self.0 & !STAMP | u64::from(stamp) << STAMP_SHIFT)
+    }
+
     /// Was used in the page where it is, since that came near.
     pub fn is_used(self) -> bool {
         self.0 & USED != 0
@@ -147,9 +178,9 @@ impl Handle {
         Handle(self.moved(page, card).0 & !USED | AHEAD)
     }
 
-    /// [`Handle::moved`] by the evacuator, who carries along whether it was used.
+    /// [`Handle::moved`] by the evacuator, who carries along whether it was used, how often, and when.
     pub fn evacuated(self, page: u32, card: u8) -> Handle {
-        Handle(self.moved(page, card).0 & !USED | self.0 & USED)
+        Handle(self.moved(page, card).0 & !USED | self.0 & (USED | USES | STAMP))
     }
 }
 

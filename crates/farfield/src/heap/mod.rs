@@ -177,8 +177,11 @@ impl Heap {
         let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
         let objects = match config.plane {
             Plane::Page => None,
-            Plane::Object => Some(Objects::new(pages, config.handles, None)?),
-            Plane::Hybrid => Some(Objects::new(pages, config.handles, Some(Paths::new(config.car_threshold, pages)?))?),
+            Plane::Object => Some(Objects::new(pages, config.handles, config.hotness, None)?),
+            Plane::Hybrid => {
+                let paths = Paths::new(config.car_threshold, pages)?;
+                Some(Objects::new(pages, config.handles, config.hotness, Some(paths))?)
+            }
         };
         let numbers = config.far_pages + u64::from(config.handles);
         let first_page = directory::reserve(numbers)

@@ -3,7 +3,7 @@
 //! an error loses a value, handles break the budget.
 
 use crate::common::{MIB, Random, assert_in_budget, seed};
-use farfield::{Builder, FarBox, FarBytes, FarError, FarMap, Heap, Plane, PoolError};
+use farfield::{Builder, FarBox, FarBytes, FarError, FarMap, Heap, Hotness, Plane, PoolError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -211,27 +211,33 @@ fn what_is_left_in_sparse_pages_is_moved_together() {
     heap.verify();
 }
 
-/// Hot values among cold ones in the same pages: the cold ones leave.
+/// Hot values among cold ones in the same pages: the cold ones leave, by each rule of what is hot.
 #[test]
 fn hot_values_stay_when_their_page_leaves() {
-    let heap = builder(6 * MIB).build().unwrap();
-    let values: Vec<_> = (0..50_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
-    for value in values.iter().step_by(10) {
-        value.get(&heap.enter()).unwrap();
-    }
-    assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
-    shrink(&heap);
-    let misses = |first: usize| {
-        let before = heap.stats().misses;
-        for index in (first..50_000).step_by(50) {
-            assert_eq!(values[index].get(&heap.enter()).unwrap()[7], index as u64);
+    for hotness in [Hotness::Mark, Hotness::Count, Hotness::Recency] {
+        let heap = builder(6 * MIB).hotness(hotness).build().unwrap();
+        let values: Vec<_> = (0..50_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
+        for value in values.iter().step_by(10) {
+            value.get(&heap.enter()).unwrap();
         }
-        heap.stats().misses - before
-    };
-    let (hot, cold) = (misses(0), misses(5));
-    assert!(hot * 2 < cold, "of 1000 each, {hot} hot ones were missed and {cold} others; {:?}", heap.stats());
-    drop(values);
-    heap.verify();
+        assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
+        shrink(&heap);
+        let misses = |first: usize| {
+            let before = heap.stats().misses;
+            for index in (first..50_000).step_by(50) {
+                assert_eq!(values[index].get(&heap.enter()).unwrap()[7], index as u64);
+            }
+            heap.stats().misses - before
+        };
+        let (hot, cold) = (misses(0), misses(5));
+        assert!(
+            hot * 2 < cold,
+            "{hotness:?}: of 1000 each, {hot} hot ones were missed and {cold} others; {:?}",
+            heap.stats()
+        );
+        drop(values);
+        heap.verify();
+    }
 }
 
 /// A parent that is far and clean goes on finding its children, wherever they have moved.

@@ -79,8 +79,9 @@ impl Evacuator {
         let source = Source { page, class, bytes };
         let mut found = source.live(objects);
         Self::forget_ahead(core, objects, &mut found);
-        let count = |is: fn(Handle) -> bool| found.iter().filter(|found| is(found.handle)).count() as u32;
-        let (hot, used) = (count(Handle::is_hot), count(Handle::is_used));
+        objects.heat.tick(core);
+        let count = |is: &dyn Fn(Handle) -> bool| found.iter().filter(|found| is(found.handle)).count() as u32;
+        let (hot, used) = (count(&|handle| objects.is_hot(handle)), count(&Handle::is_used));
         let choice = objects.paths.as_ref().map(|paths| (paths, paths.choose(class, word, used)));
         let mut died = false;
         let verdict = match Verdict::of(found.len() as u32, hot, class.capacity()) {
@@ -90,12 +91,15 @@ impl Evacuator {
             verdict => verdict,
         };
         let marks = match (verdict, choice) {
-            (Verdict::Stay, _) => Handle::HOT,
+            (Verdict::Stay, _) => {
+                found.iter().for_each(|found| objects.cool_down(found.object, found.handle));
+                0
+            }
             (Verdict::Write, Some((paths, path))) => {
                 paths.count(class, path, used);
                 paths.leaves(page, class, word);
                 objects.log.send(page, path);
-                Handle::HOT | Handle::USED
+                Handle::HEAT | Handle::USED
             }
             _ => 0,
         };
@@ -121,7 +125,7 @@ impl Evacuator {
         died: &mut bool,
     ) -> bool {
         for found in found {
-            let Some(target) = self.target(core, objects, source.class, found.handle.is_hot()) else {
+            let Some(target) = self.target(core, objects, source.class, objects.is_hot(found.handle)) else {
                 self.close(core);
                 return *died;
             };
@@ -228,7 +232,7 @@ impl Target {
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
             target.add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().write((found.object + 1).to_le_bytes());
         }
-        let moved = found.handle.evacuated(self.page, card);
+        let moved = objects.heat.rule.looked_at(found.handle).evacuated(self.page, card);
         let handle = &objects.handles[found.object];
         // Release: whoever finds it there finds its bytes. It fails if the object has ended meanwhile.
         if handle.compare_exchange(found.handle.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {

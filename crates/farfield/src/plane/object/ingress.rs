@@ -8,7 +8,7 @@ use super::{ObjectId, Objects, Way};
 use crate::error::FarError;
 use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count, count_use};
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{Deref, FrameWord, Handle, Place, State, Whereabouts};
+use farfield_core::heap::{Deref, FrameWord, Handle, Hotness, Place, State, Whereabouts};
 use farfield_os::memory::load_ahead;
 
 /// What a look at an object finds.
@@ -207,7 +207,7 @@ impl Core {
     /// near, because the evacuator separates them.
     pub(crate) fn cool_object(&self, number: u32) {
         let Some((objects, object)) = self.object_of(number) else { return };
-        let seen = Handle(objects.handles[object].fetch_and(!Handle::HOT, Ordering::Relaxed));
+        let seen = Handle(objects.handles[object].fetch_and(!Handle::HEAT, Ordering::Relaxed));
         if let Whereabouts::At { page, .. } = seen.whereabouts()
             && FrameWord(self.words[page].load(Ordering::Relaxed)).frame().is_some()
         {
@@ -224,6 +224,8 @@ impl Core {
                 count(&record.counters.prefetches_used);
             }
             handle.fetch_or(Handle::USED, Ordering::Relaxed);
+        } else if objects.heat.rule != Hotness::Mark && !now.is_hot() && !record.objects.once.get() {
+            objects.warm(object, now, brought);
         } else if !now.is_hot() && !brought && !record.objects.once.get() {
             handle.fetch_or(Handle::HOT | Handle::USED, Ordering::Relaxed);
         } else if !now.is_used() {

@@ -14,12 +14,14 @@
 //! | `flight` | how it comes near |
 //! | `values` | making and freeing |
 //! | `evacuator` | what lies together when log pages leave |
+//! | `heat` | which objects are hot |
 //! | `paths` | hybrid plane: whether a far page comes whole, or its values one by one |
 //! | `price` | what near memory is worth, by which that is decided |
 
 mod evacuator;
 mod flight;
 mod handles;
+mod heat;
 mod ingress;
 mod log;
 mod paths;
@@ -30,10 +32,11 @@ use crate::error::BuildError;
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 pub(crate) use evacuator::Evacuator;
-use farfield_core::heap::{Handle, LogClass};
+use farfield_core::heap::{Handle, Hotness, LogClass};
 pub(crate) use flight::ObjectFlight;
 use handles::Handles;
 pub(crate) use handles::OwnHandles;
+use heat::Heat;
 pub(crate) use ingress::Sight;
 pub(crate) use log::LogPages;
 pub(crate) use paths::{Paths, Way};
@@ -48,6 +51,7 @@ pub(crate) struct Objects {
     pub(crate) log: LogPages,
     /// Objects that the evacuator has moved.
     pub(crate) moved: AtomicU64,
+    heat: Heat,
     /// On the hybrid plane.
     pub(crate) paths: Option<Paths>,
 }
@@ -86,8 +90,14 @@ impl OwnObjects {
 
 impl Objects {
     /// For a heap of so many pages.
-    pub(crate) fn new(pages: u32, handles: u32, paths: Option<Paths>) -> Result<Objects, BuildError> {
-        Ok(Objects { handles: Handles::new(handles)?, log: LogPages::new(pages)?, moved: AtomicU64::new(0), paths })
+    pub(crate) fn new(pages: u32, handles: u32, hotness: Hotness, paths: Option<Paths>) -> Result<Objects, BuildError> {
+        Ok(Objects {
+            handles: Handles::new(handles)?,
+            log: LogPages::new(pages)?,
+            moved: AtomicU64::new(0),
+            heat: Heat::new(hotness),
+            paths,
+        })
     }
 
     /// Near memory that the tables cost.

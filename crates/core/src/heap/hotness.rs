@@ -1,0 +1,158 @@
+//! What is hot: by which uses the evacuator keeps an object near when its page is about to leave.
+//!
+//! The rules differ in what a handle remembers (Atlas, Figure 11, compares them). [`Hotness::Mark`] is what every heap has unless
+//! it is told otherwise; the others are there to compare with it.
+//!
+//! | rule | remembers | hot | when the evacuator has looked |
+//! |---|---|---|---|
+//! | `Mark` | that it was used again after it came | marked | the mark is gone |
+//! | `Count` | how often that was, up to three | at least one | one less |
+//! | `Recency` | when it was used last | not long ago | unchanged |
+//!
+//! Time is that of departures, as everything in a heap that has to do with age: it stands still while nothing leaves.
+
+use super::Handle;
+
+/// How an object of the object and hybrid plane comes to stay near while others leave. Experimental: to compare with; chosen with
+/// `Builder::hotness`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Hotness {
+    /// One mark, set by the first use after the one for which the object came, and gone when the evacuator has looked at it (Atlas's access bit;
+    /// CLOCK for objects). A use of what is marked costs nothing.
+    #[default]
+    Mark,
+    /// A counter of two bits: what was used three times stays for three looks. Costs a write for each of the first three uses.
+    Count,
+    /// As a list by last use (LRU) would have it, but by a stamp in the handle, of sixteen bits, instead of a list: what was used since half of near
+    /// memory left is hot. Each dereference looks at the clock, and one in a while writes the stamp, as in CacheLib, whose list is not touched
+    /// again for a while either.
+    Recency,
+}
+
+/// A moment: how much has left, in parts of near memory. Never 0, which is long ago.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamp(u16);
+
+/// While all of near memory leaves once, so many moments pass.
+pub const STAMPS_PER_TURN: u32 = 64;
+/// What was used so many moments ago is not hot any more.
+const RECENT: u16 = STAMPS_PER_TURN as u16 / 2;
+const USES_MAX: u32 = 3;
+
+impl Stamp {
+    /// After so many moments.
+    pub fn after(moments: u64) -> Stamp {
+        Stamp((moments % u64::from(u16::MAX)) as u16 + 1)
+    }
+
+    /// As a number that is not 0.
+    pub fn number(self) -> u16 {
+        self.0
+    }
+
+    /// Moments from a handle's stamp on; `None` if it has none.
+    fn since(self, then: u16) -> Option<u16> {
+        let now = self.0 - 1;
+        let ago = |then: u16| if now >= then { now - then } else { now + (u16::MAX - then) };
+        then.checked_sub(1).map(ago)
+    }
+}
+
+impl Hotness {
+    /// The handle of an object after this use; `brought`: the one for which it came.
+    pub fn used(self, handle: Handle, now: Stamp, brought: bool) -> Handle {
+        match self {
+            Hotness::Mark if brought => handle,
+            Hotness::Mark => Handle(handle.0 | Handle::HOT),
+            Hotness::Count if brought => handle,
+            Hotness::Count => match handle.uses() + 1 {
+                // More would not be seen: from here on a use costs nothing.
+                USES_MAX.. => Handle(handle.with_uses(USES_MAX).0 | Handle::HOT),
+                uses => handle.with_uses(uses),
+            },
+            Hotness::Recency => handle.with_stamp(now.number()),
+        }
+    }
+
+    /// Does the object stay near?
+    pub fn is_hot(self, handle: Handle, now: Stamp) -> bool {
+        match self {
+            Hotness::Mark => handle.is_hot(),
+            Hotness::Count => handle.uses() > 0,
+            Hotness::Recency => now.since(handle.stamp()).is_some_and(|moments| moments < RECENT),
+        }
+    }
+
+    /// The handle after the evacuator has looked.
+    pub fn looked_at(self, handle: Handle) -> Handle {
+        match self {
+            Hotness::Mark => Handle(handle.0 & !Handle::HOT),
+            Hotness::Count => Handle(handle.with_uses(handle.uses().saturating_sub(1)).0 & !Handle::HOT),
+            Hotness::Recency => handle,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against objects that stay for ever, and rules that change where an object is.
+    use super::*;
+
+    const RULES: [Hotness; 3] = [Hotness::Mark, Hotness::Count, Hotness::Recency];
+
+    /// How often the evacuator, who looks each half turn, finds an object hot that was used so often.
+    fn looks(rule: Hotness, uses: u32, start: u64) -> u32 {
+        let mut handle = Handle::settle(7, 3);
+        let mut now = start;
+        for _ in 0..uses {
+            handle = rule.used(handle, Stamp::after(now), false);
+        }
+        let mut looks = 0;
+        loop {
+            now += u64::from(STAMPS_PER_TURN / 2) - 1;
+            if !rule.is_hot(handle, Stamp::after(now)) {
+                return looks;
+            }
+            looks += 1;
+            assert!(looks < 10, "{rule:?}: it stays for ever");
+            handle = rule.looked_at(handle);
+        }
+    }
+
+    #[test]
+    fn what_is_used_stays_for_a_while() {
+        for start in [0, 5, 65_500, 65_534, 65_535, 65_536, 1 << 40] {
+            let stays = |rule| [0, 1, 2, 3, 9].map(|uses| looks(rule, uses, start));
+            assert_eq!(stays(Hotness::Mark), [0, 1, 1, 1, 1]);
+            assert_eq!(stays(Hotness::Count), [0, 1, 2, 3, 3]);
+            assert_eq!(stays(Hotness::Recency), [0, 1, 1, 1, 1], "from {start}");
+        }
+    }
+
+    #[test]
+    fn the_use_for_which_it_came_is_no_sign_but_of_when() {
+        let (handle, now) = (Handle::settle(7, 3), Stamp::after(9));
+        for rule in RULES {
+            let hot = rule.is_hot(rule.used(handle, now, true), now);
+            assert_eq!(hot, rule == Hotness::Recency, "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_remembered_changes() {
+        for rule in RULES {
+            for start in [Handle::settle(7, 3), Handle(Handle::settle(u32::MAX, 255).0 | Handle::USED)] {
+                let mut handle = start;
+                for moment in 0..5 {
+                    handle = rule.used(handle, Stamp::after(moment * 16_000), false);
+                    assert_eq!(handle.0 & !Handle::HEAT, start.0 & !Handle::HEAT, "{rule:?}");
+                    assert_eq!(handle.whereabouts(), start.whereabouts());
+                    let moved = handle.evacuated(9, 1);
+                    assert!(moved.is_at(9, 1) && !moved.is_hot() && moved.is_used() == handle.is_used());
+                    assert_eq!((moved.uses(), moved.stamp()), (handle.uses(), handle.stamp()));
+                    assert_eq!((handle.moved(9, 1).uses(), handle.moved(9, 1).stamp()), (0, 0), "it starts anew");
+                }
+            }
+        }
+    }
+}
