@@ -20,7 +20,8 @@ pub(crate) struct RunArgs {
     /// machine's (or container's) memory. At least 16M
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
-    /// A memory server that keeps what is far: tcp://HOST:PORT or unix:PATH. Several share the load
+    /// A memory server that keeps what is far: tcp://HOST:PORT or unix:PATH. Several share the load;
+    /// "mirror(URL,URL)" holds the same at both
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
     /// How page faults are served

@@ -8,6 +8,7 @@
 extern crate alloc;
 
 pub mod blocks;
+pub mod chunk_word;
 pub mod geometry;
 pub mod heap;
 mod ids;

@@ -64,7 +64,7 @@ impl Builder {
             plane: Plane::Page,
             car_threshold: None,
             hotness: Hotness::Mark,
-            opener: Opener::new().client_name("farfield heap"),
+            opener: Opener::new().client_name("farfield heap").heals(),
             has_pool: false,
             name: None,
             patience: Duration::from_secs(10),
@@ -113,7 +113,8 @@ impl Builder {
     }
 
     /// Where far is: the URL of a memory server, as `tcp://10.0.0.7:7400` or `shm:/run/farfield.sock`. Called several
-    /// times, the servers share the load. Default: `ram:`, the memory of this process, to try things out.
+    /// times, the servers share the load; as `mirror(tcp://10.0.0.7:7400,tcp://10.0.0.8:7400)`, both hold the same, and one
+    /// of them may die. Default: `ram:`, the memory of this process, to try things out.
     pub fn pool(mut self, url: impl Into<String>) -> Builder {
         self.opener = self.opener.url(url);
         self.has_pool = true;

@@ -11,6 +11,7 @@ mod buffer;
 pub mod conformance;
 mod connection;
 mod fault;
+mod mirror;
 mod opener;
 mod ram;
 mod shm;

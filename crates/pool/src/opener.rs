@@ -2,6 +2,7 @@
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
 use crate::fault::FaultBackend;
+use crate::mirror::{Leg, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
 use crate::stripe::StripeBackend;
@@ -96,6 +97,8 @@ pub struct Opener {
     client_name: String,
     pages: u64,
     deadline: Duration,
+    degraded: bool,
+    heals: bool,
 }
 
 impl Default for Opener {
@@ -120,6 +123,8 @@ impl Opener {
             client_name: String::new(),
             pages: 0,
             deadline: Duration::from_secs(10),
+            degraded: false,
+            heals: false,
         }
     }
 
@@ -164,6 +169,20 @@ impl Opener {
         self
     }
 
+    /// Legs of mirrors that cannot be reached count as lost, as long as one of each mirror can. Without this, they are errors: a wrong
+    /// URL would be noticed too late.
+    pub fn degraded(mut self) -> Opener {
+        self.degraded = true;
+        self
+    }
+
+    /// What a leg of a mirror lacks, or its spare, is copied there by a thread of this process. Without this it is done by whoever
+    /// polls lanes.
+    pub fn heals(mut self) -> Opener {
+        self.heals = true;
+        self
+    }
+
     /// Opens a new, empty region.
     pub fn open(&self) -> Result<Arc<dyn Backend>, OpenError> {
         if self.pages == 0 {
@@ -204,6 +223,7 @@ impl Opener {
             Tree::Fault(plan, inner) => {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
+            Tree::Mirror { legs, spares } => Ok(Arc::new(self.open_mirror(legs, spares, server, want)?)),
             Tree::Stripe(members) => {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
                 for (index, member) in members.iter().enumerate() {
@@ -218,6 +238,54 @@ impl Opener {
                 Ok(if opened.len() == 1 { opened.remove(0).0 } else { Arc::new(StripeBackend::new(opened, pages)) })
             }
         }
+    }
+
+    fn open_mirror(
+        &self,
+        legs: &[Tree],
+        spares: &[Tree],
+        server: u16,
+        want: Want<'_>,
+    ) -> Result<MirrorBackend, OpenError> {
+        let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
+        for (index, leg) in legs.iter().chain(spares).enumerate() {
+            let (leaves, server) = (leg.leaves(), server + leaf as u16);
+            let result = match want {
+                // It was lost before the snapshot.
+                Want::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => None,
+                Want::Claim { secrets, .. } => Some(Want::Claim { secrets: &secrets[leaf..], pages: 0 }),
+                pages => Some(pages),
+            }
+            .map(|want| self.open_tree(leg, server, want));
+            let backend = match result {
+                Some(Err(error)) if !self.degraded && matches!(want, Want::Pages(_)) => return Err(error),
+                Some(Err(error)) => {
+                    // That of a leg is more to the point than that of a spare.
+                    first_error.get_or_insert(error);
+                    None
+                }
+                Some(Ok(backend)) => Some(backend),
+                None => None,
+            };
+            opened.push(Leg { backend, leaves, server });
+            leaf += leaves;
+            if index + 1 == legs.len()
+                && opened.iter().all(|leg| leg.backend.is_none())
+                && matches!(want, Want::Pages(_))
+            {
+                break;
+            }
+        }
+        if opened.iter().all(|leg| leg.backend.is_none()) {
+            let reason = "the snapshot has no leg that holds everything";
+            let error = PoolError::Refused { server, reason };
+            return Err(first_error.unwrap_or(OpenError::Pool { url: "mirror".to_owned(), error }));
+        }
+        let spares = opened.split_off(legs.len());
+        let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
+        let inherited = matches!(want, Want::Claim { .. });
+        MirrorBackend::new(opened, spares, pages, inherited, self.heals)
+            .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
     }
 
     fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {

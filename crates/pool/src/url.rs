@@ -5,10 +5,13 @@
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
 use crate::fault::FaultPlan;
+use farfield_core::chunk_word::Legs;
 use std::borrow::Cow;
 
 /// How deep backends may stand in backends.
 const DEPTH_MAX: usize = 8;
+/// In front of a spare.
+const SPARE: &str = "spare=";
 
 /// What a URL says.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,6 +22,8 @@ pub(crate) enum Tree {
     Fault(FaultPlan, Box<Tree>),
     /// Pages are dealt out to these.
     Stripe(Vec<Tree>),
+    /// All of them hold the same; the spares after one of the others is lost.
+    Mirror { legs: Vec<Tree>, spares: Vec<Tree> },
 }
 
 impl Tree {
@@ -35,6 +40,7 @@ impl Tree {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
             Tree::Stripe(members) => members.iter().map(Tree::leaves).sum(),
+            Tree::Mirror { legs, spares } => legs.iter().chain(spares).map(Tree::leaves).sum(),
         }
     }
 }
@@ -54,7 +60,7 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
         loop {
             match tokens.next().ok()?? {
                 Token::Leaf(leaf) => return Some(leaf),
-                Token::Fault(_) | Token::Open(_) | Token::Close => {}
+                Token::Fault(_) | Token::Open(_) | Token::Spare | Token::Close => {}
             }
         }
     })
@@ -78,23 +84,46 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
     match tokens.next()? {
         Some(Token::Leaf(leaf)) => Ok(Tree::Leaf(leaf.to_owned())),
         Some(Token::Fault(spec)) => Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens)?))),
-        Some(Token::Open("stripe")) => Ok(Tree::Stripe(items(tokens)?)),
-        Some(Token::Open(name)) => Err(wrong(format!("no backend is made by {name}(…): known is stripe(URL, URL)"))),
+        Some(Token::Open("stripe")) => match items(tokens)? {
+            (members, spares) if spares.is_empty() => Ok(Tree::Stripe(members)),
+            _ => Err(wrong(
+                "a stripe has no spares: each of its members can be a mirror(URL, URL, spare=URL)".to_owned(),
+            )),
+        },
+        Some(Token::Open("mirror")) => {
+            let (legs, spares) = items(tokens)?;
+            if legs.len() < 2 || legs.len() + spares.len() > Legs::MAX {
+                return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
+            }
+            Ok(Tree::Mirror { legs, spares })
+        }
+        Some(Token::Open(name)) => {
+            Err(wrong(format!("no backend is made by {name}(…): known are stripe(URL, URL) and mirror(URL, URL)")))
+        }
+        Some(Token::Spare) => {
+            Err(wrong("a spare stands behind the legs of a mirror: mirror(URL, URL, spare=URL)".to_owned()))
+        }
         Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
 }
 
-/// Everything up to the closing parenthesis.
-fn items(tokens: &mut Tokens<'_>) -> Result<Vec<Tree>, UrlError> {
-    let mut items = Vec::new();
+/// Everything up to the closing parenthesis: URLs, and behind them spares.
+fn items(tokens: &mut Tokens<'_>) -> Result<(Vec<Tree>, Vec<Tree>), UrlError> {
+    let (mut items, mut spares) = (Vec::new(), Vec::new());
     while !tokens.closes() {
-        items.push(item(tokens)?);
+        if tokens.take_spare() {
+            spares.push(item(tokens)?);
+        } else if spares.is_empty() {
+            items.push(item(tokens)?);
+        } else {
+            return tokens.wrong("spares stand behind the legs: mirror(URL, URL, spare=URL)");
+        }
     }
     if items.is_empty() {
-        return Err(UrlError { at: tokens.at, why: "nothing stands in the parentheses: write URLs there".into() });
+        return tokens.wrong("nothing stands in the parentheses: write URLs there");
     }
     tokens.next()?;
-    Ok(items)
+    Ok((items, spares))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +133,8 @@ enum Token<'a> {
     Fault(&'a str),
     /// `NAME(`
     Open(&'a str),
+    /// `spare=`
+    Spare,
     Close,
 }
 
@@ -142,6 +173,14 @@ impl<'a> Tokens<'a> {
         self.depth > 0 && self.rest().starts_with(')')
     }
 
+    fn take_spare(&mut self) -> bool {
+        let is_spare = self.depth > 0 && self.wants_url && self.rest().starts_with(SPARE);
+        if is_spare {
+            self.skip(SPARE.len());
+        }
+        is_spare
+    }
+
     /// Nothing may be left.
     fn end(&self) -> Result<(), UrlError> {
         if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
@@ -157,6 +196,9 @@ impl<'a> Tokens<'a> {
             let Some(end) = spec.find('@') else { return self.wrong("write fault:SPEC@URL") };
             self.skip("fault:@".len() + end);
             return Ok(Some(Token::Fault(&spec[..end])));
+        }
+        if self.take_spare() {
+            return Ok(Some(Token::Spare));
         }
         let name = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).map_or(rest, |end| &rest[..end]);
         if !name.is_empty() && rest[name.len()..].starts_with('(') {
@@ -246,6 +288,17 @@ mod tests {
     }
 
     #[test]
+    fn mirrors_have_spares() {
+        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares };
+        assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
+        let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
+        let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
+        assert_eq!(Tree::parse("mirror(a:, stripe(b:,c:), spare=d:, spare= e:)"), Ok(tree.clone()));
+        assert_eq!(tree.leaves(), 5);
+        assert_eq!(Tree::parse("spare=a"), Ok(leaf("spare=a")));
+    }
+
+    #[test]
     fn faults_have_commas_of_their_own() {
         let plan = FaultPlan::parse("drop=0.5,seed=3").unwrap();
         let faulty = |tree| Tree::Fault(plan, Box::new(tree));
@@ -269,6 +322,11 @@ mod tests {
             ("stripe(a:))", 11, "take the rest away"),
             ("stripe(stripe(a:)b:)", 18, "comma"),
             ("stripe(a:,strip(b:))", 11, "stripe(URL, URL)"),
+            ("mirror(a:)", 1, "2 to 8 legs"),
+            ("stripe(a:,mirror(a:,a:,a:,a:,a:,spare=a:,spare=a:,a:))", 51, "behind the legs"),
+            ("mirror(a:,a:,a:,a:,a:,a:,a:,a:,spare=a:)", 1, "2 to 8 legs"),
+            ("stripe(a:,spare=b:)", 1, "no spares"),
+            ("mirror(a:,fault:die=1@spare=b:)", 23, "behind the legs"),
             ("stripe(shm:/a(b)", 14, "link"),
             ("stripe(a:,fault:die=3)", 11, "fault:SPEC@URL"),
             ("stripe(a:,fault:die=x@b:)", 11, "whole number"),
@@ -300,7 +358,9 @@ mod tests {
             state ^= state << 17;
             (state >> 11) as usize % limit
         };
-        let words = ["stripe(", "(", ")", ",", " ", "ram:", "fault:", "die=3", "@", "shm:/a", "=", "é", "a"];
+        let words = [
+            "stripe(", "mirror(", "spare=", "(", ")", ",", " ", "ram:", "fault:", "die=3", "@", "shm:/a", "=", "é", "a",
+        ];
         let mut understood = 0;
         for _ in 0..100_000 {
             let url: String = (0..below(9)).map(|_| words[below(words.len())]).collect();

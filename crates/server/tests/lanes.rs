@@ -151,6 +151,8 @@ fn an_open_lane_never_allocates() {
     does_not_allocate(&[tcp]);
     does_not_allocate(&[unix]);
     does_not_allocate(&[tcp, unix]);
+    does_not_allocate(&[&format!("mirror({tcp},{unix})")]);
+    does_not_allocate(&[&format!("mirror({tcp},fault:die=300@{tcp},spare={unix})")]);
     does_not_allocate(&["ram:", &format!("fault:delay=1us@{tcp}")][1..]);
 }
 
@@ -159,6 +161,19 @@ fn stripes_of_servers_are_backends() {
     let [first, second] = [serve(|_| {}), serve(|_| {})];
     conformance::run(&Opener::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]));
     conformance::run(&Opener::new().url(&first.endpoints()[1]).url(&second.endpoints()[0]).url(&first.endpoints()[0]));
+}
+
+#[test]
+fn mirrors_of_servers_are_backends() {
+    let [first, second] = [serve(|_| {}), serve(|_| {})];
+    for [one, other] in [[0, 0], [0, 1], [1, 1]] {
+        let url = format!("mirror({},{})", first.endpoints()[one], second.endpoints()[other]);
+        conformance::run(&Opener::new().url(&url));
+        // One that dies while the claims are tried out.
+        conformance::run(&Opener::new().url(url.replace("mirror(", "mirror(fault:die=1000@")));
+    }
+    let url = format!("mirror({},{})", first.endpoints()[0], second.endpoints()[1]);
+    conformance::death(&Opener::new().url(url), move || drop((first, second)));
 }
 
 #[test]

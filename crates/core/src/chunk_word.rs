@@ -1,0 +1,357 @@
+//! The chunk word: which legs of a mirror hold the right bytes of a chunk of pages, as one atomic 32-bit word.
+//!
+//! ```text
+//!  31        17  16       15           0
+//! +------------+---------+--------------+
+//! | writers    | touched | 8 legs × 2   |
+//! +------------+---------+--------------+
+//! ```
+//!
+//! A leg is Valid, or Stale → Copying → Valid; a write that begins meanwhile makes Copying Spoiled, and whoever copies ends that as Stale.
+//! A copy begins only when no write is under way, so a write that is under way knows: no leg becomes Valid before it ends.
+//! When it ends, Valid legs that do not have it are Stale. While a chunk was never written (not touched) every leg holds its zeros.
+//!
+//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+
+/// A set of legs, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Legs(pub u8);
+
+impl Legs {
+    /// Most legs of a mirror, spares counted.
+    pub const MAX: usize = 8;
+
+    /// The first `count` legs.
+    pub fn first(count: usize) -> Legs {
+        assert!(count <= Legs::MAX);
+        Legs(((1u16 << count) - 1) as u8)
+    }
+    /// One leg.
+    pub fn one(leg: usize) -> Legs {
+        Legs(1 << leg)
+    }
+    /// Is it one of these?
+    pub fn has(self, leg: usize) -> bool {
+        self.0 & 1 << leg != 0
+    }
+    /// In both sets.
+    pub fn and(self, other: Legs) -> Legs {
+        Legs(self.0 & other.0)
+    }
+    /// In one of the sets.
+    pub fn or(self, other: Legs) -> Legs {
+        Legs(self.0 | other.0)
+    }
+    /// Here and not there.
+    pub fn but(self, other: Legs) -> Legs {
+        Legs(self.0 & !other.0)
+    }
+    /// None at all.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// How many.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+    /// Each of them, ascending.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..Legs::MAX).filter(move |&leg| self.has(leg))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Holds what was written last.
+    Valid = 0,
+    /// Does not.
+    Stale = 1,
+    /// Somebody copies the chunk there.
+    Copying = 2,
+    /// Somebody does, in vain: there was a write meanwhile.
+    Spoiled = 3,
+}
+
+/// One chunk's word. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ChunkWord(pub u32);
+
+const TOUCHED: u32 = 1 << 16;
+const WRITER_ONE: u32 = 1 << 17;
+const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
+
+impl ChunkWord {
+    /// Of a new mirror: nobody has `spares` in use, so nothing that is written gets there.
+    pub fn fresh(spares: Legs) -> ChunkWord {
+        spares.iter().fold(ChunkWord(0), |word, leg| word.with(leg, State::Stale))
+    }
+
+    /// Of a snapshot: all legs hold the same, perhaps not zeros.
+    pub fn inherited() -> ChunkWord {
+        ChunkWord(TOUCHED)
+    }
+
+    fn state(self, leg: usize) -> State {
+        match self.0 >> (2 * leg) & 3 {
+            0 => State::Valid,
+            1 => State::Stale,
+            2 => State::Copying,
+            _ => State::Spoiled,
+        }
+    }
+
+    fn with(self, leg: usize, state: State) -> ChunkWord {
+        ChunkWord(self.0 & !(3 << (2 * leg)) | (state as u32) << (2 * leg))
+    }
+
+    fn is(self, state: State) -> Legs {
+        (0..Legs::MAX).filter(|&leg| self.state(leg) == state).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
+    fn writers(self) -> u32 {
+        self.0 / WRITER_ONE
+    }
+
+    /// Something was written once.
+    pub fn is_touched(self) -> bool {
+        self.0 & TOUCHED != 0
+    }
+
+    /// Legs that can be read.
+    pub fn valid(self) -> Legs {
+        self.is(State::Valid)
+    }
+
+    /// Legs of these that a copy would help.
+    pub fn stale(self, legs: Legs) -> Legs {
+        if self.is_touched() { self.is(State::Stale).and(legs) } else { Legs(0) }
+    }
+
+    /// Is a copy that was claimed for `leg` still worth being finished?
+    pub fn is_copying(self, leg: usize) -> bool {
+        self.state(leg) == State::Copying
+    }
+
+    /// A write begins that goes to all `active` legs. `None`: too many at a time.
+    pub fn begin_write(self, active: Legs) -> Option<ChunkWord> {
+        if self.writers() == WRITERS_MAX {
+            return None;
+        }
+        let mut word = self;
+        for leg in self.is(State::Copying).iter() {
+            word = word.with(leg, State::Spoiled);
+        }
+        if !self.is_touched() {
+            for leg in active.iter() {
+                word = word.with(leg, State::Valid);
+            }
+        }
+        Some(ChunkWord((word.0 | TOUCHED) + WRITER_ONE))
+    }
+
+    /// A write ends that `have` hold now and others of `all` do not. `false`: no leg that can be read has it, so it has failed, and what
+    /// the pages hold is one of the two versions.
+    pub fn end_write(self, have: Legs, all: Legs) -> (ChunkWord, bool) {
+        assert!(self.writers() > 0);
+        let mut word = ChunkWord(self.0 - WRITER_ONE);
+        let kept = !have.and(self.valid()).is_empty();
+        if kept {
+            for leg in self.valid().and(all).but(have).iter() {
+                word = word.with(leg, State::Stale);
+            }
+        }
+        (word, kept)
+    }
+
+    /// Somebody found wrong bytes at `leg`. `None`: it is the only one of `active` that can be read, or cannot be read any more.
+    pub fn suspect(self, leg: usize, active: Legs) -> Option<ChunkWord> {
+        let others = self.valid().and(active).but(Legs::one(leg));
+        (self.valid().has(leg) && !others.is_empty()).then(|| self.with(leg, State::Stale))
+    }
+
+    /// Somebody will copy the chunk to `leg`, from one of the legs given. `None`: not now.
+    pub fn claim(self, leg: usize, active: Legs) -> Option<(ChunkWord, Legs)> {
+        let sources = self.valid().and(active);
+        let may = self.writers() == 0 && self.is_touched() && self.state(leg) == State::Stale && !sources.is_empty();
+        may.then(|| (self.with(leg, State::Copying), sources))
+    }
+
+    /// The end of a copy that was claimed, `copied` or given up. Nothing of it is under way any more.
+    pub fn finish(self, leg: usize, copied: bool) -> ChunkWord {
+        let state = self.state(leg);
+        assert!(matches!(state, State::Copying | State::Spoiled));
+        self.with(leg, if copied && state == State::Copying { State::Valid } else { State::Stale })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a leg that is read and holds an old version, whatever the order in which writes, copies and deaths happen.
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// Two legs and a spare, one page, its versions, and everything that is under way.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct World {
+        word: u32,
+        holds: [u8; 3],
+        /// The last version whose write ended well.
+        written: u8,
+        /// A version whose write failed: legs that could be read may or may not hold it.
+        failed: Option<u8>,
+        /// Version and targets of the write under way, and the legs that have it.
+        writer: Option<(u8, u8, u8)>,
+        /// A write that ended and may still land at a leg.
+        late: Option<(usize, u8)>,
+        /// Who copies to which leg, and what was read.
+        copier: Option<(usize, Option<u8>)>,
+        active: u8,
+        lost: u8,
+        writes_left: u8,
+        suspicions_left: u8,
+    }
+
+    const ALL: Legs = Legs(7);
+
+    impl World {
+        fn new() -> World {
+            World {
+                word: ChunkWord::fresh(Legs(4)).0,
+                holds: [0; 3],
+                written: 0,
+                failed: None,
+                writer: None,
+                late: None,
+                copier: None,
+                active: 3,
+                lost: 0,
+                writes_left: 3,
+                suspicions_left: 1,
+            }
+        }
+
+        fn next(self) -> Vec<World> {
+            let mut next = vec![];
+            let (word, active) = (ChunkWord(self.word), Legs(self.active));
+            if self.writer.is_none()
+                && self.writes_left > 0
+                && let Some(word) = word.begin_write(active)
+            {
+                let writer = Some((4 - self.writes_left, self.active, 0));
+                next.push(World { word: word.0, writer, writes_left: self.writes_left - 1, ..self });
+            }
+            if let Some((version, targets, have)) = self.writer {
+                for leg in Legs(targets).but(Legs(have)).iter() {
+                    let mut world = World { writer: Some((version, targets, have | 1 << leg)), ..self };
+                    world.holds[leg] = version;
+                    next.push(world);
+                }
+                let (after, kept) = word.end_write(Legs(have), ALL);
+                let (written, failed) = if kept { (version, None) } else { (self.written, Some(version)) };
+                let ended = World { word: after.0, writer: None, written, failed, ..self };
+                next.push(ended);
+                for leg in Legs(targets).but(Legs(have)).iter() {
+                    // Not answered: nobody copies there before it is. (With nobody who has it, it is a failed write.)
+                    if self.late.is_none() && kept {
+                        next.push(World { late: Some((leg, version)), active: self.active & !(1 << leg), ..ended });
+                    }
+                }
+            }
+            if let Some((leg, version)) = self.late {
+                let mut world = World { late: None, active: self.active | 1 << leg & !self.lost, ..self };
+                world.holds[leg] = version;
+                next.push(world);
+            }
+            match self.copier {
+                None => {
+                    for leg in active.iter().filter(|&leg| self.late.is_none_or(|(late, _)| late != leg)) {
+                        if let Some((word, _)) = word.claim(leg, active) {
+                            next.push(World { word: word.0, copier: Some((leg, None)), ..self });
+                        }
+                    }
+                }
+                Some((leg, None)) => {
+                    for source in word.valid().and(active).iter() {
+                        next.push(World { copier: Some((leg, Some(self.holds[source]))), ..self });
+                    }
+                    next.push(World { word: word.finish(leg, false).0, copier: None, ..self });
+                }
+                Some((leg, Some(version))) => {
+                    let mut world = World { word: word.finish(leg, true).0, copier: None, ..self };
+                    world.holds[leg] = version;
+                    next.push(world);
+                    // It lands, and somebody else goes on before the copy is finished.
+                    if self.holds[leg] != version {
+                        let mut world = self;
+                        world.holds[leg] = version;
+                        next.push(world);
+                    }
+                }
+            }
+            if self.lost == 0 {
+                for leg in 0..2 {
+                    // A leg is lost, and the spare comes in.
+                    next.push(World { lost: 1 << leg, active: self.active & !(1 << leg) | 4, ..self });
+                }
+            }
+            if self.suspicions_left > 0 {
+                for leg in 0..3 {
+                    if let Some(word) = word.suspect(leg, active) {
+                        next.push(World { word: word.0, suspicions_left: 0, ..self });
+                    }
+                }
+            }
+            next
+        }
+
+        fn check(&self) {
+            let readable = ChunkWord(self.word).valid().and(Legs(self.active));
+            for leg in readable.iter() {
+                let holds = self.holds[leg];
+                let under_way = self.writer.is_some_and(|(version, ..)| version == holds);
+                assert!(holds == self.written || under_way || self.failed == Some(holds), "{self:?}");
+            }
+            // As long as no leg is late, one of two legs that did not die is enough.
+            if self.lost == 0 && self.late.is_none() && self.active & 3 == 3 {
+                assert!(!readable.is_empty(), "nobody can be read: {self:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_was_written_last() {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![World::new()]);
+        while let Some(world) = open.pop() {
+            if seen.insert(world) {
+                world.check();
+                open.extend(world.next());
+            }
+        }
+        assert!(seen.len() > 10_000, "{}", seen.len());
+        let healed = |world: &&World| world.lost != 0 && ChunkWord(world.word).valid().has(2) && world.writes_left < 2;
+        assert!(seen.iter().any(|world| healed(&world)), "a spare is filled");
+    }
+
+    #[test]
+    fn writers_are_counted_up_to_a_limit() {
+        let mut word = ChunkWord::inherited();
+        let mut begun = 0;
+        while let Some(next) = word.begin_write(ALL) {
+            (word, begun) = (next, begun + 1);
+        }
+        assert_eq!(begun, WRITERS_MAX);
+        for _ in 0..begun {
+            word = word.end_write(ALL, ALL).0;
+        }
+        assert_eq!(word, ChunkWord::inherited());
+    }
+
+    #[test]
+    fn the_last_leg_is_never_suspected_away() {
+        let word = ChunkWord::inherited().suspect(0, Legs(3)).expect("there is another");
+        assert_eq!(word.suspect(1, Legs(3)), None);
+        assert_eq!(word.suspect(0, Legs(3)), None, "it is stale already");
+    }
+}

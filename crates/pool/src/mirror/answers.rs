@@ -1,0 +1,220 @@
+//! What lanes do when legs answer, and when they do not.
+
+use super::lane::MirrorLane;
+use super::pieces::{Errand, For, HEDGE_MAX, HEDGE_MIN, Kind, PIECE_PAGES, PIECES, Parent, Piece, WRITE_PATIENCE};
+use crate::{Buffer, Completion, PoolError};
+use farfield_core::chunk_word::Legs;
+use farfield_os::process::now_ns;
+
+impl MirrorLane {
+    /// A leg that was asked has failed: another one, if there is one.
+    pub(super) fn read_elsewhere(&mut self, piece: usize) {
+        let Some(Piece { parent, page, count, failed, error, .. }) = self.pieces[piece] else { return };
+        let candidates = self.table.valid(page, count, self.usable()).but(failed);
+        if candidates.is_empty() {
+            return self.end_piece(piece, Err(error.unwrap_or(self.table.gone())));
+        }
+        let is_whole =
+            self.parents[parent].as_ref().is_some_and(|known| known.count == count && known.buffer.is_some());
+        match self.best(candidates, count) {
+            Some(leg) if count <= PIECE_PAGES => self.send_read(piece, leg, false),
+            _ if is_whole => {
+                let leg = candidates.iter().next().expect("not empty");
+                self.send_read(piece, leg, true);
+            }
+            _ => self.again.push_back(piece),
+        }
+    }
+
+    pub(super) fn errand_ended(&mut self, Completion { tag, result, buffer }: Completion) {
+        let Some(Errand { target, leg, is_direct, started_at }) = self.errands[tag as usize].take() else { return };
+        self.free_errands.push(tag as u16);
+        if matches!(result, Err(PoolError::ServerGone { .. })) {
+            self.table.lose(leg);
+        }
+        let own = |lane: &mut Self, buffer: Option<Buffer>| {
+            if let (Some(buffer), Some(known)) = (buffer, &mut lane.legs[leg]) {
+                known.give_buffer(buffer);
+            }
+        };
+        match target {
+            For::Nobody => own(self, buffer),
+            For::LateWrite => {
+                if result.is_err() {
+                    // It may still arrive, at any time.
+                    self.table.lose(leg);
+                }
+                self.table.late_came(leg);
+                own(self, buffer);
+            }
+            For::Copy(job) => {
+                if let Some(mut copier) = self.copier.take() {
+                    let step = copier.on_end(&self.table, job, result, buffer);
+                    self.copier = Some(copier);
+                    self.send_copy(job, step);
+                }
+            }
+            For::Piece(index) => {
+                let Some(piece) = &mut self.pieces[index] else { return };
+                piece.errands[leg] = None;
+                let Some(parent) = &mut self.parents[piece.parent] else { return };
+                match result {
+                    Ok(()) => piece.have = piece.have.or(Legs::one(leg)),
+                    Err(error) => {
+                        piece.failed = piece.failed.or(Legs::one(leg));
+                        match error {
+                            PoolError::Corrupt { .. } => piece.wrong = piece.wrong.or(Legs::one(leg)),
+                            PoolError::TimedOut { .. } => piece.unsure = piece.unsure.or(Legs::one(leg)),
+                            _ => {}
+                        }
+                        // That it is full is for the caller to know; that a leg is gone only if all are.
+                        let is_worse = matches!(error, PoolError::PoolFull { .. });
+                        if is_worse || piece.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. })) {
+                            piece.error = Some(error);
+                        }
+                    }
+                }
+                let is_read = matches!(parent.kind, Kind::Read | Kind::Part(_));
+                if is_direct {
+                    parent.buffer = buffer;
+                } else {
+                    if let (true, Ok(()), Some(from), Some(to)) = (is_read, result, &buffer, &mut parent.buffer) {
+                        take_answer(parent.kind, from, to, (piece.page - parent.page) as usize);
+                    }
+                    own(self, buffer);
+                }
+                if is_read {
+                    self.read_answered(index, leg, result.is_ok(), started_at);
+                } else {
+                    self.write_answered(index);
+                }
+            }
+        }
+    }
+
+    pub(super) fn read_answered(&mut self, index: usize, leg: usize, is_answer: bool, started_at: u64) {
+        let Some(piece) = &self.pieces[index] else { return };
+        let (others, wrong, page, count) = (piece.under_way(), piece.wrong, piece.page, piece.count);
+        if !is_answer {
+            if others.is_empty() {
+                self.read_elsewhere(index);
+            }
+            return;
+        }
+        let now = now_ns();
+        if let Some(known) = &mut self.legs[leg] {
+            let took = now.saturating_sub(started_at);
+            known.latency_ns = if known.latency_ns == 0 { took } else { (known.latency_ns * 7 + took) / 8 };
+        }
+        for slow in others.iter() {
+            let asked_at =
+                piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
+            // Asked earlier, and nobody knows how long it will take: so long already.
+            if let (Some(known), Some(asked_at)) = (&mut self.legs[slow], asked_at.filter(|at| *at < started_at)) {
+                known.latency_ns = known.latency_ns.max(now.saturating_sub(asked_at)).min(HEDGE_MAX.as_nanos() as u64);
+            }
+        }
+        for leg in wrong.iter() {
+            self.table.suspect(page, count, leg);
+        }
+        self.end_piece(index, Ok(()));
+    }
+
+    pub(super) fn write_answered(&mut self, index: usize) {
+        let Some(piece) = &mut self.pieces[index] else { return };
+        if piece.under_way().is_empty() {
+            self.end_write(index);
+        } else if !piece.have.is_empty() && piece.alarm_at == u64::MAX {
+            piece.alarm_at = now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64);
+            self.alarm_at = self.alarm_at.min(piece.alarm_at);
+        }
+    }
+
+    pub(super) fn end_write(&mut self, index: usize) {
+        let Some(piece) = &self.pieces[index] else { return };
+        if !piece.have.is_empty() {
+            // What was not answered may still arrive, on top of what is written there next.
+            piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+        }
+        let kept = self.table.end_write(piece.page, piece.count, piece.have);
+        let result = match piece.error {
+            Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
+            error if !kept => Err(error.unwrap_or(self.table.gone())),
+            _ => Ok(()),
+        };
+        self.end_piece(index, result);
+    }
+
+    pub(super) fn end_piece(&mut self, index: usize, result: Result<(), PoolError>) {
+        let Some(piece) = self.pieces[index].take() else { return };
+        self.free_pieces.push(index);
+        let Some(parent) = &mut self.parents[piece.parent] else { return };
+        for errand in piece.errands.into_iter().flatten() {
+            if let Some(errand) = &mut self.errands[errand as usize] {
+                errand.target = if parent.kind == Kind::Write || parent.kind == Kind::Discard {
+                    For::LateWrite
+                } else {
+                    For::Nobody
+                };
+            }
+        }
+        if parent.result.is_ok() {
+            parent.result = result;
+        }
+        parent.pieces -= 1;
+        self.end_parent_without_pieces(piece.parent);
+    }
+
+    pub(super) fn end_parent_without_pieces(&mut self, index: usize) {
+        let is_over = |parent: &Parent| parent.pieces == 0 && parent.cut == parent.count;
+        if !self.parents[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
+            return;
+        }
+        if let Some(Parent { tag, buffer, result, .. }) = self.parents[index].take() {
+            self.free_parents.push(index);
+            self.ended.push_back(Completion { tag, result, buffer });
+        }
+    }
+
+    /// Hedges reads, and ends writes that only a slow leg lacks.
+    pub(super) fn ring(&mut self, now: u64) {
+        self.alarm_at = u64::MAX;
+        for index in 0..PIECES {
+            let Some(piece) = &mut self.pieces[index] else { continue };
+            if piece.alarm_at > now {
+                self.alarm_at = self.alarm_at.min(piece.alarm_at);
+                continue;
+            }
+            piece.alarm_at = u64::MAX;
+            if !piece.have.is_empty() {
+                let slow = piece.under_way();
+                slow.iter().for_each(|leg| self.table.set_late(leg));
+                self.end_write(index);
+            } else if !piece.is_hedged && self.free_errands.len() > Legs::MAX {
+                let (page, count, asked) = (piece.page, piece.count, piece.under_way().or(piece.failed));
+                let candidates = self.table.valid(page, count, self.usable()).but(asked);
+                let leg = self.best(candidates, count);
+                if let Some(piece) = &mut self.pieces[index] {
+                    piece.is_hedged = leg.is_some();
+                    piece.alarm_at = now.saturating_add(HEDGE_MIN.as_nanos() as u64);
+                    self.alarm_at = self.alarm_at.min(piece.alarm_at);
+                }
+                if let Some(leg) = leg {
+                    self.send_read(index, leg, false);
+                }
+            }
+        }
+    }
+}
+
+/// Copies what came from a leg to where the caller wants it.
+fn take_answer(kind: Kind, from: &Buffer, to: &mut Buffer, first: usize) {
+    if let Kind::Part(part) = kind {
+        to.page_mut(first)[part.range()].copy_from_slice(&from.page(0)[part.range()]);
+        return;
+    }
+    for index in 0..from.pages() {
+        to.page_mut(first + index).copy_from_slice(from.page(index));
+        to.sums_mut()[first + index] = from.sums()[index];
+    }
+}

@@ -1,0 +1,294 @@
+//! Copies chunks to legs that lack them: a few at a time, in the background, by whoever polls a lane or by a thread that does nothing else.
+
+use super::lane::MirrorLane;
+use super::legs::{CHUNK_PAGES, LegTable};
+use crate::{Buffer, Op, PoolError};
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::chunk_word::Legs;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::process::now_ns;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Pages that are read at a time.
+const STEP_PAGES: u64 = 16;
+/// Words that are looked at in one go.
+const LOOK_CHUNKS: u64 = 512;
+/// Chunks that the thread copies at a time.
+const THREAD_COPIES: usize = 4;
+/// How long nothing is copied after a copy that failed.
+const REST: Duration = Duration::from_millis(100);
+/// How often the thread looks whether there is something to do.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long it waits when there is, but not now.
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
+
+/// Which chunk a job copies, and how far it is.
+struct Job {
+    chunk: u64,
+    leg: usize,
+    sources: Legs,
+    /// The one of them that was asked last.
+    source: usize,
+    /// Pages of the chunk before this one are copied.
+    page: u64,
+    count: u64,
+    /// Pages of the step that are stored; `None` while they are read.
+    stored: Option<usize>,
+    read: Option<Buffer>,
+    write: Option<Buffer>,
+}
+
+/// The copies of one lane.
+pub(super) struct Copier {
+    jobs: Vec<Option<Job>>,
+    /// Buffers of jobs that do not run: one to read to, one to write from.
+    buffers: Vec<(Buffer, Buffer)>,
+    /// A look at all words: the leg that it is for, how often that one was hurt when it began, the next chunk, whether anything was found.
+    round: Option<Round>,
+    /// After a failure nothing begins before this time; after the end of the lane, nothing at all.
+    rests_until: u64,
+    zero: Box<[u8; PAGE_BYTES]>,
+}
+
+struct Round {
+    leg: usize,
+    hurts: u32,
+    next: u64,
+    is_clean: bool,
+}
+
+impl Copier {
+    /// For one step of a copy.
+    pub(super) const DEADLINE: Duration = Duration::from_secs(5);
+
+    pub(super) fn new(copies: usize) -> Copier {
+        let run = || Buffer::new(STEP_PAGES as usize);
+        Copier {
+            jobs: std::iter::repeat_with(|| None).take(copies).collect(),
+            buffers: (0..copies).map(|_| (run(), run())).collect(),
+            round: None,
+            rests_until: 0,
+            zero: Box::new([0; PAGE_BYTES]),
+        }
+    }
+
+    /// Nothing more than what is under way.
+    pub(super) fn give_up(&mut self) {
+        self.rests_until = u64::MAX;
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.jobs.iter().any(Option::is_some)
+    }
+
+    /// Claims the next chunk that a leg lacks, if there is one: the job, and what to ask of which leg.
+    pub(super) fn start(&mut self, table: &LegTable, usable: Legs) -> Option<(usize, (usize, Op))> {
+        if self.rests_until > 0 && now_ns() < self.rests_until {
+            return None;
+        }
+        let job = self.jobs.iter().position(Option::is_none)?;
+        let (chunk, leg, sources) = self.look(table, usable)?;
+        let (read, write) = self.buffers.pop()?;
+        let page = chunk * CHUNK_PAGES;
+        let count = STEP_PAGES.min(table.pages - page);
+        let new =
+            Job { chunk, leg, sources, source: leg, page, count, stored: None, read: Some(read), write: Some(write) };
+        self.jobs[job] = Some(new);
+        match self.read_step(table, job) {
+            Some(step) => Some((job, step)),
+            None => {
+                self.finish(table, job, false);
+                None
+            }
+        }
+    }
+
+    /// Looks at some words. One round over all of them is for one leg; it is healed when nothing is found.
+    fn look(&mut self, table: &LegTable, usable: Legs) -> Option<(u64, usize, Legs)> {
+        let to_heal = table.to_heal().and(usable);
+        if to_heal.is_empty() {
+            return None;
+        }
+        let round = self.round.get_or_insert_with(|| {
+            let leg = to_heal.iter().next().unwrap_or(0);
+            Round { leg, hurts: table.hurts(leg), next: 0, is_clean: true }
+        });
+        let (leg, end) = (round.leg, table.chunks_end());
+        for _ in 0..LOOK_CHUNKS {
+            if round.next >= end || !to_heal.has(leg) {
+                if round.is_clean && to_heal.has(leg) {
+                    table.set_healed(leg, round.hurts);
+                }
+                self.round = None;
+                return None;
+            }
+            let chunk = round.next;
+            round.next += 1;
+            let word = table.word(chunk);
+            if !word.is_touched() || word.valid().has(leg) {
+                continue;
+            }
+            round.is_clean = false;
+            if let Some(sources) = table.claim(chunk, leg) {
+                return Some((chunk, leg, sources));
+            }
+        }
+        None
+    }
+
+    fn read_step(&mut self, table: &LegTable, job: usize) -> Option<(usize, Op)> {
+        let job = self.jobs[job].as_mut()?;
+        let source = job.sources.and(table.active()).iter().next()?;
+        let mut buffer = job.read.take()?;
+        buffer.set_pages(job.count as usize);
+        (job.stored, job.source) = (None, source);
+        Some((source, Op::Read { page: PageId(job.page), buffer }))
+    }
+
+    /// A step has ended: what to do next, unless that was the last.
+    pub(super) fn on_end(
+        &mut self,
+        table: &LegTable,
+        index: usize,
+        result: Result<(), PoolError>,
+        buffer: Option<Buffer>,
+    ) -> Option<(usize, Op)> {
+        let job = self.jobs[index].as_mut()?;
+        let (leg, was_read) = (job.leg, job.stored.is_none());
+        match buffer {
+            Some(buffer) if was_read => job.read = Some(buffer),
+            Some(buffer) => job.write = Some(buffer),
+            None => {}
+        }
+        if let Err(error) = result {
+            if !was_read && matches!(error, PoolError::TimedOut { .. }) {
+                // It may still arrive.
+                table.lose(leg);
+            }
+            // Wrong bytes are copied, too, if there is somebody who has others.
+            let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
+            if wrong && table.suspect(job.page, job.count, job.source) {
+                self.finish(table, index, false);
+                return None;
+            }
+            self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
+            self.finish(table, index, false);
+            return None;
+        }
+        if !table.word(job.chunk).is_copying(leg) || self.rests_until == u64::MAX {
+            self.finish(table, index, false);
+            return None;
+        }
+        if let Some(step) = self.write_step(index) {
+            return Some((leg, step));
+        }
+        let job = self.jobs[index].as_mut()?;
+        job.page += job.count;
+        let end = ((job.chunk + 1) * CHUNK_PAGES).min(table.pages);
+        if job.page == end {
+            self.finish(table, index, true);
+            return None;
+        }
+        job.count = STEP_PAGES.min(end - job.page);
+        let step = self.read_step(table, index);
+        if step.is_none() {
+            self.finish(table, index, false);
+        }
+        step
+    }
+
+    /// Stores the next run of pages that were read: those that are zeros by a discard, which takes no memory.
+    fn write_step(&mut self, index: usize) -> Option<Op> {
+        let zero = &self.zero[..];
+        let job = self.jobs[index].as_mut()?;
+        let read = job.read.as_ref()?;
+        let first = *job.stored.get_or_insert(0);
+        if first == job.count as usize {
+            return None;
+        }
+        let is_zero = read.page(first) == zero;
+        let end = (first + 1..job.count as usize).find(|&page| (read.page(page) == zero) != is_zero);
+        let end = end.unwrap_or(job.count as usize);
+        let page = PageId(job.page + first as u64);
+        job.stored = Some(end);
+        if is_zero {
+            return Some(Op::Discard { page, count: (end - first) as u64 });
+        }
+        let mut buffer = job.write.take()?;
+        buffer.set_pages(end - first);
+        for from in first..end {
+            buffer.page_mut(from - first).copy_from_slice(read.page(from));
+            buffer.sums_mut()[from - first] = read.sums()[from];
+        }
+        Some(Op::Write { page, buffer })
+    }
+
+    fn finish(&mut self, table: &LegTable, index: usize, copied: bool) {
+        let Some(Job { chunk, leg, read, write, .. }) = self.jobs[index].take() else { return };
+        table.finish(chunk, leg, copied);
+        if let (Some(read), Some(write)) = (read, write) {
+            self.buffers.push((read, write));
+        }
+    }
+}
+
+/// A thread that copies.
+pub(super) struct Healer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    is_abandoned: AtomicBool,
+}
+
+impl Healer {
+    pub(super) fn start(table: Arc<LegTable>, copying: Arc<Mutex<()>>) -> Healer {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread =
+            std::thread::Builder::new().name("far-healer".into()).spawn(move || run(&table, &copying, &stopped));
+        // Without a thread nobody copies, and health says so.
+        Healer { stop, thread: thread.ok(), is_abandoned: AtomicBool::new(false) }
+    }
+
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
+fn run(table: &Arc<LegTable>, copying: &Mutex<()>, stop: &AtomicBool) {
+    let mut lane = None;
+    while !stop.load(Ordering::Acquire) {
+        std::thread::park_timeout(LOOK_EVERY);
+        if table.to_heal().is_empty() {
+            continue;
+        }
+        // Snapshots are made when nothing is under way.
+        let _copying = copying.lock().unwrap_or_else(PoisonError::into_inner);
+        if lane.is_none() {
+            lane = MirrorLane::open(table, THREAD_COPIES).ok();
+        }
+        let Some(lane) = &mut lane else { continue };
+        while !stop.load(Ordering::Acquire) && !table.to_heal().is_empty() {
+            lane.heal();
+            if !lane.is_copying() {
+                // Between two rounds, or nothing can be copied now.
+                std::thread::sleep(BETWEEN_LOOKS);
+            }
+        }
+        lane.finish_copies();
+    }
+}
+
+impl Drop for Healer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take()
+            && !self.is_abandoned.load(Ordering::Relaxed)
+        {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}

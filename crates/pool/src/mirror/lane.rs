@@ -1,0 +1,479 @@
+//! A thread's channel to all legs.
+//!
+//! An operation is cut into *pieces*; a write's piece goes to every leg, a read's to one. What a leg does for a piece is an *errand*.
+//! Errands have bytes of their own, copied from or to the caller's buffer: so a piece can end while a leg still works on its errand. Only where
+//! a leg is near, or the only one, does it get the caller's buffer itself.
+//!
+//! A read that takes longer than is usual is asked for at another leg too, and the first answer is taken (*hedge*). A write that a leg has not
+//! answered for a second, while others have it, ends without that leg.
+
+use super::heal::Copier;
+use super::legs::{CHUNK_PAGES, LegTable};
+use super::pieces::{Errand, For, Kind, LegLane, PIECE_PAGES, PIECES, Parent, Piece, RUNS, SINGLES};
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::chunk_word::Legs;
+use farfield_os::process::now_ns;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations of one lane at a time.
+const SLOTS: usize = 256;
+/// Errands of one lane at a time.
+const ERRANDS: usize = 1024;
+/// Most pages of one piece of a discard: so many words are changed at once.
+const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
+/// So often is a read sent to another leg than the best, which may have become better.
+const PROBE_EVERY: u64 = 4096;
+/// How long a waiting lane polls all legs before it sleeps at one, and how long it sleeps there before it looks at the others.
+const SPIN: Duration = Duration::from_micros(50);
+const SLEEP_SLICE: Duration = Duration::from_micros(200);
+
+pub(super) struct MirrorLane {
+    pub(super) table: Arc<LegTable>,
+    pub(super) legs: Vec<Option<LegLane>>,
+    pub(super) parents: Box<[Option<Parent>]>,
+    pub(super) free_parents: Vec<usize>,
+    /// Those that are not all in pieces.
+    pub(super) queued: VecDeque<usize>,
+    pub(super) pieces: Box<[Option<Piece>]>,
+    pub(super) free_pieces: Vec<usize>,
+    /// Reads whose leg failed and that found no room at another.
+    pub(super) again: VecDeque<usize>,
+    pub(super) errands: Box<[Option<Errand>]>,
+    pub(super) free_errands: Vec<u16>,
+    pub(super) arrived: Vec<Completion>,
+    pub(super) ended: VecDeque<Completion>,
+    pub(super) copier: Option<Copier>,
+    /// When to look at the alarms of pieces.
+    pub(super) alarm_at: u64,
+    pub(super) reads: u64,
+    pub(super) next_leg: usize,
+}
+
+impl MirrorLane {
+    /// With so many copies of chunks at a time.
+    pub(super) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
+        let mut legs = Vec::with_capacity(table.legs.len());
+        for (index, leg) in table.legs.iter().enumerate() {
+            let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
+                Some(Ok(lane)) => Some(lane),
+                Some(Err(PoolError::ServerGone { .. })) => {
+                    table.lose(index);
+                    None
+                }
+                Some(Err(error)) => return Err(error),
+                None => None,
+            };
+            legs.push(lane.map(|lane| LegLane {
+                lane,
+                waiting: VecDeque::with_capacity(ERRANDS),
+                singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
+                runs: (0..RUNS).map(|_| Buffer::new(PIECE_PAGES as usize)).collect(),
+                latency_ns: 0,
+            }));
+        }
+        if table.active().is_empty() {
+            return Err(table.gone());
+        }
+        Ok(MirrorLane {
+            table: table.clone(),
+            legs,
+            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_parents: (0..SLOTS).rev().collect(),
+            queued: VecDeque::with_capacity(SLOTS),
+            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_pieces: (0..PIECES).rev().collect(),
+            again: VecDeque::with_capacity(PIECES),
+            errands: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
+            free_errands: (0..ERRANDS as u16).rev().collect(),
+            arrived: Vec::with_capacity(64),
+            ended: VecDeque::with_capacity(SLOTS),
+            copier: (copies > 0).then(|| Copier::new(copies)),
+            alarm_at: u64::MAX,
+            reads: 0,
+            next_leg: 0,
+        })
+    }
+
+    /// Legs that this lane can use now.
+    pub(super) fn usable(&self) -> Legs {
+        self.table
+            .active()
+            .iter()
+            .filter(|&leg| self.legs[leg].is_some())
+            .fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
+    /// Cuts queued operations into pieces, demand first, as far as there is room.
+    fn start(&mut self) {
+        for leg in self.legs.iter_mut().flatten() {
+            while let Some(request) = leg.waiting.pop_front() {
+                if let Err(back) = leg.lane.submit(request) {
+                    leg.waiting.push_front(back);
+                    break;
+                }
+            }
+        }
+        for _ in 0..self.again.len() {
+            let Some(piece) = self.again.pop_front() else { break };
+            self.read_elsewhere(piece);
+        }
+        while let Some(index) = self.next_queued() {
+            let parent = self.queued[index];
+            while self.parents[parent].as_ref().is_some_and(|known| known.cut < known.count) {
+                if !self.cut_piece(parent) {
+                    return;
+                }
+            }
+            self.queued.remove(index);
+            self.end_parent_without_pieces(parent);
+        }
+    }
+
+    fn next_queued(&self) -> Option<usize> {
+        let is_demand =
+            |&parent: &usize| self.parents[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
+        self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
+    }
+
+    /// The next piece of an operation sets out. `false`: there is no room for it now.
+    fn cut_piece(&mut self, parent: usize) -> bool {
+        // A place for an errand to each leg, and to others if one fails.
+        if self.free_pieces.is_empty() || self.free_errands.len() < Legs::MAX {
+            return false;
+        }
+        let Some(known) = &self.parents[parent] else { return true };
+        let (page, left, kind, is_first) =
+            (known.page + known.cut, known.count - known.cut, known.kind, known.cut == 0);
+        match kind {
+            Kind::Read | Kind::Part(_) => self.cut_read(parent, page, left, is_first),
+            Kind::Write => self.cut_write(parent, page, left, is_first),
+            Kind::Discard => self.cut_discard(parent, page, left.min(DISCARD_PAGES)),
+        }
+    }
+
+    fn cut_read(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
+        let usable = self.usable();
+        let whole = self.table.valid(page, left, usable);
+        let near = whole.and(self.table.near);
+        if is_first && (!near.is_empty() || whole.count() == 1 && usable.count() == 1) {
+            let nearest = if near.is_empty() { whole } else { near };
+            let piece = self.new_piece(parent, page, left);
+            nearest.iter().take(1).for_each(|leg| self.send_read(piece, leg, true));
+            return true;
+        }
+        let count = left.min(PIECE_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
+        let candidates = self.table.valid(page, count, usable);
+        if candidates.is_empty() {
+            let piece = self.new_piece(parent, page, count);
+            self.end_piece(piece, Err(self.table.gone()));
+            return true;
+        }
+        let Some(leg) = self.best(candidates, count) else { return false };
+        let piece = self.new_piece(parent, page, count);
+        self.send_read(piece, leg, false);
+        true
+    }
+
+    /// The leg to read from: the nearest that has a buffer.
+    pub(super) fn best(&mut self, candidates: Legs, pages: u64) -> Option<usize> {
+        self.reads += 1;
+        let latency = |leg: &usize| match &self.legs[*leg] {
+            Some(known) if !self.table.near.has(*leg) => known.latency_ns,
+            _ => 0,
+        };
+        let with_room = |leg: &usize| self.legs[*leg].as_ref().is_some_and(|known| known.has_buffer_for_read(pages));
+        let best = candidates.iter().filter(with_room).min_by_key(latency)?;
+        if self.reads.is_multiple_of(PROBE_EVERY) {
+            return candidates.iter().filter(with_room).find(|&leg| leg != best).or(Some(best));
+        }
+        Some(best)
+    }
+
+    fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
+        let usable = self.usable();
+        let direct = is_first && usable.count() == 1;
+        let count = if direct { left } else { left.min(PIECE_PAGES) };
+        let has_room = |leg: usize| direct || self.legs[leg].as_ref().is_some_and(|known| known.has_buffer(count));
+        if !usable.iter().all(has_room) {
+            return false;
+        }
+        let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
+        for leg in usable.iter() {
+            let Some(known) = &mut self.parents[parent] else { break };
+            let buffer = if direct {
+                known.buffer.take()
+            } else {
+                let own = self.legs[leg].as_mut().and_then(|known| known.take_buffer(count));
+                own.zip(known.buffer.as_ref()).map(|(mut own, whole)| {
+                    for index in 0..count as usize {
+                        let from = (page - known.page) as usize + index;
+                        own.page_mut(index).copy_from_slice(whole.page(from));
+                        own.sums_mut()[index] = whole.sums()[from];
+                    }
+                    own
+                })
+            };
+            let Some(buffer) = buffer else { break };
+            self.send(For::Piece(piece), leg, direct, Op::Write { page: PageId(page), buffer });
+        }
+        true
+    }
+
+    fn cut_discard(&mut self, parent: usize, page: u64, count: u64) -> bool {
+        if self.table.is_untouched(page, count) {
+            let piece = self.new_piece(parent, page, count);
+            self.end_piece(piece, Ok(()));
+            return true;
+        }
+        let usable = self.usable();
+        let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
+        for leg in usable.iter() {
+            self.send(For::Piece(piece), leg, false, Op::Discard { page: PageId(page), count });
+        }
+        true
+    }
+
+    /// A piece that changes pages. `None`: not now.
+    fn begin_write(&mut self, parent: usize, page: u64, count: u64, usable: Legs) -> Option<usize> {
+        if !self.table.begin_write(page, count, usable) {
+            return None;
+        }
+        let piece = self.new_piece(parent, page, count);
+        if usable.is_empty() {
+            self.end_write(piece);
+        }
+        Some(piece)
+    }
+
+    pub(super) fn new_piece(&mut self, parent: usize, page: u64, count: u64) -> usize {
+        let piece = self.free_pieces.pop().expect("counted before");
+        self.pieces[piece] = Some(Piece {
+            parent,
+            page,
+            count,
+            errands: [None; Legs::MAX],
+            have: Legs(0),
+            failed: Legs(0),
+            wrong: Legs(0),
+            unsure: Legs(0),
+            error: None,
+            alarm_at: u64::MAX,
+            is_hedged: false,
+        });
+        if let Some(known) = &mut self.parents[parent] {
+            known.cut += count;
+            known.pieces += 1;
+        }
+        piece
+    }
+
+    pub(super) fn send_read(&mut self, piece: usize, leg: usize, direct: bool) {
+        let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
+        let Some(known) = &mut self.parents[parent] else { return };
+        let kind = known.kind;
+        let lane = self.legs[leg].as_mut();
+        let buffer = if direct { known.buffer.take() } else { lane.and_then(|lane| lane.take_buffer(count)) };
+        let buffer = buffer.expect("looked for before");
+        let page = PageId(page);
+        let op = match kind {
+            Kind::Part(part) => Op::ReadPart { page, part, buffer },
+            _ => Op::Read { page, buffer },
+        };
+        self.send(For::Piece(piece), leg, direct, op);
+        if !direct && let (Some(known), Some(lane)) = (&mut self.pieces[piece], &self.legs[leg]) {
+            known.alarm_at = now_ns().saturating_add(lane.hedge_after());
+            self.alarm_at = self.alarm_at.min(known.alarm_at);
+        }
+    }
+
+    /// Gives a leg something to do.
+    pub(super) fn send(&mut self, target: For, leg: usize, is_direct: bool, op: Op) {
+        let now = now_ns();
+        let (priority, deadline) = match target {
+            For::Piece(piece) => {
+                let parent = self.pieces[piece].as_ref().and_then(|known| self.parents[known.parent].as_ref());
+                let passed = |known: &Parent| Duration::from_nanos(now.saturating_sub(known.started_at));
+                // No deadline at all would be none.
+                let left = |known: &Parent| known.deadline.saturating_sub(passed(known)).max(Duration::from_micros(1));
+                parent.map_or((Priority::Demand, Duration::ZERO), |known| (known.priority, left(known)))
+            }
+            _ => (Priority::Background, Copier::DEADLINE),
+        };
+        let errand = self.free_errands.pop().expect("counted before");
+        self.errands[errand as usize] = Some(Errand { target, leg, is_direct, started_at: now });
+        if let For::Piece(piece) = target
+            && let Some(known) = &mut self.pieces[piece]
+        {
+            known.errands[leg] = Some(errand);
+        }
+        let lane = self.legs[leg].as_mut().expect("usable");
+        let request = Request { tag: u64::from(errand), priority, deadline, op };
+        if !lane.waiting.is_empty() {
+            lane.waiting.push_back(request);
+        } else if let Err(back) = lane.lane.submit(request) {
+            lane.waiting.push_back(back);
+        }
+    }
+
+    fn collect(&mut self) {
+        for leg in 0..self.legs.len() {
+            while let Some(known) = &mut self.legs[leg] {
+                if known.lane.in_flight() == 0 {
+                    break;
+                }
+                known.lane.poll(&mut self.arrived);
+                if self.arrived.is_empty() {
+                    break;
+                }
+                while let Some(completion) = self.arrived.pop() {
+                    self.errand_ended(completion);
+                }
+            }
+        }
+    }
+
+    /// Copies what a leg lacks.
+    fn copy(&mut self) {
+        let Some(mut copier) = self.copier.take() else { return };
+        let mut step = None;
+        if self.free_errands.len() > 2 * Legs::MAX {
+            step = copier.start(&self.table, self.usable());
+        }
+        self.copier = Some(copier);
+        if let Some((job, step)) = step {
+            self.send_copy(job, Some(step));
+        }
+    }
+
+    pub(super) fn send_copy(&mut self, job: usize, step: Option<(usize, Op)>) {
+        if let Some((leg, op)) = step {
+            self.send(For::Copy(job), leg, false, op);
+        }
+    }
+
+    fn work(&mut self) {
+        self.start();
+        self.collect();
+        if self.alarm_at != u64::MAX {
+            let now = now_ns();
+            if now >= self.alarm_at {
+                self.ring(now);
+            }
+        }
+        if !self.queued.is_empty() || !self.again.is_empty() {
+            self.start();
+        }
+        self.copy();
+    }
+
+    /// Is a chunk on its way to a leg? For whoever does nothing else with this lane.
+    pub(super) fn is_copying(&self) -> bool {
+        self.copier.as_ref().is_some_and(Copier::is_busy)
+    }
+
+    /// Copies as much as can be done now, or waits a little.
+    pub(super) fn heal(&mut self) {
+        self.work();
+        self.sleep(SLEEP_SLICE);
+    }
+
+    /// Begins no other copy.
+    pub(super) fn finish_copies(&mut self) {
+        while self.is_copying() {
+            self.collect();
+            self.sleep(SLEEP_SLICE);
+        }
+    }
+
+    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
+    fn sleep(&mut self, most: Duration) {
+        for _ in 0..self.legs.len() {
+            self.next_leg = (self.next_leg + 1) % self.legs.len();
+            if let Some(leg) = &mut self.legs[self.next_leg]
+                && leg.lane.in_flight() > 0
+            {
+                return leg.lane.wait(most.min(SLEEP_SLICE));
+            }
+        }
+    }
+}
+
+impl Lane for MirrorLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Some(index) = self.free_parents.pop() else { return Err(request) };
+        let Request { tag, priority, deadline, op } = request;
+        let (page, count, kind, buffer) = match op {
+            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
+            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
+            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
+            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
+        };
+        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.pages);
+        let result = match is_outside {
+            true => Err(PoolError::Refused { server: self.table.legs[0].server, reason: "pages outside the region" }),
+            false => Ok(()),
+        };
+        // What is outside is cut already.
+        let cut = if is_outside { count } else { 0 };
+        let parent =
+            Parent { tag, priority, deadline, started_at: now_ns(), kind, page, count, cut, pieces: 0, buffer, result };
+        self.parents[index] = Some(parent);
+        self.queued.push_back(index);
+        if self.queued.len() == 1 {
+            self.start();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.work();
+        let moved = self.ended.len().min(done.capacity() - done.len());
+        done.extend(self.ended.drain(..moved));
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        SLOTS - self.free_parents.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let limit = now_ns().saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(now_ns() + SPIN.as_nanos() as u64);
+        loop {
+            self.work();
+            let now = now_ns();
+            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                core::hint::spin_loop();
+                continue;
+            }
+            self.sleep(Duration::from_nanos(limit.min(self.alarm_at) - now.min(limit).min(self.alarm_at)));
+        }
+    }
+}
+
+impl Drop for MirrorLane {
+    fn drop(&mut self) {
+        if self.table.is_abandoned() {
+            return;
+        }
+        // A copy that is under way may still land: nobody else can copy there before it has. It has a deadline.
+        self.copier.iter_mut().for_each(Copier::give_up);
+        self.finish_copies();
+        // So may writes that nobody waited for.
+        for errand in self.errands.iter().flatten() {
+            if errand.target == For::LateWrite {
+                self.table.lose(errand.leg);
+            }
+        }
+        // A write that is given up here leaves its chunk with a writer: nobody copies it any more.
+    }
+}

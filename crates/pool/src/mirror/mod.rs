@@ -1,0 +1,103 @@
+//! Pool of several legs that hold the same: it lives as long as one of them does.
+//!
+//! Writes go to all legs, reads to one. Which legs hold the right bytes is noted for each chunk of 64 pages
+//! ([`farfield_core::chunk_word`]), so a leg that missed a write, or gave wrong bytes, is not read there until the chunk was copied to it
+//! (`heal`). A leg that is gone is never used again; a spare takes its place and is filled by the same copies, while reads and
+//! writes go on. A leg that is slow is asked for nothing until it has answered.
+
+mod answers;
+mod heal;
+mod lane;
+mod legs;
+mod pieces;
+#[cfg(test)]
+mod tests;
+
+use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use heal::Healer;
+use lane::MirrorLane;
+pub(crate) use legs::Leg;
+use legs::LegTable;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Several backends that hold the same.
+pub(crate) struct MirrorBackend {
+    table: Arc<LegTable>,
+    /// Locked while somebody copies, and while a snapshot is made.
+    copying: Arc<Mutex<()>>,
+    healer: Option<Healer>,
+}
+
+impl MirrorBackend {
+    /// `legs` that hold the same (zeros, unless they are `inherited`), without a backend where it is lost already; `spares` that hold zeros.
+    /// `pages` is what the region shall address, 0 for as much as the legs have. With `heals` there is a thread that copies; without, lanes do.
+    pub(crate) fn new(
+        legs: Vec<Leg>,
+        spares: Vec<Leg>,
+        pages: u64,
+        inherited: bool,
+        heals: bool,
+    ) -> Result<MirrorBackend, PoolError> {
+        let table = Arc::new(LegTable::new(legs, spares, pages, inherited)?);
+        let copying = Arc::new(Mutex::new(()));
+        let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));
+        Ok(MirrorBackend { table, copying, healer })
+    }
+}
+
+impl Backend for MirrorBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        Ok(Box::new(MirrorLane::open(&self.table, if self.healer.is_some() { 0 } else { 1 })?))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let _still = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        let (mut result, mut first) = (Err(self.table.gone()), 0);
+        for (index, leg) in self.table.legs.iter().enumerate() {
+            let own = first..first + leg.leaves;
+            first = own.end;
+            // The snapshot of a leg that lacks something would not know what.
+            if !self.table.is_whole(index) {
+                continue;
+            }
+            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
+                Some(Ok(ticket)) => {
+                    secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
+                    result = Ok(());
+                }
+                Some(Err(error)) => {
+                    if matches!(error, PoolError::ServerGone { .. }) {
+                        self.table.lose(index);
+                    }
+                    result = result.or(Err(error));
+                }
+                None => {}
+            }
+        }
+        result.map(|()| CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.table.pages
+    }
+
+    fn health(&self) -> Health {
+        for (index, leg) in self.table.legs.iter().enumerate() {
+            if leg.backend.as_ref().is_some_and(|backend| backend.health() == Health::Gone) {
+                self.table.lose(index);
+            }
+        }
+        self.table.health()
+    }
+
+    fn release(&self) {
+        self.table.backends().for_each(|backend| backend.release());
+    }
+
+    fn abandon(&self) {
+        // The thread that copies exists in the parent only.
+        self.healer.iter().for_each(Healer::abandon);
+        self.table.abandon();
+    }
+}
