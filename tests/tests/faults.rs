@@ -3,7 +3,8 @@
 //! Danger: a job that hangs, dies without a word, or goes on with wrong memory when its server does.
 
 use farfield_tests::{
-    Command, FarRun, MIB, PATIENCE, Scratch, Server, compile, compile_with, farfield, program, wait_until,
+    Command, FarRun, MIB, PATIENCE, Scratch, Server, compile, compile_with, farfield, kill_marked, marked_processes,
+    program, wait_until,
 };
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -182,6 +183,51 @@ fn a_full_pool_ends_the_job_with_94() {
     wait_until("the server has room again", || {
         FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], [&hog, "24", "2"]).run().code == 0
     });
+}
+
+#[test]
+fn far_memory_in_files_serves_forks_and_vanishes_with_its_processes() {
+    let scratch = Scratch::new("files");
+    let Some(hog) = hog(&scratch) else { return };
+    let folder = scratch.path().join("far memory");
+    std::fs::create_dir(&folder).unwrap();
+    let url = format!("ssd:{}?size=256M", folder.display());
+    let options = ["--near", "16M", "--far", &url];
+    let is_empty = || std::fs::read_dir(&folder).unwrap().next().is_none();
+    let ended = FarRun::new(&scratch, options, [&hog, "64", "2", "2", "2"]).run();
+    assert!(ended.code == 0 && ended.text().contains("0 wrong"), "{}\n{}", ended.text(), ended.errors);
+    assert!(is_empty());
+    let running = FarRun::new(&scratch, options, [&hog, "64", "0", "2"]).start();
+    let mark = running.mark().to_owned();
+    let has_file = |pid: &i32| {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|file| file.starts_with(&folder))
+    };
+    wait_until("parent and child have a file each", || {
+        assert!(!running.is_over(), "ended early: {}", running.errors());
+        is_empty() && marked_processes(&mark).iter().filter(|pid| has_file(pid)).count() >= 2
+    });
+    wait_until("the job has ended", || {
+        kill_marked(&mark, "hog");
+        running.is_over()
+    });
+    assert!(is_empty());
+}
+
+#[test]
+fn a_full_file_ends_the_job_with_94() {
+    let scratch = Scratch::new("full-file");
+    let Some(hog) = hog(&scratch) else { return };
+    let url = format!("ssd:{}?size=32M", scratch.path().display());
+    let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &url], [&hog, "160", "2"]).run();
+    assert_eq!(ended.code, POOL_FULL, "{}\n{}", ended.text(), ended.errors);
+    let nowhere = FarRun::new(&scratch, ["--near", "16M", "--far", "ssd:/no/such/folder"], [&hog, "16", "1"]).run();
+    assert_eq!(nowhere.code, REFUSED);
+    assert!(
+        nowhere.errors.contains("no such file") && !nowhere.errors.contains("farfield serve"),
+        "{}",
+        nowhere.errors
+    );
 }
 
 fn server_lost_in_the_middle(server: Server, mode: &str) {

@@ -20,7 +20,7 @@ pub(crate) struct RunArgs {
     /// machine's (or container's) memory. At least 16M
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
-    /// A memory server that keeps what is far: tcp://HOST:PORT or unix:PATH. Several share the load;
+    /// Where far is: a memory server, tcp://HOST:PORT or unix:PATH, or a file, ssd:FOLDER?size=8G. Several share the load;
     /// "mirror(URL,URL)" holds the same at both
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
@@ -49,6 +49,8 @@ Examples:
   farfield run --near 1G --far tcp://big:7400 -- ./app  The rest on the machine called big
   farfield run --near 1G --far tcp://a:7400 --far tcp://b:7400 -- ./app
                                                         The rest on two machines
+  farfield run --near 1G --far 'ssd:/var/tmp?size=32G' -- ./app
+                                                        The rest in a file on this machine's disk
   farfield run --near 1G --report run.json -- ./app     What happened, for programs
   farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
 

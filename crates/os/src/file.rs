@@ -110,7 +110,8 @@ pub fn find_descriptor(mut is: impl FnMut(i32) -> bool) -> Option<i32> {
         // SAFETY: plain numbers, seen as the bytes that the kernel wrote.
         let bytes =
             unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), len.min(size_of_val(&entries))) };
-        if let Some(found) = names(bytes).filter(|&fd| fd != folder).find(|&fd| is(fd)) {
+        let numbers = names(bytes).filter_map(|name| core::str::from_utf8(name).ok()?.parse().ok());
+        if let Some(found) = numbers.filter(|&fd| fd != folder).find(|&fd| is(fd)) {
             break Some(found);
         }
     };
@@ -118,16 +119,15 @@ pub fn find_descriptor(mut is: impl FnMut(i32) -> bool) -> Option<i32> {
     found
 }
 
-/// The numbers among the names of `struct linux_dirent64`s: the length of each at 16, its name from 19 on.
-fn names(mut bytes: &[u8]) -> impl Iterator<Item = i32> {
+/// The names of `struct linux_dirent64`s: the length of each at 16, its name from 19 on.
+pub(crate) fn names(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let len = u16::from_ne_bytes(bytes.get(16..18)?.try_into().ok()?);
         let name = bytes.get(19..usize::from(len))?;
         bytes = &bytes[usize::from(len)..];
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-        Some(core::str::from_utf8(&name[..end]).ok().and_then(|text| text.parse().ok()))
+        Some(&name[..end])
     })
-    .flatten()
 }
 
 /// Is `fd` a regular file?
@@ -179,7 +179,7 @@ pub fn links(fd: i32) -> Option<u64> {
 }
 
 /// The file type of `fd` (`S_IF…`).
-fn kind(fd: i32) -> Option<libc::mode_t> {
+pub(crate) fn kind(fd: i32) -> Option<libc::mode_t> {
     stat(fd).map(|stat| stat.st_mode & libc::S_IFMT)
 }
 

@@ -5,6 +5,7 @@
 //! thread-local storage, so everything may be called from a signal handler.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+pub mod disk;
 mod errno;
 pub mod file;
 pub mod gate;
@@ -14,6 +15,7 @@ pub mod net;
 pub mod pagemap;
 pub mod pipe;
 pub mod process;
+pub mod ring;
 pub mod seccomp;
 pub mod serving;
 pub mod signals;

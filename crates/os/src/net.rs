@@ -22,7 +22,7 @@ pub fn set_descriptor_floor(floor: i32) {
 }
 
 /// Moves a descriptor above the floor; closes it if that fails.
-fn lift(fd: i32) -> Result<i32> {
+pub fn lift(fd: i32) -> Result<i32> {
     let floor = FLOOR.load(Ordering::Relaxed);
     if fd >= floor {
         return Ok(fd);

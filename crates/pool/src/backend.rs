@@ -117,7 +117,9 @@ pub enum PoolError {
         server: u16,
     },
     /// Capacity of the server or quota of the tenant is used up. Nothing was stored.
-    #[error("memory server {server} is full: raise its --capacity, or give it another server with --far")]
+    #[error(
+        "memory server {server} is full: raise its --capacity (size= in a URL), or give it another server with --far"
+    )]
     PoolFull {
         /// Index of the server.
         server: u16,
@@ -176,6 +178,11 @@ pub trait Backend: Send + Sync {
 
     /// How it feels.
     fn health(&self) -> Health;
+
+    /// How it works here, for people, where that depends on the machine. May allocate and ask the system.
+    fn how(&self) -> String {
+        String::new()
+    }
 
     /// Says goodbye, so that the servers free the region now and not when the lease runs out. No harm if nobody hears
     /// it. The backend must not be used afterwards.

@@ -15,6 +15,8 @@ mod mirror;
 mod opener;
 mod ram;
 mod shm;
+mod size;
+mod ssd;
 mod stripe;
 mod tcp;
 mod url;

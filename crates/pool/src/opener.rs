@@ -5,6 +5,7 @@ use crate::fault::FaultBackend;
 use crate::mirror::{Leg, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
+use crate::ssd::{self, SsdBackend};
 use crate::stripe::StripeBackend;
 use crate::tcp::TcpBackend;
 use crate::url::{Tree, replace_leaves};
@@ -31,7 +32,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ram:, fault:SPEC@URL and stripe(URL, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, ram:, fault:SPEC@URL and stripe(URL, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -99,6 +100,7 @@ pub struct Opener {
     deadline: Duration,
     degraded: bool,
     heals: bool,
+    is_inside_a_program: bool,
 }
 
 impl Default for Opener {
@@ -125,6 +127,7 @@ impl Opener {
             deadline: Duration::from_secs(10),
             degraded: false,
             heals: false,
+            is_inside_a_program: false,
         }
     }
 
@@ -180,6 +183,12 @@ impl Opener {
     /// polls lanes.
     pub fn heals(mut self) -> Opener {
         self.heals = true;
+        self
+    }
+
+    /// This process is not ours: nothing that we do may change how its system calls end.
+    pub fn inside_a_program(mut self) -> Opener {
+        self.is_inside_a_program = true;
         self
     }
 
@@ -309,6 +318,13 @@ impl Opener {
                     Want::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
                 }));
             }
+            Target::Ssd(config) => {
+                let config = if self.is_inside_a_program { config.inside_a_program() } else { config };
+                return Ok(Arc::new(match want {
+                    Want::Pages(pages) => SsdBackend::new(server, config, pages)?,
+                    Want::Claim { secrets, .. } => SsdBackend::claim(server, config, secrets[0])?,
+                }));
+            }
         };
         let identity = Identity {
             token: self.token.clone().into_bytes(),
@@ -357,6 +373,7 @@ enum Target {
     Tcp(SocketAddr),
     Unix(Vec<u8>),
     Ram,
+    Ssd(ssd::Config),
 }
 
 impl Target {
@@ -380,13 +397,14 @@ impl Target {
                 Ok(Target::Unix(rest.as_bytes().to_vec()))
             }
             "ram" => Ok(Target::Ram),
+            "ssd" => Ok(Target::Ssd(ssd::Config::parse(rest).map_err(|why| wrong(&why))?)),
             other => Err(OpenError::Scheme { scheme: other.to_owned() }),
         }
     }
 }
 
-/// Turns the names of hosts in `urls` into numeric addresses. Resolving needs locks, memory and files, so it is done
-/// by whoever starts a program and not inside it.
+/// Turns the names of hosts in `urls` into numeric addresses, and paths into absolute ones. Resolving needs locks, memory and files, so it
+/// is done by whoever starts a program and not inside it.
 pub fn resolve_urls<S: AsRef<str>>(urls: &[S]) -> Result<Vec<String>, OpenError> {
     urls.iter().map(|url| resolve_url(url.as_ref())).collect()
 }
@@ -398,8 +416,10 @@ fn resolve_url(url: &str) -> Result<String, OpenError> {
 
 fn resolve_leaf(url: &str) -> Result<String, OpenError> {
     let Some(host) = url.strip_prefix("tcp://") else {
-        Target::parse(url)?;
-        return Ok(url.to_owned());
+        return match Target::parse(url)? {
+            Target::Ssd(config) => config.absolute(url).map_err(|why| OpenError::Url { url: url.to_owned(), why }),
+            _ => Ok(url.to_owned()),
+        };
     };
     let unresolved = |why: String| OpenError::Resolve { host: host.to_owned(), why };
     let mut addresses = host.to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
@@ -449,6 +469,9 @@ mod tests {
         let local = ["127.0.0.1", "[::1]"].map(|host| format!("stripe(shm:/x, fault:die=3@tcp://{host}:9)"));
         assert!(local.contains(&resolved[0]), "{resolved:?}");
         assert!(matches!(resolve_urls(&["rdma:x"]), Err(OpenError::Scheme { .. })));
+        let here = std::env::current_dir().unwrap().join("far");
+        let resolved = resolve_urls(&["stripe(ssd:far?size=8G&io=pread, ram:)"]).unwrap();
+        assert_eq!(resolved[0], format!("stripe(ssd:{}?size=8G&io=pread, ram:)", here.display()));
     }
 
     #[test]

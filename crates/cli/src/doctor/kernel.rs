@@ -171,8 +171,8 @@ pub(super) fn io_uring() -> Finding {
     let name = "io_uring";
     match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default().trim() {
         "0" => Finding::ok(name, "enabled"),
-        "1" => Finding::ok(name, "for some users only; nothing of ours needs it"),
-        "2" => Finding::ok(name, "disabled; nothing of ours needs it"),
-        _ => Finding::ok(name, "this kernel does not say; nothing of ours needs it"),
+        "1" => Finding::ok(name, "for some users only; without it ssd: moves one page run at a time"),
+        "2" => Finding::ok(name, "disabled; ssd: moves one page run at a time"),
+        _ => Finding::ok(name, "this kernel does not say; without it ssd: moves one page run at a time"),
     }
 }

@@ -271,7 +271,11 @@ fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
     };
     let control = runtime.control();
     let token = text(&control.token, control.token_len.load(Ordering::Acquire));
-    let mut opener = Opener::new().client_name("farfield run").pages(window::PAGES).deadline(Duration::from_secs(10));
+    let mut opener = Opener::new()
+        .inside_a_program()
+        .client_name("farfield run")
+        .pages(window::PAGES)
+        .deadline(Duration::from_secs(10));
     // The runner has seen all servers; since then a leg of a mirror may have died.
     opener = opener.degraded().urls(keys::urls(control));
     if !token.is_empty() {

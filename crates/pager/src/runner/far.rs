@@ -32,6 +32,9 @@ pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
 
 fn advice(error: &OpenError) -> String {
     match (error, error.pool_error()) {
+        (OpenError::Refused { url, .. } | OpenError::Pool { url, .. }, _) if url.starts_with("ssd:") => {
+            error.to_string()
+        }
         (OpenError::Refused { .. }, _) | (_, Some(PoolError::Refused { .. })) => {
             format!("{error} (a token is given with --token-file or FARFIELD_TOKEN)")
         }

@@ -1,0 +1,526 @@
+//! A lane to a file: operations are cut into chunks, one transfer each.
+
+use super::Region;
+use super::config::Io;
+use super::depth::{DEPTH_MAX, Depth};
+use super::engine::{Arena, Engine};
+use super::slots::NoPlace;
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{PageId, checksum};
+use farfield_os::process::now_ns;
+use farfield_os::ring::{Ring, Transfer, Way};
+use farfield_os::{Errno, process};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations of one lane that may be submitted and not yet collected.
+const SLOTS: usize = 256;
+/// Most pages in one transfer.
+const CHUNK_PAGES: u64 = 16;
+/// How long a waiting lane looks before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps when only others can give it what it needs.
+const SLICE: Duration = Duration::from_micros(200);
+/// How long the last transfers of a lane are waited for.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// One operation.
+struct Parent {
+    tag: u64,
+    page: u64,
+    way: Way,
+    buffer: Buffer,
+    /// Pages whose transfer has begun, or that need none.
+    begun: u64,
+    chunks: u32,
+    /// A write has its places: so many of them are not taken yet.
+    claimed: Option<u64>,
+    /// New pages for which room was made and that are not stored yet.
+    admitted: u64,
+    result: Result<(), PoolError>,
+    priority: Priority,
+    deadline: Duration,
+    deadline_at: u64,
+}
+
+/// One transfer.
+struct Chunk {
+    /// `None`: the operation was given up.
+    parent: Option<usize>,
+    way: Way,
+    page: u64,
+    count: u64,
+    place: u64,
+    bounce: usize,
+    /// Bytes that went already.
+    done: usize,
+    begun_at: u64,
+}
+
+/// See the module.
+pub(super) struct SsdLane {
+    region: Arc<Region>,
+    engine: Engine,
+    arena: Arena,
+    depth: Depth,
+    parents: Box<[Option<Parent>]>,
+    free_parents: Vec<usize>,
+    /// Those that have not begun with all of their pages.
+    demand: VecDeque<usize>,
+    background: VecDeque<usize>,
+    chunks: Box<[Option<Chunk>]>,
+    free_chunks: Vec<usize>,
+    ended: VecDeque<Completion>,
+    /// No operation ends in time after this.
+    next_deadline: u64,
+    /// Where the last places were.
+    rover: u64,
+    zero_sum: u64,
+}
+
+impl SsdLane {
+    pub(super) fn new(region: Arc<Region>) -> Result<SsdLane, PoolError> {
+        let arena = Arena::new().map_err(PoolError::Os)?;
+        let calls = Engine::Calls { file: region.file, arrived: None };
+        let engine = match region.io {
+            Io::Calls => calls,
+            io => match Ring::open(region.file, DEPTH_MAX as u32) {
+                Ok(mut ring) => {
+                    // SAFETY: `Drop` ends the ring before the arena goes.
+                    unsafe { arena.register(&mut ring) };
+                    Engine::Uring(ring)
+                }
+                Err(errno) if io == Io::Uring => return Err(PoolError::Os(errno)),
+                Err(_) => calls,
+            },
+        };
+        Ok(SsdLane {
+            engine,
+            arena,
+            depth: Depth::new(),
+            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_parents: (0..SLOTS).rev().collect(),
+            demand: VecDeque::with_capacity(SLOTS),
+            background: VecDeque::with_capacity(SLOTS),
+            chunks: std::iter::repeat_with(|| None).take(DEPTH_MAX).collect(),
+            free_chunks: (0..DEPTH_MAX).rev().collect(),
+            ended: VecDeque::with_capacity(SLOTS),
+            next_deadline: u64::MAX,
+            // Lanes that begin elsewhere rarely want the same places.
+            rover: now_ns() >> 8,
+            zero_sum: checksum(&[0; PAGE_BYTES]),
+            region,
+        })
+    }
+
+    fn under_way(&self) -> usize {
+        DEPTH_MAX - self.free_chunks.len()
+    }
+
+    /// Begins what there is room for.
+    fn start(&mut self) {
+        loop {
+            let is_demand = !self.demand.is_empty();
+            let queue = if is_demand { &self.demand } else { &self.background };
+            let Some(&index) = queue.front() else { break };
+            if !self.advance(index) {
+                break;
+            }
+            let queue = if is_demand { &mut self.demand } else { &mut self.background };
+            queue.pop_front();
+            self.end_if_done(index);
+        }
+        self.engine.start();
+    }
+
+    /// Begins with pages of an operation; has it begun with all, or failed?
+    fn advance(&mut self, index: usize) -> bool {
+        let Some(mut parent) = self.parents[index].take() else { return true };
+        let all = match parent.way {
+            Way::Read => self.advance_read(index, &mut parent),
+            Way::Write => self.advance_write(index, &mut parent),
+        };
+        self.parents[index] = Some(parent);
+        all
+    }
+
+    fn advance_read(&mut self, index: usize, parent: &mut Parent) -> bool {
+        let count = parent.buffer.pages() as u64;
+        while parent.begun < count && parent.result.is_ok() {
+            let page = parent.page + parent.begun;
+            let Some(place) = self.region.places.get(page) else {
+                let at = parent.begun as usize;
+                parent.buffer.page_mut(at).fill(0);
+                parent.buffer.sums_mut()[at] = self.zero_sum;
+                parent.begun += 1;
+                continue;
+            };
+            let most = (count - parent.begun).min(CHUNK_PAGES);
+            let run = (1..most).take_while(|&next| self.region.places.get(page + next) == Some(place + next)).count();
+            let Some((bounce, count)) = self.bounce(parent.priority, run as u64 + 1) else { return false };
+            let chunk = Chunk::new(index, Way::Read, page, count, place, bounce);
+            parent.begun += count;
+            parent.chunks += 1;
+            self.transfer(chunk);
+        }
+        true
+    }
+
+    fn advance_write(&mut self, index: usize, parent: &mut Parent) -> bool {
+        let count = parent.buffer.pages() as u64;
+        if parent.claimed.is_none() {
+            match self.claim(parent, count) {
+                Ok(()) => {}
+                Err(NoPlace::Later) => return false,
+                Err(NoPlace::Full) => parent.result = Err(self.region.full()),
+                Err(NoPlace::Os(errno)) => parent.result = Err(PoolError::Os(errno)),
+            }
+        }
+        while parent.begun < count && parent.result.is_ok() {
+            let Some(claimed) = &mut parent.claimed else { break };
+            let wanted = (count - parent.begun).min(CHUNK_PAGES);
+            let Some((bounce, room)) = self.bounce(parent.priority, wanted) else { return false };
+            let (place, taken) = self.region.slots.take(&mut self.rover, room);
+            *claimed -= taken;
+            self.arena.give(bounce + taken as usize, room - taken);
+            for next in 0..taken as usize {
+                let at = parent.begun as usize + next;
+                self.arena.page(bounce + next).copy_from_slice(parent.buffer.page(at));
+                self.region.sum(place + next as u64).store(parent.buffer.sums()[at], Ordering::Relaxed);
+            }
+            let chunk = Chunk::new(index, Way::Write, parent.page + parent.begun, taken, place, bounce);
+            parent.begun += taken;
+            parent.chunks += 1;
+            self.transfer(chunk);
+        }
+        true
+    }
+
+    /// Room and places for a write, before anything of it is stored.
+    fn claim(&self, parent: &mut Parent, count: u64) -> Result<(), NoPlace> {
+        let region = &self.region;
+        let new = (parent.page..parent.page + count).filter(|&page| region.places.get(page).is_none()).count() as u64;
+        if count + region.margin > region.spare {
+            return Err(NoPlace::Full);
+        }
+        region.admit(new).map_err(|_| NoPlace::Full)?;
+        // New pages leave something for those that replace others: what is stored can always be written again.
+        let margin = if new > 0 { region.margin } else { 0 };
+        region.slots.claim(region.file, count + margin).inspect_err(|_| region.dismiss(new))?;
+        region.slots.unclaim(margin);
+        (parent.claimed, parent.admitted) = (Some(count), new);
+        Ok(())
+    }
+
+    /// Memory for a transfer of up to `wanted` pages, if one more may be under way.
+    fn bounce(&mut self, priority: Priority, wanted: u64) -> Option<(usize, u64)> {
+        let has_room = !self.free_chunks.is_empty() && self.engine.has_room();
+        if !has_room || (priority == Priority::Background && self.under_way() >= self.depth.allowed()) {
+            return None;
+        }
+        self.arena.take(wanted)
+    }
+
+    fn transfer(&mut self, chunk: Chunk) {
+        let index = self.free_chunks.pop().expect("looked at before");
+        self.chunks[index] = Some(chunk);
+        self.begin(index);
+    }
+
+    fn begin(&mut self, index: usize) {
+        let Some(chunk) = &self.chunks[index] else { return };
+        let transfer = Transfer {
+            tag: index as u64,
+            way: chunk.way,
+            address: self.arena.address(chunk.bounce) + chunk.done,
+            len: (chunk.count as usize * PAGE_BYTES - chunk.done) as u32,
+            offset: PageId(chunk.place).offset() + chunk.done as u64,
+        };
+        // SAFETY: the pages were taken from the arena for this chunk, which keeps them until it has ended.
+        unsafe { self.engine.begin(transfer) };
+    }
+
+    /// Takes what has arrived; how many transfers.
+    fn collect(&mut self) -> usize {
+        let mut count = 0;
+        while let Some((tag, result)) = self.engine.take() {
+            let Some(mut chunk) = self.chunks[tag as usize].take() else { continue };
+            let left = chunk.count as usize * PAGE_BYTES - chunk.done;
+            let again = match result {
+                Ok(bytes) if bytes > 0 && bytes < left => {
+                    chunk.done += bytes;
+                    true
+                }
+                // A thread that ends takes its transfers with it; others are interrupted.
+                Err(Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) => true,
+                _ => false,
+            };
+            if again && chunk.parent.is_some() {
+                self.chunks[tag as usize] = Some(chunk);
+                self.begin(tag as usize);
+                continue;
+            }
+            self.free_chunks.push(tag as usize);
+            self.depth.on_end(chunk.count, now_ns().saturating_sub(chunk.begun_at), self.under_way() + 1);
+            self.chunk_ended(&chunk, if again { Err(Errno(libc::ECANCELED)) } else { result });
+            count += 1;
+        }
+        count
+    }
+
+    fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
+        let Some(index) = chunk.parent else {
+            // Too late: nobody will know these places.
+            if chunk.way == Way::Write {
+                self.region.slots.give(chunk.place, chunk.count);
+            }
+            return self.arena.give(chunk.bounce, chunk.count);
+        };
+        let Some(mut parent) = self.parents[index].take() else { return };
+        parent.chunks -= 1;
+        let result = match (chunk.way, result) {
+            (Way::Read, Ok(0)) => Err(self.corrupt(chunk.page)),
+            // What the medium cannot give any more is as lost as what it gives wrongly.
+            (Way::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => Err(self.corrupt(chunk.page)),
+            (Way::Write, Ok(0) | Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))) => Err(self.region.full()),
+            (_, Err(errno)) => Err(PoolError::Os(errno)),
+            (Way::Read, Ok(_)) => Ok(()),
+            (Way::Write, Ok(_)) => Ok(()),
+        };
+        match (chunk.way, result) {
+            (Way::Read, Ok(())) => self.arrived(index, &mut parent, chunk),
+            (Way::Write, Ok(())) => {
+                self.publish(&mut parent, chunk);
+                self.arena.give(chunk.bounce, chunk.count);
+            }
+            (way, Err(error)) => {
+                parent.result = parent.result.and(Err(error));
+                if way == Way::Write {
+                    self.region.slots.give(chunk.place, chunk.count);
+                }
+                self.arena.give(chunk.bounce, chunk.count);
+            }
+        }
+        self.parents[index] = Some(parent);
+        self.end_if_done(index);
+    }
+
+    fn corrupt(&self, page: u64) -> PoolError {
+        PoolError::Corrupt { page: PageId(page), server: self.region.server }
+    }
+
+    /// Pages were read: checks them and hands them over.
+    fn arrived(&mut self, index: usize, parent: &mut Parent, chunk: &Chunk) {
+        let mut moved = 0u64;
+        for next in 0..chunk.count {
+            let at = (chunk.page + next - parent.page) as usize;
+            let sum = self.region.sum(chunk.place + next).load(Ordering::Relaxed);
+            parent.buffer.page_mut(at).copy_from_slice(self.arena.page(chunk.bounce + next as usize));
+            parent.buffer.sums_mut()[at] = sum;
+            let is_right = checksum(parent.buffer.page(at)) == sum;
+            if self.region.places.get(chunk.page + next) != Some(chunk.place + next) {
+                moved |= 1 << next;
+            } else if !is_right {
+                parent.result = parent.result.and(Err(self.corrupt(chunk.page + next)));
+            }
+        }
+        self.arena.give(chunk.bounce, chunk.count);
+        // Somebody wrote or discarded a page while it was read: now it is elsewhere.
+        for next in (0..chunk.count).filter(|next| moved >> next & 1 == 1) {
+            self.read_again(index, parent, chunk.page + next);
+        }
+    }
+
+    fn read_again(&mut self, index: usize, parent: &mut Parent, page: u64) {
+        let at = (page - parent.page) as usize;
+        let Some(place) = self.region.places.get(page) else {
+            parent.buffer.page_mut(at).fill(0);
+            parent.buffer.sums_mut()[at] = self.zero_sum;
+            return;
+        };
+        match self.bounce(Priority::Demand, 1) {
+            Some((bounce, _)) => {
+                parent.chunks += 1;
+                self.transfer(Chunk::new(index, Way::Read, page, 1, place, bounce));
+            }
+            None => {
+                let reason = "a page was written again and again while it was read";
+                parent.result = Err(PoolError::Refused { server: self.region.server, reason });
+            }
+        }
+    }
+
+    /// From now on what was written is the page.
+    fn publish(&self, parent: &mut Parent, chunk: &Chunk) {
+        for next in 0..chunk.count {
+            match self.region.places.set(chunk.page + next, Some(chunk.place + next)) {
+                Some(before) => self.region.slots.give(before, 1),
+                None if parent.admitted > 0 => parent.admitted -= 1,
+                // Discarded meanwhile.
+                None => drop(self.region.stored.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+    }
+
+    fn end_if_done(&mut self, index: usize) {
+        let is_done = self.parents[index].as_ref().is_some_and(|parent| {
+            let all_begun = parent.begun == parent.buffer.pages() as u64 || parent.result.is_err();
+            parent.chunks == 0 && all_begun
+        });
+        if is_done && let Some(parent) = self.parents[index].take() {
+            self.demand.retain(|one| *one != index);
+            self.background.retain(|one| *one != index);
+            self.end(index, parent);
+        }
+    }
+
+    fn end(&mut self, index: usize, parent: Parent) {
+        self.region.slots.unclaim(parent.claimed.unwrap_or(0));
+        self.region.dismiss(parent.admitted);
+        self.free_parents.push(index);
+        self.ended.push_back(Completion { tag: parent.tag, result: parent.result, buffer: Some(parent.buffer) });
+    }
+
+    /// Ends what is not done at its deadline. Its transfers go on, in memory that is ours, and nobody hears of them.
+    fn expire(&mut self, now: u64) {
+        self.next_deadline = u64::MAX;
+        for index in 0..SLOTS {
+            match &self.parents[index] {
+                Some(parent) if parent.deadline_at <= now => self.give_up(index),
+                Some(parent) => self.next_deadline = self.next_deadline.min(parent.deadline_at),
+                None => {}
+            }
+        }
+    }
+
+    fn give_up(&mut self, index: usize) {
+        let Some(mut parent) = self.parents[index].take() else { return };
+        for chunk in self.chunks.iter_mut().flatten().filter(|chunk| chunk.parent == Some(index)) {
+            chunk.parent = None;
+        }
+        self.demand.retain(|one| *one != index);
+        self.background.retain(|one| *one != index);
+        parent.result = Err(PoolError::TimedOut { server: self.region.server, after: parent.deadline });
+        self.end(index, parent);
+    }
+
+    fn work(&mut self) {
+        loop {
+            self.start();
+            // By calls the first operation that ends is shown before another one is begun.
+            if self.collect() == 0 || !self.ended.is_empty() {
+                break;
+            }
+        }
+        if self.next_deadline != u64::MAX {
+            let now = now_ns();
+            if now >= self.next_deadline {
+                self.expire(now);
+            }
+        }
+    }
+}
+
+impl Chunk {
+    fn new(parent: usize, way: Way, page: u64, count: u64, place: u64, bounce: usize) -> Chunk {
+        Chunk { parent: Some(parent), way, page, count, place, bounce, done: 0, begun_at: now_ns() }
+    }
+}
+
+impl Lane for SsdLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Request { tag, priority, deadline, op } = request;
+        let (way, page, buffer) = match op {
+            Op::Read { page, buffer } | Op::ReadPart { page, buffer, .. } => (Way::Read, page, buffer),
+            Op::Write { page, buffer } => (Way::Write, page, buffer),
+            Op::Discard { page, count } => {
+                let result = self.region.discard(page, count);
+                self.ended.push_back(Completion { tag, result, buffer: None });
+                return Ok(());
+            }
+        };
+        if let Err(error) = self.region.check(page, buffer.pages() as u64) {
+            self.ended.push_back(Completion { tag, result: Err(error), buffer: Some(buffer) });
+            return Ok(());
+        }
+        let index = self.free_parents.pop().expect("fewer than SLOTS are in flight");
+        let deadline_at = now_ns().saturating_add(deadline.as_nanos().min(u64::MAX.into()) as u64);
+        self.next_deadline = self.next_deadline.min(deadline_at);
+        self.parents[index] = Some(Parent {
+            tag,
+            page: page.0,
+            way,
+            buffer,
+            begun: 0,
+            chunks: 0,
+            claimed: None,
+            admitted: 0,
+            result: Ok(()),
+            priority,
+            deadline,
+            deadline_at,
+        });
+        match priority {
+            Priority::Demand => self.demand.push_back(index),
+            Priority::Background => self.background.push_back(index),
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        if self.ended.is_empty() || !matches!(self.engine, Engine::Calls { .. }) {
+            self.work();
+        }
+        let moved = self.ended.len().min(done.capacity() - done.len());
+        done.extend(self.ended.drain(..moved));
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        SLOTS - self.free_parents.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let limit = now_ns().saturating_add(timeout.as_nanos().min(u64::MAX.into()) as u64);
+        let spin_until = limit.min(now_ns() + SPIN.as_nanos() as u64);
+        loop {
+            self.work();
+            let now = now_ns();
+            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                core::hint::spin_loop();
+                continue;
+            }
+            let left = Duration::from_nanos(limit.min(self.next_deadline.max(now + 1)) - now);
+            match self.under_way() {
+                0 => process::sleep(left.min(SLICE)),
+                _ => self.engine.wait(left),
+            }
+        }
+    }
+}
+
+impl Drop for SsdLane {
+    fn drop(&mut self) {
+        if self.region.abandoned.load(Ordering::Relaxed) {
+            return;
+        }
+        (0..SLOTS).for_each(|index| self.give_up(index));
+        // A place that is still written to must not become another page's.
+        let until = now_ns() + FAREWELL.as_nanos() as u64;
+        while self.under_way() > 0 && now_ns() < until {
+            self.collect();
+            if self.under_way() > 0 {
+                self.engine.wait(SLICE);
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The places for pages in a file: which are free, and which have room on the medium.
+//!
+//! Whoever stores pages *claims* so many places first and then takes them, so a full medium is found before anything is written. Places
+//! get room on the medium in steps, ahead of need. Those that are given back are used again; when many are free, groups of 64 that are free
+//! altogether lose their room again. Everything is a number that changes atomically: no lane waits for another.
+
+use crate::ssd::table::Words;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::{Errno, disk};
+
+/// Places that get and lose their room together: the bits of a word.
+const GROUP: u64 = u64::BITS as u64;
+/// Groups that get room at a time, if the medium has it: 16 MiB.
+const STEP_GROUPS: u64 = 64;
+/// Free places that keep their room, and so many more for each eight in use.
+const KEPT: u64 = 4096;
+const GROUP_BYTES: u64 = GROUP * PAGE_BYTES as u64;
+
+/// Why there are no places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoPlace {
+    /// The medium has no room.
+    Full,
+    /// The places for versions that replace others are all in use at the moment.
+    Later,
+    /// The system refused for another reason.
+    Os(Errno),
+}
+
+/// See the module.
+pub(super) struct Slots {
+    /// One bit for each place: it is free and has room.
+    free: Words<AtomicU64>,
+    /// One bit for each group that was given room once and has none now.
+    holes: Words<AtomicU64>,
+    /// How many bits of `free` are set, less those that somebody has claimed.
+    ready: AtomicU64,
+    /// Groups that were given room at least once.
+    grown: AtomicU64,
+    /// Places with room.
+    roomy: AtomicU64,
+    groups: u64,
+    /// A block device has its room from the start.
+    is_device: bool,
+}
+
+impl Slots {
+    /// Places for `count` pages, rounded up to whole groups; the first `begun` of them have room and are not free.
+    pub(super) fn new(count: u64, begun: u64, is_device: bool) -> Result<Slots, Errno> {
+        let (groups, grown) = (count.max(begun).div_ceil(GROUP), begun.div_ceil(GROUP));
+        Ok(Slots {
+            free: Words::new(groups)?,
+            holes: Words::new(groups.div_ceil(GROUP))?,
+            ready: AtomicU64::new(0),
+            grown: AtomicU64::new(grown),
+            roomy: AtomicU64::new(begun),
+            groups,
+            is_device,
+        })
+    }
+
+    /// Claims `count` places, giving more of them room in `file` if need be.
+    pub(super) fn claim(&self, file: i32, count: u64) -> Result<(), NoPlace> {
+        loop {
+            let less = |ready: u64| ready.checked_sub(count);
+            if self.ready.fetch_update(Ordering::Acquire, Ordering::Relaxed, less).is_ok() {
+                return Ok(());
+            }
+            self.grow(file)?;
+        }
+    }
+
+    /// Gives claimed places back that were not taken.
+    pub(super) fn unclaim(&self, count: u64) {
+        self.ready.fetch_add(count, Ordering::Release);
+    }
+
+    /// Takes up to `wanted` neighbouring places of those that the caller has claimed; `at` is where its last ones were.
+    pub(super) fn take(&self, at: &mut u64, wanted: u64) -> (u64, u64) {
+        loop {
+            let grown = self.grown.load(Ordering::Acquire);
+            let group = *at % grown;
+            let word = self.free.at(group);
+            let bits = word.load(Ordering::Relaxed);
+            let Some((shift, count)) = run_of(bits, wanted) else {
+                *at = group + 1;
+                continue;
+            };
+            let mask = mask(shift, count);
+            let before = word.fetch_and(!mask, Ordering::AcqRel);
+            if before & mask == mask {
+                *at = group;
+                return (group * GROUP + shift, count);
+            }
+            // Somebody was faster with some of them.
+            word.fetch_or(before & mask, Ordering::Release);
+        }
+    }
+
+    /// Gives places back; what was in them is of no use any more.
+    pub(super) fn give(&self, first: u64, count: u64) {
+        let (mut at, end) = (first, first + count);
+        while at < end {
+            let here = (end - at).min(GROUP - at % GROUP);
+            self.free.at(at / GROUP).fetch_or(mask(at % GROUP, here), Ordering::Release);
+            at += here;
+        }
+        self.ready.fetch_add(count, Ordering::Release);
+    }
+
+    /// Takes room from groups of these places that are free altogether, if more is kept than is good for.
+    pub(super) fn trim(&self, file: i32, first: u64, count: u64) {
+        for group in first / GROUP..(first + count).div_ceil(GROUP) {
+            let (ready, roomy) = (self.ready.load(Ordering::Relaxed), self.roomy.load(Ordering::Relaxed));
+            if ready <= KEPT + roomy.saturating_sub(ready) / 8 {
+                return;
+            }
+            if self.free.at(group).load(Ordering::Relaxed) == u64::MAX {
+                self.drop_room(file, group);
+            }
+        }
+    }
+
+    fn drop_room(&self, file: i32, group: u64) {
+        let less = |ready: u64| ready.checked_sub(GROUP);
+        if self.ready.fetch_update(Ordering::Acquire, Ordering::Relaxed, less).is_err() {
+            return;
+        }
+        let word = self.free.at(group);
+        let is_ours = word.compare_exchange(u64::MAX, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !is_ours {
+            return self.unclaim(GROUP);
+        }
+        if disk::punch(file, group * GROUP_BYTES, GROUP_BYTES).is_err() || self.is_device {
+            // Its room stays, and so do its places. A device only learns that their content does not matter.
+            word.store(u64::MAX, Ordering::Release);
+            return self.unclaim(GROUP);
+        }
+        self.roomy.fetch_sub(GROUP, Ordering::Relaxed);
+        self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
+    }
+
+    /// Gives more places room.
+    fn grow(&self, file: i32) -> Result<(), NoPlace> {
+        if let Some(group) = self.take_hole() {
+            return self.fill(file, group, 1).inspect_err(|_| {
+                self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
+            });
+        }
+        let more = |grown: u64| (grown < self.groups).then(|| (grown + STEP_GROUPS).min(self.groups));
+        let Ok(first) = self.grown.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more) else {
+            return Err(NoPlace::Later);
+        };
+        let count = STEP_GROUPS.min(self.groups - first);
+        if self.fill(file, first, count).is_ok() {
+            return Ok(());
+        }
+        // Not so much. What little there is, group by group; the rest is tried again when it is needed.
+        let mut result = Ok(());
+        for group in first..first + count {
+            if result.is_ok() {
+                result = self.fill(file, group, 1);
+            }
+            if result.is_err() {
+                self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
+            }
+        }
+        if self.ready.load(Ordering::Relaxed) > 0 { Ok(()) } else { result }
+    }
+
+    fn take_hole(&self) -> Option<u64> {
+        let grown = self.grown.load(Ordering::Relaxed);
+        for index in 0..grown.div_ceil(GROUP) {
+            let word = self.holes.at(index);
+            let bits = word.load(Ordering::Relaxed);
+            let lowest = bits & bits.wrapping_neg();
+            if lowest != 0 && word.fetch_and(!lowest, Ordering::AcqRel) & lowest != 0 {
+                return Some(index * GROUP + u64::from(lowest.trailing_zeros()));
+            }
+        }
+        None
+    }
+
+    fn fill(&self, file: i32, first: u64, count: u64) -> Result<(), NoPlace> {
+        if !self.is_device {
+            match disk::reserve(file, first * GROUP_BYTES, count * GROUP_BYTES) {
+                Ok(()) => {}
+                Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)) => return Err(NoPlace::Full),
+                // A file system without reservations: a write finds out.
+                Err(Errno(libc::EOPNOTSUPP)) => {}
+                Err(errno) => return Err(NoPlace::Os(errno)),
+            }
+        }
+        for group in first..first + count {
+            self.free.at(group).store(u64::MAX, Ordering::Release);
+        }
+        self.roomy.fetch_add(count * GROUP, Ordering::Relaxed);
+        self.ready.fetch_add(count * GROUP, Ordering::Release);
+        Ok(())
+    }
+
+    /// Is it a device?
+    pub(super) fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// The first place that never had room, and all after it.
+    pub(super) fn end(&self) -> u64 {
+        self.grown.load(Ordering::Acquire) * GROUP
+    }
+}
+
+/// Bits `shift` to `shift + count`.
+pub(super) fn mask(shift: u64, count: u64) -> u64 {
+    if count == GROUP { u64::MAX } else { ((1 << count) - 1) << shift }
+}
+
+/// The first run of `wanted` set bits, else of half as many and so on, as first bit and length.
+pub(super) fn run_of(bits: u64, wanted: u64) -> Option<(u64, u64)> {
+    if bits == 0 {
+        return None;
+    }
+    let mut count = wanted.min(GROUP);
+    loop {
+        // Bits that begin a run of `count`: halving doubles what one step knows.
+        let (mut starts, mut known) = (bits, 1);
+        while known < count {
+            let step = known.min(count - known);
+            starts &= starts >> step;
+            known += step;
+        }
+        if starts != 0 {
+            return Some((u64::from(starts.trailing_zeros()), count));
+        }
+        count /= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against two pages in one place, places that get lost, and room that is not given back.
+    use super::*;
+    use farfield_os::file;
+    use std::collections::BTreeSet;
+    use std::ffi::CString;
+    use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+
+    fn new_file() -> OwnedFd {
+        let folder = CString::new(std::env::temp_dir().into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: just made, nobody else's.
+        unsafe { OwnedFd::from_raw_fd(disk::create_unnamed(&folder).unwrap()) }
+    }
+
+    fn used_bytes(fd: i32) -> u64 {
+        // SAFETY: open as long as the test runs.
+        farfield_os::memfd::usage(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap().used_bytes
+    }
+
+    #[test]
+    fn runs_are_found_where_they_are() {
+        assert_eq!(run_of(0, 4), None);
+        assert_eq!(run_of(u64::MAX, 64), Some((0, 64)));
+        assert_eq!(run_of(0b0110_1110, 3), Some((1, 3)));
+        assert_eq!(run_of(0b0101_0100, 16), Some((2, 1)));
+        assert_eq!(run_of(1 << 63, 1), Some((63, 1)));
+        for shift in 0..=57 {
+            assert_eq!(run_of(0x7f << shift, 7), Some((shift, 7)));
+        }
+    }
+
+    #[test]
+    fn places_are_given_once_and_again_when_they_are_back() {
+        use std::os::fd::AsRawFd;
+        let fd = new_file();
+        let fd = fd.as_raw_fd();
+        let slots = Slots::new(200, 0, false).unwrap();
+        let (mut at, mut taken) = (0, BTreeSet::new());
+        for round in 0..3 {
+            // 200 places are four groups.
+            for _ in 0..256 / 8 {
+                slots.claim(fd, 8).unwrap();
+                let mut left = 8;
+                while left > 0 {
+                    let (first, count) = slots.take(&mut at, left);
+                    (first..first + count).for_each(|place| assert!(taken.insert(place), "{place} in round {round}"));
+                    left -= count;
+                }
+            }
+            assert_eq!(slots.claim(fd, 1), Err(NoPlace::Later));
+            assert_eq!(taken.len(), 256);
+            // Back in another order.
+            taken.iter().filter(|place| *place % 3 == 0).for_each(|place| slots.give(*place, 1));
+            taken.iter().filter(|place| *place % 3 != 0).for_each(|place| slots.give(*place, 1));
+            taken.clear();
+        }
+    }
+
+    #[test]
+    fn room_that_many_gave_back_goes_back_to_the_medium_and_comes_again() {
+        use std::os::fd::AsRawFd;
+        let fd = new_file();
+        let fd = fd.as_raw_fd();
+        let slots = Slots::new(5 * KEPT, 0, false).unwrap();
+        let mut at = 0;
+        for round in 0..2 {
+            let mut taken = Vec::new();
+            slots.claim(fd, 4 * KEPT).unwrap();
+            let mut left = 4 * KEPT;
+            while left > 0 {
+                let (first, count) = slots.take(&mut at, left.min(GROUP));
+                taken.push((first, count));
+                left -= count;
+            }
+            let full = used_bytes(fd);
+            assert!(full >= 4 * KEPT * PAGE_BYTES as u64, "{full} in round {round}");
+            for &(first, count) in &taken {
+                slots.give(first, count);
+                slots.trim(fd, first, count);
+            }
+            let kept = used_bytes(fd);
+            assert!(kept < 2 * KEPT * PAGE_BYTES as u64, "{kept} of {full} in round {round}");
+        }
+        assert!(file::size(fd).unwrap() <= 5 * KEPT * PAGE_BYTES as u64);
+    }
+
+    #[test]
+    fn threads_never_share_a_place() {
+        use std::os::fd::AsRawFd;
+        let fd = new_file();
+        let fd = fd.as_raw_fd();
+        let slots = Slots::new(512, 0, false).unwrap();
+        let owners: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for me in 1..=3u64 {
+                let (slots, owners) = (&slots, &owners);
+                scope.spawn(move || {
+                    let mut at = me * 2;
+                    for _ in 0..20_000 {
+                        slots.claim(fd, 5).unwrap();
+                        let mut left = 5;
+                        let mut taken = [(0, 0); 5];
+                        for slot in &mut taken {
+                            *slot = if left > 0 { slots.take(&mut at, left) } else { (0, 0) };
+                            left -= slot.1;
+                        }
+                        for (first, count) in taken {
+                            for place in first..first + count {
+                                assert_eq!(owners[place as usize].swap(me, Ordering::Relaxed), 0);
+                            }
+                        }
+                        for (first, count) in taken.into_iter().filter(|(_, count)| *count > 0) {
+                            (first..first + count).for_each(|place| owners[place as usize].store(0, Ordering::Relaxed));
+                            slots.give(first, count);
+                        }
+                    }
+                });
+            }
+        });
+        slots.claim(fd, 512).unwrap();
+    }
+}

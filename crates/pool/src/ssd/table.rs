@@ -1,0 +1,114 @@
+//! Tables as large as the region, of which only what is used takes memory.
+
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::{Errno, memory, net};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
+
+/// A table of atomic numbers that begin as zero.
+pub(super) struct Words<T> {
+    start: usize,
+    len: u64,
+    kind: PhantomData<T>,
+}
+
+impl<T> Words<T> {
+    /// For `len` numbers.
+    pub(super) fn new(len: u64) -> Result<Words<T>, Errno> {
+        let start = memory::map_anonymous(Self::bytes(len))?;
+        Ok(Words { start, len, kind: PhantomData })
+    }
+
+    fn bytes(len: u64) -> usize {
+        (len as usize * size_of::<T>()).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES)
+    }
+
+    /// The number at `index`.
+    pub(super) fn at(&self, index: u64) -> &T {
+        assert!(index < self.len);
+        // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever their bits.
+        unsafe { &*(self.start as *const T).add(index as usize) }
+    }
+}
+
+impl<T> Drop for Words<T> {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; references end with `self`.
+        let _ = unsafe { memory::munmap(self.start, Self::bytes(self.len)) };
+    }
+}
+
+/// Pages whose entries fill a page of the table.
+const BLOCK: u64 = (PAGE_BYTES / size_of::<u32>()) as u64;
+/// Runs of more pages are looked through by the stretches of the table that have memory.
+const SPARSE: u64 = 1024;
+
+/// Where each page is: its place, or nowhere. In shared memory, because the kernel can tell which parts of that are in use.
+pub(super) struct PageTable {
+    file: OwnedFd,
+    mapping: Mapping,
+    pages: u64,
+}
+
+impl PageTable {
+    /// For `pages` pages that are nowhere.
+    pub(super) fn new(pages: u64) -> Result<PageTable, Errno> {
+        let bytes = pages * size_of::<u32>() as u64;
+        let number = memfd::create(c"farfield ssd", bytes)?.into_raw_fd();
+        // SAFETY: just made, nobody else's.
+        let file = unsafe { OwnedFd::from_raw_fd(net::lift(number)?) };
+        let mapping = Mapping::new(file.as_fd(), bytes, Access::ReadWrite)?;
+        Ok(PageTable { file, mapping, pages })
+    }
+
+    fn entry(&self, page: u64) -> &AtomicU32 {
+        assert!(page < self.pages);
+        // SAFETY: inside the mapping, which is page-aligned and lives as long as `self`; everybody uses it atomically.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            AtomicU32::from_ptr(self.mapping.as_ptr().cast::<u32>().add(page as usize))
+        }
+    }
+
+    /// The place of `page`.
+    pub(super) fn get(&self, page: u64) -> Option<u64> {
+        self.entry(page).load(Ordering::Acquire).checked_sub(1).map(u64::from)
+    }
+
+    /// Gives `page` this place, or none; the one that it had.
+    pub(super) fn set(&self, page: u64, place: Option<u64>) -> Option<u64> {
+        let word = place.map_or(0, |place| place as u32 + 1);
+        self.entry(page).swap(word, Ordering::AcqRel).checked_sub(1).map(u64::from)
+    }
+
+    /// Calls `each` for every page from `page` on up to `end` that may be somewhere, in order; those of long runs that never were are left out.
+    pub(super) fn each(&self, page: u64, end: u64, mut each: impl FnMut(u64)) -> Result<(), Errno> {
+        if end - page <= SPARSE {
+            (page..end).for_each(each);
+            return Ok(());
+        }
+        let mut at = page;
+        while at < end
+            && let Some(data) = memfd::next_data(self.file.as_fd(), at * 4)?
+        {
+            let stretch = (data.start / 4).max(at)..(data.end / 4).min(end);
+            stretch.clone().for_each(&mut each);
+            at = stretch.end.max(at + 1);
+            if stretch.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the memory of the table for pages that are all nowhere.
+    pub(super) fn forget(&self, page: u64, end: u64) -> Result<(), Errno> {
+        let (first, last) = (page.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
+        if first >= last {
+            return Ok(());
+        }
+        memfd::punch(self.file.as_fd(), first * 4, (last - first) * 4)
+    }
+}
