@@ -11,6 +11,7 @@ mod buffer;
 pub mod conformance;
 mod connection;
 mod fault;
+mod lz;
 mod mirror;
 mod opener;
 mod ram;
@@ -18,6 +19,7 @@ mod shm;
 mod size;
 mod ssd;
 mod stripe;
+mod table;
 mod tcp;
 mod url;
 

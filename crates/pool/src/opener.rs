@@ -2,6 +2,7 @@
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
 use crate::fault::FaultBackend;
+use crate::lz::{self, LzBackend};
 use crate::mirror::{Leg, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
@@ -32,7 +33,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, ram:, fault:SPEC@URL and stripe(URL, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL and stripe(URL, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -318,6 +319,16 @@ impl Opener {
                     Want::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
                 }));
             }
+            Target::Lz(_) if self.is_inside_a_program => {
+                let text = "compressed pages would lie in the memory of the program: lz is for heaps";
+                return Err(HandshakeError::Refused(text.into()));
+            }
+            Target::Lz(config) => {
+                return Ok(Arc::new(match want {
+                    Want::Pages(pages) => LzBackend::new(server, config, pages)?,
+                    Want::Claim { secrets, .. } => LzBackend::claim(server, secrets[0])?,
+                }));
+            }
             Target::Ssd(config) => {
                 let config = if self.is_inside_a_program { config.inside_a_program() } else { config };
                 return Ok(Arc::new(match want {
@@ -374,6 +385,7 @@ enum Target {
     Unix(Vec<u8>),
     Ram,
     Ssd(ssd::Config),
+    Lz(lz::Config),
 }
 
 impl Target {
@@ -397,6 +409,7 @@ impl Target {
                 Ok(Target::Unix(rest.as_bytes().to_vec()))
             }
             "ram" => Ok(Target::Ram),
+            "lz" => Ok(Target::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
             "ssd" => Ok(Target::Ssd(ssd::Config::parse(rest).map_err(|why| wrong(&why))?)),
             other => Err(OpenError::Scheme { scheme: other.to_owned() }),
         }

@@ -17,6 +17,7 @@ pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
 /// Opens a small region at every server, so that a wrong address or token is found before the program starts.
 pub(super) fn check(urls: &[String], token: &[u8]) -> Result<(), Refusal> {
     opener(urls, token)?
+        .inside_a_program()
         .pages(urls.len() as u64)
         .open()
         .map(drop)
@@ -32,7 +33,9 @@ pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
 
 fn advice(error: &OpenError) -> String {
     match (error, error.pool_error()) {
-        (OpenError::Refused { url, .. } | OpenError::Pool { url, .. }, _) if url.starts_with("ssd:") => {
+        (OpenError::Refused { url, .. } | OpenError::Pool { url, .. }, _)
+            if url.starts_with("ssd:") || url.starts_with("lz:") =>
+        {
             error.to_string()
         }
         (OpenError::Refused { .. }, _) | (_, Some(PoolError::Refused { .. })) => {

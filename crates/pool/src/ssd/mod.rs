@@ -10,11 +10,11 @@ mod depth;
 mod engine;
 mod lane;
 mod slots;
-mod table;
 
 pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
+use crate::table::{PageTable, Words};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use config::Io;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +26,6 @@ use farfield_os::{Errno, file};
 use lane::SsdLane;
 use slots::Slots;
 use std::sync::Arc;
-use table::{PageTable, Words};
 
 /// Most pages of a region, and most places.
 const PAGES_MAX: u64 = 1 << 32;

@@ -4,13 +4,15 @@
 //! get room on the medium in steps, ahead of need. Those that are given back are used again; when many are free, groups of 64 that are free
 //! altogether lose their room again. Everything is a number that changes atomically: no lane waits for another.
 
-use crate::ssd::table::Words;
+use crate::table::Words;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::{Errno, disk};
 
 /// Places that get and lose their room together: the bits of a word.
 const GROUP: u64 = u64::BITS as u64;
+/// Groups that are looked at for a whole run before a shorter one will do.
+const LOOKS: u64 = 64;
 /// Groups that get room at a time, if the medium has it: 16 MiB.
 const STEP_GROUPS: u64 = 64;
 /// Free places that keep their room, and so many more for each eight in use.
@@ -76,14 +78,17 @@ impl Slots {
         self.ready.fetch_add(count, Ordering::Release);
     }
 
-    /// Takes up to `wanted` neighbouring places of those that the caller has claimed; `at` is where its last ones were.
+    /// Takes up to `wanted` neighbouring places of those that the caller has claimed; `at` is where its last ones were. All of them if there is such a
+    /// run nearby, else what comes first.
     pub(super) fn take(&self, at: &mut u64, wanted: u64) -> (u64, u64) {
+        let mut looks = 0;
         loop {
             let grown = self.grown.load(Ordering::Acquire);
             let group = *at % grown;
             let word = self.free.at(group);
-            let bits = word.load(Ordering::Relaxed);
-            let Some((shift, count)) = run_of(bits, wanted) else {
+            let run = run_of(word.load(Ordering::Relaxed), wanted);
+            looks += 1;
+            let Some((shift, count)) = run.filter(|(_, count)| *count == wanted || looks > LOOKS) else {
                 *at = group + 1;
                 continue;
             };

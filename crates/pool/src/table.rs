@@ -8,7 +8,7 @@ use farfield_os::{Errno, memory, net};
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// A table of atomic numbers that begin as zero.
-pub(super) struct Words<T> {
+pub(crate) struct Words<T> {
     start: usize,
     len: u64,
     kind: PhantomData<T>,
@@ -16,7 +16,7 @@ pub(super) struct Words<T> {
 
 impl<T> Words<T> {
     /// For `len` numbers.
-    pub(super) fn new(len: u64) -> Result<Words<T>, Errno> {
+    pub(crate) fn new(len: u64) -> Result<Words<T>, Errno> {
         let start = memory::map_anonymous(Self::bytes(len))?;
         Ok(Words { start, len, kind: PhantomData })
     }
@@ -26,7 +26,7 @@ impl<T> Words<T> {
     }
 
     /// The number at `index`.
-    pub(super) fn at(&self, index: u64) -> &T {
+    pub(crate) fn at(&self, index: u64) -> &T {
         assert!(index < self.len);
         // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever their bits.
         unsafe { &*(self.start as *const T).add(index as usize) }
@@ -46,7 +46,7 @@ const BLOCK: u64 = (PAGE_BYTES / size_of::<u32>()) as u64;
 const SPARSE: u64 = 1024;
 
 /// Where each page is: its place, or nowhere. In shared memory, because the kernel can tell which parts of that are in use.
-pub(super) struct PageTable {
+pub(crate) struct PageTable {
     file: OwnedFd,
     mapping: Mapping,
     pages: u64,
@@ -54,9 +54,9 @@ pub(super) struct PageTable {
 
 impl PageTable {
     /// For `pages` pages that are nowhere.
-    pub(super) fn new(pages: u64) -> Result<PageTable, Errno> {
+    pub(crate) fn new(pages: u64) -> Result<PageTable, Errno> {
         let bytes = pages * size_of::<u32>() as u64;
-        let number = memfd::create(c"farfield ssd", bytes)?.into_raw_fd();
+        let number = memfd::create(c"farfield page table", bytes)?.into_raw_fd();
         // SAFETY: just made, nobody else's.
         let file = unsafe { OwnedFd::from_raw_fd(net::lift(number)?) };
         let mapping = Mapping::new(file.as_fd(), bytes, Access::ReadWrite)?;
@@ -73,18 +73,18 @@ impl PageTable {
     }
 
     /// The place of `page`.
-    pub(super) fn get(&self, page: u64) -> Option<u64> {
+    pub(crate) fn get(&self, page: u64) -> Option<u64> {
         self.entry(page).load(Ordering::Acquire).checked_sub(1).map(u64::from)
     }
 
     /// Gives `page` this place, or none; the one that it had.
-    pub(super) fn set(&self, page: u64, place: Option<u64>) -> Option<u64> {
+    pub(crate) fn set(&self, page: u64, place: Option<u64>) -> Option<u64> {
         let word = place.map_or(0, |place| place as u32 + 1);
         self.entry(page).swap(word, Ordering::AcqRel).checked_sub(1).map(u64::from)
     }
 
     /// Calls `each` for every page from `page` on up to `end` that may be somewhere, in order; those of long runs that never were are left out.
-    pub(super) fn each(&self, page: u64, end: u64, mut each: impl FnMut(u64)) -> Result<(), Errno> {
+    pub(crate) fn each(&self, page: u64, end: u64, mut each: impl FnMut(u64)) -> Result<(), Errno> {
         if end - page <= SPARSE {
             (page..end).for_each(each);
             return Ok(());
@@ -104,7 +104,7 @@ impl PageTable {
     }
 
     /// Gives back the memory of the table for pages that are all nowhere.
-    pub(super) fn forget(&self, page: u64, end: u64) -> Result<(), Errno> {
+    pub(crate) fn forget(&self, page: u64, end: u64) -> Result<(), Errno> {
         let (first, last) = (page.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
         if first >= last {
             return Ok(());

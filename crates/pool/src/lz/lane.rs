@@ -1,0 +1,154 @@
+//! A lane to compressed pages: whatever is submitted ends at the next poll, demand first.
+
+use super::{COMPRESSED_MAX, Form, Head, Region};
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{PageId, checksum};
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations of one lane that may be submitted and not yet collected.
+const SLOTS: usize = 256;
+/// A page that changes again and again while it is read is looked at so often.
+const TRIES: u32 = 8;
+
+/// See the module.
+pub(super) struct LzLane {
+    region: Arc<Region>,
+    demand: VecDeque<Request>,
+    background: VecDeque<Request>,
+    ended: VecDeque<Completion>,
+    /// What was kept of a page.
+    kept: Box<[u8; PAGE_BYTES]>,
+    /// What a page becomes.
+    compressed: Box<[u8]>,
+    table: CompressTable,
+    zero_sum: u64,
+}
+
+impl LzLane {
+    pub(super) fn new(region: Arc<Region>) -> LzLane {
+        LzLane {
+            region,
+            demand: VecDeque::with_capacity(SLOTS),
+            background: VecDeque::with_capacity(SLOTS),
+            ended: VecDeque::with_capacity(SLOTS),
+            kept: Box::new([0; PAGE_BYTES]),
+            compressed: vec![0; get_maximum_output_size(PAGE_BYTES)].into_boxed_slice(),
+            table: CompressTable::small(),
+            zero_sum: checksum(&[0; PAGE_BYTES]),
+        }
+    }
+
+    fn read(&mut self, page: PageId, buffer: &mut Buffer) -> Result<(), PoolError> {
+        self.region.check(page, buffer.pages() as u64)?;
+        (0..buffer.pages()).try_for_each(|index| self.read_page(page.0 + index as u64, index, buffer))
+    }
+
+    fn read_page(&mut self, page: u64, index: usize, buffer: &mut Buffer) -> Result<(), PoolError> {
+        for _ in 0..TRIES {
+            let Some((head, form)) = self.region.copy(page, &mut self.kept) else {
+                buffer.page_mut(index).fill(0);
+                buffer.sums_mut()[index] = self.zero_sum;
+                return Ok(());
+            };
+            let target = buffer.page_mut(index);
+            let kept = self.kept.get(..head.bytes as usize).unwrap_or_default();
+            let is_whole = match form {
+                Form::Raw => {
+                    kept.len() == PAGE_BYTES && {
+                        target.copy_from_slice(kept);
+                        true
+                    }
+                }
+                Form::Repeated => {
+                    kept.len() == 8 && {
+                        target.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
+                        true
+                    }
+                }
+                Form::Lz4 => decompress_into(kept, target).is_ok_and(|len| len == PAGE_BYTES),
+            };
+            if is_whole && checksum(target) == head.sum {
+                buffer.sums_mut()[index] = head.sum;
+                return Ok(());
+            }
+        }
+        Err(PoolError::Corrupt { page: PageId(page), server: self.region.server })
+    }
+
+    fn write(&mut self, page: PageId, buffer: &Buffer) -> Result<(), PoolError> {
+        self.region.check(page, buffer.pages() as u64)?;
+        (0..buffer.pages())
+            .try_for_each(|index| self.write_page(page.0 + index as u64, buffer.page(index), buffer.sums()[index]))
+    }
+
+    fn write_page(&mut self, page: u64, bytes: &[u8], sum: u64) -> Result<(), PoolError> {
+        let words = bytes.as_chunks::<8>().0;
+        let is_repeated = words.iter().all(|word| *word == words[0]);
+        if is_repeated && words[0] == [0; 8] {
+            self.region.publish(page, None);
+            return Ok(());
+        }
+        let (form, kept) = if is_repeated {
+            (Form::Repeated, &words[0][..])
+        } else {
+            match compress_into_with_table(bytes, &mut self.compressed, &mut self.table) {
+                Ok(len) if len <= COMPRESSED_MAX => (Form::Lz4, &self.compressed[..len]),
+                _ => (Form::Raw, bytes),
+            }
+        };
+        let unit = self.region.keep(Head::new(sum, form, kept.len()), kept)?;
+        self.region.publish(page, Some(unit));
+        Ok(())
+    }
+
+    fn work_on(&mut self, request: Request) {
+        let (result, buffer) = match request.op {
+            Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. } => {
+                (self.read(page, &mut buffer), Some(buffer))
+            }
+            Op::Write { page, buffer } => (self.write(page, &buffer), Some(buffer)),
+            Op::Discard { page, count } => (self.region.discard(page, count), None),
+        };
+        self.ended.push_back(Completion { tag: request.tag, result, buffer });
+    }
+}
+
+impl Lane for LzLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        match request.priority {
+            Priority::Demand => self.demand.push_back(request),
+            Priority::Background => self.background.push_back(request),
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        while let Some(request) = self.demand.pop_front() {
+            self.work_on(request);
+        }
+        // Who waits for a demand read does not wait for these.
+        if self.ended.is_empty()
+            && let Some(request) = self.background.pop_front()
+        {
+            self.work_on(request);
+        }
+        let moved = self.ended.len().min(done.capacity() - done.len());
+        done.extend(self.ended.drain(..moved));
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        self.demand.len() + self.background.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, _timeout: Duration) {
+        // Whatever was submitted ends at the next polls.
+    }
+}

@@ -1,0 +1,236 @@
+//! Member `lz`: pages in the memory of this process, compressed.
+//!
+//! A page of zeros takes nothing, one that repeats eight bytes takes 64, one that lz4 makes a quarter smaller what is left, in pieces of
+//! its size; any other is stored as it is. Checksums are of the page before it was compressed.
+
+mod lane;
+mod slabs;
+
+use crate::table::PageTable;
+use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::Errno;
+use lane::LzLane;
+use slabs::Slabs;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Compressed to more than this a page is stored as it is: reading it would cost more than it saves.
+const COMPRESSED_MAX: usize = PAGE_BYTES * 3 / 4;
+/// The least that makes sense.
+const SIZE_MIN: u64 = 16 << 20;
+/// So much is addressed: pages are named by 32 bits, in units of 64 bytes.
+const SIZE_MAX: u64 = 128 << 30;
+
+/// What the URL says: `lz:?size=8G`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Config {
+    size_bytes: u64,
+}
+
+impl Config {
+    /// Understands what stands after `lz:`.
+    pub(crate) fn parse(text: &str) -> Result<Config, String> {
+        let write = || "write how much memory compressed pages may take, as in lz:?size=8G".to_owned();
+        let size = text.strip_prefix('?').and_then(|options| options.strip_prefix("size=")).ok_or_else(write)?;
+        let size_bytes = crate::size::parse(size)?;
+        if !(SIZE_MIN..=SIZE_MAX).contains(&size_bytes) {
+            return Err("the size of lz is between 16M and 128G".into());
+        }
+        Ok(Config { size_bytes })
+    }
+}
+
+/// How a page is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// As it is.
+    Raw,
+    /// One word, again and again.
+    Repeated,
+    /// By lz4.
+    Lz4,
+}
+
+/// What stands before the bytes of a page.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    sum: u64,
+    bytes: u32,
+    form: u32,
+}
+
+const HEAD_BYTES: usize = size_of::<Head>();
+
+impl Head {
+    fn new(sum: u64, form: Form, bytes: usize) -> Head {
+        Head { sum, bytes: bytes as u32, form: form as u32 }
+    }
+
+    /// `None`: what was read is no head, because the piece is another page's by now.
+    fn form(self) -> Option<Form> {
+        [Form::Raw, Form::Repeated, Form::Lz4].into_iter().find(|form| *form as u32 == self.form)
+    }
+}
+
+/// What backend and lanes share.
+struct Region {
+    server: u16,
+    pages: u64,
+    size_bytes: u64,
+    places: PageTable,
+    slabs: Slabs,
+    stored: AtomicU64,
+}
+
+impl Region {
+    fn new(server: u16, size_bytes: u64, pages: u64) -> Result<Region, PoolError> {
+        if pages > 1 << 32 {
+            return Err(PoolError::Refused { server, reason: "the region is larger than 16 TiB" });
+        }
+        let parts = || Ok::<_, Errno>((PageTable::new(pages)?, Slabs::new(size_bytes)?));
+        let (places, slabs) = parts().map_err(PoolError::Os)?;
+        Ok(Region { server, pages, size_bytes, places, slabs, stored: AtomicU64::new(0) })
+    }
+
+    fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
+        match page.0.checked_add(count) {
+            Some(end) if end <= self.pages => Ok(()),
+            _ => Err(PoolError::Refused { server: self.server, reason: "pages outside the region" }),
+        }
+    }
+
+    /// Puts the bytes of a page into a piece of their own.
+    fn keep(&self, head: Head, bytes: &[u8]) -> Result<u64, PoolError> {
+        let full = PoolError::PoolFull { server: self.server };
+        let unit = self.slabs.take(HEAD_BYTES + bytes.len()).ok_or(full)?;
+        let address = self.slabs.address(unit);
+        // SAFETY: the piece is ours alone until its unit is published, long enough, and aligned to 64 bytes.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            address.cast::<Head>().write(head);
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), address.add(HEAD_BYTES), bytes.len());
+        }
+        Ok(unit)
+    }
+
+    /// Copies what is kept of `page` into `bytes`: its head, or `None` if it is nowhere.
+    fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<(Head, Form)> {
+        loop {
+            let unit = self.places.get(page)?;
+            let address = self.slabs.address(unit);
+            // SAFETY: mapped as long as the region. If the piece became another page's meanwhile, that is found below, before anybody looks at
+            // what was copied.
+            #[allow(clippy::cast_ptr_alignment)]
+            let head = unsafe { address.cast::<Head>().read_volatile() };
+            let len = (head.bytes as usize).min(PAGE_BYTES);
+            // SAFETY: as above; a piece and what follows it are mapped for `len` bytes, but the last one, whose end is checked.
+            let is_inside = self.slabs.holds(unit, HEAD_BYTES + len);
+            if is_inside {
+                // SAFETY: as above.
+                unsafe { core::ptr::copy_nonoverlapping(address.add(HEAD_BYTES), bytes.as_mut_ptr(), len) };
+            }
+            fence(Ordering::Acquire);
+            if self.places.get(page) == Some(unit)
+                && let Some(form) = head.form()
+            {
+                return Some((head, form));
+            }
+        }
+    }
+
+    /// Makes this piece the page, or nothing.
+    fn publish(&self, page: u64, unit: Option<u64>) {
+        let before = self.places.set(page, unit);
+        if let Some(before) = before {
+            self.slabs.give(before);
+        }
+        match (before, unit) {
+            (None, Some(_)) => drop(self.stored.fetch_add(1, Ordering::Relaxed)),
+            (Some(_), None) => drop(self.stored.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+    }
+
+    fn discard(&self, page: PageId, count: u64) -> Result<(), PoolError> {
+        self.check(page, count)?;
+        let end = page.0 + count;
+        let walked = self.places.each(page.0, end, |page| self.publish(page, None));
+        walked.and_then(|()| self.places.forget(page.0, end)).map_err(PoolError::Os)
+    }
+
+    /// The same pages in other memory.
+    fn duplicate(&self) -> Result<Region, PoolError> {
+        let copy = Region::new(self.server, self.size_bytes, self.pages)?;
+        let (mut bytes, mut result) = ([0; PAGE_BYTES], Ok(()));
+        let walked = self.places.each(0, self.pages, |page| {
+            if let (Some((head, _)), Ok(())) = (self.copy(page, &mut bytes), result) {
+                result = copy.keep(head, &bytes[..head.bytes as usize]).map(|unit| copy.publish(page, Some(unit)));
+            }
+        });
+        walked.map_err(PoolError::Os)?;
+        result.map(|()| copy)
+    }
+}
+
+/// Never given twice, so that a used ticket stays used.
+static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
+
+/// Snapshots that nobody has claimed yet. The key is the ticket's secret.
+static CLONES: Mutex<BTreeMap<u128, Region>> = Mutex::new(BTreeMap::new());
+
+/// A region of compressed pages.
+pub(crate) struct LzBackend {
+    region: Arc<Region>,
+}
+
+impl LzBackend {
+    pub(crate) fn new(server: u16, config: Config, pages: u64) -> Result<LzBackend, PoolError> {
+        Ok(LzBackend { region: Arc::new(Region::new(server, config.size_bytes, pages)?) })
+    }
+
+    pub(crate) fn claim(server: u16, secret: u128) -> Result<LzBackend, PoolError> {
+        let claimed = CLONES.lock().unwrap_or_else(PoisonError::into_inner).remove(&secret);
+        let reason = "the ticket is unknown, used or expired";
+        let region = claimed.ok_or(PoolError::Refused { server, reason })?;
+        Ok(LzBackend { region: Arc::new(Region { server, ..region }) })
+    }
+}
+
+impl Backend for LzBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        Ok(Box::new(LzLane::new(self.region.clone())))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let copy = self.region.duplicate()?;
+        // Not a secret: whoever is in this process sees the pages anyway.
+        let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
+        CLONES.lock().unwrap_or_else(PoisonError::into_inner).insert(secret, copy);
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        secrets[0] = secret;
+        Ok(CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.region.pages
+    }
+
+    fn health(&self) -> Health {
+        Health::Good
+    }
+
+    fn how(&self) -> String {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let pages = self.region.stored.load(Ordering::Relaxed) * PAGE_BYTES as u64;
+        format!("{:.1} MiB of pages in {:.1} MiB", mib(pages), mib(self.region.slabs.held_bytes()))
+    }
+
+    fn abandon(&self) {}
+}
+
+#[cfg(test)]
+mod tests;

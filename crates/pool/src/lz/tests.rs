@@ -1,0 +1,195 @@
+//! Guards against pages that come back otherwise than they went, and memory that does not shrink.
+
+use super::*;
+use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};
+use core::time::Duration;
+
+fn one(lane: &mut dyn Lane, op: Op) -> Completion {
+    let mut done = Vec::with_capacity(1);
+    lane.submit(Request { tag: 5, priority: Priority::Demand, deadline: Duration::from_secs(30), op }).unwrap();
+    while lane.poll(&mut done) == 0 {
+        lane.wait(Duration::from_millis(100));
+    }
+    done.pop().unwrap()
+}
+
+fn write(lane: &mut dyn Lane, page: u64, bytes: &[u8]) -> Result<(), PoolError> {
+    let mut buffer = Buffer::new(bytes.len() / PAGE_BYTES);
+    buffer.bytes_mut().copy_from_slice(bytes);
+    buffer.seal();
+    one(lane, Op::Write { page: PageId(page), buffer }).result
+}
+
+fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Result<Buffer, PoolError> {
+    let done = one(lane, Op::Read { page: PageId(page), buffer: Buffer::new(pages) });
+    done.result.map(|()| done.buffer.unwrap())
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+
+    /// A page of a random kind.
+    fn page(&mut self) -> Vec<u8> {
+        let mut page = vec![0; PAGE_BYTES];
+        match self.below(6) {
+            0 => {}
+            1 => page.fill(self.below(256) as u8),
+            2 => {
+                let word = self.below(u64::MAX).to_le_bytes();
+                page.as_chunks_mut::<8>().0.iter_mut().for_each(|chunk| *chunk = word);
+            }
+            3 => page.fill_with(|| self.below(256) as u8),
+            // Noise in front, and nothing behind: any degree of compression.
+            4 => {
+                let noise = self.below(PAGE_BYTES as u64) as usize;
+                page[..noise].fill_with(|| self.below(256) as u8);
+            }
+            _ => {
+                let alphabet = 2 + self.below(30);
+                page.fill_with(|| b'a' + self.below(alphabet) as u8);
+            }
+        }
+        page
+    }
+}
+
+#[test]
+fn lz_conforms() {
+    conformance::run(&Opener::new().url("lz:?size=64M"));
+    conformance::run(&Opener::new().url("stripe(lz:?size=32M, lz:?size=32M)"));
+}
+
+#[test]
+fn pages_of_all_kinds_agree_with_a_model() {
+    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed);
+    println!("FARFIELD_SEED={seed}");
+    let rounds = if std::env::var_os("FARFIELD_DEEP").is_some() { 400_000 } else { 8000 };
+    let mut random = Random(seed | 1);
+    let backend = LzBackend::new(0, Config { size_bytes: 16 << 20 }, 1 << 14).unwrap();
+    let mut lanes = [backend.open_lane().unwrap(), backend.open_lane().unwrap()];
+    let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut full = 0;
+    for _ in 0..rounds {
+        let lane = &mut *lanes[random.below(2) as usize];
+        // More pages than there is room for, if most of them are noise.
+        let page = random.below(6000);
+        match random.below(10) {
+            0..=5 => {
+                let bytes = random.page();
+                match write(lane, page, &bytes) {
+                    Ok(()) => drop(model.insert(page, bytes)),
+                    Err(error) => {
+                        assert_eq!(error, PoolError::PoolFull { server: 0 });
+                        full += 1;
+                        let half = random.below(3000);
+                        assert_eq!(one(lane, Op::Discard { page: PageId(half), count: 3000 }).result, Ok(()));
+                        model.retain(|page, _| !(half..half + 3000).contains(page));
+                    }
+                }
+            }
+            6..=8 => {
+                let seen = read(lane, page, 3).unwrap();
+                for at in 0..3 {
+                    let expected = model.get(&(page + at)).map_or(&[0; PAGE_BYTES][..], |bytes| bytes);
+                    assert!(seen.page(at as usize) == expected, "page {}", page + at);
+                }
+            }
+            _ => {
+                assert_eq!(one(lane, Op::Discard { page: PageId(page), count: 1 }).result, Ok(()));
+                model.remove(&page);
+            }
+        }
+    }
+    assert!(rounds < 100_000 || full > 0, "it is never full");
+    assert!(backend.region.slabs.held_bytes() <= 16 << 20);
+    one(&mut *lanes[0], Op::Discard { page: PageId(0), count: 1 << 14 }).result.unwrap();
+    assert_eq!((backend.region.slabs.held_bytes(), backend.region.stored.load(Ordering::Relaxed)), (0, 0));
+}
+
+#[test]
+fn memory_is_what_the_pages_need_and_not_more() {
+    let held = |page: &mut dyn FnMut(u64) -> Vec<u8>| {
+        let backend = LzBackend::new(0, Config { size_bytes: 64 << 20 }, 4096).unwrap();
+        let mut lane = backend.open_lane().unwrap();
+        (0..4096).for_each(|at| write(&mut *lane, at, &page(at)).unwrap());
+        (0..4096).for_each(|at| assert!(read(&mut *lane, at, 1).unwrap().page(0) == page(at), "page {at}"));
+        backend.region.slabs.held_bytes()
+    };
+    assert_eq!(held(&mut |_| vec![0; PAGE_BYTES]), 0);
+    assert_eq!(held(&mut |at| vec![1 + (at % 255) as u8; PAGE_BYTES]), 4096 * 64);
+    let text = |at: u64| -> Vec<u8> {
+        (0..).flat_map(|line: u64| format!("line {line} of page {at}\n").into_bytes()).take(PAGE_BYTES).collect()
+    };
+    let of_text = held(&mut { text });
+    assert!(of_text < 6 << 20, "{of_text} bytes for 16 MiB of text");
+    let noise = |at: u64| {
+        let mut random = Random(at << 20 | 0xabcd);
+        (0..PAGE_BYTES).map(|_| random.below(256) as u8).collect::<Vec<u8>>()
+    };
+    let of_noise = held(&mut { noise });
+    assert!(of_noise < 19 << 20, "{of_noise} bytes for 16 MiB of noise");
+}
+
+#[test]
+fn a_flipped_bit_is_found() {
+    let backend = LzBackend::new(2, Config { size_bytes: 16 << 20 }, 64).unwrap();
+    let mut lane = backend.open_lane().unwrap();
+    let mut random = Random(7);
+    for page in 0..64 {
+        let mut bytes = random.page();
+        bytes[..9].copy_from_slice(b"not empty");
+        write(&mut *lane, page, &bytes).unwrap();
+        let unit = backend.region.places.get(page).unwrap();
+        let at = HEAD_BYTES + random.below(8) as usize;
+        let flip = || {
+            // SAFETY: a byte of a piece that is in use, while no lane works.
+            unsafe {
+                let address = backend.region.slabs.address(unit).add(at);
+                address.write(address.read() ^ 1 << (page % 8));
+            }
+        };
+        flip();
+        assert_eq!(read(&mut *lane, page, 1).unwrap_err(), PoolError::Corrupt { page: PageId(page), server: 2 });
+        flip();
+        assert!(read(&mut *lane, page, 1).unwrap().page(0) == bytes);
+    }
+}
+
+#[test]
+fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
+    let backend = Opener::new().url("lz:?size=16M").pages(64).open().unwrap();
+    std::thread::scope(|scope| {
+        for me in 0..3u64 {
+            let backend = &backend;
+            scope.spawn(move || {
+                let mut lane = backend.open_lane().unwrap();
+                let mut random = Random(me << 32 | 5);
+                for _ in 0..2000 {
+                    let page = random.below(8);
+                    let mut bytes = random.page();
+                    bytes[..8].copy_from_slice(&(page + 1).to_le_bytes());
+                    write(&mut *lane, page, &bytes).unwrap();
+                    let other = random.below(8);
+                    let seen = read(&mut *lane, other, 1).unwrap();
+                    let number = u64::from_le_bytes(seen.page(0)[..8].try_into().unwrap());
+                    assert!(number == other + 1 || seen.page(0).iter().all(|byte| *byte == 0));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn urls_say_how_much() {
+    assert_eq!(Config::parse("?size=8G"), Ok(Config { size_bytes: 8 << 30 }));
+    for (text, hint) in [("", "lz:?size=8G"), ("8G", "lz:?size"), ("?size=8", "unit"), ("?size=1M", "16M")] {
+        assert!(Config::parse(text).is_err_and(|why| why.contains(hint)), "{text}");
+    }
+}
