@@ -9,6 +9,7 @@
 //! - `budget.rs`: does near memory stay within its budget, measured from outside?
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
+//! - `survival.rs`: do programs and heaps outlive the servers of a mirror?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!

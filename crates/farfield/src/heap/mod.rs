@@ -80,7 +80,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use evictor::{Evictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::Backend;
+use farfield_pool::{Backend, Health};
 use frames::Frames;
 use poller::Poller;
 use publisher::Publisher;
@@ -275,6 +275,11 @@ impl Heap {
     /// How it is doing.
     pub fn stats(&self) -> Stats {
         self.core().stats()
+    }
+
+    /// How the pool is: degraded while a server of a stripe is gone, or while a leg of a mirror lacks something.
+    pub fn health(&self) -> Health {
+        self.core().backend.health()
     }
 
     /// For tests: checks everything that the heap believes of itself, and panics where it is wrong. No other thread

@@ -1,0 +1,180 @@
+//! Do programs outlive the servers of a mirror? Legs are killed by SIGKILL at random moments, under load, and others come in.
+//!
+//! Danger: a byte that was only at the server that died; a spare that is believed before it holds everything; an old version after a death.
+//! `FARFIELD_SEED` repeats the choices.
+
+use farfield::{FarBox, Health, Heap, Plane};
+use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, tier, wait_until};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+const NEAR: u64 = 2 * MIB;
+/// Values of a page each: four times what can be near.
+const VALUES: usize = 2048;
+const WORDS: usize = 512;
+/// Servers that one pool loses: its legs and spares but one.
+const KILLS: usize = 5;
+
+struct Random(u64);
+
+impl Random {
+    fn new(salt: u64) -> Random {
+        let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
+        println!("FARFIELD_SEED={seed}");
+        Random((seed ^ salt << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end as u64) as usize
+    }
+}
+
+/// How the servers are reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Tcp,
+    Shm,
+    Both,
+}
+
+impl Way {
+    /// One more server, which keeps much less than all of them together.
+    fn start(self, scratch: &Scratch, number: usize) -> Server {
+        let (name, options) = (format!("server-{number}"), ["--capacity", "256M"]);
+        match self {
+            Way::Shm => Server::start(scratch, &name, options),
+            Way::Both if number.is_multiple_of(2) => Server::start(scratch, &name, options),
+            Way::Tcp | Way::Both => Server::start_tcp(scratch, &name, options),
+        }
+    }
+}
+
+/// `mirror(a,b,spare=c,…)` of all of these.
+fn mirror(servers: &[Server]) -> String {
+    let urls = servers.iter().enumerate().map(|(index, server)| match index {
+        0 | 1 => server.url().to_owned(),
+        _ => format!("spare={}", server.url()),
+    });
+    format!("mirror({})", urls.collect::<Vec<_>>().join(","))
+}
+
+type Value = FarBox<[u64; WORDS]>;
+
+/// The number that every word of a value is, and its round.
+fn value(index: usize, round: u64) -> [u64; WORDS] {
+    [(index as u64) << 32 | round; WORDS]
+}
+
+/// A heap works, and one leg after the other is killed, whenever both hold everything. How many.
+fn outlive(way: Way, plane: Plane, pool: u64) -> usize {
+    let mut random = Random::new(pool << 8 | way as u64);
+    let scratch = Scratch::new("survival");
+    let mut servers: Vec<_> = (0..=KILLS).map(|number| way.start(&scratch, number)).collect();
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(mirror(&servers));
+    let heap = heap.patience(PATIENCE).build().expect("the servers accept");
+    let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
+    let mut rounds = vec![0u64; VALUES];
+    // How much is done before each kill, and which of the two legs it is.
+    let choices: Vec<_> = (0..KILLS).map(|_| (random.below(3000), random.below(2))).collect();
+    let (steps, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            // Ends the load also when something panics here.
+            let _over = Over(&is_over);
+            for (wait, leg) in choices {
+                let from = steps.load(Ordering::Relaxed);
+                wait_until("the load goes on", || steps.load(Ordering::Relaxed) >= from + wait);
+                wait_until("both legs hold everything", || heap.health() == Health::Good);
+                // The next one comes in behind the other leg.
+                servers.remove(leg).kill();
+            }
+            wait_until("the death is noticed", || heap.health() == Health::Degraded);
+        });
+        while !is_over.load(Ordering::Relaxed) {
+            let index = random.below(VALUES);
+            let scope = heap.enter();
+            let expected = value(index, rounds[index]);
+            if random.below(2) == 0 {
+                assert!(values[index].get(&scope).expect("a leg lives")[..] == expected, "value {index}");
+            } else {
+                let held = values[index].get_mut(&scope).expect("a leg lives");
+                assert!(held[..] == expected, "value {index} is not of round {}", rounds[index]);
+                rounds[index] += 1;
+                *held = value(index, rounds[index]);
+            }
+            steps.fetch_add(1, Ordering::Relaxed);
+        }
+        killer.join().expect("it kills and ends");
+    });
+    for (index, held) in values.iter().enumerate() {
+        let scope = heap.enter();
+        assert!(held.get(&scope).expect("a leg lives")[..] == value(index, rounds[index]), "value {index} at the end");
+    }
+    drop(values);
+    heap.verify();
+    KILLS
+}
+
+/// Says that it is over when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn outlive_many(way: Way, plane: Plane) {
+    let mut killed = 0;
+    for pool in 0..tier(1, 50) {
+        killed += outlive(way, plane, pool);
+    }
+    println!("{way:?}, {plane:?}: {killed} servers were killed, and nothing was lost");
+}
+
+#[test]
+fn heaps_outlive_servers_across_tcp() {
+    outlive_many(Way::Tcp, Plane::Page);
+}
+
+#[test]
+fn heaps_outlive_servers_with_shared_memory() {
+    outlive_many(Way::Shm, Plane::Page);
+}
+
+#[test]
+fn heaps_of_small_values_outlive_servers_near_and_elsewhere() {
+    outlive_many(Way::Both, Plane::Hybrid);
+}
+
+#[test]
+fn programs_outlive_servers() {
+    let mut random = Random::new(99);
+    let scratch = Scratch::new("survival-run");
+    let Some(hog) = compile("hog", scratch.path()) else { return };
+    let hog = hog.to_str().expect("an ASCII path");
+    let mut killed = 0;
+    for round in 0..tier(5, 250) {
+        let way = [Way::Tcp, Way::Shm, Way::Both][round % 3];
+        let mut servers: Vec<_> = (0..2).map(|number| way.start(&scratch, number)).collect();
+        let mode = ["signal", "thread"][random.below(2)];
+        let options = ["--near", "16M", "--mode", mode, "--far", &mirror(&servers)];
+        // Two processes, one of which the other has forked; each checks every word of its memory, again and again.
+        let job = FarRun::new(&scratch, options, [hog, "48", "4", "2", "2"]).start();
+        // Before, the job would be refused: its user shall know at once that a leg is not there.
+        wait_until("the program has started", || job.output().contains("started"));
+        // Any moment is as good as another.
+        std::thread::sleep(Duration::from_millis(random.below(1200) as u64));
+        let was_running = !job.is_over();
+        servers.remove(random.below(2)).kill();
+        killed += usize::from(was_running);
+        let ended = job.wait();
+        let said = || format!("round {round}, {way:?}, {mode}: {}\n{}", ended.text(), ended.errors);
+        assert!(ended.code == 0 && ended.text().contains("0 wrong"), "{}", said());
+    }
+    println!("{killed} servers were killed under programs");
+    assert!(killed > 0, "all programs ended before");
+}
