@@ -5,6 +5,7 @@
 mod kernel;
 mod limits;
 mod network;
+mod pool;
 
 use crate::size::Size;
 use clap::Args;
@@ -25,6 +26,9 @@ pub(crate) struct DoctorArgs {
     /// Connect to this memory server and measure it
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
+    /// Measure this pool in place of the machine: each leaf of the URL, and the whole. Stores 16 MiB there for some seconds
+    #[arg(long, value_name = "URL")]
+    pool: Vec<String>,
     /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -37,6 +41,9 @@ const EXAMPLES: &str = "\
 Examples:
   farfield doctor                              This machine, this user
   farfield doctor --far tcp://big:7400         And the way to a memory server: connects, reads, writes, measures
+  farfield doctor --pool 'ssd:/var/tmp?size=1G'  How fast far memory in a file would be
+  farfield doctor --pool 'mirror(tcp://a:7400,tcp://b:7400)' --json
+                                               Latency, bandwidth and depth of both legs and of the mirror
   farfield doctor --near 4G                    Does a near budget of 4 GiB fit here?
   farfield doctor --json | jq '.checks[] | select(.level != \"ok\")'";
 
@@ -79,6 +86,9 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
         Ok(token) => token,
         Err(error) => return crate::finish(Err(error)),
     };
+    if !args.pool.is_empty() {
+        return pools(&args.pool, &token, args.json);
+    }
     let findings = findings(args.near, &args.far, &token);
     let failed = findings.iter().any(|finding| finding.level == Level::Fail);
     let text = match args.json {
@@ -91,6 +101,20 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
     // If nobody reads it (`| head`), the exit code still tells.
     let _ = std::io::stdout().write_all((text + "\n").as_bytes());
     ExitCode::from(u8::from(failed))
+}
+
+/// Measures pools and prints what they can do.
+fn pools(urls: &[String], token: &[u8], json: bool) -> ExitCode {
+    let places: Vec<_> = urls.iter().flat_map(|url| pool::measure(url, token)).collect();
+    let well = places.iter().all(pool::Place::is_well);
+    let text = match json {
+        true => {
+            format!("{:#}", serde_json::json!({ "ok": well, "version": env!("CARGO_PKG_VERSION"), "places": places }))
+        }
+        false => places.iter().map(pool::Place::text).collect::<Vec<_>>().join("\n"),
+    };
+    let _ = std::io::stdout().write_all((text + "\n").as_bytes());
+    ExitCode::from(u8::from(!well))
 }
 
 fn line(finding: &Finding) -> String {

@@ -1,0 +1,283 @@
+//! How fast far memory is: each leaf of a pool by itself, and the pool as a whole.
+
+use anyhow::{Context, ensure};
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_pager::runner::{self, Latency};
+use farfield_pool::{Buffer, Completion, Lane, Op, Priority, Request, leaf_urls};
+use std::time::{Duration, Instant};
+
+/// Pages of the region that is measured: 16 MiB.
+const PAGES: u64 = 4096;
+/// Pages of a run, and how many runs are under way.
+const RUN_PAGES: usize = 16;
+const RUN_DEPTH: usize = 16;
+/// Single pages are read so many at a time.
+const DEPTHS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// How long one thing is measured.
+const MEASURE: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 150 });
+/// How long one operation may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// A depth that reaches this share of the best rate is deep enough.
+const ENOUGH: f64 = 0.9;
+
+/// What one place can do.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(super) struct Place {
+    url: String,
+    /// Why it could not be measured.
+    error: Option<String>,
+    /// How it works on this machine, where that depends.
+    how: String,
+    #[serde(flatten)]
+    speed: Option<Speed>,
+}
+
+#[derive(Clone, Debug, serde::Serialize)]
+struct Speed {
+    /// One page at a time, median and 99th percentile.
+    read_ns_p50: u64,
+    read_ns_p99: u64,
+    write_ns_p50: u64,
+    write_ns_p99: u64,
+    /// Single pages, so many under way.
+    depths: Vec<Rate>,
+    /// The least depth that is as good as any.
+    best_depth: usize,
+    /// Runs of 16 pages, 16 under way.
+    run_read_bytes_per_s: f64,
+    run_write_bytes_per_s: f64,
+}
+
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+struct Rate {
+    depth: usize,
+    reads_per_s: f64,
+}
+
+impl Place {
+    pub(super) fn is_well(&self) -> bool {
+        self.error.is_none()
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let level = if self.is_well() { "ok  " } else { "FAIL" };
+        let mut text = format!("{level}  {}", self.url);
+        let mut line = |name: &str, said: String| text += &format!("\n      {name:<12} {said}");
+        if let Some(error) = &self.error {
+            line("error", error.clone());
+        }
+        if let Some(speed) = &self.speed {
+            let ns = |ns: u64| Latency(Some(ns));
+            let [read, slow_read] = [speed.read_ns_p50, speed.read_ns_p99].map(ns);
+            let [write, slow_write] = [speed.write_ns_p50, speed.write_ns_p99].map(ns);
+            line("one page", format!("read in {read} (p99 {slow_read}), written in {write} (p99 {slow_write})"));
+            let rates = speed.depths.iter().map(|rate| format!("{}: {}", rate.depth, thousands(rate.reads_per_s)));
+            line(
+                "many pages",
+                format!("best depth {}; reads by depth {}", speed.best_depth, rates.collect::<Vec<_>>().join(", ")),
+            );
+            let [read, write] = [speed.run_read_bytes_per_s, speed.run_write_bytes_per_s].map(|rate| rate / 1e9);
+            line("runs of 16", format!("read {read:.2} GB/s, written {write:.2} GB/s"));
+        }
+        if !self.how.is_empty() {
+            line("how", self.how.clone());
+        }
+        text
+    }
+}
+
+fn thousands(rate: f64) -> String {
+    if rate < 10_000.0 { format!("{rate:.0}/s") } else { format!("{:.0}k/s", rate / 1000.0) }
+}
+
+/// Measures every leaf of the pool, and the pool itself if it is more than a leaf.
+pub(super) fn measure(url: &str, token: &[u8]) -> Vec<Place> {
+    let mut urls: Vec<&str> = leaf_urls(url).collect();
+    if urls != [url] {
+        urls.push(url);
+    }
+    urls.into_iter().map(|url| place(url, token)).collect()
+}
+
+fn place(url: &str, token: &[u8]) -> Place {
+    let mut how = String::new();
+    let speed = speed(url, token, &mut how);
+    let error = speed.as_ref().err().map(|error| format!("{error:#}"));
+    Place { url: url.to_owned(), error, how, speed: speed.ok() }
+}
+
+fn speed(url: &str, token: &[u8], how: &mut String) -> anyhow::Result<Speed> {
+    let urls = farfield_pool::resolve_urls(&[url])?;
+    let backend = runner::opener(&urls, token)?.pages(PAGES).open()?;
+    let mut lane = backend.open_lane()?;
+    let mut load = Load { lane: &mut *lane, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
+    load.fill()?;
+    let runs = [Way::Read, Way::Write].map(|way| load.rate(way, RUN_PAGES, RUN_DEPTH));
+    let [run_read, run_write] = runs;
+    let run_bytes = (RUN_PAGES * PAGE_BYTES) as f64;
+    let (read_ns_p50, read_ns_p99) = load.latency(Way::Read)?;
+    let depths = DEPTHS
+        .iter()
+        .map(|&depth| Ok(Rate { depth, reads_per_s: load.rate(Way::Read, 1, depth)? }))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let (write_ns_p50, write_ns_p99) = load.latency(Way::Write)?;
+    let best = depths.iter().map(|rate| rate.reads_per_s).fold(0.0, f64::max);
+    let best_depth = depths.iter().find(|rate| rate.reads_per_s >= ENOUGH * best).map_or(1, |rate| rate.depth);
+    *how = backend.how();
+    Ok(Speed {
+        read_ns_p50,
+        read_ns_p99,
+        write_ns_p50,
+        write_ns_p99,
+        depths,
+        best_depth,
+        run_read_bytes_per_s: run_read? * run_bytes,
+        run_write_bytes_per_s: run_write? * run_bytes,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// Work for a lane.
+struct Load<'a> {
+    lane: &'a mut dyn Lane,
+    /// Of the random pages.
+    state: u64,
+    done: Vec<Completion>,
+}
+
+impl Load<'_> {
+    fn fill(&mut self) -> anyhow::Result<()> {
+        let mut spare = buffer(RUN_PAGES);
+        for page in (0..PAGES).step_by(RUN_PAGES) {
+            self.submit(Op::Write { page: PageId(page), buffer: spare })?;
+            spare = self.finish_one()?;
+        }
+        Ok(())
+    }
+
+    /// A random page, or run of them.
+    fn page(&mut self, pages: usize) -> PageId {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        PageId((self.state >> 33) % (PAGES / pages as u64) * pages as u64)
+    }
+
+    fn submit(&mut self, op: Op) -> anyhow::Result<()> {
+        let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+        ensure!(self.lane.submit(request).is_ok(), "a lane takes less work than it should");
+        Ok(())
+    }
+
+    fn begin(&mut self, way: Way, buffer: Buffer) -> anyhow::Result<()> {
+        let page = self.page(buffer.pages());
+        self.submit(match way {
+            Way::Read => Op::Read { page, buffer },
+            Way::Write => Op::Write { page, buffer },
+        })
+    }
+
+    /// Waits until something is done.
+    fn collect(&mut self) -> anyhow::Result<()> {
+        let until = Instant::now() + 2 * DEADLINE;
+        while self.lane.poll(&mut self.done) == 0 {
+            ensure!(Instant::now() < until, "no answer within {:?}", 2 * DEADLINE);
+            self.lane.wait(DEADLINE);
+        }
+        Ok(())
+    }
+
+    fn finish_one(&mut self) -> anyhow::Result<Buffer> {
+        self.collect()?;
+        let completion = self.done.pop().context("something is done")?;
+        completion.result?;
+        completion.buffer.context("the buffer of a read or write comes back")
+    }
+
+    /// Median and 99th percentile of one page at a time, ns.
+    fn latency(&mut self, way: Way) -> anyhow::Result<(u64, u64)> {
+        let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
+        while start.elapsed() < MEASURE {
+            let before = Instant::now();
+            self.begin(way, spare)?;
+            spare = self.finish_one()?;
+            times.push(before.elapsed().as_nanos() as u64);
+        }
+        times.sort_unstable();
+        Ok((times[times.len() / 2], times[times.len() * 99 / 100]))
+    }
+
+    /// Operations per second, `depth` of them under way.
+    fn rate(&mut self, way: Way, pages: usize, depth: usize) -> anyhow::Result<f64> {
+        for _ in 0..depth {
+            self.begin(way, buffer(pages))?;
+        }
+        let (start, mut ended) = (Instant::now(), 0u64);
+        while self.lane.in_flight() > 0 {
+            self.collect()?;
+            let goes_on = start.elapsed() < MEASURE;
+            let mut done = std::mem::take(&mut self.done);
+            for completion in done.drain(..) {
+                completion.result?;
+                ended += 1;
+                if goes_on {
+                    self.begin(way, completion.buffer.context("the buffer of a read or write comes back")?)?;
+                }
+            }
+            self.done = done;
+        }
+        Ok(ended as f64 / start.elapsed().as_secs_f64())
+    }
+}
+
+/// Pages of which half is noise.
+fn buffer(pages: usize) -> Buffer {
+    let mut buffer = Buffer::new(pages);
+    for (index, word) in buffer.bytes_mut().as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let noise = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        *word = if index % 512 < 256 { (noise ^ noise >> 29).to_le_bytes() } else { [1; 8] };
+    }
+    buffer.seal();
+    buffer
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: figures of something else, and a failure that looks like a figure.
+    use super::*;
+
+    #[test]
+    fn every_leaf_and_the_whole_are_measured() {
+        let places = measure("stripe(ram:, lz:?size=64M)", b"");
+        let urls: Vec<&str> = places.iter().map(|place| place.url.as_str()).collect();
+        assert_eq!(urls, ["ram:", "lz:?size=64M", "stripe(ram:, lz:?size=64M)"]);
+        for place in &places {
+            let speed = place.speed.as_ref().unwrap_or_else(|| panic!("{place:?}"));
+            assert!(speed.read_ns_p50 > 0 && speed.read_ns_p50 <= speed.read_ns_p99);
+            assert!(speed.write_ns_p50 > 0 && speed.run_read_bytes_per_s > 0.0 && speed.run_write_bytes_per_s > 0.0);
+            assert!(speed.depths.len() == DEPTHS.len() && DEPTHS.contains(&speed.best_depth));
+            assert!(place.text().contains("best depth"), "{}", place.text());
+        }
+        // Half of each page is noise: it takes half of its memory.
+        let size = |text: &str| text.split(" MiB").next().and_then(|size| size.rsplit(' ').next()?.parse::<f64>().ok());
+        let (pages, held) = places[1].how.split_once("in ").unwrap();
+        let (pages, held) = (size(pages).unwrap(), size(held).unwrap());
+        assert!(held > 0.4 * pages && held < 0.7 * pages, "{}", places[1].how);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_an_error_and_the_others_are_measured() {
+        let places = measure("stripe(ram:, fault:die=100@ram:, unix:/no/such/socket)", b"");
+        assert_eq!(places.iter().map(Place::is_well).collect::<Vec<_>>(), [true, true, false, false]);
+        assert!(places[2].text().starts_with("FAIL") && places[2].text().contains("no such file"), "{places:?}");
+        let wrong = measure("ftp://x", b"");
+        assert!(wrong[0].error.as_ref().is_some_and(|error| error.contains("known are")), "{wrong:?}");
+        let dying = measure("fault:die=1000@ram:", b"");
+        assert!(dying.last().is_some_and(|place| !place.is_well()), "{dying:?}");
+    }
+}
