@@ -1,4 +1,4 @@
-//! Wrapper `fault`: a member that is late, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
+//! Wrappers `fault` and `throttle`: a member that is late or slow, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
 //! failure can be repeated.
 
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
@@ -16,6 +16,8 @@ const SLOTS: usize = 256;
 pub(crate) struct FaultPlan {
     /// Each operation takes at least so long.
     delay: Duration,
+    /// So many bytes of pages pass in a second, one operation after the other, those of all lanes together; 0: no limit.
+    bandwidth: u64,
     /// Share of operations whose answer is lost.
     drop: f64,
     /// Share of reads that come back with a flipped bit.
@@ -32,28 +34,44 @@ impl FaultPlan {
     pub(crate) fn parse(spec: &str) -> Result<FaultPlan, String> {
         let mut plan = FaultPlan::default();
         for item in spec.split(',').filter(|item| !item.is_empty()) {
-            let (name, value) = item.split_once('=').ok_or(format!("write NAME=VALUE, not {item:?}"))?;
-            let wrong = || format!("the value of {name} in {item:?} is no {}", Self::wanted(name));
-            match name {
-                "delay" => plan.delay = duration(value).ok_or_else(wrong)?,
-                "drop" => plan.drop = share(value).ok_or_else(wrong)?,
-                "corrupt" => plan.corrupt = share(value).ok_or_else(wrong)?,
-                "die" => plan.die = value.parse().map_err(|_| wrong())?,
-                "full" => plan.full = value.parse().map_err(|_| wrong())?,
-                "seed" => plan.seed = value.parse().map_err(|_| wrong())?,
-                _ => {
-                    return Err(format!(
-                        "no fault is called {name:?}: known are delay, drop, corrupt, die, full, seed"
-                    ));
-                }
-            }
+            plan.set(item)?;
         }
         Ok(plan)
+    }
+
+    /// Takes one of the options of `throttle(latency=100us,bandwidth=1G,URL)`.
+    pub(crate) fn set_throttle(&mut self, item: &str) -> Result<(), String> {
+        match item.split_once('=') {
+            Some(("latency", time)) => self.set(&format!("delay={time}")),
+            Some(("bandwidth", _)) => self.set(item),
+            _ => Err(format!("write latency=100us or bandwidth=1G, not {item:?}")),
+        }
+    }
+
+    fn set(&mut self, item: &str) -> Result<(), String> {
+        let (name, value) = item.split_once('=').ok_or(format!("write NAME=VALUE, not {item:?}"))?;
+        let wrong = || format!("the value of {name} in {item:?} is no {}", Self::wanted(name));
+        match name {
+            "delay" => self.delay = duration(value).ok_or_else(wrong)?,
+            "bandwidth" => self.bandwidth = bytes(value).filter(|bytes| *bytes > 0).ok_or_else(wrong)?,
+            "drop" => self.drop = share(value).ok_or_else(wrong)?,
+            "corrupt" => self.corrupt = share(value).ok_or_else(wrong)?,
+            "die" => self.die = value.parse().map_err(|_| wrong())?,
+            "full" => self.full = value.parse().map_err(|_| wrong())?,
+            "seed" => self.seed = value.parse().map_err(|_| wrong())?,
+            _ => {
+                return Err(format!(
+                    "no fault is called {name:?}: known are delay, bandwidth, drop, corrupt, die, full, seed"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn wanted(name: &str) -> &'static str {
         match name {
             "delay" => "duration, as in 100us, 5ms or 1s",
+            "bandwidth" => "bytes in a second, as in 500M or 2G",
             "drop" | "corrupt" => "share between 0 and 1",
             _ => "whole number",
         }
@@ -72,6 +90,19 @@ fn duration(text: &str) -> Option<Duration> {
     })
 }
 
+/// As in 4096, 64K, 500M or 2G.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match &text[digits..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
 fn share(text: &str) -> Option<f64> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
 }
@@ -82,9 +113,23 @@ struct Fate {
     server: u16,
     operations: AtomicU64,
     lanes: AtomicU64,
+    /// When the last byte of all operations so far has passed.
+    passed_at: AtomicU64,
 }
 
 impl Fate {
+    /// When so many bytes have passed, behind those of earlier operations.
+    fn pass(&self, now: u64, bytes: u64) -> u64 {
+        if self.plan.bandwidth == 0 || bytes == 0 {
+            return now;
+        }
+        let takes = u128::from(bytes) * 1_000_000_000 / u128::from(self.plan.bandwidth);
+        let takes = u64::try_from(takes).unwrap_or(u64::MAX);
+        let after = |free: u64| free.max(now).saturating_add(takes);
+        let before = self.passed_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(after(free)));
+        after(before.unwrap_or(now))
+    }
+
     fn is_dead(&self) -> bool {
         self.plan.die != 0 && self.operations.load(Ordering::Relaxed) >= self.plan.die
     }
@@ -106,7 +151,13 @@ pub(crate) struct FaultBackend {
 
 impl FaultBackend {
     pub(crate) fn new(server: u16, inner: Arc<dyn Backend>, plan: FaultPlan) -> FaultBackend {
-        let fate = Fate { plan, server, operations: AtomicU64::new(0), lanes: AtomicU64::new(0) };
+        let fate = Fate {
+            plan,
+            server,
+            operations: AtomicU64::new(0),
+            lanes: AtomicU64::new(0),
+            passed_at: AtomicU64::new(0),
+        };
         FaultBackend { inner, fate: Arc::new(fate) }
     }
 }
@@ -245,6 +296,11 @@ impl Lane for FaultLane {
                 *page
             }
         };
+        let bytes = match &op {
+            Op::Read { buffer, .. } | Op::Write { buffer, .. } => buffer.bytes().len(),
+            Op::ReadPart { part, .. } => part.range().len(),
+            Op::Discard { .. } => 0,
+        };
         let is_read = matches!(op, Op::Read { .. } | Op::ReadPart { .. });
         let is_part = matches!(op, Op::ReadPart { .. });
         if let Err(back) = self.inner.submit(Request { tag: slot as u64, priority, deadline, op }) {
@@ -254,9 +310,9 @@ impl Lane for FaultLane {
         self.fate.operations.fetch_add(1, Ordering::Relaxed);
         let plan = self.fate.plan;
         let now = now_ns();
-        let at = |wait: Duration| now.saturating_add(wait.as_nanos() as u64);
+        let after = |start: u64, wait: Duration| start.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
-        let (ready_at, deadline_at) = (at(plan.delay), at(deadline));
+        let (ready_at, deadline_at) = (after(self.fate.pass(now, bytes as u64), plan.delay), after(now, deadline));
         self.under_way[slot] = Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt, is_part });
         Ok(())
     }
@@ -343,6 +399,38 @@ mod tests {
     fn without_faults_it_is_what_it_wraps() {
         conformance::run(&Opener::new().url("fault:seed=1@ram:"));
         conformance::run(&Opener::new().url("fault:delay=20us@ram:"));
+        conformance::run(&Opener::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
+    }
+
+    #[test]
+    fn bytes_pass_one_after_the_other() {
+        let plan = FaultPlan::parse("bandwidth=4096000").unwrap();
+        let new = AtomicU64::new;
+        let fate = Fate { plan, server: 0, operations: new(0), lanes: new(0), passed_at: new(0) };
+        let page_ns = 1_000_000;
+        assert_eq!(fate.pass(5, 4096), 5 + page_ns);
+        assert_eq!(fate.pass(7, 4096), 5 + 2 * page_ns, "behind the first");
+        assert_eq!(fate.pass(9, 0), 9, "what has no bytes waits for none");
+        assert_eq!(fate.pass(10 * page_ns, 8192), 10 * page_ns + 2 * page_ns, "after a pause nobody is in front");
+        assert_eq!(fate.pass(0, u64::MAX), u64::MAX, "and nothing wraps");
+        // Twice: what one lane has asked for is in front of what the other asks for.
+        let (backend, mut first) = lane("bandwidth=4K");
+        let mut second = backend.open_lane().unwrap();
+        let start = std::time::Instant::now();
+        let op = |page| Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+        let request = |op| Request { tag: 0, priority: Priority::Demand, deadline: LONG, op };
+        first.submit(request(op(1))).unwrap();
+        let after = Duration::from_millis(1500);
+        second.submit(Request { deadline: after, ..request(op(2)) }).unwrap();
+        let mut done = Vec::with_capacity(2);
+        for lane in [&mut first, &mut second] {
+            while lane.poll(&mut done) == 0 {
+                lane.wait(Duration::from_millis(100));
+            }
+        }
+        assert_eq!(done[0].result, Ok(()));
+        assert!(start.elapsed() >= Duration::from_secs(1), "a page takes a second");
+        assert_eq!(done[1].result, Err(PoolError::TimedOut { server: 0, after }), "two take two");
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL and stripe(URL, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// What stands before the colon.

@@ -60,7 +60,7 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
         loop {
             match tokens.next().ok()?? {
                 Token::Leaf(leaf) => return Some(leaf),
-                Token::Fault(_) | Token::Open(_) | Token::Spare | Token::Close => {}
+                Token::Fault(_) | Token::Open(_) | Token::Option(_) | Token::Spare | Token::Close => {}
             }
         }
     })
@@ -97,14 +97,34 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
             }
             Ok(Tree::Mirror { legs, spares })
         }
-        Some(Token::Open(name)) => {
-            Err(wrong(format!("no backend is made by {name}(…): known are stripe(URL, URL) and mirror(URL, URL)")))
+        Some(Token::Open("throttle")) => throttle(tokens),
+        Some(Token::Option(_)) => {
+            Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
+        Some(Token::Open(name)) => Err(wrong(format!(
+            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL) and throttle(latency=100us, URL)"
+        ))),
         Some(Token::Spare) => {
             Err(wrong("a spare stands behind the legs of a mirror: mirror(URL, URL, spare=URL)".to_owned()))
         }
         Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
+}
+
+/// Options, a URL, and the closing parenthesis.
+fn throttle(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
+    let mut plan = FaultPlan::default();
+    loop {
+        let at = tokens.at;
+        let Some(option) = tokens.take_option()? else { break };
+        plan.set_throttle(option).map_err(|why| UrlError { at, why: why.into() })?;
+    }
+    let inner = item(tokens)?;
+    if !tokens.closes() {
+        return tokens.wrong("a throttle is of one URL: write throttle(latency=100us,stripe(URL, URL))");
+    }
+    tokens.next()?;
+    Ok(Tree::Fault(plan, Box::new(inner)))
 }
 
 /// Everything up to the closing parenthesis: URLs, and behind them spares.
@@ -133,6 +153,8 @@ enum Token<'a> {
     Fault(&'a str),
     /// `NAME(`
     Open(&'a str),
+    /// `NAME=VALUE,`
+    Option(&'a str),
     /// `spare=`
     Spare,
     Close,
@@ -181,6 +203,21 @@ impl<'a> Tokens<'a> {
         is_spare
     }
 
+    /// `NAME=VALUE` and the comma behind it.
+    fn take_option(&mut self) -> Result<Option<&'a str>, UrlError> {
+        let rest = self.rest();
+        let name = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
+        if self.depth == 0 || !self.wants_url || name == 0 || !rest[name..].starts_with('=') {
+            return Ok(None);
+        }
+        let end = rest.find([',', ')', '(']).unwrap_or(rest.len());
+        if !rest[end..].starts_with(',') {
+            return self.wrong("behind an option a comma and a URL are missing: throttle(latency=100us,URL)");
+        }
+        self.skip(end + 1);
+        Ok(Some(rest[..end].trim_end()))
+    }
+
     /// Nothing may be left.
     fn end(&self) -> Result<(), UrlError> {
         if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
@@ -199,6 +236,9 @@ impl<'a> Tokens<'a> {
         }
         if self.take_spare() {
             return Ok(Some(Token::Spare));
+        }
+        if let Some(option) = self.take_option()? {
+            return Ok(Some(Token::Option(option)));
         }
         let name = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).map_or(rest, |end| &rest[..end]);
         if !name.is_empty() && rest[name.len()..].starts_with('(') {
@@ -288,6 +328,15 @@ mod tests {
     }
 
     #[test]
+    fn throttles_have_options() {
+        let throttled = |spec: &str, tree| Tree::Fault(FaultPlan::parse(spec).unwrap(), Box::new(tree));
+        let tree = Tree::Stripe(vec![leaf("a:"), throttled("delay=2us,bandwidth=2097152", leaf("b:"))]);
+        assert_eq!(Tree::parse("stripe(a:,throttle( latency=2us , bandwidth=2M, b:))"), Ok(tree));
+        assert_eq!(Tree::parse("throttle(a:)"), Ok(throttled("", leaf("a:"))));
+        assert_eq!(leaf_urls("throttle(bandwidth=2M,stripe(a:,b:))").collect::<Vec<_>>(), ["a:", "b:"]);
+    }
+
+    #[test]
     fn mirrors_have_spares() {
         let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
@@ -323,6 +372,11 @@ mod tests {
             ("stripe(stripe(a:)b:)", 18, "comma"),
             ("stripe(a:,strip(b:))", 11, "stripe(URL, URL)"),
             ("mirror(a:)", 1, "2 to 8 legs"),
+            ("throttle(latency=3ms)", 10, "comma and a URL"),
+            ("throttle(latency=3,a:)", 10, "no duration"),
+            ("throttle(latency=3ms,delay=3ms,a:)", 22, "latency=100us"),
+            ("throttle(latency=3ms,a:,b:)", 25, "one URL"),
+            ("stripe(a:,bandwidth=1G,b:)", 11, "options stand in front"),
             ("stripe(a:,mirror(a:,a:,a:,a:,a:,spare=a:,spare=a:,a:))", 51, "behind the legs"),
             ("mirror(a:,a:,a:,a:,a:,a:,a:,a:,spare=a:)", 1, "2 to 8 legs"),
             ("stripe(a:,spare=b:)", 1, "no spares"),
@@ -359,7 +413,23 @@ mod tests {
             (state >> 11) as usize % limit
         };
         let words = [
-            "stripe(", "mirror(", "spare=", "(", ")", ",", " ", "ram:", "fault:", "die=3", "@", "shm:/a", "=", "é", "a",
+            "stripe(",
+            "mirror(",
+            "throttle(",
+            "spare=",
+            "latency=3ms",
+            "(",
+            ")",
+            ",",
+            " ",
+            "ram:",
+            "fault:",
+            "die=3",
+            "@",
+            "shm:/a",
+            "=",
+            "é",
+            "a",
         ];
         let mut understood = 0;
         for _ in 0..100_000 {
