@@ -19,6 +19,7 @@ mod list;
 mod many;
 mod map;
 mod objects;
+mod places;
 mod room;
 mod tasks;
 mod tokio;

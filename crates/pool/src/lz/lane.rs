@@ -49,27 +49,28 @@ impl LzLane {
 
     fn read_page(&mut self, page: u64, index: usize, buffer: &mut Buffer) -> Result<(), PoolError> {
         for _ in 0..TRIES {
-            let Some((head, form)) = self.region.copy(page, &mut self.kept) else {
+            let Some(head) = self.region.copy(page, &mut self.kept) else {
                 buffer.page_mut(index).fill(0);
                 buffer.sums_mut()[index] = self.zero_sum;
                 return Ok(());
             };
             let target = buffer.page_mut(index);
-            let kept = self.kept.get(..head.bytes as usize).unwrap_or_default();
-            let is_whole = match form {
-                Form::Raw => {
+            let kept = &self.kept[..head.bytes];
+            let is_whole = match head.form() {
+                Some(Form::Raw) => {
                     kept.len() == PAGE_BYTES && {
                         target.copy_from_slice(kept);
                         true
                     }
                 }
-                Form::Repeated => {
+                Some(Form::Repeated) => {
                     kept.len() == 8 && {
                         target.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
                         true
                     }
                 }
-                Form::Lz4 => decompress_into(kept, target).is_ok_and(|len| len == PAGE_BYTES),
+                Some(Form::Lz4) => decompress_into(kept, target).is_ok_and(|len| len == PAGE_BYTES),
+                None => false,
             };
             if is_whole && checksum(target) == head.sum {
                 buffer.sums_mut()[index] = head.sum;

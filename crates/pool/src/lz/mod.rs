@@ -54,23 +54,32 @@ enum Form {
     Lz4,
 }
 
-/// What stands before the bytes of a page.
-#[repr(C)]
+/// What stands before the bytes of a page: two words.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     sum: u64,
-    bytes: u32,
+    bytes: usize,
     form: u32,
 }
 
-const HEAD_BYTES: usize = size_of::<Head>();
+const WORD_BYTES: usize = size_of::<u64>();
+const HEAD_BYTES: usize = 2 * WORD_BYTES;
 
 impl Head {
     fn new(sum: u64, form: Form, bytes: usize) -> Head {
-        Head { sum, bytes: bytes as u32, form: form as u32 }
+        Head { sum, bytes, form: form as u32 }
     }
 
-    /// `None`: what was read is no head, because the piece is another page's by now.
+    fn to_words(self) -> [u64; 2] {
+        [self.sum, u64::from(self.form) << 32 | self.bytes as u64]
+    }
+
+    /// Of damaged words it makes a head, too, but with at most a page behind it.
+    fn from_words([sum, rest]: [u64; 2]) -> Head {
+        Head { sum, bytes: (rest as u32 as usize).min(PAGE_BYTES), form: (rest >> 32) as u32 }
+    }
+
+    /// `None`: it is damaged.
     fn form(self) -> Option<Form> {
         [Form::Raw, Form::Repeated, Form::Lz4].into_iter().find(|form| *form as u32 == self.form)
     }
@@ -103,41 +112,48 @@ impl Region {
         }
     }
 
+    /// The `index`-th word of a piece. Who looks at a piece that became another page's meanwhile reads what another lane writes, so all words are
+    /// atomic.
+    fn word(&self, unit: u64, index: usize) -> &AtomicU64 {
+        // SAFETY: the address is checked, aligned, and mapped as long as the region; everybody uses it atomically.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            AtomicU64::from_ptr(self.slabs.address(unit, index * WORD_BYTES).cast())
+        }
+    }
+
     /// Puts the bytes of a page into a piece of their own.
     fn keep(&self, head: Head, bytes: &[u8]) -> Result<u64, PoolError> {
         let full = PoolError::PoolFull { server: self.server };
         let unit = self.slabs.take(HEAD_BYTES + bytes.len()).ok_or(full)?;
-        let address = self.slabs.address(unit);
-        // SAFETY: the piece is ours alone until its unit is published, long enough, and aligned to 64 bytes.
-        #[allow(clippy::cast_ptr_alignment)]
-        unsafe {
-            address.cast::<Head>().write(head);
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), address.add(HEAD_BYTES), bytes.len());
+        // Who reads these words still as another page's knows thereby that this page is elsewhere.
+        fence(Ordering::Release);
+        let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
+        let mut last = [0; WORD_BYTES];
+        last[..rest.len()].copy_from_slice(rest);
+        let words = whole.iter().chain((!rest.is_empty()).then_some(&last)).map(|word| u64::from_le_bytes(*word));
+        for (index, word) in head.to_words().into_iter().chain(words).enumerate() {
+            self.word(unit, index).store(word, Ordering::Relaxed);
         }
         Ok(unit)
     }
 
     /// Copies what is kept of `page` into `bytes`: its head, or `None` if it is nowhere.
-    fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<(Head, Form)> {
+    fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Head> {
         loop {
             let unit = self.places.get(page)?;
-            let address = self.slabs.address(unit);
-            // SAFETY: mapped as long as the region. If the piece became another page's meanwhile, that is found below, before anybody looks at
-            // what was copied.
-            #[allow(clippy::cast_ptr_alignment)]
-            let head = unsafe { address.cast::<Head>().read_volatile() };
-            let len = (head.bytes as usize).min(PAGE_BYTES);
-            // SAFETY: as above; a piece and what follows it are mapped for `len` bytes, but the last one, whose end is checked.
-            let is_inside = self.slabs.holds(unit, HEAD_BYTES + len);
-            if is_inside {
-                // SAFETY: as above.
-                unsafe { core::ptr::copy_nonoverlapping(address.add(HEAD_BYTES), bytes.as_mut_ptr(), len) };
+            let word = |index: usize| self.word(unit, index).load(Ordering::Relaxed);
+            let head = Head::from_words([word(0), word(1)]);
+            // The last piece of all ends with the memory of slabs.
+            let len = head.bytes.min(self.slabs.bytes_from(unit) - HEAD_BYTES);
+            for (index, target) in
+                bytes.as_chunks_mut::<WORD_BYTES>().0[..len.div_ceil(WORD_BYTES)].iter_mut().enumerate()
+            {
+                *target = word(2 + index).to_le_bytes();
             }
             fence(Ordering::Acquire);
-            if self.places.get(page) == Some(unit)
-                && let Some(form) = head.form()
-            {
-                return Some((head, form));
+            if self.places.get(page) == Some(unit) {
+                return Some(Head { bytes: len, ..head });
             }
         }
     }
@@ -167,8 +183,8 @@ impl Region {
         let copy = Region::new(self.server, self.size_bytes, self.pages)?;
         let (mut bytes, mut result) = ([0; PAGE_BYTES], Ok(()));
         let walked = self.places.each(0, self.pages, |page| {
-            if let (Some((head, _)), Ok(())) = (self.copy(page, &mut bytes), result) {
-                result = copy.keep(head, &bytes[..head.bytes as usize]).map(|unit| copy.publish(page, Some(unit)));
+            if let (Some(head), Ok(())) = (self.copy(page, &mut bytes), result) {
+                result = copy.keep(head, &bytes[..head.bytes]).map(|unit| copy.publish(page, Some(unit)));
             }
         });
         walked.map_err(PoolError::Os)?;

@@ -87,15 +87,15 @@ impl Slabs {
         self.held.load(Ordering::Relaxed) * SLAB_BYTES
     }
 
-    /// Address of a piece.
-    pub(super) fn address(&self, unit: u64) -> *mut u8 {
-        assert!(unit < self.count * UNITS);
-        (self.start + unit as usize * UNIT_BYTES) as *mut u8
+    /// Address in a piece.
+    pub(super) fn address(&self, unit: u64, offset: usize) -> *mut u8 {
+        assert!(offset < self.bytes_from(unit));
+        (self.start + unit as usize * UNIT_BYTES + offset) as *mut u8
     }
 
-    /// Are so many bytes from this unit on inside the memory of slabs?
-    pub(super) fn holds(&self, unit: u64, bytes: usize) -> bool {
-        unit * UNIT_BYTES as u64 + bytes as u64 <= self.count * SLAB_BYTES
+    /// Bytes from this unit to the end of the memory of slabs.
+    pub(super) fn bytes_from(&self, unit: u64) -> usize {
+        ((self.count * UNITS).saturating_sub(unit) as usize) * UNIT_BYTES
     }
 
     /// Units of the piece that holds so many bytes: what is lost by fewer sizes is below an eighth.
@@ -279,12 +279,12 @@ mod tests {
                             (0..7).filter_map(|n| slabs.take(64 + (round * 7 + n) % 5 * 300)).collect();
                         for &unit in &pieces {
                             // SAFETY: the piece is this thread's.
-                            unsafe { slabs.address(unit).write_bytes(me, 64) };
+                            unsafe { slabs.address(unit, 0).write_bytes(me, 64) };
                         }
                         std::thread::yield_now();
                         for &unit in &pieces {
                             // SAFETY: as above.
-                            assert!((0..64).all(|at| unsafe { slabs.address(unit).add(at).read() } == me));
+                            assert!((0..64).all(|at| unsafe { slabs.address(unit, at).read() } == me));
                             slabs.give(unit);
                         }
                     }

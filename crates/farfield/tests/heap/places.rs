@@ -1,0 +1,71 @@
+//! Far values in places that need no server: a file, and compressed memory. Danger: other bytes than were stored, and a full place that loses some.
+
+use crate::common::{MIB, Random, seed};
+use farfield::{FarBox, FarError, Heap, Plane, PoolError};
+use std::time::Duration;
+
+type Value = [u64; 128];
+
+/// Half noise.
+fn value(number: u64) -> Value {
+    std::array::from_fn(|index| {
+        if index % 2 == 0 { number } else { (number + index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+    })
+}
+
+fn urls() -> [String; 4] {
+    let folder = std::env::temp_dir();
+    let folder = folder.display();
+    [
+        format!("ssd:{folder}?size=64M"),
+        format!("ssd:{folder}?size=64M&io=pread"),
+        "lz:?size=32M".to_owned(),
+        format!("stripe(lz:?size=32M, ssd:{folder}?size=32M)"),
+    ]
+}
+
+#[test]
+fn values_come_back_as_they_were_stored() {
+    for url in urls() {
+        for plane in [Plane::Page, Plane::Object] {
+            let heap = Heap::builder().near(2 * MIB).far(1 << 30).plane(plane).pool(&*url).build().unwrap();
+            let mut random = Random(seed());
+            let mut twins: Vec<(FarBox<Value>, u64)> = Vec::new();
+            for number in 0..5000 {
+                twins.push((heap.alloc(value(number)).unwrap(), number));
+            }
+            for round in 0..4000 {
+                let at = random.below(twins.len());
+                let scope = heap.enter();
+                let (far, number) = &mut twins[at];
+                assert_eq!(*far.get(&scope).unwrap(), value(*number), "{url} on {plane:?}");
+                if round % 3 == 0 {
+                    *number = 1 << 40 | round;
+                    *far.get_mut(&scope).unwrap() = value(*number);
+                }
+            }
+            assert!(heap.stats().misses > 1000, "{url} on {plane:?}: most is far");
+        }
+    }
+}
+
+#[test]
+fn a_full_place_is_an_error_and_everything_before_stays() {
+    for url in [format!("ssd:{}?size=8M", std::env::temp_dir().display()), "lz:?size=16M".to_owned()] {
+        let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&*url);
+        let heap = builder.patience(Duration::from_secs(5)).build().unwrap();
+        let mut kept = Vec::new();
+        let error = loop {
+            assert!(kept.len() < 100_000, "{url} is never full");
+            match heap.alloc(value(kept.len() as u64)) {
+                Ok(far) => kept.push(far),
+                Err(error) => break error.error,
+            }
+        };
+        assert!(matches!(error, FarError::Pool(PoolError::PoolFull { .. })), "{url}: {error}");
+        for (number, far) in (0..).zip(&kept) {
+            let scope = heap.enter();
+            assert_eq!(*far.get(&scope).unwrap(), value(number), "{url}");
+        }
+    }
+}
