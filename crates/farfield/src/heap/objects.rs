@@ -97,6 +97,7 @@ impl Core {
     ) -> Result<(u32, Place), FarError> {
         if let (Some(objects), Some(class)) = (&self.objects, class)
             && self.may_have_handle(objects, record)
+            && !objects.makes_without_handle(class)
         {
             let (object, place) = self.make_object(record, objects, class, renewable)?;
             return Ok((self.pages + object, place));

@@ -20,6 +20,7 @@
 
 mod evacuator;
 mod flight;
+mod habit;
 mod handles;
 mod heat;
 mod ingress;

@@ -18,6 +18,7 @@
 //! **And if that was wrong?** When objects of a far page are missed one after the other within a short time, so many that the page would have paid
 //! for itself, the next one brings the rest with it. So a wrong guess costs about twice of what the right one would have, and no more.
 
+use super::habit::Habit;
 use super::{Objects, Price};
 use crate::error::BuildError;
 use crate::heap::{Core, Record, Table, Unit, count};
@@ -30,6 +31,7 @@ pub(crate) struct Paths {
     /// The least CAR with which a page comes whole; `None`: as the price says.
     threshold: Option<f64>,
     trials: [Trials; LogClass::COUNT],
+    habits: [Habit; LogClass::COUNT],
     pub(crate) price: Price,
     /// Per page.
     bursts: Table<AtomicU32>,
@@ -89,6 +91,7 @@ impl Paths {
         Ok(Paths {
             threshold,
             trials: core::array::from_fn(trials),
+            habits: Default::default(),
             price: Price::new(pages)?,
             bursts: Table::new(pages as usize)?,
             rates: Default::default(),
@@ -100,6 +103,11 @@ impl Paths {
     /// Near memory that the tables cost.
     pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
         u64::from(high_page) * 2 * size_of::<u32>() as u64
+    }
+
+    /// Is a new value of this class to be made without a handle?
+    fn makes_without_handle(&self, class: LogClass) -> bool {
+        self.threshold.is_none() && self.habits[class.index()].makes_without(class)
     }
 
     /// How the objects of a page with this word are to come, of which so many were used.
@@ -206,6 +214,9 @@ impl Core {
             count(&record.counters.object_misses);
         }
         let Some(paths) = self.paths() else { return };
+        if let Some(class) = self.objects.as_ref().and_then(|objects| objects.log.word(page).class()) {
+            paths.habits[class.index()].missed(path);
+        }
         let frames = self.frames.limit();
         paths.price.missed(page, frames);
         if path == Path::Object {
@@ -220,7 +231,13 @@ impl Core {
         }
     }
 }
+
 impl Objects {
+    /// Is a new value of this class better off without a handle?
+    pub(crate) fn makes_without_handle(&self, class: LogClass) -> bool {
+        self.paths.as_ref().is_some_and(|paths| paths.makes_without_handle(class))
+    }
+
     /// How an object of this page is to come, if the page is Far, with so much near memory; `None` if it is on its way, or dead.
     pub(crate) fn way(&self, page: u32, frames: u32) -> Option<Way> {
         let word = self.log.word(page);

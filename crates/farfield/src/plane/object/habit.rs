@@ -1,0 +1,105 @@
+//! Whether the values of a class are better off without handles.
+//!
+//! A handle lets a value move: that sorts those that are wanted from those that are not. Where pages come whole anyway there is nothing to
+//! sort, and handles only cost: their room, a look at them, and the holes that dead values leave in pages that are never filled again. So when
+//! at least half of the misses of a class bring whole pages, its new values are made as on the page plane, where holes are filled. Those that
+//! have handles keep them. One page of values in sixteen gets them also then, so that what they do can show that it is different now.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use farfield_core::heap::{LogClass, Path};
+
+/// Misses of one class lately, by path, and the values made since without a handle. Approximate: threads do not wait for each other here.
+#[derive(Default)]
+pub(super) struct Habit {
+    by_page: AtomicU32,
+    by_object: AtomicU32,
+    made: AtomicU32,
+}
+
+/// Fewer misses say nothing.
+const LEAST: u32 = 512;
+/// At so many of one kind, both count half.
+const MOST: u32 = 4096;
+/// One page of values of so many has handles.
+const TRY_EVERY: u32 = 16;
+
+impl Habit {
+    /// A value with a handle was missed, and comes by this path.
+    pub(super) fn missed(&self, path: Path) {
+        let (one, other) = match path {
+            Path::Page => (&self.by_page, &self.by_object),
+            Path::Object => (&self.by_object, &self.by_page),
+        };
+        let now = one.fetch_add(1, Ordering::Relaxed) + 1;
+        if now >= MOST {
+            one.store(now / 2, Ordering::Relaxed);
+            other.store(other.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+        }
+    }
+
+    /// Is a new value of this class to be made without a handle?
+    pub(super) fn makes_without(&self, class: LogClass) -> bool {
+        let (by_page, by_object) = (self.by_page.load(Ordering::Relaxed), self.by_object.load(Ordering::Relaxed));
+        if by_page + by_object < LEAST || by_page < by_object {
+            return false;
+        }
+        let made = self.made.fetch_add(1, Ordering::Relaxed);
+        !(made / class.capacity()).is_multiple_of(TRY_EVERY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against classes that never change, or by chance.
+    use super::*;
+    use crate::ptr::Follow;
+    use crate::{FarBox, Heap, Plane};
+
+    fn without(habit: &Habit, class: LogClass) -> usize {
+        (0..TRY_EVERY * class.capacity()).filter(|_| habit.makes_without(class)).count()
+    }
+
+    #[test]
+    fn values_whose_pages_come_whole_have_no_handles_but_some() {
+        let class = LogClass::of(64, 8).unwrap();
+        let habit = Habit::default();
+        (1..LEAST).for_each(|_| habit.missed(Path::Page));
+        assert_eq!(without(&habit, class), 0, "too little is known");
+        habit.missed(Path::Page);
+        assert_eq!(without(&habit, class), 15 * class.capacity() as usize);
+    }
+
+    #[test]
+    fn what_was_long_ago_does_not_count() {
+        let class = LogClass::of(64, 8).unwrap();
+        let habit = Habit::default();
+        (0..100 * MOST).for_each(|_| habit.missed(Path::Page));
+        assert!(without(&habit, class) > 0);
+        (0..2 * MOST).for_each(|_| habit.missed(Path::Object));
+        assert_eq!(without(&habit, class), 0);
+        (0..2 * MOST).for_each(|_| habit.missed(Path::Page));
+        assert!(without(&habit, class) > 0);
+    }
+    #[test]
+    fn programs_that_read_everything_in_turn_come_to_have_no_handles() {
+        for (plane, expected) in [(Plane::Hybrid, true), (Plane::Object, false)] {
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(plane).build().unwrap();
+            let make = |index: u64| heap.alloc([index; 8]).unwrap();
+            let mut values: Vec<FarBox<[u64; 8]>> = (0..60_000).map(make).collect();
+            let check = |values: &[FarBox<[u64; 8]>]| {
+                let is_right =
+                    |(index, value): (usize, &FarBox<[u64; 8]>)| value.get(&heap.enter()).unwrap()[0] == index as u64;
+                assert!(values.iter().enumerate().all(is_right));
+            };
+            (0..4).for_each(|_| check(&values));
+            values.extend((60_000..70_000).map(make));
+            let has_handle =
+                |value: &&FarBox<[u64; 8]>| value.pointer().number_in(heap.core()).unwrap() >= heap.core().pages;
+            assert_eq!(values[..60_000].iter().filter(has_handle).count(), 60_000);
+            let later = values[60_000..].iter().filter(has_handle).count();
+            assert_eq!(later < 2_000, expected, "{later} of 10000 on {plane:?}");
+            check(&values);
+            heap.verify();
+        }
+    }
+}
