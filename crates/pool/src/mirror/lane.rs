@@ -26,8 +26,10 @@ const ERRANDS: usize = 1024;
 const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
 /// So often is a read sent to another leg than the best, which may have become better.
 const PROBE_EVERY: u64 = 4096;
-/// How long a waiting lane polls all legs before it sleeps at one, and how long it sleeps there before it looks at the others.
+/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
+/// at one before it looks at the others.
 const SPIN: Duration = Duration::from_micros(50);
+const YIELD_AFTER: Duration = Duration::from_micros(12);
 const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 pub(super) struct MirrorLane {
@@ -443,8 +445,9 @@ impl Lane for MirrorLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        let limit = now_ns().saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(now_ns() + SPIN.as_nanos() as u64);
+        let start = now_ns();
+        let limit = start.saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
             self.work();
             let now = now_ns();
@@ -452,7 +455,10 @@ impl Lane for MirrorLane {
                 return;
             }
             if now < spin_until {
-                core::hint::spin_loop();
+                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    farfield_os::process::yield_now();
+                }
                 continue;
             }
             self.sleep(Duration::from_nanos(limit.min(self.alarm_at) - now.min(limit).min(self.alarm_at)));

@@ -277,6 +277,15 @@ fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
             backend.health() == Health::Good
         });
     }
+    if url.contains("die=30000") {
+        // Now the leg from which it was copied goes.
+        let mut version = operations;
+        while backend.health() == Health::Good {
+            version += 1;
+            write(&mut *lanes[1], 7, 1, version).unwrap();
+            model.versions[7] = version;
+        }
+    }
     for page in 0..PAGES {
         let buffer = read(&mut *lanes[0], page, 1);
         let version = model.versions[page as usize];
@@ -295,7 +304,7 @@ fn random_deaths_lose_nothing() {
         let mut die = || random.below(4_000) + 1;
         for (url, heals) in [
             (format!("mirror(fault:die={}@ram:, ram:)", die()), false),
-            (format!("mirror(ram:, fault:die={}@ram:, spare=ram:)", die()), true),
+            (format!("mirror(fault:die=30000@ram:, fault:die={}@ram:, spare=ram:)", die()), true),
             (format!("mirror(fault:die={},corrupt=0.01,seed={seed}@ram:, ram:, spare=ram:)", die()), false),
             // The first spare dies while it is filled, or later; both legs do, one after the other.
             (
