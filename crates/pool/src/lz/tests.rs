@@ -72,13 +72,13 @@ fn pages_of_all_kinds_agree_with_a_model() {
     println!("FARFIELD_SEED={seed}");
     let rounds = if std::env::var_os("FARFIELD_DEEP").is_some() { 400_000 } else { 8000 };
     let mut random = Random(seed | 1);
-    let backend = LzBackend::new(0, Config { size_bytes: 16 << 20 }, 1 << 14).unwrap();
+    let backend = LzBackend::new(0, Config { size_bytes: 4 << 20 }, 1 << 14).unwrap();
     let mut lanes = [backend.open_lane().unwrap(), backend.open_lane().unwrap()];
     let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut full = 0;
     for _ in 0..rounds {
         let lane = &mut *lanes[random.below(2) as usize];
-        // More pages than there is room for, if most of them are noise.
+        // More pages than there is room for.
         let page = random.below(6000);
         match random.below(10) {
             0..=5 => {
@@ -107,8 +107,8 @@ fn pages_of_all_kinds_agree_with_a_model() {
             }
         }
     }
-    assert!(rounds < 100_000 || full > 0, "it is never full");
-    assert!(backend.region.slabs.held_bytes() <= 16 << 20);
+    assert!(full > 0, "it is never full");
+    assert!(backend.region.slabs.held_bytes() <= 4 << 20);
     one(&mut *lanes[0], Op::Discard { page: PageId(0), count: 1 << 14 }).result.unwrap();
     assert_eq!((backend.region.slabs.held_bytes(), backend.region.stored.load(Ordering::Relaxed)), (0, 0));
 }
