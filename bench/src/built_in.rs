@@ -29,6 +29,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/atlas/workloads.toml"),
         include_str!("../experiments/atlas/car.toml"),
         include_str!("../experiments/atlas/hotness.toml"),
+        include_str!("../experiments/atlas/overhead.toml"),
         include_str!("../experiments/atlas/tcp.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),

@@ -3,7 +3,7 @@
 use super::chunks::{Chunks, ChunksMut, Scan, ScanMut};
 use super::vec::FarVec;
 use crate::error::{AllocError, FarError};
-use crate::heap::Scope;
+use crate::heap::{FarRange, Scope};
 use core::ops::Range;
 
 /// An array of `D` dimensions whose elements are near or far. The last index runs fastest, as in `[[T; columns]; rows]`.
@@ -30,6 +30,14 @@ pub struct FarArray<T: Send + 'static, const D: usize = 1> {
 }
 
 impl<T: Send + 'static, const D: usize> FarArray<T, D> {
+    /// [`FarVec::far_ranges`] of these elements, in the order of their memory.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn far_ranges(&self, range: Range<usize>) -> impl Iterator<Item = FarRange> {
+        self.elements.far_ranges(range)
+    }
+
     /// An array with these lengths, of what the function makes of each index.
     ///
     /// # Panics

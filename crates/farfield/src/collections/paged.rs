@@ -1,8 +1,9 @@
 //! Paged storage: units of elements in far space, found by their number. What vectors and arrays are made of.
 
 use crate::error::FarError;
-use crate::heap::{Bury, Core, Scope, Want, bury_later, free_run, heap_of};
+use crate::heap::{Bury, Core, FarRange, Scope, Want, bury_later, free_run, heap_of};
 use core::marker::PhantomData;
+use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Extents, SEGMENT_PAGES};
 use farfield_core::policy::prefetch::{Ahead, Arrival};
@@ -158,6 +159,14 @@ impl<T: Send + 'static> Paged<T> {
             // SAFETY: it came from `take_run`, all its units are released, and it is in `extents` no more.
             unsafe { free_run(core, page) };
         }
+    }
+
+    /// Where these elements of a unit lie in the heap's region.
+    pub(super) fn far_range(&self, unit: usize, elements: Range<usize>) -> FarRange {
+        let page = self.page(unit);
+        // SAFETY: our extents keep the heap.
+        let first_page = unsafe { &*heap_of(page) }.first_page;
+        FarRange::in_page(page - first_page, elements.start * size_of::<T>(), elements.len() * size_of::<T>())
     }
 
     /// The heap; it exists as long as there is an extent.

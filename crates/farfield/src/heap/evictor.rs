@@ -17,8 +17,9 @@ mod log_pages;
 mod merge;
 mod take;
 
-use super::Core;
 use super::segments::Unit;
+use super::{Core, Patience};
+use crate::error::FarError;
 use crate::plane::object::Evacuator;
 use carrier::Carrier;
 use cooler::{Cooler, Next};
@@ -186,6 +187,20 @@ impl Evictor {
         self.ring(core, &outcome);
         core.waiters.room(tasks_for(core, &outcome), core.patience);
         Some(outcome)
+    }
+
+    /// Makes these units leave now, as far as nobody uses them meanwhile. Waits for the scopes of this moment; the caller is in none.
+    pub(crate) fn send_away(&self, core: &Core, pages: &[u32], patience: &mut Patience) -> Result<(), FarError> {
+        let Some(batch) = self.cooler().cool_pages(core, pages) else { return Ok(()) };
+        while !core.threads.is_over(batch.last) {
+            if let Err(error) = patience.wait() {
+                self.cooler().put_last(batch);
+                return Err(error);
+            }
+        }
+        let mut state = self.lock();
+        state.urgency = Urgency::Demand;
+        Ok(self.timed(|| state.evict(core, batch, u32::MAX))?)
     }
 
     /// A run is over, and those who sleep wait for nothing: they look for themselves. It may be their scope that is in the way, and each gets its

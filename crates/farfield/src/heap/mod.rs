@@ -18,6 +18,7 @@
 //! | `evictor`, `reclaimer` | who leaves, and when |
 //! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
+//! | `write_back` | what the pool has before somebody else looks at it |
 //! | `publisher` | who sees from outside how it is doing |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
@@ -49,6 +50,7 @@ mod threads;
 mod throttle;
 mod verify;
 mod waiters;
+mod write_back;
 
 pub(crate) use access::{Want, count_use};
 pub(crate) use arrival::Arrival;
@@ -67,6 +69,7 @@ pub use scope::Scope;
 pub(crate) use segments::Unit;
 pub(crate) use shares::{ShareKey, unshare};
 pub(crate) use threads::{Record, add, count};
+pub use write_back::FarRange;
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};

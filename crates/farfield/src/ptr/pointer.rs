@@ -120,6 +120,11 @@ impl Pointer {
         (page < core.pages).then_some(page)
     }
 
+    /// The place of a value of this heap that never moves: page and card.
+    pub(crate) fn far_place(&self, core: &Core) -> Option<(u32, u8)> {
+        self.page_in(core).map(|page| (page, self.place().card()))
+    }
+
     /// Its number within this heap, if it is a value of it: its page's, or its handle's above all pages.
     pub(crate) fn number_in(&self, core: &Core) -> Option<u32> {
         core.number_of(self.number.get())

@@ -7,7 +7,7 @@ use super::paged::Paged;
 use super::range_of;
 use super::shift::Stuck;
 use crate::error::{AllocError, FarError};
-use crate::heap::{Scope, Want};
+use crate::heap::{FarRange, Scope, Want};
 use core::mem::MaybeUninit;
 use core::ops::{Range, RangeBounds};
 
@@ -452,6 +452,20 @@ impl<T: Send + 'static> FarVec<T> {
     /// If there are no such elements.
     pub fn cold(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) {
         self.units.leave_first(scope, self.units_of(range));
+    }
+
+    /// Where these elements lie in the heap's region, for somebody else who reads that ([`Heap::write_back`](crate::Heap::write_back)): in order, one
+    /// piece for each page, or for each element that is larger than a page.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn far_ranges(&self, range: impl RangeBounds<usize>) -> impl Iterator<Item = FarRange> {
+        let range = range_of(range, self.len);
+        (range.start / Self::PER_UNIT..range.end.div_ceil(Self::PER_UNIT)).map(move |unit| {
+            let first = unit * Self::PER_UNIT;
+            let elements = range.start.max(first) - first..range.end.min(first + Self::PER_UNIT) - first;
+            self.units.far_range(unit, elements)
+        })
     }
 
     #[track_caller]

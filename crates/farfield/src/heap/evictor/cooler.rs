@@ -115,7 +115,7 @@ impl Cooler {
     }
 
     /// Makes these pages Leaving, as far as they can leave. Those that are so already leave with this batch.
-    fn cool_pages(&mut self, core: &Core, pages: &[u32]) -> Option<Batch> {
+    pub(super) fn cool_pages(&mut self, core: &Core, pages: &[u32]) -> Option<Batch> {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let frames: Vec<FrameId> = pages.iter().filter_map(|page| recool(core, *page, epoch)).collect();
         (!frames.is_empty()).then(|| Batch { epoch, last: core.next_epoch(), frames })
@@ -190,6 +190,12 @@ impl Cooler {
             self.cooling -= batch.frames.len();
             Next::Batch(batch)
         })
+    }
+
+    /// A batch that was made for somebody who waits for it no more.
+    pub(super) fn put_last(&mut self, batch: Batch) {
+        self.cooling += batch.frames.len();
+        self.batches.push_back(batch);
     }
 
     /// A batch of which not all could leave now.

@@ -1,0 +1,200 @@
+//! Writing back: the pool is to have the bytes of what somebody else, who reads the same region, will look at next (Atlas: before a call
+//! to the memory server).
+//!
+//! Far addresses are the same for all: byte *n* of the heap's pages is byte *n* of its region. Pages are written by leaving: a page that
+//! stayed near could be changed through a reference while it is copied. So no scope may refer to them, and they are far afterwards.
+
+use super::{Core, Heap, Patience};
+use crate::error::FarError;
+use crate::ptr::FarPtr;
+use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{CARD_BYTES, FrameWord, State};
+use std::collections::BTreeSet;
+
+/// Bytes of a heap by their far address: their place in the heap's region, which is the same for everybody who reads that, as a memory server
+/// does. A value keeps its far address as long as it lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FarRange {
+    /// The first byte in the region.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl FarRange {
+    /// So many bytes of this page of a heap.
+    pub(crate) fn in_page(page: u32, offset: usize, len: usize) -> FarRange {
+        FarRange { start: u64::from(page) * PAGE_BYTES as u64 + offset as u64, len: len as u64 }
+    }
+
+    fn pages(self) -> core::ops::Range<u64> {
+        let page_bytes = PAGE_BYTES as u64;
+        self.start / page_bytes..self.start.saturating_add(self.len).div_ceil(page_bytes)
+    }
+}
+
+impl Heap {
+    /// Where a value lies in the heap's region. `None` if it moves, as small values with a handle do each time they come near alone (on the object
+    /// plane, and most on the hybrid plane). Also `None` for a value of another heap.
+    pub fn far_range<P: FarPtr>(&self, value: &P) -> Option<FarRange> {
+        let (page, card) = value.pointer().far_place(self.core())?;
+        Some(FarRange::in_page(page, usize::from(card) * CARD_BYTES, size_of::<P::Value>()))
+    }
+
+    /// When this returns, the pool has had the bytes of these ranges as they were at some moment since the call. The pages in which they lie
+    /// leave for that. Nothing is written for those that are far, or equal to their far copy.
+    ///
+    /// The calling thread is in no scope of this heap, else [`FarError::NearFull`]. It waits for scopes of other threads that began before;
+    /// [`FarError::Stalled`] if they last too long, or if the values are pinned, or in use all the time.
+    pub fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        self.core().write_back(ranges)
+    }
+}
+
+impl Core {
+    fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        if self.record().entered().is_some() {
+            return Err(FarError::NearFull);
+        }
+        let pages = ranges.into_iter().flat_map(FarRange::pages).take_while(|page| *page < u64::from(self.pages));
+        let units: BTreeSet<u32> = pages.filter_map(|page| Some(self.segments.unit_of(page as u32)?.page)).collect();
+        let mut near = Vec::from_iter(units);
+        let mut patience = Patience::new(self.patience);
+        loop {
+            // A page that was seen there once has been written since.
+            near.retain(|page| {
+                let word = FrameWord(self.words[*page].load(Ordering::Acquire));
+                !matches!(word.state(), State::Far | State::Empty)
+            });
+            if near.is_empty() {
+                return Ok(());
+            }
+            self.help_all();
+            self.evictor.send_away(self, &near, &mut patience)?;
+            patience.wait()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a server that reads what was there before.
+    use super::*;
+    use crate::{FarBox, FarVec, Plane};
+    use core::time::Duration;
+    use farfield_core::PageId;
+    use farfield_pool::{Buffer, Lane, Op, Priority, Request};
+
+    fn builder() -> crate::Builder {
+        Heap::builder().near(16 << 20).near_max(16 << 20).far(1 << 30).paranoid(true)
+    }
+
+    /// Somebody who reads the same region.
+    struct Reader(Box<dyn Lane>);
+
+    impl Reader {
+        fn page(&mut self, page: u64) -> Vec<u8> {
+            let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+            let request = Request { tag: 0, priority: Priority::Demand, deadline: Duration::from_secs(10), op };
+            self.0.submit(request).expect("a lane of its own");
+            let mut done = Vec::with_capacity(1);
+            while self.0.poll(&mut done) == 0 {
+                self.0.wait(Duration::from_secs(10));
+            }
+            let completion = done.pop().unwrap();
+            completion.result.unwrap();
+            completion.buffer.unwrap().page(0).to_vec()
+        }
+
+        fn bytes(&mut self, ranges: impl IntoIterator<Item = FarRange>) -> Vec<u8> {
+            let mut found = Vec::new();
+            for range in ranges {
+                let all: Vec<u8> = range.pages().flat_map(|page| self.page(page)).collect();
+                found.extend(&all[(range.start % PAGE_BYTES as u64) as usize..][..range.len as usize]);
+            }
+            found
+        }
+
+        fn words(&mut self, ranges: impl IntoIterator<Item = FarRange>) -> Vec<u64> {
+            self.bytes(ranges).as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+        }
+    }
+
+    #[test]
+    fn another_reader_of_the_region_finds_what_was_written_back() {
+        for plane in [Plane::Page, Plane::Hybrid] {
+            let heap = builder().plane(plane).build().unwrap();
+            let mut reader = Reader(heap.core().backend.open_lane().unwrap());
+            let mut vec = FarVec::new();
+            vec.extend(&heap.enter(), 0..300_000u64).unwrap();
+            let large: FarBox<[u64; 5000]> = heap.alloc([7; 5000]).unwrap();
+            let ranges = || vec.far_ranges(1000..200_000);
+            assert_eq!(ranges().map(|range| range.len).sum::<u64>(), 199_000 * 8);
+            heap.write_back(ranges().chain(heap.far_range(&large))).unwrap();
+            assert_eq!(reader.words(ranges()), Vec::from_iter(1000..200_000));
+            assert_eq!(reader.words(heap.far_range(&large)), [7; 5000]);
+            // What is near, and what was far and is changed.
+            let mut large = large;
+            large.get_mut(&heap.enter()).unwrap()[4999] = 8;
+            for index in [1000, 99_999, 199_999] {
+                *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = 5;
+            }
+            let ranges = || vec.far_ranges(1000..200_000);
+            heap.write_back(ranges().chain(heap.far_range(&large))).unwrap();
+            let changed = |index| if [1000, 99_999, 199_999].contains(&index) { 5 } else { index };
+            assert_eq!(reader.words(ranges()), Vec::from_iter((1000..200_000).map(changed)));
+            assert_eq!(reader.words(heap.far_range(&large))[4998..], [7, 8]);
+            assert_eq!(vec.get(&heap.enter(), 99_999).unwrap(), Some(&5));
+            drop((vec, large));
+            heap.verify();
+        }
+    }
+
+    #[test]
+    fn small_values_have_a_far_address_where_they_do_not_move() {
+        for (plane, has) in [(Plane::Page, true), (Plane::Object, false), (Plane::Hybrid, false)] {
+            let heap = builder().plane(plane).build().unwrap();
+            let mut reader = Reader(heap.core().backend.open_lane().unwrap());
+            let values: Vec<FarBox<[u64; 3]>> = (0..100).map(|index| heap.alloc([index; 3]).unwrap()).collect();
+            let range = heap.far_range(&values[77]);
+            assert_eq!(range.is_some(), has, "{plane:?}");
+            heap.write_back(range).unwrap();
+            assert!(!has || reader.words(range) == [77; 3]);
+            let other = builder().build().unwrap();
+            assert_eq!(other.far_range(&values[77]), None);
+        }
+    }
+
+    #[test]
+    fn scopes_are_waited_for_and_not_for_ever() {
+        let heap = builder().patience(Duration::from_millis(200)).build().unwrap();
+        let mut reader = Reader(heap.core().backend.open_lane().unwrap());
+        let value = heap.alloc([3u64; 3]).unwrap();
+        let range = heap.far_range(&value);
+        let scope = heap.enter();
+        assert_eq!(heap.write_back(range), Err(FarError::NearFull));
+        std::thread::scope(|threads| {
+            let other = threads.spawn(|| heap.write_back(range));
+            assert!(matches!(other.join().unwrap(), Err(FarError::Stalled { .. })));
+        });
+        drop(scope);
+        let pinned = value.pin().unwrap();
+        assert!(matches!(heap.write_back(range), Err(FarError::Stalled { .. })));
+        drop(pinned);
+        heap.write_back(range).unwrap();
+        assert_eq!(reader.words(range), [3; 3]);
+        // Nothing is there, or nothing to be had.
+        heap.write_back([FarRange { start: 1 << 29, len: 9000 }, FarRange { start: u64::MAX - 5, len: 9 }]).unwrap();
+        drop(value);
+        heap.verify();
+    }
+
+    #[test]
+    fn a_pool_that_fails_is_an_error() {
+        let heap = builder().pool("fault:die=1@ram:").build().unwrap();
+        let value = heap.alloc([3u64; 3]).unwrap();
+        assert!(matches!(heap.write_back(heap.far_range(&value)), Err(FarError::Pool(_))));
+        assert_eq!(*value.get(&heap.enter()).unwrap(), [3; 3], "it stays near");
+    }
+}
