@@ -13,6 +13,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/zipf.toml"),
         include_str!("../experiments/aifm/zipf-many.toml"),
         include_str!("../experiments/aifm/hash-near.toml"),
+        include_str!("../experiments/aifm/hash-near-many.toml"),
         include_str!("../experiments/aifm/web.toml"),
         include_str!("../experiments/aifm/web-latency.toml"),
         include_str!("../experiments/aifm/remote.toml"),
