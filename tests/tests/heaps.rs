@@ -485,10 +485,13 @@ fn collections_are_right_across_the_network() {
         any_sizes(&heap).unwrap_or_else(|error| panic!("{plane:?}: {error:?}"));
         let map = FarMap::new(&heap).expect("room for a map");
         std::thread::scope(|threads| {
-            for thread in 0..8u8 {
+            let start = |thread| {
                 let (heap, map) = (&heap, &map);
-                threads.spawn(move || share(heap, map, thread).unwrap_or_else(|error| panic!("{plane:?}: {error:?}")));
-            }
+                threads.spawn(move || share(heap, map, thread).unwrap_or_else(|error| panic!("{plane:?}: {error:?}")))
+            };
+            let handles: Vec<_> = (0..8u8).map(start).collect();
+            // Joined by hand: a scope does not wait until threads have given back what they had of the heap.
+            handles.into_iter().for_each(|handle| handle.join().unwrap());
         });
         drop(map);
         assert!(heap.stats().misses > 1000, "{:?}", heap.stats());

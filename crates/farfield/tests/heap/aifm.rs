@@ -18,7 +18,7 @@ fn threads_that_share_a_value_lose_nothing_when_it_leaves() {
     let barrier = Barrier::new(THREADS);
     let misses = AtomicU64::new(0);
     std::thread::scope(|threads| {
-        for thread in 0..THREADS {
+        let start = |thread: usize| {
             let (heap, value, others, barrier, misses) = (&heap, &value, &others, &barrier, &misses);
             threads.spawn(move || {
                 for round in 0..ROUNDS {
@@ -35,8 +35,10 @@ fn threads_that_share_a_value_lose_nothing_when_it_leaves() {
                     }
                     barrier.wait();
                 }
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..THREADS).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     assert!(misses.into_inner() > ROUNDS / 2, "it left between rounds");
     drop((value, others));

@@ -183,7 +183,7 @@ fn pages_and_values_come_at_the_same_time() {
         (0..20_000).map(|_| heap.alloc(std::array::from_fn(|_| AtomicU64::new(0))).unwrap()).collect();
     let sums: Vec<AtomicU64> = values.iter().map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|threads| {
-        for thread in 0..4 {
+        let start = |thread: u64| {
             let (heap, values, sums) = (&heap, &values, &sums);
             threads.spawn(move || {
                 let mut random = Random(seed + thread);
@@ -196,7 +196,7 @@ fn pages_and_values_come_at_the_same_time() {
                             Ok(value) => {
                                 let before: Vec<u64> = value.iter().map(|word| word.load(Ordering::Relaxed)).collect();
                                 assert!(before.iter().all(|word| *word <= 4 << 20), "{before:?}");
-                                if thread % 2 == 0 {
+                                if thread.is_multiple_of(2) {
                                     for word in value {
                                         word.fetch_add(1, Ordering::Relaxed);
                                     }
@@ -208,8 +208,10 @@ fn pages_and_values_come_at_the_same_time() {
                         }
                     }
                 }
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..4).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     for (value, sum) in values.iter().zip(&sums) {
         let sum = sum.load(Ordering::Relaxed);

@@ -399,7 +399,7 @@ fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
     let map = FarMap::<[u8], [u8]>::builder().index(index).build(&heap).unwrap();
     let seed = seed();
     std::thread::scope(|threads| {
-        for thread in 0..4u8 {
+        let start = |thread: u8| {
             let (map, heap) = (&map, &heap);
             threads.spawn(move || {
                 let mut random = Random(seed + u64::from(thread));
@@ -421,8 +421,10 @@ fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
                     };
                     seen.into_iter().chain(old).for_each(check);
                 }
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..4u8).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     let mut met = 0;
     map.for_each(&mut heap.enter(), |_, _| met += 1).unwrap();
@@ -453,7 +455,7 @@ fn updates_of_threads_are_not_lost() {
     let map: FarMap<u64, u64> = FarMap::new(&heap).unwrap();
     let (threads, each, keys) = (4, common::twin::steps(5_000), 10);
     std::thread::scope(|scope| {
-        for thread in 0..threads {
+        let start = |thread: u64| {
             let (map, heap) = (&map, &heap);
             scope.spawn(move || {
                 let mut first = 0;
@@ -466,8 +468,10 @@ fn updates_of_threads_are_not_lost() {
                 }
                 let scope = heap.enter();
                 map.update(&scope, 999, |old| Change::Put(old.map_or(first, |old| old + first))).unwrap();
-            });
-        }
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(start).collect();
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
     let mut sum = 0;
     for key in 0..keys {
