@@ -19,12 +19,14 @@ mod data;
 mod far;
 mod job;
 mod process;
+mod random;
 mod scratch;
 
 pub use data::{random_lines, random_words, shared_text};
 pub use far::{FarRun, Server};
 pub use job::{Far, Footprint, Job, Report};
 pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
+pub use random::Random;
 pub use scratch::Scratch;
 
 use std::path::{Path, PathBuf};

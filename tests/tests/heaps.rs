@@ -5,7 +5,7 @@
 
 use farfield::task::Executor;
 use farfield::{FarBTreeMap, FarBox, FarError, FarList, FarMap, FarVec, Heap, Plane, PoolError};
-use farfield_tests::{MIB, PATIENCE, Scratch, Server, tier, wait_until};
+use farfield_tests::{MIB, PATIENCE, Random, Scratch, Server, tier, wait_until};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -42,23 +42,6 @@ impl Way {
         };
         let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
         builder.patience(PATIENCE).build().expect("the server accepts")
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn new(salt: u64) -> Random {
-        let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
-        println!("FARFIELD_SEED={seed}");
-        Random((seed ^ salt << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end as u64) as usize
     }
 }
 

@@ -4,7 +4,7 @@
 //! `FARFIELD_SEED` repeats the choices.
 
 use farfield::{FarBox, Health, Heap, Plane};
-use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, tier, wait_until};
+use farfield_tests::{FarRun, MIB, PATIENCE, Random, Scratch, Server, compile, tier, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -14,23 +14,6 @@ const VALUES: usize = 2048;
 const WORDS: usize = 512;
 /// Servers that one pool loses: its legs and spares but one.
 const KILLS: usize = 5;
-
-struct Random(u64);
-
-impl Random {
-    fn new(salt: u64) -> Random {
-        let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
-        println!("FARFIELD_SEED={seed}");
-        Random((seed ^ salt << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end as u64) as usize
-    }
-}
 
 /// How the servers are reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,6 +4,7 @@ use crate::Buffer;
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
+use std::collections::VecDeque;
 
 /// Demand reads go first; everything else (prefetch, write-back, discards) goes after and never in front.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,6 +159,13 @@ pub struct CloneTicket {
 impl CloneTicket {
     /// Most servers in one pool.
     pub const SERVERS_MAX: usize = 16;
+
+    /// Of a pool of one leaf.
+    pub(crate) fn of_leaf(secret: u128) -> CloneTicket {
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        secrets[0] = secret;
+        CloneTicket { secrets }
+    }
 }
 
 /// One region of far memory. Shared between threads; each thread works through lanes of its own.
@@ -219,4 +227,11 @@ pub trait Lane: Send {
 
     /// Blocks until a completion is likely or `timeout` has passed: spins first, then sleeps.
     fn wait(&mut self, timeout: Duration);
+}
+
+/// The end of a [`Lane::poll`]: moves what has `ended` into `done`, as far as there is room without allocating; how much.
+pub(crate) fn hand_over(ended: &mut VecDeque<Completion>, done: &mut Vec<Completion>) -> usize {
+    let moved = ended.len().min(done.capacity() - done.len());
+    done.extend(ended.drain(..moved));
+    moved
 }

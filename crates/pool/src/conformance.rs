@@ -435,10 +435,11 @@ fn a_clone_is_isolated(opener: &Opener) {
 }
 
 /// A small random generator, so that a failure can be repeated from the seed it printed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    /// Below `limit`.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -1,5 +1,6 @@
 //! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance.
 
+use crate::backend::hand_over;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -55,9 +56,7 @@ impl Backend for RamBackend {
         // Not a secret: whoever is in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         clones.insert(secret, (self.region.pages, self.region.lock().clone()));
-        let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        secrets[0] = secret;
-        Ok(CloneTicket { secrets })
+        Ok(CloneTicket::of_leaf(secret))
     }
 
     fn pages(&self) -> u64 {
@@ -159,9 +158,7 @@ impl Lane for RamLane {
             };
             self.ended.push_back(Completion { tag, result, buffer });
         }
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

@@ -10,6 +10,7 @@
 //! Before a page is added to the top layer the client holds a *credit* for it, reserved in chunks at the server, so
 //! that capacity and quota hold although the server sees no write. See `docs/design/pool.md`.
 
+use crate::backend::hand_over;
 use crate::connection::{AskError, Connection, Session, ask_on};
 use crate::tcp::clone_region;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
@@ -736,9 +737,7 @@ impl Lane for ShmLane {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
         self.work();
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

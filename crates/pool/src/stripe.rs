@@ -4,6 +4,7 @@
 //! goes to its member in the caller's own buffer. A longer run is cut into one part per member and 64 of its
 //! pages; parts travel in buffers of the lane and cost one copy.
 
+use crate::backend::hand_over;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -403,9 +404,7 @@ impl Lane for StripeLane {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
         self.work();
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

@@ -4,6 +4,7 @@
 //! straight into the caller's buffer where the batch is large, and checks every page against its checksum while it is
 //! still in the cache. It polls before it sleeps, because a wake-up costs five times a polled round trip.
 
+use crate::backend::hand_over;
 use crate::connection::{Connection, Session};
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
@@ -85,11 +86,7 @@ impl Backend for TcpBackend {
 /// Asks the server for a snapshot; the ticket has its one secret in the first place.
 pub(crate) fn clone_region(session: &Session, region: RegionId) -> Result<CloneTicket, PoolError> {
     match session.ask(wire::Request::CloneRegion { region }, session.deadline())? {
-        Reply::Ticket { secret } => {
-            let mut secrets = [0; CloneTicket::SERVERS_MAX];
-            secrets[0] = secret;
-            Ok(CloneTicket { secrets })
-        }
+        Reply::Ticket { secret } => Ok(CloneTicket::of_leaf(secret)),
         _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
     }
 }
@@ -660,9 +657,7 @@ impl Lane for TcpLane {
             // There is something to give already: asking the kernel for more would keep the caller waiting.
             self.send(Moment(now_ns()));
         }
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

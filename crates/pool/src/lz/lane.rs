@@ -1,6 +1,7 @@
 //! A lane to compressed pages: whatever is submitted ends at the next poll, demand first.
 
 use super::{COMPRESSED_MAX, Form, Head, Region};
+use crate::backend::hand_over;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -140,9 +141,7 @@ impl Lane for LzLane {
         {
             self.work_on(request);
         }
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

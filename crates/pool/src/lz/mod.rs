@@ -226,9 +226,7 @@ impl Backend for LzBackend {
         // Not a secret: whoever is in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         CLONES.lock().unwrap_or_else(PoisonError::into_inner).insert(secret, copy);
-        let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        secrets[0] = secret;
-        Ok(CloneTicket { secrets })
+        Ok(CloneTicket::of_leaf(secret))
     }
 
     fn pages(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Guards against pages that come back otherwise than they went, and memory that does not shrink.
 
 use super::*;
+use crate::conformance::Random;
 use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};
 use core::time::Duration;
 
@@ -25,39 +26,28 @@ fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Result<Buffer, PoolErro
     done.result.map(|()| done.buffer.unwrap())
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-
-    /// A page of a random kind.
-    fn page(&mut self) -> Vec<u8> {
-        let mut page = vec![0; PAGE_BYTES];
-        match self.below(6) {
-            0 => {}
-            1 => page.fill(self.below(256) as u8),
-            2 => {
-                let word = self.below(u64::MAX).to_le_bytes();
-                page.as_chunks_mut::<8>().0.iter_mut().for_each(|chunk| *chunk = word);
-            }
-            3 => page.fill_with(|| self.below(256) as u8),
-            // Noise in front, and nothing behind: any degree of compression.
-            4 => {
-                let noise = self.below(PAGE_BYTES as u64) as usize;
-                page[..noise].fill_with(|| self.below(256) as u8);
-            }
-            _ => {
-                let alphabet = 2 + self.below(30);
-                page.fill_with(|| b'a' + self.below(alphabet) as u8);
-            }
+/// A page of a random kind.
+fn any_page(random: &mut Random) -> Vec<u8> {
+    let mut page = vec![0; PAGE_BYTES];
+    match random.below(6) {
+        0 => {}
+        1 => page.fill(random.below(256) as u8),
+        2 => {
+            let word = random.below(u64::MAX).to_le_bytes();
+            page.as_chunks_mut::<8>().0.iter_mut().for_each(|chunk| *chunk = word);
         }
-        page
+        3 => page.fill_with(|| random.below(256) as u8),
+        // Noise in front, and nothing behind: any degree of compression.
+        4 => {
+            let noise = random.below(PAGE_BYTES as u64) as usize;
+            page[..noise].fill_with(|| random.below(256) as u8);
+        }
+        _ => {
+            let alphabet = 2 + random.below(30);
+            page.fill_with(|| b'a' + random.below(alphabet) as u8);
+        }
     }
+    page
 }
 
 #[test]
@@ -82,7 +72,7 @@ fn pages_of_all_kinds_agree_with_a_model() {
         let page = random.below(6000);
         match random.below(10) {
             0..=5 => {
-                let bytes = random.page();
+                let bytes = any_page(&mut random);
                 match write(lane, page, &bytes) {
                     Ok(()) => drop(model.insert(page, bytes)),
                     Err(error) => {
@@ -143,7 +133,7 @@ fn a_flipped_bit_is_found() {
     let mut lane = backend.open_lane().unwrap();
     let (mut random, mut found) = (Random(7), 0);
     for page in 0..600 {
-        let mut bytes = random.page();
+        let mut bytes = any_page(&mut random);
         bytes[..9].copy_from_slice(b"not empty");
         write(&mut *lane, page, &bytes).unwrap();
         let unit = backend.region.places.get(page).unwrap();
@@ -176,7 +166,7 @@ fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
                 let mut random = Random(me << 32 | 5);
                 for _ in 0..2000 {
                     let page = random.below(8);
-                    let mut bytes = random.page();
+                    let mut bytes = any_page(&mut random);
                     bytes[..8].copy_from_slice(&(page + 1).to_le_bytes());
                     write(&mut *lane, page, &bytes).unwrap();
                     let other = random.below(8);

@@ -10,6 +10,7 @@
 use super::heal::Copier;
 use super::legs::{CHUNK_PAGES, LegTable};
 use super::pieces::{Errand, For, Kind, LegLane, PIECE_PAGES, PIECES, Parent, Piece, RUNS, SINGLES};
+use crate::backend::hand_over;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -435,9 +436,7 @@ impl Lane for MirrorLane {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
         self.work();
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

@@ -1,4 +1,5 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
+use crate::conformance::Random;
 use crate::{
     Backend, Buffer, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request, conformance,
 };
@@ -174,17 +175,6 @@ fn a_snapshot_is_made_of_the_legs_that_hold_everything() {
         let mut copy = claimed.open_lane().unwrap();
         assert_version(&mut *copy, 0, 300, version);
         assert!(opener.claim(&ticket).is_err(), "good once");
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
     }
 }
 

@@ -5,6 +5,7 @@ use super::config::Io;
 use super::depth::{DEPTH_MAX, Depth};
 use super::engine::{Arena, Engine};
 use super::slots::NoPlace;
+use crate::backend::hand_over;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -477,9 +478,7 @@ impl Lane for SsdLane {
         if self.ended.is_empty() || !matches!(self.engine, Engine::Calls { .. }) {
             self.work();
         }
-        let moved = self.ended.len().min(done.capacity() - done.len());
-        done.extend(self.ended.drain(..moved));
-        moved
+        hand_over(&mut self.ended, done)
     }
 
     fn in_flight(&self) -> usize {

@@ -222,9 +222,7 @@ impl Backend for SsdBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        secrets[0] = clone::make(&self.region)?;
-        Ok(CloneTicket { secrets })
+        Ok(CloneTicket::of_leaf(clone::make(&self.region)?))
     }
 
     fn pages(&self) -> u64 {
