@@ -28,9 +28,11 @@ impl FarRange {
         FarRange { start: u64::from(page) * PAGE_BYTES as u64 + offset as u64, len: len as u64 }
     }
 
-    fn pages(self) -> core::ops::Range<u64> {
-        let page_bytes = PAGE_BYTES as u64;
-        self.start / page_bytes..self.start.saturating_add(self.len).div_ceil(page_bytes)
+    /// Of a heap of so many pages; there are none behind those.
+    fn pages(self, all: u32) -> core::ops::Range<u32> {
+        let in_heap = |page: u64| page.min(u64::from(all)) as u32;
+        let end = self.start.saturating_add(self.len).div_ceil(PAGE_BYTES as u64);
+        in_heap(self.start / PAGE_BYTES as u64)..in_heap(end)
     }
 }
 
@@ -57,8 +59,8 @@ impl Core {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);
         }
-        let pages = ranges.into_iter().flat_map(FarRange::pages).take_while(|page| *page < u64::from(self.pages));
-        let units: BTreeSet<u32> = pages.filter_map(|page| Some(self.segments.unit_of(page as u32)?.page)).collect();
+        let pages = ranges.into_iter().flat_map(|range| range.pages(self.pages));
+        let units: BTreeSet<u32> = pages.filter_map(|page| Some(self.segments.unit_of(page)?.page)).collect();
         let mut near = Vec::from_iter(units);
         let mut patience = Patience::new(self.patience);
         loop {
@@ -110,7 +112,7 @@ mod tests {
         fn bytes(&mut self, ranges: impl IntoIterator<Item = FarRange>) -> Vec<u8> {
             let mut found = Vec::new();
             for range in ranges {
-                let all: Vec<u8> = range.pages().flat_map(|page| self.page(page)).collect();
+                let all: Vec<u8> = range.pages(u32::MAX).flat_map(|page| self.page(u64::from(page))).collect();
                 found.extend(&all[(range.start % PAGE_BYTES as u64) as usize..][..range.len as usize]);
             }
             found
@@ -184,8 +186,12 @@ mod tests {
         drop(pinned);
         heap.write_back(range).unwrap();
         assert_eq!(reader.words(range), [3; 3]);
-        // Nothing is there, or nothing to be had.
-        heap.write_back([FarRange { start: 1 << 29, len: 9000 }, FarRange { start: u64::MAX - 5, len: 9 }]).unwrap();
+        // Nothing is there, or nothing to be had; and what comes behind that is written all the same.
+        let mut value = value;
+        value.get_mut(&heap.enter()).unwrap()[1] = 4;
+        let nothing = [FarRange { start: 1 << 29, len: 9000 }, FarRange { start: u64::MAX - 5, len: 9 }];
+        heap.write_back(nothing.into_iter().chain(range)).unwrap();
+        assert_eq!(reader.words(range), [3, 4, 3]);
         drop(value);
         heap.verify();
     }
