@@ -2,6 +2,7 @@
 
 mod doctor;
 mod pipe;
+mod profile;
 mod run;
 mod serve;
 mod server_stat;
@@ -27,11 +28,13 @@ Examples:
   farfield run --near 4G -- ./train --epochs 3            4 GiB near, the rest far, in a private server on this machine
   farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G
   farfield run --near 25% --far tcp://big:7400 -- ./train  the rest in the memory of the machine called big
-  farfield top 4711                                       What process 4711 does with its far memory";
+  farfield top 4711                                       What process 4711 does with its far memory
+  farfield profile -- ./train                             How ./train uses its memory";
 
 #[derive(Subcommand, Debug)]
 enum Command {
     Run(run::RunArgs),
+    Profile(profile::ProfileArgs),
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
@@ -63,11 +67,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and versions end well. A command line that cannot be understood ends with 2, but under `run`, where 2 could be
-/// the program's own, with the code that says that the program was not started.
+/// Help and versions end well. A command line that cannot be understood ends with 2, but under `run` and `profile`, where 2
+/// could be the program's own, with the code that says that the program was not started.
 fn misused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
-    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "profile");
     match error.use_stderr() {
         true if run => ExitCode::from(farfield_pager::control::exit::REFUSED as u8),
         true => ExitCode::from(2),

@@ -1,3 +1,4 @@
 //! Policies: pure decisions that the machinery asks for.
 
 pub mod prefetch;
+pub mod profile;

@@ -1,0 +1,95 @@
+//! A profile in a few lines, for people.
+
+use farfield_core::policy::profile::{AnonymousUse, FileUse, Profile, Segment, SegmentKind, StageKind};
+use farfield_pager::runner::{Bytes, Count};
+use std::fmt::Write;
+
+/// So many segments and stages are told of.
+const TOLD: usize = 4;
+
+pub(super) fn of(profile: &Profile) -> String {
+    let (seen, found) = (&profile.observation, &profile.findings);
+    let mut text = format!(
+        "farfield: {:.1} s, {:.1} s of processor time, {}, at most {} threads; looking cost it about {:.1} %\n",
+        seen.wall_ms as f64 / 1000.0,
+        seen.cpu_ms as f64 / 1000.0,
+        if seen.processes == 1 { "1 process".into() } else { format!("{} processes", seen.processes) },
+        seen.threads_max,
+        seen.cost.share * 100.0,
+    );
+    let mut line = |name: &str, said: String| {
+        let _ = writeln!(text, "  {name:<12}{said}");
+    };
+    let memory = match found.anonymous_use {
+        AnonymousUse::Low => "mostly of files",
+        AnonymousUse::Medium => "as much of files",
+        AnonymousUse::High => "mostly anonymous",
+    };
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    line(
+        "memory",
+        format!(
+            "{} anonymous at most, {} of files; {memory} ({})",
+            Bytes(found.anonymous_peak_bytes),
+            Bytes(found.file_peak_bytes),
+            percent(found.anonymous_share)
+        ),
+    );
+    line("working set", format!("{} within {} ms", Bytes(found.hot_bytes), found.hot_within_ms));
+    let huge =
+        if found.dense_share > 0.5 { "huge pages fit it" } else { "huge pages would carry what it does not use" };
+    line(
+        "density",
+        format!("{} of what it uses lies in mappings that it uses from end to end: {huge}", percent(found.dense_share)),
+    );
+    line(
+        "files",
+        match found.file_use {
+            FileUse::Little => "hardly used".into(),
+            FileUse::Calls => format!(
+                "read and written by calls ({} and {}): the kernel's cache can shrink",
+                Bytes(seen.read_bytes),
+                Bytes(seen.written_bytes)
+            ),
+            FileUse::Mappings => "mapped: less memory for them means faults of the kernel".into(),
+        },
+    );
+    for stage in found.stages.iter().take(TOLD) {
+        let kind = match stage.kind {
+            StageKind::Preparation => "prepares",
+            StageKind::Execution => "executes",
+        };
+        let (from, to) = (stage.from_ms as f64 / 1000.0, stage.to_ms as f64 / 1000.0);
+        let faults = Count(stage.faults_per_s as u64);
+        line(
+            "stage",
+            format!(
+                "{from:.1} to {to:.1} s {kind}, {faults} page faults/s, {} in the end",
+                Bytes(stage.anonymous_bytes)
+            ),
+        );
+    }
+    line_more(&mut text, found.stages.len(), "stages");
+    for segment in found.segments.iter().take(TOLD) {
+        let _ = writeln!(text, "  {:<12}{}", "segment", of_segment(segment));
+    }
+    line_more(&mut text, found.segments.len(), "segments");
+    let _ = writeln!(text, "  {:<12}{} by the kinds of its segments", "can be far", Bytes(found.offloadable_bytes));
+    text
+}
+
+fn line_more(text: &mut String, number: usize, what: &str) {
+    if number > TOLD {
+        let _ = writeln!(text, "  {:<12}and {} {what} more", "", number - TOLD);
+    }
+}
+
+fn of_segment(segment: &Segment) -> String {
+    let kind = match segment.kind {
+        SegmentKind::LongInterval => "long rests",
+        SegmentKind::SequentialAccess => "used on and on",
+        SegmentKind::Mixed => "now and then",
+    };
+    let (access, interval) = (segment.access_ms as f64 / 1000.0, segment.interval_ms as f64 / 1000.0);
+    format!("{} of {}: {kind} ({access:.1} s used, {interval:.1} s not)", Bytes(segment.bytes), segment.name.trim_end())
+}

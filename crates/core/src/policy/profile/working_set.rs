@@ -1,0 +1,189 @@
+//! How many pages would have to come back if only so much were near, without having seen a single access.
+//!
+//! In an epoch, accessed bits gather from one moment on. After the time τ they say how much was used within τ: the working
+//! set W(τ). A memory that keeps what was used last and has room for W(τ) misses W'(τ) times per second: what the working set
+//! grows by in the next moment is what was not in it (Denning, 1968). So the slope of W where it reaches the near size is
+//! the rate of misses there. What grows because memory is new is no miss.
+
+use super::{Observation, epoch_ends};
+use crate::geometry::PAGE_BYTES;
+use alloc::vec::Vec;
+
+/// One epoch.
+#[derive(Clone, Debug, PartialEq)]
+struct Epoch {
+    /// Where it ends.
+    at_ms: u64,
+    /// Its samples: time since the bits were cleared, bytes used, bytes resident.
+    looks: Vec<Look>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Look {
+    since_ms: f64,
+    used: f64,
+    resident: f64,
+}
+
+/// Working sets over a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkingSet {
+    epochs: Vec<Epoch>,
+}
+
+/// How often what is far is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MissRate {
+    /// Over the whole run.
+    pub misses: f64,
+    /// Part of the run in which the near size was below the least working set seen: there the figure is the least
+    /// that it can be, and the truth may be any amount above.
+    pub unknown_share: f64,
+}
+
+impl WorkingSet {
+    /// Of anonymous memory.
+    pub fn of(observation: &Observation) -> WorkingSet {
+        let samples = &observation.samples;
+        let epoch = |end: &super::Sample| {
+            let looks = samples.iter().filter(|sample| sample.epoch == end.epoch && sample.since_ms > 0);
+            let look = |sample: &super::Sample| Look {
+                since_ms: sample.since_ms as f64,
+                used: sample.anonymous_used_bytes as f64,
+                resident: sample.anonymous_bytes as f64,
+            };
+            Epoch { at_ms: end.at_ms, looks: looks.map(look).collect() }
+        };
+        WorkingSet { epochs: epoch_ends(samples).map(epoch).filter(|epoch| !epoch.looks.is_empty()).collect() }
+    }
+
+    /// What nine of ten epochs used within their first look, and how long that was at most, ms.
+    pub fn hot(&self) -> (u64, u64) {
+        // The first epoch has seen everything that was made; it speaks where there is no other.
+        let epochs = if self.epochs.len() > 1 { &self.epochs[1..] } else { &self.epochs };
+        let mut first: Vec<(u64, u64)> =
+            epochs.iter().map(|epoch| (epoch.looks[0].used as u64, epoch.looks[0].since_ms as u64)).collect();
+        first.sort_unstable();
+        let within = first.iter().map(|look| look.1).max().unwrap_or(0);
+        first.get((first.len() * 9).saturating_sub(1) / 10).map_or((0, 0), |look| (look.0, within))
+    }
+
+    /// Pages that are needed again after they have left, with so much near.
+    pub fn misses(&self, near_bytes: u64) -> MissRate {
+        let (mut misses, mut unknown_ms, mut before_ms) = (0.0, 0, 0);
+        for epoch in &self.epochs {
+            let time_ms = epoch.at_ms - before_ms;
+            before_ms = epoch.at_ms;
+            let (rate, known) = epoch.miss_bytes_per_ms(near_bytes as f64);
+            misses += rate * time_ms as f64 / PAGE_BYTES as f64;
+            unknown_ms += if known { 0 } else { time_ms };
+        }
+        MissRate { misses, unknown_share: unknown_ms as f64 / before_ms.max(1) as f64 }
+    }
+}
+
+impl Epoch {
+    /// And whether that is all.
+    fn miss_bytes_per_ms(&self, near: f64) -> (f64, bool) {
+        let mut before = Look { since_ms: 0.0, used: 0.0, resident: self.looks[0].resident };
+        let mut slope = 0.0;
+        for (index, look) in self.looks.iter().enumerate() {
+            // Memory that came to be meanwhile is not missed.
+            let used = look.used - before.used - (look.resident - before.resident).max(0.0);
+            slope = (used / (look.since_ms - before.since_ms).max(1.0)).max(0.0);
+            if look.used > near {
+                return (slope, index > 0);
+            }
+            before = *look;
+        }
+        // Nobody looked so long that so much was used. What is used more rarely is less: none when all fits.
+        let left = ((before.resident - near) / (before.resident - before.used).max(1.0)).clamp(0.0, 1.0);
+        (slope * left, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a prediction without faults for a program that will thrash.
+    use super::super::Sample;
+    use super::*;
+    use alloc::vec;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Epochs of ten looks, 100 ms apart, of a program whose use within a time is known.
+    fn observation(epochs: u32, resident: u64, used: impl Fn(u64) -> u64) -> Observation {
+        let mut samples = Vec::new();
+        for epoch in 0..epochs {
+            for look in 1..=10 {
+                samples.push(Sample {
+                    at_ms: (u64::from(epoch) * 10 + look) * 100,
+                    epoch,
+                    since_ms: look * 100,
+                    anonymous_bytes: resident,
+                    anonymous_used_bytes: used(look * 100),
+                    ..Sample::default()
+                });
+            }
+        }
+        Observation { samples, ..Observation::default() }
+    }
+
+    fn misses(observation: &Observation, near: u64) -> MissRate {
+        WorkingSet::of(observation).misses(near)
+    }
+
+    #[test]
+    fn a_loop_over_more_than_is_near_misses_every_page() {
+        // 100 MiB per second, over 100 MiB, for ten seconds.
+        let run = observation(10, 100 * MIB, |ms| (100 * MIB * ms / 1000).min(100 * MIB));
+        let all = misses(&run, 50 * MIB);
+        assert_eq!((all.misses, all.unknown_share), (10.0 * 25_600.0, 0.0));
+        assert_eq!(misses(&run, 100 * MIB).misses, 0.0);
+        assert_eq!(misses(&run, 90 * MIB).misses, all.misses, "a little is as bad as much");
+    }
+
+    #[test]
+    fn a_hot_part_that_is_near_misses_nothing() {
+        let run = observation(10, 100 * MIB, |_| 20 * MIB);
+        assert_eq!(misses(&run, 20 * MIB).misses, 0.0);
+        let below = misses(&run, 10 * MIB);
+        assert_eq!(below.unknown_share, 1.0, "within 100 ms all of it is used, how often nobody knows");
+        assert!(below.misses >= 20.0 * 256.0);
+    }
+
+    #[test]
+    fn new_memory_is_not_missed() {
+        let mut run = observation(1, 0, |ms| 100 * MIB * ms / 1000);
+        for sample in &mut run.samples {
+            sample.anonymous_bytes = sample.anonymous_used_bytes;
+        }
+        assert_eq!(misses(&run, 50 * MIB).misses, 0.0);
+    }
+
+    #[test]
+    fn more_near_never_misses_more_where_working_sets_grow_slower_and_slower() {
+        // What random use looks like: 1 - 2^-t of it is used after t.
+        let part = |ms: u64| 1.0 - 1.0 / (1.0 + ms as f64 / 200.0);
+        let run = observation(5, 200 * MIB, |ms| (200.0 * MIB as f64 * part(ms)) as u64);
+        let rates: Vec<f64> = (0..=200).map(|near| misses(&run, near * MIB).misses).collect();
+        assert!(rates.windows(2).all(|pair| pair[0] >= pair[1]), "{rates:?}");
+        assert!(rates[0] > 0.0 && rates[200] == 0.0);
+    }
+
+    #[test]
+    fn hot_is_what_most_epochs_use_at_once() {
+        let mut run = observation(10, 100 * MIB, |ms| ms * MIB / 100);
+        assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100));
+        run.samples[0].anonymous_used_bytes = 90 * MIB;
+        assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100), "what was made is not what is used");
+        for run in [observation(11, 100 * MIB, |ms| ms * MIB / 100), observation(1, 100 * MIB, |ms| ms * MIB / 100)] {
+            assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100));
+        }
+        let mut run = observation(11, 100 * MIB, |ms| ms * MIB / 100);
+        run.samples[50].anonymous_used_bytes = 90 * MIB;
+        assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100), "one of ten does not count");
+        assert_eq!(WorkingSet::of(&Observation::default()).hot(), (0, 0));
+        assert_eq!(misses(&Observation { samples: vec![], ..run }, 1).misses, 0.0);
+    }
+}
