@@ -274,7 +274,7 @@ impl EvictorState {
         loop {
             let before = core::mem::replace(&mut spare, core.frames.spare());
             if spare > before {
-                core.throttle.ring();
+                core.throttle.serve(core.frames.open_spare());
             }
             // Who waits does so for a frame, and not for a lower limit to be reached.
             let room = if urgency == Urgency::Background { core.frames.room() } else { spare };
@@ -345,7 +345,7 @@ impl EvictorState {
             trouble = self.take(core, unit, frame, sealed);
             if self.carrier.count() >= FEW && core.throttle.waiting() > 0 {
                 trouble = trouble.and(self.finish(core));
-                core.throttle.ring();
+                core.throttle.serve(core.frames.open_spare());
             }
         }
         if !batch.frames.is_empty() {

@@ -239,7 +239,7 @@ impl Heap {
 
     /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they are.
     ///
-    /// Scopes nest. A scope can bring a sixteenth of the near memory near (or 8 MiB, if that is less), and mostly more than an eighth, before
+    /// Scopes nest. A scope can bring a sixteenth of the near memory near (or 8 MiB, if that is less), and mostly a quarter, before
     /// [`FarError::NearFull`] tells to end it or to [renew](Scope::renew) it; scopes that bring much at the same time share that.
     #[inline]
     pub fn enter(&self) -> Scope<'_> {

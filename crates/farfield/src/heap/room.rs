@@ -112,6 +112,16 @@ impl Core {
                 record.renew_only(&self.epoch);
             }
             let before = place.before();
+            // One of them makes room for all. But nobody gets on before the one who holds back what is about to leave.
+            let holds_back = || !renewable && record.entered().is_some() && record.entered() == self.threads.oldest();
+            if before > 0 && !holds_back() {
+                if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
+                    return Ok(frame);
+                }
+                let enough = || self.frames.open_spare() >= pages + before;
+                patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
+                continue;
+            }
             let is_own = |epoch| !renewable && record.keeps(epoch);
             let round = self.make_frames(record, pages, &mut goal, before, is_own)?;
             match round {
@@ -299,5 +309,33 @@ mod tests {
         });
         assert_eq!(outcomes, vec![Ok(()); 10]);
         heap.verify();
+    }
+
+    /// Scopes that hold a quarter of near memory together, of more threads than there are processors: none of them lasts longer than the others
+    /// need for what may be had meanwhile.
+    #[test]
+    fn many_threads_hold_a_quarter_together() {
+        const THREADS: u64 = 64;
+        let pool = "fault:delay=200us@ram:";
+        let heap = Heap::builder().near(16 << 20).near_max(16 << 20).far(128 << 20).pool(pool).build().unwrap();
+        let values: Vec<FarBox<[u64; 512]>> = (0..12_288).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+        let each = heap.core().frames.limit() / 4 / THREADS as u32;
+        let (heap, values) = (&heap, &values);
+        let look = |thread| {
+            let mut state = thread;
+            for _ in 0..40 {
+                let scope = heap.enter();
+                for _ in 0..each {
+                    let at = random(&mut state) % values.len();
+                    assert_eq!(values[at].get(&scope)?[0], at as u64);
+                }
+            }
+            Ok(())
+        };
+        let outcomes: Vec<Result<(), FarError>> = std::thread::scope(|threads| {
+            let threads: Vec<_> = (0..THREADS).map(|thread| threads.spawn(move || look(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(outcomes, vec![Ok(()); THREADS as usize]);
     }
 }

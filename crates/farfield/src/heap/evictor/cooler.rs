@@ -58,7 +58,7 @@ impl Evictor {
 /// So many units are to be Leaving: what may be had while a scope lasts, and what is kept for the scope.
 pub(super) fn pool(core: &Core) -> u32 {
     let limit = core.frames.limit();
-    (limit / 8 + kept(core)).max(core.evictor.batch())
+    (limit / 4 + kept(core)).max(core.evictor.batch())
 }
 
 /// Frames of pages Leaving that only those can have who hold back the rest with a scope of their own.
