@@ -18,7 +18,9 @@ pub enum FarError {
     #[error("half of the near memory is pinned: let some of it go, or raise near")]
     PinsFull,
     /// No near memory became free in time, because scopes of other threads hold it or the value is too hot to leave.
-    #[error("no near memory became free within {after:?}: a scope is held too long, or near is too small")]
+    #[error(
+        "no near memory became free within {after:?}: a scope is held too long (`Stats::held_by` names its thread), or near is too small"
+    )]
     Stalled {
         /// How long it took to give up.
         after: Duration,

@@ -55,6 +55,10 @@ pub struct Stats {
     pub pauses: [u64; Stats::PAUSE_CLASSES],
     /// The longest.
     pub longest_pause: Duration,
+    /// How long one scope has held back what is about to leave, so that there is too little room; 0: none does.
+    pub held_back: Duration,
+    /// The thread of that scope, as the kernel numbers it (`gettid`); 0: none.
+    pub held_by: u32,
     /// Small values that were moved, so that what is hot lies together and what leaves is dense. On the object plane only.
     pub moved_values: u64,
     /// Far pages in which no value is any more, for which the pool still has memory: the next pages that leave are written there. Given
@@ -113,9 +117,9 @@ impl Stats {
     pub(crate) fn lines(&self) -> String {
         lines!(self:
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
-            written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values
+            written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
             prefetches prefetches_used prefetches_unused;
-            durations evicting longest_pause;
+            durations evicting longest_pause held_back;
             lists access_rates pauses)
     }
 }

@@ -187,6 +187,10 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         percent(Some(heap.evicting_share)),
         count("throttled"),
     );
+    if number("held_by") != 0 {
+        let held = Latency(Some(number("held_back_ns")));
+        let _ = writeln!(text, "  too little room for {held}: a scope of thread {} does not end", number("held_by"));
+    }
     if heap.page_path_share.is_some() && heap.plane == "hybrid" {
         let (pages, whole) = (count("value_pages"), percent(heap.page_path_share));
         let _ = writeln!(text, "  {pages} pages of small values, near or far, of which {whole} come whole");

@@ -24,6 +24,7 @@ use crate::plane::object::Evacuator;
 use carrier::Carrier;
 use cooler::{Cooler, Next};
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 pub(crate) use discards::Vacancies;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
@@ -31,6 +32,7 @@ use farfield_pool::PoolError;
 use first::{Progress, WaitedFor};
 use merge::Merger;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
 
 /// How much whoever runs the evictor is in need of room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +78,8 @@ pub(crate) struct Evictor {
     pub(crate) cpu_ns: AtomicU64,
     /// The epoch whose batch was in the way of the last run that was blocked.
     blocked: AtomicU64,
+    /// When the scope began that has been in the way of all runs since, and the first of them.
+    held: Mutex<Option<(u64, Instant)>>,
 }
 
 /// Pages made Leaving together.
@@ -134,7 +138,21 @@ impl Evictor {
             ahead: AtomicU64::new(0),
             cpu_ns: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
+            held: Mutex::new(None),
         }
+    }
+
+    /// How long the oldest scope has held back what is about to leave, and its thread.
+    pub(crate) fn held_back(&self, core: &Core) -> Option<(Duration, i32)> {
+        let (entered, since) = (*self.held.lock().unwrap_or_else(PoisonError::into_inner))?;
+        Some((since.elapsed(), core.threads.who_entered(entered)?))
+    }
+
+    fn note_held(&self, core: &Core, is_blocked: bool) {
+        let oldest = core.threads.oldest().filter(|_| is_blocked);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *held =
+            oldest.map(|oldest| held.filter(|(known, _)| *known == oldest).unwrap_or_else(|| (oldest, Instant::now())));
     }
 
     /// Most pages that leave together.
@@ -206,6 +224,7 @@ impl Evictor {
     /// A run is over, and those who sleep wait for nothing: they look for themselves. It may be their scope that is in the way, and each gets its
     /// own error. But not again and again for the same batch, because whoever runs the evictor needs the processor.
     fn ring(&self, core: &Core, outcome: &Result<Outcome, PoolError>) {
+        self.note_held(core, matches!(outcome, Ok(Outcome::Blocked(_))));
         let is_news = match outcome {
             Ok(Outcome::Blocked(epoch)) => self.blocked.swap(*epoch, Ordering::Relaxed) != *epoch,
             // Whoever makes room has rung.
@@ -367,7 +386,6 @@ mod tests {
     use super::*;
     use crate::Heap;
     use core::sync::atomic::AtomicBool;
-    use core::time::Duration;
 
     #[test]
     fn those_who_sleep_hear_that_a_scope_is_in_the_way() {

@@ -391,6 +391,7 @@ impl Core {
 
     fn stats(&self) -> Stats {
         let (pauses, longest_pause) = self.threads.pauses();
+        let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -422,6 +423,8 @@ impl Core {
             throttled: self.threads.sum(|counters| &counters.throttled),
             pauses,
             longest_pause,
+            held_back,
+            held_by: held_by.cast_unsigned(),
             moved_values: self.objects.as_ref().map_or(0, |objects| objects.moved.load(Ordering::Relaxed)),
             vacant_pages: self.vacancies.count(),
             discarded_pages: self.evictor.discarded.load(Ordering::Relaxed),

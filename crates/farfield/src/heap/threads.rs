@@ -15,7 +15,7 @@ use super::scopes::{Open, Scopes};
 use crate::plane::object::OwnObjects;
 use crate::stats::Stats;
 use core::cell::{Cell, RefCell};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use core::time::Duration;
 use farfield_core::heap::Class;
 use farfield_core::policy::prefetch::Prefetcher;
@@ -30,6 +30,8 @@ pub(crate) struct Record {
     /// Counters of the attached thread, read by others.
     pub(crate) counters: Counters,
     attached: AtomicBool,
+    /// The attached thread, as the kernel numbers it.
+    tid: AtomicI32,
     /// Those of the attached thread that are open.
     scopes: Scopes,
     /// Counts wrong guesses of slots; see `access`.
@@ -112,6 +114,7 @@ impl Record {
             epoch: AtomicU64::new(0),
             counters: Counters::default(),
             attached: AtomicBool::new(true),
+            tid: AtomicI32::new(0),
             scopes: Scopes::default(),
             tick: Cell::new(0),
             segments: core::array::from_fn(|_| Cell::new(None)),
@@ -336,6 +339,9 @@ impl Threads {
             records.push(Arc::new(Record::new()));
             records.len() - 1
         });
+        if cfg!(not(miri)) {
+            records[index].tid.store(farfield_os::process::tid(), Ordering::Relaxed);
+        }
         (records[index].clone(), known.is_none())
     }
 
@@ -352,6 +358,14 @@ impl Threads {
     pub(crate) fn oldest(&self) -> Option<u64> {
         fence(Ordering::SeqCst);
         self.lock().iter().filter_map(|record| record.entered()).min()
+    }
+
+    /// The thread whose oldest scope began in this epoch, if none has an older one.
+    pub(crate) fn who_entered(&self, oldest: u64) -> Option<i32> {
+        let records = self.lock();
+        let first =
+            records.iter().filter_map(|record| Some((record.entered()?, &record.tid))).min_by_key(|(at, _)| *at);
+        first.filter(|(at, _)| *at == oldest).map(|(_, tid)| tid.load(Ordering::Relaxed))
     }
 
     /// Is no thread inside a scope?

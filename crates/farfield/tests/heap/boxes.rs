@@ -1,9 +1,11 @@
 //! `FarBox` is a `Box`, wherever its value is. Dangers: values mixed up, lost, torn, or dropped never or twice.
 
 use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 #[test]
 fn a_value_comes_back_as_it_was() {
@@ -228,7 +230,7 @@ fn destructors_wait_for_the_end_of_a_full_scope() {
 
 #[test]
 fn a_forgotten_scope_costs_memory_and_no_hang() {
-    let patience = std::time::Duration::from_millis(50);
+    let patience = Duration::from_millis(50);
     let heap = builder().near(MIB).near_max(MIB).patience(patience).build().unwrap();
     let value = heap.alloc(5u32).unwrap();
     std::mem::forget(heap.enter());
@@ -244,6 +246,53 @@ fn a_forgotten_scope_costs_memory_and_no_hang() {
     assert_eq!(thread, 5);
     drop(heap);
     drop(value);
+}
+
+/// Whoever waits for a scope that does not end is told so, and by whom it is held; afterwards all goes on.
+#[test]
+fn a_scope_that_does_not_end_is_reported_to_those_who_wait() {
+    let patience = Duration::from_millis(200);
+    let heap = builder().near(2 * MIB).near_max(2 * MIB).patience(patience).build().unwrap();
+    let values: Vec<_> = (0..1024u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+    let (entered, is_entered) = mpsc::channel();
+    let (end, may_end) = mpsc::channel::<()>();
+    std::thread::scope(|threads| {
+        let (heap, values) = (&heap, &values);
+        let holder = threads.spawn(move || {
+            let scope = heap.enter();
+            assert_eq!(values[0].get(&scope).unwrap()[0], 0);
+            entered.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+            let _ = may_end.recv();
+            values[0].get(&scope).map(|value| value[0])
+        });
+        let holder_id = is_entered.recv().unwrap();
+        // Each in a scope of its own, so what came near could leave if it were not for the other.
+        let read_all = || values.iter().try_for_each(|value| value.get(&heap.enter()).map(drop));
+        let error = loop {
+            if let Err(error) = read_all() {
+                break error;
+            }
+        };
+        assert!(matches!(error, FarError::Stalled { after } if after >= patience), "{error}");
+        let stats = heap.stats();
+        assert!(stats.held_back >= patience, "{:?}", stats.held_back);
+        assert!(holder_id.ends_with(stats.held_by.to_string()), "{holder_id:?}");
+        let executor = Executor::new(heap);
+        let task = executor.block_on(async {
+            for value in values {
+                value.fetch(&heap.enter()).await?;
+            }
+            Ok(())
+        });
+        assert!(matches!(task, Err(FarError::Stalled { .. })), "{task:?}");
+        drop(end);
+        assert_eq!(holder.join().unwrap(), Ok(0));
+        assert_eq!(read_all(), Ok(()));
+        executor.block_on(async { values[7].fetch(&heap.enter()).await.map(drop) }).unwrap();
+    });
+    let stats = heap.stats();
+    assert_eq!((stats.held_back, stats.held_by), (Duration::ZERO, 0));
+    heap.verify();
 }
 
 #[test]
