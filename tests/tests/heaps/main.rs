@@ -3,8 +3,9 @@
 //! Danger: a program that hangs or ends with its server; data that is lost before anybody says that there is no room; a rotten byte
 //! that is taken for a value. `FARFIELD_SEED` repeats the choices.
 
-use farfield::task::Executor;
-use farfield::{FarBTreeMap, FarBox, FarError, FarList, FarMap, FarVec, Heap, Plane, PoolError};
+mod world;
+
+use farfield::{FarBox, FarError, FarMap, FarVec, Heap, Plane, PoolError};
 use farfield_tests::{MIB, PATIENCE, Random, Scratch, Server, tier, wait_until};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use world::{OPERATIONS, Operation, World, is_gone};
 
 const NEAR: u64 = 2 * MIB;
 /// What a heap is filled with: three times what can be near.
@@ -45,184 +47,6 @@ impl Way {
     }
 }
 
-fn is_gone(error: FarError) -> bool {
-    matches!(error, FarError::Pool(PoolError::ServerGone { .. }))
-}
-
-/// Of 4 KiB on the page plane; small on the object plane, where larger ones come by pages, too.
-type Value<const WORDS: usize> = [u64; WORDS];
-
-/// What goes on while the server dies.
-#[derive(Clone, Copy, Debug)]
-enum Operation {
-    Get,
-    GetMut,
-    GetMany,
-    Alloc,
-    Fetch,
-    Prefetch,
-    Vector,
-    Map,
-    Tree,
-    List,
-}
-
-const OPERATIONS: [Operation; 10] = [
-    Operation::Get,
-    Operation::GetMut,
-    Operation::GetMany,
-    Operation::Alloc,
-    Operation::Fetch,
-    Operation::Prefetch,
-    Operation::Vector,
-    Operation::Map,
-    Operation::Tree,
-    Operation::List,
-];
-
-/// Everything that is in the heap.
-struct World<const WORDS: usize> {
-    heap: Heap,
-    values: Vec<FarBox<Value<WORDS>>>,
-    vector: FarVec<Value<8>>,
-    map: FarMap<u64, Value<8>>,
-    tree: FarBTreeMap<u64, Value<8>>,
-    list: FarList<Value<8>>,
-}
-
-impl<const WORDS: usize> World<WORDS> {
-    fn new(heap: Heap) -> World<WORDS> {
-        let map = FarMap::new(&heap).expect("room for a map");
-        let (vector, tree, list) = (FarVec::new(), FarBTreeMap::new(), FarList::new());
-        World { heap, values: Vec::new(), vector, map, tree, list }
-    }
-
-    fn add(&mut self) -> Result<(), FarError> {
-        let mut value = [self.values.len() as u64; WORDS];
-        value[0] = 0;
-        self.values.push(self.heap.alloc(value)?);
-        Ok(())
-    }
-
-    /// One step of `operation`. What it finds is right.
-    fn step(&mut self, operation: Operation, random: &mut Random) -> Result<(), FarError> {
-        let (heap, values) = (&self.heap, &mut self.values);
-        let scope = heap.enter();
-        let count = values.len();
-        let right = |index: usize, value: &Value<WORDS>| assert_eq!(value[1..], [index as u64; WORDS][1..]);
-        match operation {
-            Operation::Get => {
-                let index = random.below(count);
-                right(index, values[index].get(&scope)?);
-            }
-            Operation::GetMut => {
-                let index = random.below(count);
-                let value = values[index].get_mut(&scope)?;
-                value[0] += 1;
-                right(index, value);
-            }
-            Operation::GetMany => {
-                let first = random.below(count - 16);
-                let found = heap.get_many(&scope, &values[first..first + 16])?;
-                found.into_iter().enumerate().for_each(|(at, value)| right(first + at, value));
-            }
-            Operation::Alloc => {
-                drop(scope);
-                self.add()?;
-            }
-            Operation::Fetch => {
-                drop(scope);
-                let executor = Executor::new(heap);
-                let values = &*values;
-                let fetch = |index: usize| {
-                    executor.spawn(async move {
-                        let scope = heap.enter();
-                        values[index].fetch(&scope).await.map(|value| right(index, value))
-                    })
-                };
-                let tasks: Vec<_> = (0..16).map(|_| fetch(random.below(count))).collect();
-                return executor.block_on(async {
-                    let mut all = Ok(());
-                    for task in tasks {
-                        all = all.and(task.await.expect("no task panics"));
-                    }
-                    all
-                });
-            }
-            Operation::Prefetch => {
-                let first = random.below(count - 16);
-                heap.prefetch(&values[first..first + 16]);
-                let index = first + random.below(16);
-                right(index, values[index].get(&scope)?);
-            }
-            Operation::Vector => match random.below(4) {
-                0 => self.vector.push(&scope, [self.vector.len() as u64; 8])?,
-                _ if self.vector.is_empty() => {}
-                _ => {
-                    let index = random.below(self.vector.len());
-                    assert_eq!(self.vector.get(&scope, index)?, Some(&[index as u64; 8]));
-                }
-            },
-            Operation::Map => {
-                let key = random.below(40_000) as u64;
-                match random.below(2) {
-                    0 => drop(self.map.insert(&scope, key, [key; 8])?),
-                    _ => assert!(self.map.get(&scope, &key)?.is_none_or(|value| *value == [key; 8])),
-                }
-            }
-            Operation::Tree => {
-                let key = random.below(40_000) as u64;
-                match random.below(2) {
-                    0 => drop(self.tree.insert(&scope, key, [key; 8])?),
-                    _ => assert!(self.tree.get(&scope, &key)?.is_none_or(|value| *value == [key; 8])),
-                }
-            }
-            Operation::List => match random.below(3) {
-                0 => drop(self.list.pop_front(&scope)?),
-                _ => self.list.push_back(&scope, [7; 8])?,
-            },
-        }
-        Ok(())
-    }
-
-    /// Fills what `operation` works on.
-    fn fill(&mut self, operation: Operation, count: &AtomicU64) -> Result<(), FarError> {
-        for _ in 0..FILL / size_of::<Value<WORDS>>() as u64 {
-            self.add()?;
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        let entries = NEAR / 64;
-        for number in 0..entries {
-            let scope = self.heap.enter();
-            match operation {
-                Operation::Vector => self.vector.push(&scope, [number; 8])?,
-                Operation::Map => drop(self.map.insert(&scope, number, [number; 8])?),
-                Operation::Tree => drop(self.tree.insert(&scope, number, [number; 8])?),
-                Operation::List => self.list.push_back(&scope, [7; 8])?,
-                _ => break,
-            }
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    /// How many values are there; all others are gone with the server, which is said.
-    fn survivors(&self) -> usize {
-        let mut good = 0;
-        for (index, value) in self.values.iter().enumerate() {
-            let scope = self.heap.enter();
-            match value.get(&scope) {
-                Ok(value) => {
-                    assert_eq!(value[1..], [index as u64; WORDS][1..]);
-                    good += 1;
-                }
-                Err(error) => assert!(is_gone(error), "{error:?}"),
-            }
-        }
-        good
-    }
-}
-
 /// Steps that are tried; at most so many are served from what is near when the server is dead.
 const STEPS_MAX: u64 = 200_000;
 
@@ -231,9 +55,10 @@ fn die_in<const WORDS: usize>(way: Way, plane: Plane, operation: Operation, roun
     let mut random = Random::new(round << 8 | operation as u64);
     let scratch = Scratch::new("heap-dies");
     let server = way.start(&scratch, "256M");
-    let mut world = World::<WORDS>::new(way.heap(&server, plane));
+    let mut world = World::<WORDS>::new(way.heap(&server, plane), NEAR);
     let (steps, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let filled = FILL / size_of::<Value<WORDS>>() as u64;
+    let value_bytes = 8 * WORDS as u64;
+    let filled = FILL / value_bytes;
     // While the heap is filled, now and then; else while the operation goes on.
     let at = match random.below(5) {
         0 => random.below(filled as usize) as u64,
@@ -264,12 +89,9 @@ fn die_in<const WORDS: usize>(way: Way, plane: Plane, operation: Operation, roun
     let (good, all) = (world.survivors(), world.values.len());
     println!("{way:?}, {plane:?}, {operation:?}, at step {at}: {good} of {all} values are near");
     // Some of the near memory holds collections, and what is on its way out.
-    let near_at_least = (NEAR / 8 / size_of::<Value<WORDS>>() as u64) as usize;
-    let only_values = !matches!(operation, Operation::Vector | Operation::Map | Operation::Tree | Operation::List);
-    assert!(!only_values || good >= all.min(near_at_least), "{good} of {all}");
-    let World { heap, values, vector, map, tree, list } = world;
-    drop((values, vector, map, tree, list));
-    heap.verify();
+    let near_at_least = (NEAR / 8 / value_bytes) as usize;
+    assert!(!operation.is_of_values() || good >= all.min(near_at_least), "{good} of {all}");
+    world.end();
 }
 
 /// Each operation, with a deadline for all of it.
@@ -301,6 +123,11 @@ fn servers_with_shared_memory_die_in_the_middle_of_everything() {
 #[test]
 fn servers_of_small_objects_die_in_the_middle_of_everything() {
     die::<32>(Way::Tcp, Plane::Object);
+}
+
+#[test]
+fn servers_of_hybrid_heaps_die_in_the_middle_of_everything() {
+    die::<32>(Way::Shm, Plane::Hybrid);
 }
 
 /// A network that passes so many bytes, both ways and of all connections together, and then nothing more.
@@ -358,7 +185,7 @@ fn connections_are_cut_at_any_byte() {
             _ => random.below(2 * FILL as usize),
         };
         let url = Wire::to(&server, bytes as u64);
-        let plane = if round % 2 == 0 { Plane::Page } else { Plane::Object };
+        let plane = [Plane::Page, Plane::Object, Plane::Hybrid][round % 3];
         let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
         let heap = match builder.patience(PATIENCE).build() {
             Ok(heap) => heap,
@@ -368,7 +195,7 @@ fn connections_are_cut_at_any_byte() {
                 continue;
             }
         };
-        let mut world = World::<32>::new(heap);
+        let mut world = World::<32>::new(heap, NEAR);
         let mut end = world.fill(Operation::Get, &AtomicU64::new(0));
         for step in 0..STEPS_MAX {
             if end.is_err() {
@@ -381,18 +208,19 @@ fn connections_are_cut_at_any_byte() {
         assert!(is_gone(error), "after {bytes} bytes: {error:?}");
         let (good, all) = (world.survivors(), world.values.len());
         println!("cut after {bytes} bytes: {good} of {all} values are near");
-        drop((world.values, world.vector, world.map, world.tree, world.list));
-        world.heap.verify();
+        world.end();
     }
 }
 
 /// A server that is full says so before anything is lost, and takes more when there is room again.
 #[test]
 fn a_full_server_is_said_before_data_is_at_risk() {
-    for (way, plane) in [(Way::Tcp, Plane::Page), (Way::Unix, Plane::Object), (Way::Shm, Plane::Page)] {
+    for (way, plane) in
+        [(Way::Tcp, Plane::Page), (Way::Unix, Plane::Object), (Way::Shm, Plane::Page), (Way::Tcp, Plane::Hybrid)]
+    {
         let scratch = Scratch::new("heap-full");
         let server = way.start(&scratch, "8M");
-        let mut world = World::<512>::new(way.heap(&server, plane));
+        let mut world = World::<512>::new(way.heap(&server, plane), NEAR);
         let full = loop {
             let number = world.values.len() as u64;
             match world.heap.alloc([number; 512]) {
@@ -460,7 +288,7 @@ fn a_server_is_not_full_of_what_holds_nothing() {
 /// AIFM's tests across TCP: arrays are added, maps hold keys and values of any size, threads share a map.
 #[test]
 fn collections_are_right_across_the_network() {
-    for plane in [Plane::Page, Plane::Object] {
+    for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
         let scratch = Scratch::new("heap-collections");
         let server = Way::Tcp.start(&scratch, "256M");
         let heap = Way::Tcp.heap(&server, plane);
@@ -597,7 +425,7 @@ fn resident_bytes() -> u64 {
 /// What the budget says is what the kernel sees, tables included.
 #[test]
 fn the_kernel_sees_no_more_than_the_budget_of_a_heap() {
-    for plane in [Plane::Page, Plane::Object] {
+    for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
         let scratch = Scratch::new("heap-budget");
         let server = Way::Tcp.start(&scratch, "512M");
         let near = 24 * MIB;
@@ -662,7 +490,7 @@ fn what_rots_at_the_server_is_an_error_and_never_a_value() {
     fn check<const WORDS: usize>(way: Way, plane: Plane) {
         let scratch = Scratch::new("heap-rots");
         let server = way.start(&scratch, "64M");
-        let mut world = World::<WORDS>::new(way.heap(&server, plane));
+        let mut world = World::<WORDS>::new(way.heap(&server, plane), NEAR);
         world.fill(Operation::Get, &AtomicU64::new(0)).expect("there is room");
         let look = |world: &World<WORDS>| {
             let mut corrupt = 0;
@@ -682,13 +510,13 @@ fn what_rots_at_the_server_is_an_error_and_never_a_value() {
         assert!(corrupt > 20, "{way:?}, {plane:?}: {corrupt}");
         rot(&server, 1000);
         wait_until("all values are whole again", || look(&world) == 0);
-        drop(world.values);
-        world.heap.verify();
+        world.end();
     }
     let started = Instant::now();
     for way in [Way::Tcp, Way::Unix, Way::Shm] {
         check::<512>(way, Plane::Page);
     }
     check::<32>(Way::Tcp, Plane::Object);
+    check::<32>(Way::Shm, Plane::Hybrid);
     assert!(started.elapsed() < PATIENCE + Duration::from_secs(60));
 }
