@@ -33,7 +33,7 @@ mod string;
 mod vec;
 
 pub use array::FarArray;
-pub use btree::{FarBTreeMap, RangeIter};
+pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIterMut, VacantBTreeEntry};
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use list::{Cursor, CursorMut, FarList, ListIter};

@@ -3,6 +3,7 @@
 
 use crate::common::twin::{Twin, random_steps};
 use crate::common::{MIB, Random, heap, seed};
+use farfield::collections::BTreeEntry;
 use farfield::{FarBTreeMap, FarError, Heap};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 type Value = [u64; 40];
+type Changeable<'a> = Result<(&'a u64, &'a mut Value), FarError>;
 
 fn value(number: u64) -> Value {
     core::array::from_fn(|at| number ^ at as u64)
@@ -41,7 +43,7 @@ impl Twin for Map {
     fn step(&mut self, heap: &Heap, random: &mut Random) {
         let (key, number) = (random.next() % self.keys, random.next());
         let scope = heap.enter();
-        match random.below(9) {
+        match random.below(12) {
             0 | 1 => {
                 let old = self.far.insert(&scope, key, value(number)).unwrap();
                 assert_eq!(old, self.near.insert(key, number).map(value));
@@ -84,6 +86,22 @@ impl Twin for Map {
                     assert_eq!(far, near.map(|(key, number)| (*key, value(*number))));
                 }
             }
+            7 => self.by_entry(heap, key, number),
+            8 => {
+                let (few, backwards) = (random.below(30), random.below(2) == 0);
+                let far = self.far.range_mut(&scope, key..).unwrap();
+                let near = self.near.range_mut(key..);
+                let change = |(far, near): (Changeable<'_>, (&u64, &mut u64))| {
+                    let (key, found) = far.unwrap();
+                    assert_eq!((*key, *found), (*near.0, value(*near.1)));
+                    (*found, *near.1) = (value(number ^ key), number ^ key);
+                };
+                if backwards {
+                    far.rev().zip(near.rev()).take(few).for_each(change);
+                } else {
+                    far.zip(near).take(few).for_each(change);
+                }
+            }
             _ => assert_eq!(self.far.get(&scope, &key).unwrap().copied(), self.near.get(&key).map(|n| value(*n))),
         }
         assert_eq!(self.far.len(), self.near.len());
@@ -100,6 +118,33 @@ impl Twin for Map {
 }
 
 impl Map {
+    /// Looks at the place of a key, and fills, changes or empties it.
+    fn by_entry(&mut self, heap: &Heap, key: u64, number: u64) {
+        let scope = heap.enter();
+        let twin = self.near.get(&key).copied();
+        let entry = self.far.entry(&scope, key).unwrap();
+        assert_eq!(*entry.key(), key);
+        match entry {
+            BTreeEntry::Occupied(entry) if number.is_multiple_of(3) => {
+                assert_eq!(Some((key, entry.remove_entry().unwrap().1)), twin.map(|n| (key, value(n))));
+                self.near.remove(&key);
+            }
+            BTreeEntry::Occupied(mut entry) if number % 3 == 1 => {
+                assert_eq!(Some(*entry.get()), twin.map(value));
+                assert_eq!(Some(entry.insert(value(number))), twin.map(value));
+                self.near.insert(key, number);
+            }
+            entry => {
+                let change = |found: &mut Value| *found = value(found[0] + 1);
+                let found = entry.and_modify(change).or_insert_with(|| value(number)).unwrap();
+                let twin = self.near.entry(key).and_modify(|n| *n += 1).or_insert(number);
+                assert_eq!(*found, value(*twin));
+                // The reference is to the entry in the tree.
+                (*found, *twin) = (value(number + 7), number + 7);
+            }
+        }
+    }
+
     /// Neighbours, so that nodes run empty.
     fn remove_run(&mut self, heap: &Heap, random: &mut Random) {
         let start = random.next() % self.keys;
@@ -250,6 +295,78 @@ fn trees_grow_and_shrink_to_nothing() {
     }
 }
 
+/// Every place in a tree whence an entry can go: runs, every other one, all, none, from trees of many levels.
+#[test]
+fn some_are_kept() {
+    let heap = heap(1);
+    let mut random = Random(seed());
+    for (round, kept_of_ten) in [10, 9, 5, 5, 1, 0].into_iter().enumerate() {
+        let mut far: FarBTreeMap<u32, Counted> = FarBTreeMap::new();
+        let mut near = BTreeMap::new();
+        let alive = Arc::default();
+        for _ in 0..6_000 {
+            let (key, number) = (random.below(20_000) as u32, random.next());
+            far.insert(&heap.enter(), key, Counted::new(&alive, number)).unwrap();
+            near.insert(key, number);
+        }
+        // Decisions come in runs as long as a node and longer.
+        let salt = random.next();
+        let runs = 1 << (3 * round as u32);
+        let keep = |key: u32| Random(salt ^ u64::from(key / runs)).below(10) < kept_of_ten;
+        let mut last = None;
+        let decide = |key: &u32, value: &mut Counted| {
+            assert!(last < Some(*key), "in order, and once");
+            last = Some(*key);
+            value.number ^= 1;
+            value.fill = [value.number; 20];
+            keep(*key)
+        };
+        far.retain(&mut heap.enter(), decide).unwrap();
+        near.retain(|key, number| {
+            *number ^= 1;
+            keep(*key)
+        });
+        let mut scope = heap.enter();
+        let mut twin = near.iter();
+        far.for_each(&mut scope, |key, value| assert_eq!(twin.next(), Some((key, &value.number)))).unwrap();
+        assert_eq!((twin.next(), far.len()), (None, near.len()));
+        assert_eq!(alive.load(Ordering::Relaxed), near.len() as i64);
+        scope.renew();
+        let few = |key: Result<&u32, FarError>| *key.unwrap();
+        assert!(far.keys(&scope).unwrap().rev().take(20).map(few).eq(near.keys().rev().take(20).copied()));
+        assert!(far.values(&scope).unwrap().take(20).map(|v| v.unwrap().number).eq(near.values().take(20).copied()));
+        drop((scope, far));
+        heap.verify();
+    }
+}
+
+#[test]
+fn one_map_takes_over_another() {
+    let heap = heap(1);
+    let mut random = Random(seed());
+    let (mut far, mut near) = ([FarBTreeMap::new(), FarBTreeMap::new()], [BTreeMap::new(), BTreeMap::new()]);
+    for _ in 0..6 {
+        for (far, near) in far.iter_mut().zip(&mut near) {
+            for _ in 0..random.below(3_000) {
+                let (key, number) = (random.next() % 20_000, random.next());
+                far.insert(&heap.enter(), key, value(number)).unwrap();
+                near.insert(key, number);
+            }
+        }
+        let ([far, other], [near, other_near]) = (&mut far, &mut near);
+        far.append(&mut heap.enter(), other).unwrap();
+        near.append(other_near);
+        assert!(other.is_empty());
+        far.for_each_mut(&mut heap.enter(), |_, found| *found = value(found[0] / 2)).unwrap();
+        near.values_mut().for_each(|number| *number /= 2);
+        let mut twin = near.iter().map(|(key, number)| (*key, value(*number)));
+        far.for_each(&mut heap.enter(), |key, found| assert_eq!(twin.next(), Some((*key, *found)))).unwrap();
+        assert_eq!(twin.next(), None);
+    }
+    drop(far);
+    heap.verify();
+}
+
 #[test]
 fn odd_entries_and_other_heaps() {
     let (one, two) = (heap(2), heap(2));
@@ -264,6 +381,7 @@ fn odd_entries_and_other_heaps() {
     assert_eq!(set.get(&two.enter(), &1), Err(FarError::OtherHeap));
     let error = set.insert(&two.enter(), 1, ()).unwrap_err();
     assert_eq!((error.error, error.value), (FarError::OtherHeap, (1, ())));
+    assert_eq!(set.entry(&two.enter(), 1).map(drop).unwrap_err().value, 1, "the key is given back");
     let mut large: FarBTreeMap<u8, [u8; 3_000]> = FarBTreeMap::new();
     for key in 0..100 {
         large.insert(&one.enter(), key, [key; 3_000]).unwrap();

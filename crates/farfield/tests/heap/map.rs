@@ -124,6 +124,16 @@ impl Twin for Bytes {
 
 twins!(bytes, Bytes, 1_000);
 
+#[test]
+fn what_is_vacant_is_filled() {
+    let heap = heap(1);
+    let mut map = FarMap::<str, u64>::new(&heap).unwrap();
+    let scope = heap.enter();
+    *map.entry(&scope, "far").unwrap().or_default().unwrap() += 7;
+    assert_eq!(*map.entry(&scope, "away").unwrap().or_insert_with_key(|key| key.len() as u64).unwrap(), 4);
+    assert_eq!(*map.entry(&scope, "far").unwrap().or_default().unwrap(), 7);
+}
+
 /// The same with the index in far memory.
 struct FarIndex(Bytes);
 

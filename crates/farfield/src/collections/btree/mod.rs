@@ -2,23 +2,26 @@
 //!
 //! A B-tree of far nodes of about a page (`node`), changed from the root down (`tree`). Nothing of it is near but the root's slot.
 
+mod entry;
 mod node;
+mod range;
 mod remains;
 #[cfg(feature = "serde")]
 mod snapshot;
 mod tree;
 mod walk;
+mod whole;
 
-pub use walk::RangeIter;
+pub use entry::{BTreeEntry, OccupiedBTreeEntry, VacantBTreeEntry};
+pub use range::{RangeIter, RangeIterMut};
 
 use crate::error::{AllocError, FarError};
 use crate::heap::{Anchor, Scope, SlotCell, Want};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
-use core::ops::RangeBounds;
 use node::Node;
 use remains::Remains;
-use tree::Place;
+use tree::{Numbers, Place};
 use walk::Path;
 
 /// A map in the order of its keys, as `BTreeMap`, whose entries are near or far.
@@ -38,6 +41,8 @@ use walk::Path;
 /// assert_eq!(map.get(&scope, &7)?, Some(&49));
 /// let three = map.range(&scope, 10..)?.take(3).map(|entry| entry.map(|(key, _)| *key));
 /// assert_eq!(three.collect::<Result<Vec<_>, _>>()?, [10, 11, 12]);
+/// *map.entry(&scope, 7)?.or_default()? += 1;
+/// assert_eq!(map.get(&scope, &7)?, Some(&50));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
@@ -77,71 +82,23 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(scope))
     }
 
-    /// The node and the entry at the end of a path.
-    fn entry_at(&self, scope: &Scope<'_>, path: &Path) -> Result<Option<At<K, V>>, FarError> {
-        let node = scope.with_room(|| path.node(scope))?;
-        scope.mark_used();
-        Ok(node)
-    }
-
     /// The first entry.
     pub fn first_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, false)?;
         // SAFETY: as in `get_key_value`.
-        Ok(self.entry_at(scope, &path)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+        Ok(path.entry(scope, Want::Read)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
     /// The last entry.
     pub fn last_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, true)?;
         // SAFETY: as in `get_key_value`.
-        Ok(self.entry_at(scope, &path)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+        Ok(path.entry(scope, Want::Read)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
     fn end_path(&self, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
         self.check(scope)?;
         scope.with_room(|| Path::end::<K, V>(self.root.load(), self.height, scope, last))
-    }
-
-    /// All entries in order, from either end. What it has passed stays near as long as the scope lasts; for long walks there is
-    /// [`FarBTreeMap::for_each`].
-    pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> Result<RangeIter<'a, K, V>, FarError> {
-        Ok(RangeIter::new(self, scope, self.end_path(scope, false)?, Path::nowhere()))
-    }
-
-    /// Visits all entries in order; renews the scope between nodes.
-    pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
-        let mut path = self.end_path(scope, false)?;
-        while let Some((node, index)) = self.entry_at(scope, &path)? {
-            // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
-            unsafe { visit(&*node.key(index), &*node.value(index)) };
-            scope.with_room(|| path.advance::<K, V>(scope, true))?;
-            if index + 1 == node.len() || node.height > 0 {
-                scope.renew();
-            }
-        }
-        Ok(())
-    }
-
-    /// The same, for a task: while nodes are on their way, others run.
-    pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
-        let mut path = {
-            let scope = &*scope;
-            scope.retry(|| self.end_path(scope, false)).await?
-        };
-        loop {
-            let end_of_node = {
-                let scope = &*scope;
-                let Some((node, index)) = scope.retry(|| self.entry_at(scope, &path)).await? else { return Ok(()) };
-                // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
-                unsafe { visit(&*node.key(index), &*node.value(index)) };
-                scope.retry(|| scope.with_room(|| path.advance::<K, V>(scope, true))).await?;
-                index + 1 == node.len() || node.height > 0
-            };
-            if end_of_node {
-                scope.renew();
-            }
-        }
     }
 }
 
@@ -168,6 +125,34 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         })?;
         scope.mark_used();
         Ok(found)
+    }
+
+    /// Where in the tree the key is.
+    fn place_of<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<Option<Numbers>, FarError>
+    where
+        K: Borrow<Q>,
+    {
+        self.check(scope)?;
+        if self.root.load().is_none() {
+            return Ok(None);
+        }
+        scope.with_room(|| {
+            let mut node = Node::<K, V>::load(scope, &self.root, self.height, Want::Write)?;
+            let mut numbers = Vec::with_capacity(self.height as usize + 1);
+            loop {
+                match node.find(key) {
+                    Place::Here(index) => {
+                        numbers.push(index);
+                        return Ok(Some(Numbers(numbers)));
+                    }
+                    Place::Before(_) if node.height == 0 => return Ok(None),
+                    Place::Before(index) => {
+                        numbers.push(index);
+                        node = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
+                    }
+                }
+            }
+        })
     }
 
     /// The value of a key.
@@ -212,6 +197,17 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
     }
 
+    /// The same, for a task: while nodes are on their way, others run.
+    pub async fn fetch_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Ord + ?Sized,
+    {
+        let found = scope.retry(|| self.locate(scope, key, Want::Write)).await?;
+        // SAFETY: as in `get_mut`; `retry` has marked the scope as used.
+        Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
+    }
+
     /// Has it the key?
     pub fn contains_key<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<bool, FarError>
     where
@@ -228,12 +224,17 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             Ok(Some((node, index))) => return Ok(Some(unsafe { node.value(index).replace(value) })),
             Ok(None) => {}
         }
+        self.put_new(scope, key, value).map(|_| None)
+    }
+
+    /// Puts an entry in, whose key the map has not; where it is.
+    fn put_new(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<At<K, V>, AllocError<(K, V)>> {
         match scope.with_room(|| self.make_room(scope, &key)) {
             Ok((leaf, index)) => {
                 // SAFETY: the leaf has room, and the tree is ours.
                 unsafe { leaf.insert(index, (key, value), None, 1) };
                 self.len += 1;
-                Ok(None)
+                Ok((leaf, index))
             }
             Err(error) => Err(AllocError { error, value: (key, value) }),
         }
@@ -252,10 +253,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        if self.locate(scope, key, Want::Write)?.is_none() {
-            return Ok(None);
-        }
-        let entry = scope.with_room(|| self.take(scope, key))?;
+        let Some(mut place) = self.place_of(scope, key)? else { return Ok(None) };
+        let entry = scope.with_room(|| self.take(scope, &mut place))?;
         self.len -= 1;
         Ok(Some(entry))
     }
@@ -281,41 +280,6 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         })?;
         self.len -= 1;
         Ok(Some(entry))
-    }
-
-    /// The entries with keys in a range, in order, from either end.
-    ///
-    /// # Panics
-    /// As std: if the range starts behind its end.
-    pub fn range<'a, Q, R>(&'a self, scope: &'a Scope<'a>, range: R) -> Result<RangeIter<'a, K, V>, FarError>
-    where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
-        R: RangeBounds<Q>,
-    {
-        use core::ops::Bound::{Excluded, Included, Unbounded};
-        self.check(scope)?;
-        match (range.start_bound(), range.end_bound()) {
-            (Excluded(start), Excluded(end)) if start == end => panic!("range start and end are equal and excluded"),
-            (Included(start) | Excluded(start), Included(end) | Excluded(end)) if start > end => {
-                panic!("range start is greater than range end")
-            }
-            _ => {}
-        }
-        let path = |key: &Q, behind| {
-            scope.with_room(|| Path::to::<K, V, Q>(self.root.load(), self.height, scope, key, behind))
-        };
-        let front = match range.start_bound() {
-            Included(start) => path(start, false)?,
-            Excluded(start) => path(start, true)?,
-            Unbounded => self.end_path(scope, false)?,
-        };
-        let back = match range.end_bound() {
-            Included(end) => path(end, true)?,
-            Excluded(end) => path(end, false)?,
-            Unbounded => Path::nowhere(),
-        };
-        Ok(RangeIter::new(self, scope, front, back))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Snapshots: entries in order.
 
 use super::{FarBTreeMap, Path};
-use crate::heap::Scope;
+use crate::heap::{Scope, Want};
 use crate::snapshot::{not_restored, not_written, with_target};
 use core::fmt;
 use core::marker::PhantomData;
@@ -22,7 +22,7 @@ impl<K: Send + Serialize + 'static, V: Send + Serialize + 'static> Serialize for
                     None => path = Some(self.end_path(&scope, false)?),
                 }
                 let Some(path) = &path else { return Ok(None) };
-                let Some((node, index)) = self.entry_at(&scope, path)? else { return Ok(None) };
+                let Some((node, index)) = path.entry::<K, V>(&scope, Want::Read)? else { return Ok(None) };
                 let key = node.key(index);
                 Ok(Some((key, node.value(index), scope.pin_at(key.cast())?)))
             };

@@ -17,6 +17,32 @@ pub(super) enum Place {
     Before(usize),
 }
 
+/// An entry's place: in each node from the root on the number of the child below, in the last the number of the entry.
+pub(super) struct Numbers(pub(super) Vec<usize>);
+
+impl Numbers {
+    /// What a step at a level has moved is found where it is now; the level below.
+    fn shift(&mut self, level: usize, shift: Shift) -> usize {
+        self.0[level] = shift.number;
+        self.0[level + 1] += shift.by;
+        if shift.without_root {
+            self.0.remove(level);
+            return level;
+        }
+        level + 1
+    }
+}
+
+/// Where what was in a child is now.
+struct Shift {
+    /// The child's number now.
+    number: usize,
+    /// The number of what was the child's first.
+    by: usize,
+    /// Its parent was the root, and is no more: the child is.
+    without_root: bool,
+}
+
 impl<K, V> Node<K, V> {
     pub(super) fn find<Q: Ord + ?Sized>(self, key: &Q) -> Place
     where
@@ -85,44 +111,45 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(root)
     }
 
-    /// Takes the entry of a key out, which is in the tree.
-    pub(super) fn take<Q: Ord + ?Sized>(&mut self, scope: &Scope<'_>, key: &Q) -> Result<(K, V), FarError>
-    where
-        K: Borrow<Q>,
-    {
+    /// Takes an entry out. Its place is right after an error, too, though others may have come beside it: so it can be tried again.
+    pub(super) fn take(&mut self, scope: &Scope<'_>, place: &mut Numbers) -> Result<(K, V), FarError> {
         let mut node = Node::load(scope, &self.root, self.height, Want::Write)?;
+        let mut level = 0;
         loop {
-            let place = node.find(key);
-            node = match place {
-                Place::Here(index) if node.height == 0 => {
-                    // SAFETY: it exists, and the tree is ours.
-                    return Ok(unsafe { node.remove(index, 1) });
-                }
-                Place::Here(index) => {
-                    let [left, right] = self.children(scope, node, index)?;
-                    if left.can_give() {
-                        let entry = self.take_end(scope, left, true)?;
-                        // SAFETY: the entry exists; another one takes its place.
-                        return Ok(unsafe { replace(node, index, entry) });
-                    }
-                    if right.can_give() {
-                        let entry = self.take_end(scope, right, false)?;
-                        // SAFETY: as above.
-                        return Ok(unsafe { replace(node, index, entry) });
-                    }
-                    self.merge(scope, node, index, left, right);
-                    left
-                }
-                Place::Before(index) if node.height > 0 => self.fill(scope, node, index)?,
-                Place::Before(_) => unreachable!("the key is in the tree"),
-            };
+            let index = place.0[level];
+            if level + 1 < place.0.len() {
+                let shift;
+                (node, shift) = self.fill(scope, node, index)?;
+                level = place.shift(level, shift);
+                continue;
+            }
+            if node.height == 0 {
+                // SAFETY: it exists, and the tree is ours.
+                return Ok(unsafe { node.remove(index, 1) });
+            }
+            let [left, right] = self.children(scope, node, index)?;
+            if left.can_give() {
+                let entry = self.take_end(scope, left, true)?;
+                // SAFETY: the entry exists; another one takes its place.
+                return Ok(unsafe { replace(node, index, entry) });
+            }
+            if right.can_give() {
+                let entry = self.take_end(scope, right, false)?;
+                // SAFETY: as above.
+                return Ok(unsafe { replace(node, index, entry) });
+            }
+            // Then the entry is in the middle of both.
+            place.0.push(left.len());
+            let without_root = self.merge(scope, node, index, left, right);
+            level = place.shift(level, Shift { number: index, by: 0, without_root });
+            node = left;
         }
     }
 
     /// Takes the last or the first entry out of a subtree whose root can give one.
     pub(super) fn take_end(&mut self, scope: &Scope<'_>, mut node: Node<K, V>, last: bool) -> Result<(K, V), FarError> {
         while node.height > 0 {
-            node = self.fill(scope, node, if last { node.len() } else { 0 })?;
+            (node, _) = self.fill(scope, node, if last { node.len() } else { 0 })?;
         }
         let index = if last { node.len() - 1 } else { 0 };
         // SAFETY: it exists, and the tree is ours.
@@ -135,11 +162,12 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok([child(index)?, child(index + 1)?])
     }
 
-    /// The child with this number, or the one that it was merged into: it can give an entry now.
-    fn fill(&mut self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<Node<K, V>, FarError> {
+    /// The child with this number, or the one that it was merged into: it can give an entry now. And where its entries are.
+    fn fill(&mut self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<(Node<K, V>, Shift), FarError> {
+        let same = Shift { number: index, by: 0, without_root: false };
         let child = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
         if child.can_give() {
-            return Ok(child);
+            return Ok((child, same));
         }
         if index > 0 {
             let [left, child] = self.children(scope, node, index - 1)?;
@@ -152,7 +180,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
                     let entry = replace(node, index - 1, entry);
                     child.insert(0, entry, moved, 0);
                 }
-                return Ok(child);
+                return Ok((child, Shift { by: 1, ..same }));
             }
         }
         if index < node.len() {
@@ -165,17 +193,25 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
                     let entry = replace(node, index, entry);
                     child.insert(child.len(), entry, moved, 1);
                 }
-                return Ok(child);
+                return Ok((child, same));
             }
         }
         let between = if index > 0 { index - 1 } else { index };
         let [left, right] = self.children(scope, node, between)?;
-        self.merge(scope, node, between, left, right);
-        Ok(left)
+        let by = if between < index { left.len() + 1 } else { 0 };
+        let without_root = self.merge(scope, node, between, left, right);
+        Ok((left, Shift { number: between, by, without_root }))
     }
 
-    /// Two children with the fewest entries and the entry between them become one. A root without an entry goes.
-    fn merge(&mut self, scope: &Scope<'_>, node: Node<K, V>, index: usize, left: Node<K, V>, right: Node<K, V>) {
+    /// Two children with the fewest entries and the entry between them become one. A root without an entry goes; did it?
+    fn merge(
+        &mut self,
+        scope: &Scope<'_>,
+        node: Node<K, V>,
+        index: usize,
+        left: Node<K, V>,
+        right: Node<K, V>,
+    ) -> bool {
         let Some(gone) = node.child(index + 1).load() else { unreachable!("a tree names its nodes") };
         // SAFETY: twice the fewest and one are the most. The tree is ours, and the right one's place is free afterwards.
         unsafe {
@@ -187,13 +223,15 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             right.move_tail(0, left);
             Node::<K, V>::free(scope.core, gone);
         }
-        if node.len() == 0 {
+        let without_root = node.len() == 0;
+        if without_root {
             let (Some(old), Some(only)) = (self.root.load(), node.child(0).load()) else { unreachable!("as above") };
             self.root.store(only.word());
             self.height -= 1;
             // SAFETY: without an entry it was the root, and is in the tree no more.
             unsafe { Node::<K, V>::free(scope.core, old) };
         }
+        without_root
     }
 }
 

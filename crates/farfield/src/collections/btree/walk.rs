@@ -1,10 +1,10 @@
 //! Walking through a tree in order.
 
+use super::At;
 use super::node::Node;
-use super::tree::Place;
-use super::{At, FarBTreeMap};
+use super::tree::{Numbers, Place};
 use crate::error::FarError;
-use crate::heap::{Core, Scope, Slot};
+use crate::heap::{Core, Scope, Slot, SlotCell, Want};
 use core::borrow::Borrow;
 
 /// An entry's place: the nodes from the root to its node; in each the number of the child below, in the last the number of the entry.
@@ -25,7 +25,7 @@ impl Path {
     }
 
     /// Are both the same place?
-    fn is(&self, other: &Path, core: &Core) -> bool {
+    pub(super) fn is(&self, other: &Path, core: &Core) -> bool {
         match (self.steps.last(), other.steps.last()) {
             (Some((one, index)), Some((two, other))) => one.is(*two, core) && index == other,
             (one, two) => one.is_none() && two.is_none(),
@@ -36,6 +36,19 @@ impl Path {
     pub(super) fn node<K, V>(&self, scope: &Scope<'_>) -> Result<Option<At<K, V>>, FarError> {
         let Some((slot, index)) = self.steps.last() else { return Ok(None) };
         Ok(Some((Node::at(slot.address(scope)?, self.height), *index)))
+    }
+
+    /// The same, near as long as the scope lasts, and to be changed if it is wanted so.
+    pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, want: Want) -> Result<Option<At<K, V>>, FarError> {
+        let Some((slot, index)) = self.steps.last() else { return Ok(None) };
+        let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, want))?;
+        scope.mark_used();
+        Ok(Some((Node::at(address, self.height), *index)))
+    }
+
+    /// The place without its nodes.
+    pub(super) fn numbers(&self) -> Numbers {
+        Numbers(self.steps.iter().map(|(_, number)| *number).collect())
     }
 
     /// To the first or the last entry.
@@ -143,7 +156,7 @@ impl Path {
     }
 
     /// The entry before this one, which exists.
-    fn previous<K, V>(&self, root: Option<Slot>, height: u32, scope: &Scope<'_>) -> Result<Path, FarError> {
+    pub(super) fn previous<K, V>(&self, root: Option<Slot>, height: u32, scope: &Scope<'_>) -> Result<Path, FarError> {
         let mut path = self.clone();
         let Some((node, index)) = path.node::<K, V>(scope)? else {
             return Path::end::<K, V>(root, height, scope, true);
@@ -167,66 +180,4 @@ impl Path {
 fn child<K, V>(node: Node<K, V>, index: usize) -> Slot {
     let Some(slot) = node.child(index).load() else { unreachable!("a tree names its nodes") };
     slot
-}
-
-/// Entries of a map in order. See [`FarBTreeMap::range`].
-pub struct RangeIter<'a, K: Send + 'static, V: Send + 'static> {
-    map: &'a FarBTreeMap<K, V>,
-    scope: &'a Scope<'a>,
-    front: Path,
-    /// Behind the last entry.
-    back: Path,
-    passed: usize,
-    failed: bool,
-}
-
-impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
-    pub(super) fn new(map: &'a FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: Path, back: Path) -> Self {
-        RangeIter { map, scope, front, back, passed: 0, failed: false }
-    }
-
-    /// The entry from one end, and a step there.
-    fn take(&mut self, from_back: bool) -> Result<Option<(&'a K, &'a V)>, FarError> {
-        if self.failed || self.front.is(&self.back, self.scope.core) {
-            return Ok(None);
-        }
-        let (map, scope) = (self.map, self.scope);
-        let found = if from_back {
-            self.back = scope.with_room(|| self.back.previous::<K, V>(map.root.load(), map.height, scope))?;
-            map.entry_at(scope, &self.back)?
-        } else {
-            let found = map.entry_at(scope, &self.front)?;
-            self.passed += 1;
-            self.front.advance::<K, V>(scope, self.passed > 1)?;
-            found
-        };
-        // SAFETY: as in `FarBTreeMap::get_key_value`.
-        Ok(found.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
-    }
-
-    fn item(&mut self, from_back: bool) -> Option<Result<(&'a K, &'a V), FarError>> {
-        let item = self.take(from_back);
-        self.failed |= item.is_err();
-        item.transpose()
-    }
-}
-
-impl<'a, K: Send + 'static, V: Send + 'static> Iterator for RangeIter<'a, K, V> {
-    type Item = Result<(&'a K, &'a V), FarError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.item(false)
-    }
-}
-
-impl<K: Send + 'static, V: Send + 'static> DoubleEndedIterator for RangeIter<'_, K, V> {
-    fn next_back(&mut self) -> Option<Self::Item> {
-        self.item(true)
-    }
-}
-
-impl<K: Send + 'static, V: Send + 'static> core::fmt::Debug for RangeIter<'_, K, V> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("RangeIter")
-    }
 }

@@ -62,10 +62,26 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
 
     /// The value, or what `make` gives.
     pub fn or_insert_with<B: Source<V>>(self, make: impl FnOnce() -> B) -> Result<&'a mut V, AllocError<(A, B)>> {
+        self.or_insert_with_key(|_| make())
+    }
+
+    /// The value, or what `make` gives for the key.
+    pub fn or_insert_with_key<B: Source<V>>(self, make: impl FnOnce(&K) -> B) -> Result<&'a mut V, AllocError<(A, B)>> {
         match self {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => entry.insert(make()),
+            Entry::Vacant(entry) => {
+                let value = make(entry.key());
+                entry.insert(value)
+            }
         }
+    }
+
+    /// The value, or the default one.
+    pub fn or_default(self) -> Result<&'a mut V, AllocError<(A, V)>>
+    where
+        V: Default + Source<V>,
+    {
+        self.or_insert_with(V::default)
     }
 
     /// Changes the value if there is one.

@@ -1,0 +1,102 @@
+//! Walks through all entries, however many: the scope is renewed on the way.
+
+use super::walk::Path;
+use super::{At, FarBTreeMap};
+use crate::error::{AllocError, FarError};
+use crate::heap::{Scope, Want};
+
+impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
+    /// Visits all entries in order; renews the scope between nodes.
+    pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        // SAFETY: as in `get_key_value`; the scope is renewed when nobody has them.
+        self.visit(scope, Want::Read, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
+    }
+
+    /// The same, to change values.
+    pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &mut V)) -> Result<(), FarError> {
+        // SAFETY: as in `for_each`, and `&mut self` makes it exclusive.
+        self.visit(scope, Want::Write, |(node, index)| unsafe { visit(&*node.key(index), &mut *node.value(index)) })
+    }
+
+    fn visit(&self, scope: &mut Scope<'_>, want: Want, mut visit: impl FnMut(At<K, V>)) -> Result<(), FarError> {
+        let mut path = self.end_path(scope, false)?;
+        while let Some((node, index)) = path.entry(scope, want)? {
+            visit((node, index));
+            scope.with_room(|| path.advance::<K, V>(scope, true))?;
+            if index + 1 == node.len() || node.height > 0 {
+                scope.renew();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`FarBTreeMap::for_each`], for a task: while nodes are on their way, others run.
+    pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        let mut path = {
+            let scope = &*scope;
+            scope.retry(|| self.end_path(scope, false)).await?
+        };
+        loop {
+            let end_of_node = {
+                let scope = &*scope;
+                let found = scope.retry(|| path.entry::<K, V>(scope, Want::Read)).await?;
+                let Some((node, index)) = found else { return Ok(()) };
+                // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
+                unsafe { visit(&*node.key(index), &*node.value(index)) };
+                scope.retry(|| scope.with_room(|| path.advance::<K, V>(scope, true))).await?;
+                index + 1 == node.len() || node.height > 0
+            };
+            if end_of_node {
+                scope.renew();
+            }
+        }
+    }
+}
+
+impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
+    /// Keeps the entries that `keep` accepts; asks in order, and renews the scope on the way. If it fails, what it has asked about is done.
+    pub fn retain(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&K, &mut V) -> bool) -> Result<(), FarError> {
+        let mut path = self.end_path(scope, false)?;
+        while let Some((node, index)) = path.entry::<K, V>(scope, Want::Write)? {
+            // SAFETY: as in `get_mut`; the scope is renewed below, when nobody has them.
+            if unsafe { keep(&*node.key(index), &mut *node.value(index)) } {
+                scope.with_room(|| path.advance::<K, V>(scope, true))?;
+                if index + 1 == node.len() || node.height > 0 {
+                    scope.renew();
+                }
+            } else {
+                scope.renew();
+                path = self.drop_entry(scope, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the entry at a place out, and drops it when the next one is found; the place of that.
+    fn drop_entry(&mut self, scope: &Scope<'_>, path: &Path) -> Result<Path, FarError> {
+        let mut place = path.numbers();
+        let (key, _value) = scope.with_room(|| self.take(scope, &mut place))?;
+        self.len -= 1;
+        self.path_to(scope, &key, true)
+    }
+
+    /// Moves all entries of another map over, in order; those that this one has are replaced. Renews the scope on the way. If it fails, what
+    /// has not been moved is still in the other one, but for the entry that is given back if it could not be put in.
+    pub fn append(
+        &mut self,
+        scope: &mut Scope<'_>,
+        other: &mut FarBTreeMap<K, V>,
+    ) -> Result<(), AllocError<Option<(K, V)>>> {
+        let without_entry = |error| AllocError { error, value: None };
+        other.check(scope).map_err(without_entry)?;
+        if self.is_empty() {
+            core::mem::swap(self, other);
+        }
+        while let Some((key, value)) = other.pop_first(scope).map_err(without_entry)? {
+            let put = self.insert(scope, key, value);
+            put.map_err(|full| AllocError { error: full.error, value: Some(full.value) })?;
+            scope.renew();
+        }
+        Ok(())
+    }
+}
