@@ -1,5 +1,6 @@
 //! The farfield command.
 
+mod advise;
 mod doctor;
 mod pipe;
 mod profile;
@@ -35,6 +36,7 @@ Examples:
 enum Command {
     Run(run::RunArgs),
     Profile(profile::ProfileArgs),
+    Advise(advise::AdviseArgs),
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run::run(args),
         Command::Profile(args) => profile::run(args),
+        Command::Advise(args) => finish(advise::run(&args)),
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -3,8 +3,9 @@
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use farfield_core::policy::hold::Cadence;
 use farfield_pager::control::{Mode, exit};
-use farfield_pager::runner::{self, Ended, Options, machine};
+use farfield_pager::runner::{self, Ended, HoldOptions, Options, machine};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,6 +25,17 @@ pub(crate) struct RunArgs {
     /// "mirror(URL,URL)" holds the same at both
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
+    /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. With --profile,
+    /// start with what `farfield advise` says, at the best of the places that --far names. "periodic" changes it at fixed times
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "event",
+          requires = "slo")]
+    auto: Option<AutoArg>,
+    /// The program may take at most so many times the time that it takes with all its memory near
+    #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, requires = "auto")]
+    slo: Option<f64>,
+    /// What `farfield profile` has written about this program
+    #[arg(long, value_name = "PROFILE", requires = "auto")]
+    profile: Option<PathBuf>,
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
@@ -51,6 +63,8 @@ Examples:
                                                         The rest on two machines
   farfield run --near 1G --far 'ssd:/var/tmp?size=32G' -- ./app
                                                         The rest in a file on this machine's disk
+  farfield run --auto --slo 1.4 -- ./train              As little near as makes it at most 40 % slower
+  farfield run --auto --slo 1.4 --profile train.json -- ./train
   farfield run --near 1G --report run.json -- ./app     What happened, for programs
   farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
 
@@ -66,6 +80,14 @@ enum ModeArg {
     Signal,
     /// By threads of ours: slower, works for everything
     Thread,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum AutoArg {
+    /// When something happens
+    Event,
+    /// At fixed times
+    Periodic,
 }
 
 /// Runs the program and ends as it ended.
@@ -90,14 +112,17 @@ fn refused(text: &str, code: i32) -> ExitCode {
 fn options(args: RunArgs) -> anyhow::Result<Options> {
     let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
     let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
+    let near_limit_bytes = args.near.bytes(machine::memory_bytes());
+    let (hold, far) = hold(&args, near_limit_bytes)?;
     Ok(Options {
-        near_limit_bytes: args.near.bytes(machine::memory_bytes()),
+        near_limit_bytes,
+        hold,
         mode: match args.mode {
             ModeArg::Auto => Mode::Auto,
             ModeArg::Signal => Mode::Signal,
             ModeArg::Thread => Mode::Thread,
         },
-        far: args.far,
+        far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,
         quiet: args.quiet,
@@ -106,4 +131,30 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         farfield,
         pipe_ignored: crate::pipe::was_ignored(),
     })
+}
+
+/// What `--auto` holds, and where far memory is then.
+fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<(Option<HoldOptions>, Vec<String>)> {
+    let (Some(auto), Some(slo)) = (args.auto, args.slo) else {
+        return Ok((None, args.far.clone()));
+    };
+    let cadence = match auto {
+        AutoArg::Event => Cadence::EventDriven,
+        AutoArg::Periodic => Cadence::Periodic,
+    };
+    let Some(profile) = &args.profile else {
+        return Ok((Some(HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes }), args.far.clone()));
+    };
+    let profile = crate::profile::read(profile)?;
+    let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref())?;
+    let choice = advice.choice.with_context(|| advice.reasons.join(" "))?;
+    if !args.quiet {
+        crate::say(&format!(
+            "starts with {} near; expected is {:.2} × its time",
+            runner::Bytes(choice.near_bytes),
+            choice.slowdown
+        ));
+    }
+    let far = if choice.url.is_empty() { Vec::new() } else { vec![choice.url] };
+    Ok((Some(HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes }), far))
 }

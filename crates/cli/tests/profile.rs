@@ -46,7 +46,7 @@ fn the_environment_is_the_programs_own() {
 fn what_all_its_processes_use_is_written() {
     let folder = Folder::new("profile-memory");
     // A child that has 32 MiB and uses them.
-    let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); sleep 0.3; echo ${#x}";
+    let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); sleep 0.5; echo ${#x}";
     let program = ["sh", "-c", "sh -c \"$0\"; true", child];
     let output = profile(&folder, &["--interval", "10ms"], &program).output().unwrap();
     let said = text(&output);
@@ -60,4 +60,69 @@ fn what_all_its_processes_use_is_written() {
     assert!(!profile["findings"]["heat"]["rows"].as_array().unwrap().is_empty());
     let picture = std::fs::read_to_string(folder.path("p.svg")).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("<title>"));
+}
+
+#[test]
+fn runs_with_far_memory_and_advice_follow() {
+    let folder = Folder::new("profile-far");
+    // With a library that does nothing, runs with far memory are as fast as those without.
+    let program = ["sh", "-c", "x=$(head -c 20971520 /dev/zero | tr '\\0' x); sleep 0.5; echo ${#x}"];
+    let options = ["--interval", "20ms", "--near", "100%,90%,16M"];
+    let mut command = profile(&folder, &options, &program);
+    let output = command.env("FARFIELD_PRELOAD", folder.library()).output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("20971520").count(), 5, "seen, alone, and three times");
+    assert!(said.contains("run 3 of 3") && said.contains("a falling line"), "{said}");
+    let profile = json(&folder.path("p.json"));
+    let shares: Vec<f64> =
+        profile["far_runs"].as_array().unwrap().iter().map(|run| run["near_share"].as_f64().unwrap()).collect();
+    assert!(shares.len() == 3 && shares.is_sorted_by(|a, b| a > b), "{shares:?}");
+    let advise = |slo: &str, more: &[&str]| {
+        let mut command = farfield();
+        command.args(["advise", "--slo", slo]).args(more).arg(folder.path("p.json")).output().unwrap()
+    };
+    let output = advise("50", &["--json"]);
+    let advice: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(
+        (&advice["choice"]["near_bytes"], &advice["choice"]["source"]),
+        (&(16 << 20).into(), &"measured".into())
+    );
+    let output = advise("50", &[]);
+    assert!(text(&output).contains("farfield run --near 16M -- sh -c"), "{}", text(&output));
+    let output = advise("1.4", &["--far", "unix:/no/such/socket"]);
+    assert!(output.status.code() == Some(1) && text(&output).contains("/no/such/socket"), "{}", text(&output));
+    // And it is applied.
+    let report = folder.path("run.json");
+    let mut command = farfield();
+    command.env("FARFIELD_PRELOAD", folder.library()).args(["run", "--auto", "--slo", "50", "--profile"]);
+    command
+        .arg(folder.path("p.json"))
+        .args(["--near", "100M", "--report"])
+        .arg(&report)
+        .args(["--", "sh", "-c", "exit 5"]);
+    let output = command.output().unwrap();
+    assert!(
+        output.status.code() == Some(5) && text(&output).contains("starts with 16.0 MiB near"),
+        "{}",
+        text(&output)
+    );
+    let report = json(&report);
+    assert_eq!((&report["hold"]["slo"], &report["hold"]["near_limit_last_bytes"]), (&50.0.into(), &(16 << 20).into()));
+}
+
+#[test]
+fn a_program_that_ends_otherwise_with_far_memory_is_told_of() {
+    let folder = Folder::new("profile-differs");
+    let once = folder.path("once");
+    let script = format!("sleep 0.05; mkdir {}", once.display());
+    let mut command = profile(&folder, &["--near", "50%"], &["sh", "-c", &script]);
+    let output = command.env("FARFIELD_PRELOAD", folder.library()).output().unwrap();
+    assert!(
+        output.status.code() == Some(1) && text(&output).contains("in another way than before"),
+        "{}",
+        text(&output)
+    );
+    assert_eq!(json(&folder.path("p.json"))["far_runs"], serde_json::json!([]), "what was seen is there");
 }

@@ -5,7 +5,7 @@
 mod kernel;
 mod limits;
 mod network;
-mod pool;
+pub(crate) mod pool;
 
 use crate::size::Size;
 use clap::Args;

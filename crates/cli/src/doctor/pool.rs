@@ -23,7 +23,7 @@ const ENOUGH: f64 = 0.9;
 
 /// What one place can do.
 #[derive(Clone, Debug, serde::Serialize)]
-pub(super) struct Place {
+pub(crate) struct Place {
     url: String,
     /// Why it could not be measured.
     error: Option<String>,
@@ -56,12 +56,24 @@ struct Rate {
 }
 
 impl Place {
-    pub(super) fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         self.error.is_none()
     }
 
+    /// What one page takes to be read, if it could be measured.
+    pub(crate) fn read_ns(&self) -> Option<u64> {
+        Some(self.speed.as_ref()?.read_ns_p50)
+    }
+
+    /// What the advisor needs to know, under the name that it has there.
+    pub(crate) fn for_advice(&self, url: &str) -> Option<farfield_core::policy::advice::Place> {
+        let speed = self.speed.as_ref()?;
+        let (read_ns, bytes_per_s, best_depth) = (speed.read_ns_p50, speed.run_read_bytes_per_s, speed.best_depth);
+        Some(farfield_core::policy::advice::Place { url: url.into(), read_ns, bytes_per_s, best_depth })
+    }
+
     /// For people.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let level = if self.is_well() { "ok  " } else { "FAIL" };
         let mut text = format!("{level}  {}", self.url);
         let mut line = |name: &str, said: String| text += &format!("\n      {name:<12} {said}");
@@ -101,7 +113,8 @@ pub(super) fn measure(url: &str, token: &[u8]) -> Vec<Place> {
     urls.into_iter().map(|url| place(url, token)).collect()
 }
 
-fn place(url: &str, token: &[u8]) -> Place {
+/// Measures the pool as a whole.
+pub(crate) fn place(url: &str, token: &[u8]) -> Place {
     let mut how = String::new();
     let speed = speed(url, token, &mut how);
     let error = speed.as_ref().err().map(|error| format!("{error:#}"));

@@ -1,5 +1,6 @@
 //! `farfield profile`: what a program does with its memory.
 
+mod far;
 mod picture;
 mod proc;
 mod sampler;
@@ -7,9 +8,10 @@ mod summary;
 
 use anyhow::Context;
 use clap::Args;
+use far::{Near, Plan};
 use farfield_core::policy::profile::{self, Observation, Profile, VERSION};
 use farfield_pager::control::exit;
-use farfield_pager::runner::{self, Bytes, Ended, PlainRun, PlainRunner, Refusal};
+use farfield_pager::runner::{self, Bytes, Ended, PlainRunner, Refusal};
 use sampler::Sampler;
 use std::ffi::OsString;
 use std::io::Write;
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 /// Watch how a program uses its memory, and write it down.
 ///
 /// The program runs as it always does, without far memory and with nothing of ours in it. It and all its children are looked at
-/// from outside. What was seen goes to a file that `farfield advise` and `farfield run --auto` read, and to a picture beside it.
+/// from outside. What was seen goes to a file, and to a picture beside it. With --near, the program then runs again, once more alone
+/// and once for each size and place, and the file says how much slower it was.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ProfileArgs {
@@ -30,6 +33,15 @@ pub(crate) struct ProfileArgs {
     /// Where the profile goes, as JSON; the picture goes beside it, with the ending svg
     #[arg(long, short, value_name = "FILE.json", default_value = "farfield-profile.json")]
     output: PathBuf,
+    /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous memory that it had, or sizes
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
+    near: Vec<Near>,
+    /// Where far is in those runs, as for `farfield run`. Several are tried one after the other; "stripe(URL,URL)" is one
+    #[arg(long, value_name = "URL", requires = "near")]
+    far: Vec<String>,
+    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// No progress line and no summary
     #[arg(long, short)]
     quiet: bool,
@@ -43,6 +55,8 @@ Examples:
   farfield profile -- sort -S 1G big.txt              To farfield-profile.json and farfield-profile.svg
   farfield profile -o train.json -- ./train --epochs 1
   farfield profile --interval 20ms -- ./short         For short programs, and for small working sets
+  farfield profile --near 75%,50%,25% -- ./train      And how much slower it is with less near memory
+  farfield profile --near 50%,25% --far tcp://big:7400 --far 'ssd:/var/tmp?size=8G' -- ./train
   jq .findings.hot_bytes train.json                   What it uses at once
 
 Exit code: that of the program; 97, 126 and 127 as for `farfield run` if it was not started, 1 if the profile could not be
@@ -69,23 +83,54 @@ pub(crate) fn run(args: ProfileArgs) -> ExitCode {
     if let Err(error) = writable(&args.output) {
         return report(&error, exit::REFUSED);
     }
-    let run = match observe(&args) {
-        Ok(run) => run,
-        Err(Refusal::Interrupted { signal }) => runner::die_by(signal),
-        Err(refusal) => return report(&anyhow::Error::msg(refusal.to_string()), refusal.exit_code()),
+    let ended = match profile(&args) {
+        Ok(ended) => ended,
+        Err(error) => match error.downcast::<Refusal>() {
+            Ok(Refusal::Interrupted { signal }) => runner::die_by(signal),
+            Ok(refusal) => return report(&anyhow::Error::msg(refusal.to_string()), refusal.exit_code()),
+            Err(error) => return report(&error, 1),
+        },
     };
-    let (run, observation) = run;
-    if let Err(error) = finish(&args, observation) {
-        return report(&error, 1);
-    }
-    match run.ended {
+    match ended {
         Ended::Code(code) => ExitCode::from(code as u8),
         Ended::Signal(signal) => runner::die_by(signal),
     }
 }
 
-fn observe(args: &ProfileArgs) -> Result<(PlainRun, Observation), Refusal> {
+fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
     let runner = PlainRunner::new(crate::pipe::was_ignored())?;
+    let (ended, mut observation) = observe(args, &runner)?;
+    anyhow::ensure!(
+        !observation.samples.is_empty(),
+        "the program ended before anybody could look at it; there is nothing to tell of"
+    );
+    let mut profile = Profile {
+        version: VERSION,
+        command: args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+        findings: profile::analyse(&observation),
+        observation: observation.clone(),
+        far_runs: Vec::new(),
+    };
+    write(&args.output, &profile)?;
+    if !args.near.is_empty() {
+        let (near, far, token_file, command) = (&args.near, &args.far, args.token_file.as_ref(), &args.command);
+        let plan = Plan { near, far, token_file, command, quiet: args.quiet };
+        // What has been measured stays, whatever happens to the rest.
+        plan.run(&runner, ended, &mut observation, &mut |observation, run| {
+            profile.observation.undisturbed_ms = observation.undisturbed_ms;
+            profile.far_runs.push(run);
+            write(&args.output, &profile)
+        })?;
+    }
+    if !args.quiet {
+        let picture = picture_path(&args.output);
+        let files = format!("farfield: written to {}, picture in {}\n", args.output.display(), picture.display());
+        let _ = std::io::stderr().write_all((summary::of(&profile) + &files).as_bytes());
+    }
+    Ok(ended)
+}
+
+fn observe(args: &ProfileArgs, runner: &PlainRunner) -> Result<(Ended, Observation), Refusal> {
     let mut sampler = Sampler::new(args.interval);
     let mut progress = Progress { enabled: !args.quiet, started: Instant::now(), told: Instant::now(), shown: false };
     let run = runner.run(&args.command, &mut || {
@@ -95,28 +140,7 @@ fn observe(args: &ProfileArgs) -> Result<(PlainRun, Observation), Refusal> {
     });
     progress.erase();
     let run = run?;
-    Ok((run, sampler.finish(run.wall)))
-}
-
-fn finish(args: &ProfileArgs, observation: Observation) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        !observation.samples.is_empty(),
-        "the program ended before anybody could look at it; there is nothing to tell of"
-    );
-    let profile = Profile {
-        version: VERSION,
-        command: args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-        findings: profile::analyse(&observation),
-        observation,
-        far_runs: Vec::new(),
-    };
-    write(&args.output, &profile)?;
-    if !args.quiet {
-        let picture = picture_path(&args.output);
-        let files = format!("farfield: written to {}, picture in {}\n", args.output.display(), picture.display());
-        let _ = std::io::stderr().write_all((summary::of(&profile) + &files).as_bytes());
-    }
-    Ok(())
+    Ok((run.ended, sampler.finish(run.wall)))
 }
 
 fn picture_path(output: &Path) -> PathBuf {
@@ -146,7 +170,6 @@ fn write(output: &Path, profile: &Profile) -> anyhow::Result<()> {
 }
 
 /// The profile in a file.
-#[cfg_attr(not(test), expect(dead_code, reason = "the advisor reads it"))]
 pub(crate) fn read(path: &Path) -> anyhow::Result<Profile> {
     let context = || format!("{} is no profile", path.display());
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;

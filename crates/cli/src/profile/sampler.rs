@@ -6,6 +6,7 @@
 
 use super::proc::{self, Counts, Mapping};
 use farfield_core::policy::profile::{Area, AreaKind, AreaSample, Cost, Observation, Sample};
+use farfield_os::process;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,7 @@ impl Sampler {
 
     /// Looks, and says when to look again.
     pub(super) fn look(&mut self) -> Duration {
-        let begin = Instant::now();
+        let (begin, busy_ns) = (Instant::now(), process::thread_cpu_ns());
         if self.counts.is_empty() {
             // The program has just been started.
             (self.started, self.cleared) = (begin, begin);
@@ -92,7 +93,8 @@ impl Sampler {
         if self.looks >= LOOKS_MIN && self.cleared.elapsed() >= epoch {
             self.clear(&processes, used);
         }
-        let took = begin.elapsed();
+        // Processor time: where others have the processor, looking does not take longer.
+        let took = Duration::from_nanos(process::thread_cpu_ns() - busy_ns);
         self.busy += took;
         self.next_look(took)
     }

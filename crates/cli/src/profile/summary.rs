@@ -1,5 +1,6 @@
 //! A profile in a few lines, for people.
 
+use farfield_core::policy::curve::Curve;
 use farfield_core::policy::profile::{AnonymousUse, FileUse, Profile, Segment, SegmentKind, StageKind};
 use farfield_pager::runner::{Bytes, Count};
 use std::fmt::Write;
@@ -75,7 +76,46 @@ pub(super) fn of(profile: &Profile) -> String {
     }
     line_more(&mut text, found.segments.len(), "segments");
     let _ = writeln!(text, "  {:<12}{} by the kinds of its segments", "can be far", Bytes(found.offloadable_bytes));
+    far_runs(&mut text, profile);
     text
+}
+
+/// What it costs to have less near.
+fn far_runs(text: &mut String, profile: &Profile) {
+    let mut before = None;
+    for run in &profile.far_runs {
+        if before != Some(&run.url) {
+            let place = if run.url.is_empty() { "a private server" } else { &run.url };
+            let _ = writeln!(text, "  far at {place}");
+        }
+        before = Some(&run.url);
+        let _ = writeln!(
+            text,
+            "  {:<12}{:.0} % near: {:.2} × as long ({:.1} s), {} faults, {} pages in, {} out",
+            Bytes(run.near_bytes).to_string(),
+            run.near_share * 100.0,
+            run.slowdown,
+            run.wall_ms as f64 / 1000.0,
+            Count(run.faults),
+            Count(run.pages_in),
+            Count(run.pages_out),
+        );
+    }
+    for url in Curve::places(profile) {
+        let Some((curve, fit)) = Curve::of(profile, url) else { continue };
+        let place = if url.is_empty() { "a private server" } else { url };
+        let left_out = fit.left_out_error.map_or(String::new(), |error| {
+            format!(", {:.0} % off in the mean where a point is left out", error * 100.0)
+        });
+        let _ = writeln!(
+            text,
+            "  {:<12}{place}: a falling line with {} corners says {:.0} % of the differences, {:.0} % off at most{left_out}",
+            "fit",
+            curve.points().len(),
+            fit.explained * 100.0,
+            fit.error_max * 100.0,
+        );
+    }
 }
 
 fn line_more(text: &mut String, number: usize, what: &str) {

@@ -1,4 +1,7 @@
 //! Policies: pure decisions that the machinery asks for.
 
+pub mod advice;
+pub mod curve;
+pub mod hold;
 pub mod prefetch;
 pub mod profile;

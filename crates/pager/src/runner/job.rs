@@ -1,11 +1,13 @@
 //! One job from start to end.
 
+use super::hold::{HoldOptions, Holder};
 use super::report::{self, Failure, Report, ReportFile};
 use super::server::{PrivateServer, check_interrupted};
 use super::sys::{self, Change, Signals};
 use super::watch::Watch;
 use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
 use crate::control::{ENV_CONTROL, Mode, read_text};
+use core::sync::atomic::Ordering;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -25,8 +27,10 @@ const ORPHAN_GRACE: Duration = Duration::from_millis(250);
 /// What `farfield run` was asked to do.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Near budget of the job.
+    /// Near budget of the job; with `hold` the most that it may become.
     pub near_limit_bytes: u64,
+    /// Change the budget while the job runs.
+    pub hold: Option<HoldOptions>,
     /// How faults are served.
     pub mode: Mode,
     /// Pool URLs; empty for a private server.
@@ -93,8 +97,9 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
     far::check(&urls, &token)?;
-    let settings =
-        Settings { near_limit_bytes: options.near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
+    let holder = options.hold.map(|hold| Holder::new(&hold, options.near_limit_bytes));
+    let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
+    let settings = Settings { near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
@@ -109,6 +114,8 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         server,
         pid,
         watch: Watch::new(),
+        holder,
+        near: Mean::new(started),
         progress: Progress::new(options.quiet, started),
         ended: None,
         ended_at: None,
@@ -144,6 +151,8 @@ struct Job {
     server: Option<PrivateServer>,
     pid: u32,
     watch: Watch,
+    holder: Option<Holder>,
+    near: Mean,
     progress: Progress,
     /// How the program ended.
     ended: Option<Ended>,
@@ -162,6 +171,12 @@ impl Job {
             self.take_changes();
             self.take_signals();
             self.watch.sweep(&self.control);
+            if self.ended.is_none() {
+                self.near.add(self.control.near_bytes.load(Ordering::Relaxed).max(0) as f64);
+            }
+            if let Some(holder) = &mut self.holder {
+                holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
+            }
             if self.is_over() {
                 break;
             }
@@ -273,6 +288,9 @@ impl Job {
         report.mode = report::mode_name(options.mode);
         report.serving = self.watch.serving();
         report.far = urls;
+        report.near_mean_bytes = self.near.value() as u64;
+        report.hold = self.holder.as_ref().map(Holder::held);
+        report.near_limit_bytes = options.near_limit_bytes;
         report.exit_code = program.exit_code();
         report.signal = match program {
             Ended::Signal(signal) => Some(signal),
@@ -307,6 +325,30 @@ impl Job {
             reason = "a process of the job had to stop and died before it could say why".into();
         }
         Some(Failure { exit_code, reason })
+    }
+}
+
+/// A mean over time.
+struct Mean {
+    started: Instant,
+    last: Instant,
+    sum: f64,
+}
+
+impl Mean {
+    fn new(started: Instant) -> Mean {
+        Mean { started, last: started, sum: 0.0 }
+    }
+
+    /// It has had this value since the last call.
+    fn add(&mut self, value: f64) {
+        let now = Instant::now();
+        self.sum += value * (now - self.last).as_secs_f64();
+        self.last = now;
+    }
+
+    fn value(&self) -> f64 {
+        self.sum / (self.last - self.started).as_secs_f64().max(1e-9)
     }
 }
 

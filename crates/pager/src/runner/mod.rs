@@ -6,6 +6,7 @@
 
 mod block;
 mod far;
+mod hold;
 mod job;
 pub mod machine;
 mod plain;
@@ -19,6 +20,7 @@ mod watch;
 
 pub use block::{ControlBlock, MEMFD_NAME, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use far::opener;
+pub use hold::{Held, HoldOptions};
 pub use job::{Ended, Options, run};
 pub use plain::{PlainRun, PlainRunner, progress_columns};
 pub use preload::{ENV_PRELOAD, find_preload};

@@ -1,6 +1,6 @@
 //! What a run leaves behind: the report for programs, the summary and the progress line for people.
 
-use super::{Refusal, Totals};
+use super::{Held, Refusal, Totals};
 use crate::control::{Mode, quantile_ns};
 use std::ffi::CString;
 use std::fs::File;
@@ -28,7 +28,11 @@ pub struct Report {
     pub far: Vec<String>,
     pub near_limit_bytes: u64,
     pub near_peak_bytes: u64,
+    /// Over the time of the program.
+    pub near_mean_bytes: u64,
     pub far_peak_bytes: u64,
+    /// How a slowdown was held, if one was.
+    pub hold: Option<Held>,
     pub processes: u32,
     pub fault_ns_p50: Option<u64>,
     pub fault_ns_p90: Option<u64>,
@@ -63,7 +67,9 @@ impl Report {
             far: Vec::new(),
             near_limit_bytes: totals.near_limit_bytes,
             near_peak_bytes: totals.near_peak_bytes,
+            near_mean_bytes: 0,
             far_peak_bytes: totals.far_peak_bytes,
+            hold: None,
             processes: totals.processes,
             fault_ns_p50: totals.fault_ns_quantile(1, 2),
             fault_ns_p90: totals.fault_ns_quantile(9, 10),
@@ -86,6 +92,15 @@ impl Report {
             plural(u64::from(self.processes), "process", "processes"),
             self.serving,
         );
+        if let Some(held) = &self.hold {
+            text += &format!(
+                "farfield: {} near in the mean; {:.2} × its time by what it waited, {:.2} were allowed; {}\n",
+                Bytes(self.near_mean_bytes),
+                held.slowdown,
+                held.slo,
+                plural(u64::from(held.changes), "change", "changes"),
+            );
+        }
         if count("faults") > 0 {
             text += &format!(
                 "farfield: {} faults (p50 {}, p99 {}), {} pages in ({} prefetched, {} of them used), {} pages out\n",

@@ -14,6 +14,8 @@ use alloc::vec::Vec;
 struct Epoch {
     /// Where it ends.
     at_ms: u64,
+    /// Resident when the bits were cleared: what is more than that is new.
+    resident: f64,
     /// Its samples: time since the bits were cleared, bytes used, bytes resident.
     looks: Vec<Look>,
 }
@@ -45,24 +47,31 @@ impl WorkingSet {
     /// Of anonymous memory.
     pub fn of(observation: &Observation) -> WorkingSet {
         let samples = &observation.samples;
-        let epoch = |end: &super::Sample| {
+        // Bits are cleared right after the last look of an epoch.
+        let mut resident = 0.0;
+        let mut epoch = |end: &super::Sample| {
             let looks = samples.iter().filter(|sample| sample.epoch == end.epoch && sample.since_ms > 0);
             let look = |sample: &super::Sample| Look {
                 since_ms: sample.since_ms as f64,
                 used: sample.anonymous_used_bytes as f64,
                 resident: sample.anonymous_bytes as f64,
             };
-            Epoch { at_ms: end.at_ms, looks: looks.map(look).collect() }
+            let before = core::mem::replace(&mut resident, end.anonymous_bytes as f64);
+            Epoch { at_ms: end.at_ms, resident: before, looks: looks.map(look).collect() }
         };
-        WorkingSet { epochs: epoch_ends(samples).map(epoch).filter(|epoch| !epoch.looks.is_empty()).collect() }
+        WorkingSet { epochs: epoch_ends(samples).map(&mut epoch).filter(|epoch| !epoch.looks.is_empty()).collect() }
     }
 
     /// What nine of ten epochs used within their first look, and how long that was at most, ms.
     pub fn hot(&self) -> (u64, u64) {
         // The first epoch has seen everything that was made; it speaks where there is no other.
         let epochs = if self.epochs.len() > 1 { &self.epochs[1..] } else { &self.epochs };
+        let used = |epoch: &Epoch| {
+            let new = if self.epochs.len() > 1 { (epoch.looks[0].resident - epoch.resident).max(0.0) } else { 0.0 };
+            (epoch.looks[0].used - new) as u64
+        };
         let mut first: Vec<(u64, u64)> =
-            epochs.iter().map(|epoch| (epoch.looks[0].used as u64, epoch.looks[0].since_ms as u64)).collect();
+            epochs.iter().map(|epoch| (used(epoch), epoch.looks[0].since_ms as u64)).collect();
         first.sort_unstable();
         let within = first.iter().map(|look| look.1).max().unwrap_or(0);
         first.get((first.len() * 9).saturating_sub(1) / 10).map_or((0, 0), |look| (look.0, within))
@@ -85,7 +94,7 @@ impl WorkingSet {
 impl Epoch {
     /// And whether that is all.
     fn miss_bytes_per_ms(&self, near: f64) -> (f64, bool) {
-        let mut before = Look { since_ms: 0.0, used: 0.0, resident: self.looks[0].resident };
+        let mut before = Look { since_ms: 0.0, used: 0.0, resident: self.resident };
         let mut slope = 0.0;
         for (index, look) in self.looks.iter().enumerate() {
             // Memory that came to be meanwhile is not missed.
@@ -180,6 +189,12 @@ mod tests {
         for run in [observation(11, 100 * MIB, |ms| ms * MIB / 100), observation(1, 100 * MIB, |ms| ms * MIB / 100)] {
             assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100));
         }
+        let mut run = observation(3, 100 * MIB, |ms| ms * MIB / 100);
+        for sample in &mut run.samples[10..] {
+            (sample.anonymous_bytes, sample.anonymous_used_bytes) = (150 * MIB, sample.anonymous_used_bytes + 50 * MIB);
+        }
+        run.samples[20..].iter_mut().for_each(|sample| sample.anonymous_used_bytes -= 50 * MIB);
+        assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100), "what is new is not what is used");
         let mut run = observation(11, 100 * MIB, |ms| ms * MIB / 100);
         run.samples[50].anonymous_used_bytes = 90 * MIB;
         assert_eq!(WorkingSet::of(&run).hot(), (MIB, 100), "one of ten does not count");

@@ -1,0 +1,446 @@
+//! Which place, and how much near memory, keep a program within so many times its native time.
+//!
+//! Three sources, best first: a falling line through runs that were measured at this place ([`Curve`]); the same runs
+//! with this place's time for a page in the other's stead; and, for a program that never ran with far memory, the misses that
+//! its working sets foretell ([`WorkingSet`]), each at the price of a fault and a page. The less is known, the more room is left.
+
+use super::curve::{Curve, Point};
+use super::profile::{AnonymousUse, FarRun, FileUse, Profile, WorkingSet};
+use crate::geometry::PAGE_BYTES;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use serde::Serialize;
+
+/// What a page fault in the faulting thread costs beside the page's way, and what a page that leaves costs
+/// (ARCHITECTURE.md, numbers to design with).
+const FAULT_NS: f64 = 3500.0;
+const LEAVE_NS: f64 = 1000.0;
+/// A first touch by us takes so much longer than by the kernel.
+const FIRST_TOUCH_NS: f64 = 2300.0;
+/// Least near memory that `farfield run` takes.
+const NEAR_BYTES_MIN: u64 = 16 << 20;
+/// Sizes that are considered where there is no line: so many parts of all.
+const STEPS: u64 = 20;
+/// More of the run than this with a near size below the least working set seen: nobody knows.
+const UNKNOWN_MAX: f64 = 0.05;
+/// Near sizes closer than this, by all: then the faster place.
+const CLOSE: f64 = 0.02;
+
+/// A place where far memory could be, as it was measured just now: what others do there is in it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Place {
+    /// Pool URL; empty for a private server.
+    pub url: String,
+    /// One page, nothing else under way.
+    pub read_ns: u64,
+    /// Runs of pages, several under way.
+    pub bytes_per_s: f64,
+    /// Least number of reads under way at which it is about as fast as it can be.
+    pub best_depth: usize,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// Of the program.
+    pub profile: &'a Profile,
+    /// At most so many times its native time.
+    pub slo: f64,
+    /// Where far memory could be.
+    pub places: &'a [Place],
+    /// What this machine has free for near memory.
+    pub near_free_bytes: u64,
+}
+
+/// Where a figure comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Runs at this place.
+    Measured,
+    /// Runs at another place.
+    Scaled,
+    /// Working sets alone.
+    Predicted,
+}
+
+impl Source {
+    /// Part of the allowed slowdown that is not used, because the figure may be wrong.
+    fn margin(self) -> f64 {
+        match self {
+            Source::Measured => 0.1,
+            Source::Scaled => 0.2,
+            Source::Predicted => 0.3,
+        }
+    }
+}
+
+/// One way to run it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// Where far memory is.
+    pub url: String,
+    /// The near budget.
+    pub near_bytes: u64,
+    /// By the most anonymous memory that the program has.
+    pub near_share: f64,
+    /// Expected time by native time.
+    pub slowdown: f64,
+    /// How that is known.
+    pub source: Source,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What was asked for.
+    pub slo: f64,
+    /// The best way, if one is within it and the machine has the memory.
+    pub choice: Option<Choice>,
+    /// One for each place, the best first.
+    pub ways: Vec<Choice>,
+    /// Why, in sentences.
+    pub reasons: Vec<String>,
+}
+
+/// Answers.
+pub fn advise(question: &Question<'_>) -> Advice {
+    let model = Model::of(question.profile);
+    let mut ways: Vec<Choice> = question.places.iter().map(|place| model.way(place, question.slo)).collect();
+    ways.sort_by(|a, b| by_worth(a, b, question.profile));
+    let fits = |way: &&Choice| way.near_bytes <= question.near_free_bytes;
+    let choice = ways.iter().find(fits).cloned();
+    let reasons = model.reasons(question, &ways, choice.as_ref());
+    Advice { slo: question.slo, choice, ways, reasons }
+}
+
+/// Less near memory is better; where that is about the same, the faster place. For a program of files, a disk before a network that
+/// is as good: the network is for those that have no other way (DMSwitcher's label).
+fn by_worth(a: &Choice, b: &Choice, profile: &Profile) -> core::cmp::Ordering {
+    let close = (a.near_share - b.near_share).abs() < CLOSE;
+    let disk = |way: &Choice| profile.findings.anonymous_use == AnonymousUse::Low && way.url.starts_with("ssd:");
+    match close {
+        false => a.near_bytes.cmp(&b.near_bytes),
+        true if disk(a) != disk(b) => disk(b).cmp(&disk(a)),
+        true => a.slowdown.total_cmp(&b.slowdown).then(a.near_bytes.cmp(&b.near_bytes)),
+    }
+}
+
+/// What is known of a program.
+struct Model<'a> {
+    profile: &'a Profile,
+    sets: WorkingSet,
+    peak_bytes: u64,
+    native_ms: f64,
+}
+
+impl<'a> Model<'a> {
+    fn of(profile: &'a Profile) -> Model<'a> {
+        Model {
+            profile,
+            sets: WorkingSet::of(&profile.observation),
+            peak_bytes: profile.observation.anonymous_peak_bytes(),
+            native_ms: profile.observation.native_ms().max(1) as f64,
+        }
+    }
+
+    /// The least near memory at that place.
+    fn way(&self, place: &Place, slo: f64) -> Choice {
+        let (source, curve) = self.curve(place);
+        let allowed = 1.0 + (slo - 1.0) * (1.0 - source.margin());
+        let (near_share, slowdown) = match &curve {
+            Some(curve) => match curve.least_near(allowed) {
+                Some(near) => (near, curve.at(near).unwrap_or(1.0)),
+                // Too slow even with the most that was tried.
+                None => (1.0f64.max(curve.points().last().map_or(1.0, |point| point.near)), 1.0),
+            },
+            None => self.least_predicted(place, allowed),
+        };
+        let bytes = (near_share * self.peak_bytes as f64) as u64;
+        let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN);
+        Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source }
+    }
+
+    /// The best line that there is for the place.
+    fn curve(&self, place: &Place) -> (Source, Option<Curve>) {
+        if let Some((curve, _)) = Curve::of(self.profile, &place.url) {
+            return (Source::Measured, Some(curve));
+        }
+        let scaled: Vec<Point> = self.profile.far_runs.iter().map(|run| self.scaled(run, place)).collect();
+        match Curve::through(&scaled) {
+            Some(curve) => (Source::Scaled, Some(curve)),
+            None => (Source::Predicted, None),
+        }
+    }
+
+    /// The run, had it been at that place: each page that was waited for takes another time, and all have to get through.
+    fn scaled(&self, run: &FarRun, place: &Place) -> Point {
+        let there = run
+            .read_ns
+            .map_or_else(|| run.fault_ns_p50.map_or(0.0, |ns| ns as f64 - FAULT_NS).max(0.0), |ns| ns as f64);
+        let more_ms = run.demand_reads as f64 * (place.read_ns as f64 - there) / 1e6 / self.parallelism();
+        let moved = (run.pages_in + run.pages_out) as f64 * PAGE_BYTES as f64;
+        let least_ms = moved / place.bytes_per_s.max(1.0) * 1000.0;
+        // Faster than with nothing to wait for it does not get, nor than what must be moved.
+        let slowdown =
+            (run.slowdown + more_ms / self.native_ms).max(least_ms / self.native_ms).max(1.0f64.min(run.slowdown));
+        Point { near: run.near_share, slowdown }
+    }
+
+    /// A share and its slowdown, by working sets: the least that is within `allowed`.
+    fn least_predicted(&self, place: &Place, allowed: f64) -> (f64, f64) {
+        let (mut best, mut slowdown) = (1.0, 1.0);
+        for step in (1..STEPS).rev() {
+            let share = step as f64 / STEPS as f64;
+            match self.predicted(place, share) {
+                Some(predicted) if predicted <= allowed => (best, slowdown) = (share, predicted),
+                _ => break,
+            }
+        }
+        (best, slowdown)
+    }
+
+    /// `None` where nobody knows.
+    fn predicted(&self, place: &Place, share: f64) -> Option<f64> {
+        let near = (self.peak_bytes as f64 * share) as u64;
+        let rate = self.sets.misses(near);
+        if rate.unknown_share > UNKNOWN_MAX {
+            return None;
+        }
+        let page = PAGE_BYTES as f64;
+        let beyond = (self.peak_bytes - near) as f64 / page;
+        let lost_ns = rate.misses * (FAULT_NS + LEAVE_NS + place.read_ns as f64) + beyond * (FIRST_TOUCH_NS + LEAVE_NS);
+        Some(1.0 + lost_ns / 1e6 / self.parallelism() / self.native_ms)
+    }
+
+    /// Threads that wait at the same time do not wait one after the other.
+    fn parallelism(&self) -> f64 {
+        self.profile.observation.parallelism()
+    }
+
+    fn reasons(&self, question: &Question<'_>, ways: &[Choice], choice: Option<&Choice>) -> Vec<String> {
+        let findings = &self.profile.findings;
+        let mut reasons = Vec::new();
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        let percent = |share: f64| share * 100.0;
+        reasons.push(format!(
+            "It has {:.0} MiB of anonymous memory at most and uses {:.0} MiB within {} ms.",
+            mib(self.peak_bytes),
+            mib(findings.hot_bytes),
+            findings.hot_within_ms
+        ));
+        if findings.file_use == FileUse::Mappings {
+            reasons.push(
+                "It maps its files: they stay in the kernel's cache, which needs memory beside the budget.".to_string(),
+            );
+        }
+        for way in ways {
+            let how = match way.source {
+                Source::Measured => "by runs that were measured there",
+                Source::Scaled => "by runs measured elsewhere and what a page takes there now",
+                Source::Predicted => "by its working sets alone, for it never ran with far memory",
+            };
+            let place = name(&way.url);
+            reasons.push(match way.near_share < 1.0 {
+                true => format!(
+                    "Far at {place}: {:.0} MiB near ({:.0} %) and {:.2} × its time, {how}.",
+                    mib(way.near_bytes),
+                    percent(way.near_share),
+                    way.slowdown
+                ),
+                false => format!("Far at {place}: nothing less than all near is known to be fast enough, {how}."),
+            });
+        }
+        match choice {
+            Some(choice) if Some(choice) != ways.first() => {
+                let free = mib(question.near_free_bytes);
+                reasons.push(format!("The best of these needs more than the {free:.0} MiB that are free here."));
+            }
+            None if !ways.is_empty() => {
+                let free = mib(question.near_free_bytes);
+                reasons.push(format!("None of these fits into the {free:.0} MiB that are free here."));
+            }
+            _ => {}
+        }
+        if let Some(place) = question.places.iter().find(|place| choice.is_some_and(|choice| choice.url == place.url)) {
+            reasons.extend(knobs(self.profile, place));
+        }
+        reasons
+    }
+}
+
+/// What else could be set, and why it is not.
+fn knobs(profile: &Profile, place: &Place) -> [String; 3] {
+    let dense = profile.findings.dense_share * 100.0;
+    [
+        "Prefetch has no knob: each thread's streams take 4 to 64 pages ahead, more while they are used.".to_string(),
+        format!("Pages are of 4 KiB; huge ones cannot be far. ({dense:.0} % of what it uses is used from end to end.)"),
+        format!(
+            "Each of its threads has a lane of its own (at most {} at once); the place is as fast as it can be with {} reads under way.",
+            profile.observation.threads_max, place.best_depth
+        ),
+    ]
+}
+
+fn name(url: &str) -> &str {
+    if url.is_empty() { "a private server" } else { url }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a program that is told to live with less than it needs.
+    use super::super::profile::{Observation, Sample, VERSION, analyse};
+    use super::*;
+    use alloc::vec;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Ten seconds with 400 MiB, of which so much is used within a time.
+    fn profile(used: impl Fn(u64) -> u64) -> Profile {
+        let look = |look: u64| {
+            let since_ms = (look - 1) % 10 * 100 + 100;
+            Sample {
+                at_ms: look * 100,
+                epoch: ((look - 1) / 10) as u32,
+                since_ms,
+                anonymous_bytes: 400 * MIB,
+                anonymous_used_bytes: used(since_ms).min(400 * MIB),
+                ..Sample::default()
+            }
+        };
+        let samples = (1..=100).map(look).collect();
+        let observation = Observation { wall_ms: 10_000, cpu_ms: 10_000, samples, ..Observation::default() };
+        Profile { version: VERSION, command: vec![], findings: analyse(&observation), observation, far_runs: vec![] }
+    }
+
+    fn place(url: &str, read_ns: u64) -> Place {
+        Place { url: url.into(), read_ns, bytes_per_s: 1e9, best_depth: 16 }
+    }
+
+    fn run(url: &str, near_share: f64, slowdown: f64, demand_reads: u64) -> FarRun {
+        FarRun {
+            url: url.into(),
+            read_ns: Some(10_000),
+            near_bytes: (400.0 * MIB as f64 * near_share) as u64,
+            near_share,
+            wall_ms: (10_000.0 * slowdown) as u64,
+            slowdown,
+            faults: demand_reads,
+            demand_reads,
+            pages_in: demand_reads,
+            pages_out: 0,
+            fault_ns_p50: Some(13_500),
+        }
+    }
+
+    fn ask(profile: &Profile, slo: f64, places: &[Place]) -> Advice {
+        advise(&Question { profile, slo, places, near_free_bytes: 1 << 40 })
+    }
+
+    #[test]
+    fn a_program_with_a_small_hot_part_keeps_that() {
+        let advice = ask(&profile(|_| 100 * MIB), 1.4, &[place("tcp://a:1", 10_000)]);
+        let choice = advice.choice.unwrap();
+        assert_eq!((choice.near_share, choice.source), (0.25, Source::Predicted), "{:?}", advice.reasons);
+        assert!(choice.slowdown < 1.1);
+        assert_eq!(choice.near_bytes, 100 * MIB);
+    }
+
+    #[test]
+    fn a_program_that_uses_all_at_once_keeps_all() {
+        let advice = ask(&profile(|_| 400 * MIB), 1.8, &[place("tcp://a:1", 10_000)]);
+        assert_eq!(advice.choice.unwrap().near_share, 1.0);
+        assert!(advice.reasons.iter().any(|reason| reason.contains("nothing less than all")), "{:?}", advice.reasons);
+    }
+
+    #[test]
+    fn a_loop_over_all_keeps_all_unless_it_is_slow_enough() {
+        // 40 MiB, or 10 000 pages, a second: 0.2 s at 20 µs.
+        let slow = profile(|ms| 40 * MIB * ms / 1000);
+        assert!(ask(&slow, 1.4, &[place("tcp://a:1", 15_000)]).choice.unwrap().near_share <= 0.05);
+        assert!(ask(&slow, 1.1, &[place("tcp://a:1", 150_000)]).choice.unwrap().near_share >= 0.9);
+    }
+
+    #[test]
+    fn measured_runs_are_believed_before_all_else() {
+        let mut profile = profile(|_| 400 * MIB);
+        profile.far_runs =
+            vec![run("tcp://a:1", 0.75, 1.0, 0), run("tcp://a:1", 0.5, 1.2, 9), run("tcp://a:1", 0.25, 3.0, 9)];
+        let choice = ask(&profile, 1.4, &[place("tcp://a:1", 10_000)]).choice.unwrap();
+        assert_eq!(choice.source, Source::Measured);
+        assert!(choice.near_share > 0.45 && choice.near_share < 0.5, "{choice:?}");
+        assert!(choice.slowdown <= 1.4, "not more than allowed");
+        // Never below what was tried.
+        assert_eq!(ask(&profile, 9.0, &[place("tcp://a:1", 10_000)]).choice.unwrap().near_share, 0.25);
+    }
+
+    #[test]
+    fn a_place_that_nobody_tried_is_reckoned_from_one_that_was() {
+        let mut profile = profile(|_| 400 * MIB);
+        // 100 000 waits of 10 µs make a tenth of ten seconds.
+        profile.far_runs = vec![run("tcp://a:1", 1.0, 1.0, 0), run("tcp://a:1", 0.5, 1.1, 100_000)];
+        let way = |read_ns| ask(&profile, 1.25, &[place("ssd:/a", read_ns)]).choice.unwrap();
+        assert_eq!((way(10_000).near_share, way(10_000).source), (0.5, Source::Scaled));
+        assert!(way(20_000).near_share < 0.52, "1.2 by waits twice as long: {:?}", way(20_000));
+        let slow = way(100_000);
+        assert!(slow.near_share > 0.8 && slow.slowdown <= 1.25, "2.0 by waits ten times as long: {slow:?}");
+        // 100 000 pages through 10 MB/s take 41 s.
+        let narrow = Place { bytes_per_s: 1e7, ..place("ssd:/a", 10_000) };
+        assert!(ask(&profile, 1.25, &[narrow]).choice.unwrap().near_share > 0.9);
+    }
+
+    #[test]
+    fn the_place_that_needs_least_near_wins_and_pressure_overrules() {
+        let mut profile = profile(|_| 400 * MIB);
+        profile.far_runs = vec![
+            run("tcp://a:1", 1.0, 1.0, 0),
+            run("tcp://a:1", 0.5, 2.0, 9),
+            run("ssd:/a", 1.0, 1.0, 0),
+            run("ssd:/a", 0.5, 4.0, 9),
+        ];
+        let places = [place("ssd:/a", 90_000), place("tcp://a:1", 10_000)];
+        let advice = ask(&profile, 1.4, &places);
+        let urls: Vec<&str> = advice.ways.iter().map(|way| way.url.as_str()).collect();
+        assert_eq!((urls, advice.choice.as_ref()), (vec!["tcp://a:1", "ssd:/a"], advice.ways.first()));
+        let least = advice.ways[0].near_bytes;
+        let answer =
+            |near_free_bytes| advise(&Question { profile: &profile, slo: 1.4, places: &places, near_free_bytes });
+        assert_eq!(answer(least).choice, advice.choice);
+        let none = answer(least - 1);
+        assert!(
+            none.choice.is_none() && none.reasons.iter().any(|reason| reason.contains("None of these")),
+            "{none:?}"
+        );
+        assert!(ask(&profile, 1.4, &[]).choice.is_none());
+    }
+
+    #[test]
+    fn more_time_never_needs_more_near() {
+        let mut random = 7u64;
+        let mut next = move |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for round in 0..100 {
+            let hot = next(400) * MIB;
+            let rate = next(200) * MIB;
+            let mut profile = profile(|ms| hot + rate * ms / 1000);
+            let measured = next(3);
+            profile.far_runs = (0..measured * 3)
+                .map(|_| {
+                    run(
+                        ["", "tcp://a:1"][next(2) as usize],
+                        (1 + next(100)) as f64 / 100.0,
+                        1.0 + next(300) as f64 / 100.0,
+                        next(100_000),
+                    )
+                })
+                .collect();
+            let places = [place("", 1 + next(100_000)), place("tcp://a:1", 1 + next(100_000))];
+            let near = |slo: f64| ask(&profile, slo, &places).ways.iter().map(|way| way.near_bytes).min().unwrap();
+            let sizes: Vec<u64> = (0..10).map(|step| near(1.0 + f64::from(step) / 5.0)).collect();
+            assert!(sizes.windows(2).all(|pair| pair[0] >= pair[1]), "{round}: {sizes:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Changes a job's near budget while it runs, so that it stays within so many times its own time: measures what
+//! [`farfield_core::policy::hold`] decides by.
+
+use super::{Totals, machine};
+use crate::control::{BUCKETS, Control, bucket_floor};
+use core::sync::atomic::Ordering;
+use farfield_core::policy::hold::{Cadence, Hold, Window};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a window is. Processor time is counted in hundredths of a second, so not much shorter.
+const WINDOW: Duration = Duration::from_millis(500);
+/// What a first touch costs also without us.
+const FIRST_TOUCH_NS: f64 = 1200.0;
+/// Processor time is told in hundredths of a second.
+const TICK_NS: u64 = 10_000_000;
+
+/// What to hold.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HoldOptions {
+    /// At most so many times the program's own time.
+    pub slo: f64,
+    /// When to decide.
+    pub cadence: Cadence,
+    /// The budget at the start; `near_limit_bytes` is the most that it may become.
+    pub near_start_bytes: u64,
+}
+
+/// How it went, for the report.
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
+#[allow(missing_docs, reason = "docs/cli.md describes each field")]
+pub struct Held {
+    pub slo: f64,
+    pub slowdown: f64,
+    pub changes: u32,
+    pub near_limit_last_bytes: u64,
+}
+
+pub(super) struct Holder {
+    hold: Hold,
+    slo: f64,
+    changes: u32,
+    last: Instant,
+    before: Option<Totals>,
+    /// Processor ticks of each living process at the end of the last window.
+    ticks: BTreeMap<u32, u64>,
+}
+
+impl Holder {
+    pub(super) fn new(options: &HoldOptions, most_bytes: u64) -> Holder {
+        let start = options.near_start_bytes.clamp(machine::NEAR_BYTES_MIN, most_bytes);
+        let hold = Hold::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
+        let (ticks, last) = (BTreeMap::new(), Instant::now());
+        Holder { hold, slo: options.slo, changes: 0, last, before: None, ticks }
+    }
+
+    /// The budget at the start.
+    pub(super) fn near_bytes(&self) -> u64 {
+        self.hold.near_bytes()
+    }
+
+    /// Once in a while.
+    pub(super) fn update(
+        &mut self,
+        control: &Control,
+        totals: impl FnOnce() -> Totals,
+        pids: impl Iterator<Item = u32>,
+    ) {
+        if self.last.elapsed() < WINDOW {
+            return;
+        }
+        self.last = Instant::now();
+        let totals = totals();
+        let now: BTreeMap<u32, u64> = pids.filter_map(|pid| Some((pid, ticks(pid)?))).collect();
+        let busy: u64 = now.iter().map(|(pid, ticks)| ticks - self.ticks.get(pid).unwrap_or(&0).min(ticks)).sum();
+        self.ticks = now;
+        self.decide(control, totals, busy * TICK_NS);
+    }
+
+    fn decide(&mut self, control: &Control, totals: Totals, busy_ns: u64) {
+        let window = window(&totals, self.before.as_ref(), busy_ns);
+        self.before = Some(totals);
+        if let Some(near) = self.hold.on_window(window) {
+            self.changes += 1;
+            control.near_limit_bytes.store(near, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn held(&self) -> Held {
+        let near_limit_last_bytes = self.hold.near_bytes();
+        Held { slo: self.slo, slowdown: self.hold.slowdown(), changes: self.changes, near_limit_last_bytes }
+    }
+}
+
+/// What happened between two readings.
+fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
+    let since = |name: &str| now.count(name).saturating_sub(before.map_or(0, |before| before.count(name))) as f64;
+    let served_ns = total_ns(&now.fault_ns_since(before));
+    Window {
+        busy_ns: busy_ns as f64,
+        waited_ns: (served_ns - since("first_touches") * FIRST_TOUCH_NS).max(0.0),
+        faults: since("faults"),
+        near_bytes: now.near_bytes,
+        all_bytes: now.near_bytes + now.far_bytes,
+    }
+}
+
+/// All events of a histogram together.
+fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
+    let middle = |bucket: usize| (bucket_floor(bucket) + bucket_floor(bucket + 1)) as f64 / 2.0;
+    counts
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count > 0)
+        .map(|(bucket, &count)| middle(bucket) * count as f64)
+        .sum()
+}
+
+fn ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before the fields is in parentheses and may itself contain any.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: waiting that is counted twice, or not at all.
+    use super::*;
+    use crate::control::{Mode, bucket_of};
+    use crate::runner::{Settings, create_control};
+
+    #[test]
+    fn a_window_is_what_happened_since_the_last() {
+        let settings = Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: vec![], token: vec![] };
+        let control = create_control(&settings).unwrap();
+        let fault = |number: u64, ns: u64| {
+            control.past.faults.fetch_add(number, Ordering::Relaxed);
+            control.past.fault_ns[bucket_of(ns)].fetch_add(number, Ordering::Relaxed);
+        };
+        fault(1000, 10_000);
+        control.near_bytes.store(5 << 20, Ordering::Relaxed);
+        control.far_bytes.store(7 << 20, Ordering::Relaxed);
+        let first = Totals::read(&control);
+        let seen = window(&first, None, 5);
+        assert_eq!((seen.busy_ns, seen.faults, seen.near_bytes, seen.all_bytes), (5.0, 1000.0, 5 << 20, 12 << 20));
+        assert!(seen.waited_ns > 0.87 * 1e7 && seen.waited_ns < 1.13 * 1e7, "{seen:?}");
+        fault(100, 1_000_000);
+        control.past.first_touches.fetch_add(50, Ordering::Relaxed);
+        let seen = window(&Totals::read(&control), Some(&first), 0);
+        assert!(seen.faults == 100.0 && seen.waited_ns > 0.87e8 && seen.waited_ns < 1.13e8, "{seen:?}");
+    }
+
+    #[test]
+    fn processor_time_is_that_of_the_process() {
+        let begin = ticks(std::process::id()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut x = 1u64;
+        while ticks(std::process::id()).unwrap() < begin + 2 {
+            assert!(Instant::now() < deadline);
+            (0..1_000_000).for_each(|i| x = std::hint::black_box(x.wrapping_mul(i | 1)));
+        }
+        assert_eq!(ticks(u32::MAX), None);
+    }
+
+    #[test]
+    fn the_budget_of_a_job_that_waits_grows_and_of_one_that_does_not_shrinks() {
+        let settings = Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, urls: vec![], token: vec![] };
+        let control = create_control(&settings).unwrap();
+        control.near_bytes.store(100 << 20, Ordering::Relaxed);
+        control.far_bytes.store(100 << 20, Ordering::Relaxed);
+        let options = HoldOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20 };
+        let mut holder = Holder::new(&options, 1 << 30);
+        let mut step = |waited_ns: u64| {
+            control.past.fault_ns[bucket_of(waited_ns)].fetch_add(1, Ordering::Relaxed);
+            holder.decide(&control, Totals::read(&control), 1_000_000_000);
+            control.near_limit_bytes.load(Ordering::Relaxed)
+        };
+        let starved = step(900_000_000);
+        assert!(starved > 100 << 20, "{starved}");
+        assert_eq!(step(8), starved, "what is lost already counts");
+        let calm = (0..200).map(|_| step(8)).last().unwrap();
+        assert!(calm < 90 << 20, "{calm}");
+        let held = holder.held();
+        assert!(held.slo == 1.4 && held.slowdown < 1.4 && held.changes > 1 && held.near_limit_last_bytes == calm);
+    }
+}
