@@ -221,7 +221,6 @@ fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
         ("left_to_come_whole", stats.left_to_come_whole),
         ("used_bytes", stats.used_bytes),
         ("evict_ns", stats.evicting.as_nanos() as u64),
-        ("evict_ns_per_page", stats.evicting.as_nanos() as u64 / left.max(1)),
         ("object_misses", stats.object_misses),
         ("value_pages", stats.value_pages),
         ("pages_to_come_whole", stats.pages_to_come_whole),
@@ -234,6 +233,12 @@ fn figures_of(outcome: &mut Outcome, stats: &Stats, beside: u64) {
         ("prefetch_hits", stats.prefetches_used),
     ] {
         outcome.figure(name, value as f64);
+    }
+    outcome.figure("reclaim_ns_per_byte", stats.evicting.as_nanos() as f64 / (left.max(1) * 4096) as f64);
+    // Of a program whose accesses show no order both are 1 of nothing.
+    if stats.prefetches > 0 {
+        outcome.figure("prefetch_accuracy", stats.prefetch_accuracy());
+        outcome.figure("prefetch_coverage", stats.prefetch_coverage());
     }
 }
 
