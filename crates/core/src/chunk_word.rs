@@ -13,52 +13,7 @@
 //!
 //! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
 
-/// A set of legs, one bit each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Legs(pub u8);
-
-impl Legs {
-    /// Most legs of a mirror, spares counted.
-    pub const MAX: usize = 8;
-
-    /// The first `count` legs.
-    pub fn first(count: usize) -> Legs {
-        assert!(count <= Legs::MAX);
-        Legs(((1u16 << count) - 1) as u8)
-    }
-    /// One leg.
-    pub fn one(leg: usize) -> Legs {
-        Legs(1 << leg)
-    }
-    /// Is it one of these?
-    pub fn has(self, leg: usize) -> bool {
-        self.0 & 1 << leg != 0
-    }
-    /// In both sets.
-    pub fn and(self, other: Legs) -> Legs {
-        Legs(self.0 & other.0)
-    }
-    /// In one of the sets.
-    pub fn or(self, other: Legs) -> Legs {
-        Legs(self.0 | other.0)
-    }
-    /// Here and not there.
-    pub fn but(self, other: Legs) -> Legs {
-        Legs(self.0 & !other.0)
-    }
-    /// None at all.
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-    /// How many.
-    pub fn count(self) -> usize {
-        self.0.count_ones() as usize
-    }
-    /// Each of them, ascending.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..Legs::MAX).filter(move |&leg| self.has(leg))
-    }
-}
+use crate::Legs;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -81,6 +36,9 @@ const WRITER_ONE: u32 = 1 << 17;
 const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
 
 impl ChunkWord {
+    /// Most legs of a mirror, spares counted.
+    pub const LEGS_MAX: usize = 8;
+
     /// Of a new mirror: nobody has `spares` in use, so nothing that is written gets there.
     pub fn fresh(spares: Legs) -> ChunkWord {
         spares.iter().fold(ChunkWord(0), |word, leg| word.with(leg, State::Stale))
@@ -105,7 +63,7 @@ impl ChunkWord {
     }
 
     fn is(self, state: State) -> Legs {
-        (0..Legs::MAX).filter(|&leg| self.state(leg) == state).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        (0..Self::LEGS_MAX).filter(|&leg| self.state(leg) == state).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
     }
 
     fn writers(self) -> u32 {
@@ -202,13 +160,13 @@ mod tests {
         /// A version whose write failed: legs that could be read may or may not hold it.
         failed: Option<u8>,
         /// Version and targets of the write under way, and the legs that have it.
-        writer: Option<(u8, u8, u8)>,
+        writer: Option<(u8, u16, u16)>,
         /// A write that ended and may still land at a leg.
         late: Option<(usize, u8)>,
         /// Who copies to which leg, and what was read.
         copier: Option<(usize, Option<u8>)>,
-        active: u8,
-        lost: u8,
+        active: u16,
+        lost: u16,
         writes_left: u8,
         suspicions_left: u8,
     }

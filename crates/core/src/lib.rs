@@ -12,6 +12,7 @@ pub mod chunk_word;
 pub mod geometry;
 pub mod heap;
 mod ids;
+mod legs;
 pub mod page_word;
 pub mod policy;
 pub mod session;
@@ -21,6 +22,7 @@ pub mod wire;
 mod words;
 
 pub use ids::{Incarnation, PageId, RegionId};
+pub use legs::Legs;
 
 /// Checksum of one page: XXH3, 64 bits. The same function on both ends of every wire and in every store.
 pub fn checksum(page: &[u8]) -> u64 {

@@ -11,6 +11,8 @@ mod buffer;
 pub mod conformance;
 mod connection;
 mod fault;
+mod healer;
+mod legs;
 mod lz;
 mod mirror;
 mod opener;

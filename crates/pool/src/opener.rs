@@ -2,8 +2,9 @@
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
 use crate::fault::FaultBackend;
+use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
-use crate::mirror::{Leg, MirrorBackend};
+use crate::mirror::MirrorBackend;
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
 use crate::ssd::{self, SsdBackend};

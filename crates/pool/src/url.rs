@@ -5,7 +5,7 @@
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
 use crate::fault::FaultPlan;
-use farfield_core::chunk_word::Legs;
+use farfield_core::chunk_word::ChunkWord;
 use std::borrow::Cow;
 
 /// How deep backends may stand in backends.
@@ -92,7 +92,7 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
         },
         Some(Token::Open("mirror")) => {
             let (legs, spares) = items(tokens)?;
-            if legs.len() < 2 || legs.len() + spares.len() > Legs::MAX {
+            if legs.len() < 2 || legs.len() + spares.len() > ChunkWord::LEGS_MAX {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
             Ok(Tree::Mirror { legs, spares })

@@ -1,9 +1,10 @@
 //! What lanes do when legs answer, and when they do not.
 
 use super::lane::MirrorLane;
-use super::pieces::{Errand, For, HEDGE_MAX, HEDGE_MIN, Kind, PIECE_PAGES, PIECES, Parent, Piece, WRITE_PATIENCE};
+use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
+use crate::legs::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
 use crate::{Buffer, Completion, PoolError};
-use farfield_core::chunk_word::Legs;
+use farfield_core::Legs;
 use farfield_os::process::now_ns;
 
 impl MirrorLane {
@@ -17,7 +18,7 @@ impl MirrorLane {
         let is_whole =
             self.parents[parent].as_ref().is_some_and(|known| known.count == count && known.buffer.is_some());
         match self.best(candidates, count) {
-            Some(leg) if count <= PIECE_PAGES => self.send_read(piece, leg, false),
+            Some(leg) if count <= RUN_PAGES => self.send_read(piece, leg, false),
             _ if is_whole => {
                 let leg = candidates.iter().next().expect("not empty");
                 self.send_read(piece, leg, true);
@@ -103,15 +104,14 @@ impl MirrorLane {
         }
         let now = now_ns();
         if let Some(known) = &mut self.legs[leg] {
-            let took = now.saturating_sub(started_at);
-            known.latency_ns = if known.latency_ns == 0 { took } else { (known.latency_ns * 7 + took) / 8 };
+            known.took(now.saturating_sub(started_at));
         }
         for slow in others.iter() {
             let asked_at =
                 piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
             // Asked earlier, and nobody knows how long it will take: so long already.
             if let (Some(known), Some(asked_at)) = (&mut self.legs[slow], asked_at.filter(|at| *at < started_at)) {
-                known.latency_ns = known.latency_ns.max(now.saturating_sub(asked_at)).min(HEDGE_MAX.as_nanos() as u64);
+                known.is_slower_than(now.saturating_sub(asked_at));
             }
         }
         for leg in wrong.iter() {

@@ -1,30 +1,18 @@
 //! Copies chunks to legs that lack them: a few at a time, in the background, by whoever polls a lane or by a thread that does nothing else.
 
-use super::lane::MirrorLane;
 use super::legs::{CHUNK_PAGES, LegTable};
 use crate::{Buffer, Op, PoolError};
-use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use farfield_core::PageId;
-use farfield_core::chunk_word::Legs;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 /// Pages that are read at a time.
 const STEP_PAGES: u64 = 16;
 /// Words that are looked at in one go.
 const LOOK_CHUNKS: u64 = 512;
-/// Chunks that the thread copies at a time.
-const THREAD_COPIES: usize = 4;
 /// How long nothing is copied after a copy that failed.
 const REST: Duration = Duration::from_millis(100);
-/// How often the thread looks whether there is something to do.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long it waits when there is, but not now.
-const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
-
 /// Which chunk a job copies, and how far it is.
 struct Job {
     chunk: u64,
@@ -231,64 +219,6 @@ impl Copier {
         table.finish(chunk, leg, copied);
         if let (Some(read), Some(write)) = (read, write) {
             self.buffers.push((read, write));
-        }
-    }
-}
-
-/// A thread that copies.
-pub(super) struct Healer {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    is_abandoned: AtomicBool,
-}
-
-impl Healer {
-    pub(super) fn start(table: Arc<LegTable>, copying: Arc<Mutex<()>>) -> Healer {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread =
-            std::thread::Builder::new().name("far-healer".into()).spawn(move || run(&table, &copying, &stopped));
-        // Without a thread nobody copies, and health says so.
-        Healer { stop, thread: thread.ok(), is_abandoned: AtomicBool::new(false) }
-    }
-
-    pub(super) fn abandon(&self) {
-        self.is_abandoned.store(true, Ordering::Relaxed);
-    }
-}
-
-fn run(table: &Arc<LegTable>, copying: &Mutex<()>, stop: &AtomicBool) {
-    let mut lane = None;
-    while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(LOOK_EVERY);
-        if table.to_heal().is_empty() {
-            continue;
-        }
-        // Snapshots are made when nothing is under way.
-        let _copying = copying.lock().unwrap_or_else(PoisonError::into_inner);
-        if lane.is_none() {
-            lane = MirrorLane::open(table, THREAD_COPIES).ok();
-        }
-        let Some(lane) = &mut lane else { continue };
-        while !stop.load(Ordering::Acquire) && !table.to_heal().is_empty() {
-            lane.heal();
-            if !lane.is_copying() {
-                // Between two rounds, or nothing can be copied now.
-                std::thread::sleep(BETWEEN_LOOKS);
-            }
-        }
-        lane.finish_copies();
-    }
-}
-
-impl Drop for Healer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take()
-            && !self.is_abandoned.load(Ordering::Relaxed)
-        {
-            thread.thread().unpark();
-            let _ = thread.join();
         }
     }
 }

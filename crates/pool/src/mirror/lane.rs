@@ -9,12 +9,13 @@
 
 use super::heal::Copier;
 use super::legs::{CHUNK_PAGES, LegTable};
-use super::pieces::{Errand, For, Kind, LegLane, PIECE_PAGES, PIECES, Parent, Piece, RUNS, SINGLES};
+use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
 use crate::backend::hand_over;
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use crate::healer::Nurse;
+use crate::legs::{LegLane, RUN_PAGES};
+use crate::{Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
-use farfield_core::PageId;
-use farfield_core::chunk_word::Legs;
+use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,28 +59,7 @@ pub(super) struct MirrorLane {
 impl MirrorLane {
     /// With so many copies of chunks at a time.
     pub(super) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
-        let mut legs = Vec::with_capacity(table.legs.len());
-        for (index, leg) in table.legs.iter().enumerate() {
-            let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
-                Some(Ok(lane)) => Some(lane),
-                Some(Err(PoolError::ServerGone { .. })) => {
-                    table.lose(index);
-                    None
-                }
-                Some(Err(error)) => return Err(error),
-                None => None,
-            };
-            legs.push(lane.map(|lane| LegLane {
-                lane,
-                waiting: VecDeque::with_capacity(ERRANDS),
-                singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
-                runs: (0..RUNS).map(|_| Buffer::new(PIECE_PAGES as usize)).collect(),
-                latency_ns: 0,
-            }));
-        }
-        if table.active().is_empty() {
-            return Err(table.gone());
-        }
+        let legs = table.open_lanes(ERRANDS)?;
         Ok(MirrorLane {
             table: table.clone(),
             legs,
@@ -111,14 +91,7 @@ impl MirrorLane {
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        for leg in self.legs.iter_mut().flatten() {
-            while let Some(request) = leg.waiting.pop_front() {
-                if let Err(back) = leg.lane.submit(request) {
-                    leg.waiting.push_front(back);
-                    break;
-                }
-            }
-        }
+        self.legs.iter_mut().flatten().for_each(LegLane::submit_waiting);
         for _ in 0..self.again.len() {
             let Some(piece) = self.again.pop_front() else { break };
             self.read_elsewhere(piece);
@@ -167,7 +140,7 @@ impl MirrorLane {
             nearest.iter().take(1).for_each(|leg| self.send_read(piece, leg, true));
             return true;
         }
-        let count = left.min(PIECE_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
+        let count = left.min(RUN_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
         let candidates = self.table.valid(page, count, usable);
         if candidates.is_empty() {
             let piece = self.new_piece(parent, page, count);
@@ -198,7 +171,7 @@ impl MirrorLane {
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         let usable = self.usable();
         let direct = is_first && usable.count() == 1;
-        let count = if direct { left } else { left.min(PIECE_PAGES) };
+        let count = if direct { left } else { left.min(RUN_PAGES) };
         let has_room = |leg: usize| direct || self.legs[leg].as_ref().is_some_and(|known| known.has_buffer(count));
         if !usable.iter().all(has_room) {
             return false;
@@ -313,12 +286,7 @@ impl MirrorLane {
             known.errands[leg] = Some(errand);
         }
         let lane = self.legs[leg].as_mut().expect("usable");
-        let request = Request { tag: u64::from(errand), priority, deadline, op };
-        if !lane.waiting.is_empty() {
-            lane.waiting.push_back(request);
-        } else if let Err(back) = lane.lane.submit(request) {
-            lane.waiting.push_back(back);
-        }
+        lane.submit(Request { tag: u64::from(errand), priority, deadline, op });
     }
 
     fn collect(&mut self) {
@@ -372,25 +340,6 @@ impl MirrorLane {
         self.copy();
     }
 
-    /// Is a chunk on its way to a leg? For whoever does nothing else with this lane.
-    pub(super) fn is_copying(&self) -> bool {
-        self.copier.as_ref().is_some_and(Copier::is_busy)
-    }
-
-    /// Copies as much as can be done now, or waits a little.
-    pub(super) fn heal(&mut self) {
-        self.work();
-        self.sleep(SLEEP_SLICE);
-    }
-
-    /// Begins no other copy.
-    pub(super) fn finish_copies(&mut self) {
-        while self.is_copying() {
-            self.collect();
-            self.sleep(SLEEP_SLICE);
-        }
-    }
-
     /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
     fn sleep(&mut self, most: Duration) {
         for _ in 0..self.legs.len() {
@@ -400,6 +349,24 @@ impl MirrorLane {
             {
                 return leg.lane.wait(most.min(SLEEP_SLICE));
             }
+        }
+    }
+}
+
+impl Nurse for MirrorLane {
+    fn care(&mut self) {
+        self.work();
+        self.sleep(SLEEP_SLICE);
+    }
+
+    fn is_caring(&self) -> bool {
+        self.copier.as_ref().is_some_and(Copier::is_busy)
+    }
+
+    fn finish_care(&mut self) {
+        while self.is_caring() {
+            self.collect();
+            self.sleep(SLEEP_SLICE);
         }
     }
 }
@@ -472,7 +439,7 @@ impl Drop for MirrorLane {
         }
         // A copy that is under way may still land: nobody else can copy there before it has. It has a deadline.
         self.copier.iter_mut().for_each(Copier::give_up);
-        self.finish_copies();
+        self.finish_care();
         // So may writes that nobody waited for.
         for errand in self.errands.iter().flatten() {
             if errand.target == For::LateWrite {

@@ -1,199 +1,65 @@
-//! What all lanes of a mirror share: its legs, how they fare, and the words of its chunks.
+//! What all lanes of a mirror share: its legs and the words of its chunks.
 
-use crate::{Backend, Health, PoolError};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farfield_core::Incarnation;
-use farfield_core::chunk_word::{ChunkWord, Legs};
+use super::lane::MirrorLane;
+use crate::PoolError;
+use crate::healer::Patient;
+use crate::legs::{Leg, Roster};
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farfield_core::Legs;
+use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
 use std::sync::Arc;
 
 /// Pages that are valid or stale together.
 pub(super) const CHUNK_PAGES: u64 = 64;
-
-/// One of those that hold the same.
-pub(crate) struct Leg {
-    /// `None`: it was lost before this mirror was opened.
-    pub(crate) backend: Option<Arc<dyn Backend>>,
-    /// Leaves in it: so many secrets of a ticket are its own.
-    pub(crate) leaves: usize,
-    /// Number of its first leaf.
-    pub(crate) server: u16,
-}
+/// Chunks that the thread copies at a time.
+const THREAD_COPIES: usize = 4;
 
 /// See the module.
 pub(super) struct LegTable {
-    pub(super) legs: Vec<Leg>,
+    roster: Roster,
     pub(super) pages: u64,
-    /// Legs besides spares.
-    wanted: usize,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
     pub(super) near: Legs,
-    /// Sets of legs: in use, lost for good, waiting as spares.
-    active: AtomicU8,
-    lost: AtomicU8,
-    spare: AtomicU8,
-    /// Writes to each leg whose operation has ended without it.
-    late: [AtomicU32; Legs::MAX],
-    /// How often a chunk of the leg became stale, and up to which time all those are copied.
-    hurts: [AtomicU32; Legs::MAX],
-    healed: [AtomicU32; Legs::MAX],
-    /// By a child of `fork`: nothing here is to be used.
-    abandoned: AtomicBool,
     words: Words,
     /// No chunk from here on was ever written.
     chunks_end: AtomicU64,
 }
 
+impl Deref for LegTable {
+    type Target = Roster;
+    fn deref(&self) -> &Roster {
+        &self.roster
+    }
+}
+
+impl Patient for LegTable {
+    type Lane = MirrorLane;
+    fn needs_care(&self) -> bool {
+        !self.to_heal().is_empty()
+    }
+    fn open_for_care(self: &Arc<LegTable>) -> Option<MirrorLane> {
+        MirrorLane::open(self, THREAD_COPIES).ok()
+    }
+}
+
 impl LegTable {
-    pub(super) fn new(
-        mut legs: Vec<Leg>,
-        spares: Vec<Leg>,
-        pages: u64,
-        inherited: bool,
-    ) -> Result<LegTable, PoolError> {
-        let wanted = legs.len();
-        legs.extend(spares);
-        let set = |is_in: &dyn Fn(usize, &Leg) -> bool| {
-            let chosen = legs.iter().enumerate().filter(|(index, leg)| is_in(*index, leg));
-            chosen.fold(Legs(0), |set, (index, _)| set.or(Legs::one(index)))
-        };
-        let lost = set(&|_, leg| leg.backend.is_none());
-        let near = set(&|_, leg| leg.backend.as_ref().is_some_and(|backend| backend.mapped().is_some()));
-        // In a snapshot, what was a spare and is there holds what the others hold.
-        let spare = if inherited { Legs(0) } else { Legs::first(legs.len()).but(Legs::first(wanted)).but(lost) };
-        let most = legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).min().unwrap_or(0);
+    pub(super) fn new(legs: Vec<Leg>, spares: Vec<Leg>, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
+        let waiting = Legs::first(legs.len() + spares.len()).but(Legs::first(legs.len()));
+        let roster = Roster::new(legs, spares, 1, inherited);
+        let waiting = waiting.and(roster.which(|_, _| true));
+        let most = roster.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
-        let (chunks, all) = (pages.div_ceil(CHUNK_PAGES), Legs::first(legs.len()));
-        let first = if inherited { ChunkWord::inherited() } else { ChunkWord::fresh(spare) };
-        let table = LegTable {
-            legs,
+        let chunks = pages.div_ceil(CHUNK_PAGES);
+        let first = if inherited { ChunkWord::inherited() } else { ChunkWord::fresh(waiting) };
+        Ok(LegTable {
             pages,
-            wanted,
-            near,
-            active: AtomicU8::new(all.but(spare).but(lost).0),
-            lost: AtomicU8::new(lost.0),
-            spare: AtomicU8::new(spare.0),
-            late: Default::default(),
-            hurts: Default::default(),
-            healed: Default::default(),
-            abandoned: AtomicBool::new(false),
+            near: roster.which(|_, backend| backend.mapped().is_some()),
             words: Words::new(chunks, first).map_err(PoolError::Os)?,
             chunks_end: AtomicU64::new(if inherited { chunks } else { 0 }),
-        };
-        for leg in spare.iter() {
-            table.hurts[leg].store(1, Ordering::Relaxed);
-        }
-        for _ in lost.and(Legs::first(wanted)).iter() {
-            table.call_spare();
-        }
-        Ok(table)
-    }
-
-    pub(super) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
-        self.legs.iter().filter_map(|leg| leg.backend.as_ref())
-    }
-
-    pub(super) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::SeqCst);
-        self.backends().for_each(|backend| backend.abandon());
-    }
-
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn all(&self) -> Legs {
-        Legs::first(self.legs.len())
-    }
-
-    fn lost(&self) -> Legs {
-        Legs(self.lost.load(Ordering::SeqCst))
-    }
-
-    /// Legs to write to and read from.
-    pub(super) fn active(&self) -> Legs {
-        let active = Legs(self.active.load(Ordering::SeqCst)).but(self.lost());
-        if !active.is_empty() {
-            return active;
-        }
-        // Better a slow one than none.
-        self.all().but(self.lost()).but(Legs(self.spare.load(Ordering::SeqCst)))
-    }
-
-    /// A leg is gone, or may hold anything. For good; a spare takes its place.
-    pub(super) fn lose(&self, leg: usize) {
-        let bit = Legs::one(leg).0;
-        if self.lost.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-            self.active.fetch_and(!bit, Ordering::SeqCst);
-            if self.spare.fetch_and(!bit, Ordering::SeqCst) & bit == 0 {
-                self.call_spare();
-            }
-        }
-    }
-
-    fn call_spare(&self) {
-        loop {
-            let spare = Legs(self.spare.load(Ordering::SeqCst));
-            let Some(leg) = spare.iter().next() else { return };
-            // In use before it is no spare any more: it is never neither.
-            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
-            if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 != 0 {
-                return;
-            }
-        }
-    }
-
-    /// `leg` has not answered a write for long; others have it. It is not asked for anything until it has.
-    pub(super) fn set_late(&self, leg: usize) {
-        self.late[leg].fetch_add(1, Ordering::SeqCst);
-        self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
-    }
-
-    /// That answer has come.
-    pub(super) fn late_came(&self, leg: usize) {
-        if self.late[leg].fetch_sub(1, Ordering::SeqCst) == 1 && !self.lost().has(leg) {
-            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
-        }
-    }
-
-    /// Does the leg hold everything?
-    pub(super) fn is_whole(&self, leg: usize) -> bool {
-        let is_used = self.active().has(leg) && self.late[leg].load(Ordering::SeqCst) == 0;
-        is_used && self.hurts(leg) == self.healed[leg].load(Ordering::SeqCst)
-    }
-
-    pub(super) fn hurts(&self, leg: usize) -> u32 {
-        self.hurts[leg].load(Ordering::SeqCst)
-    }
-
-    /// Everything that had become stale when it was hurt so often is copied.
-    pub(super) fn set_healed(&self, leg: usize, hurts: u32) {
-        self.healed[leg].fetch_max(hurts, Ordering::SeqCst);
-    }
-
-    /// Legs that lack something and may be copied to.
-    pub(super) fn to_heal(&self) -> Legs {
-        let hurt = |leg: &usize| {
-            self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && self.late[*leg].load(Ordering::SeqCst) == 0
-        };
-        self.active().iter().filter(hurt).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
-    }
-
-    pub(super) fn health(&self) -> Health {
-        let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
-        if self.lost().0 | self.spare.load(Ordering::SeqCst) == self.all().0 {
-            Health::Gone
-        } else if whole >= self.wanted {
-            Health::Good
-        } else {
-            Health::Degraded
-        }
-    }
-
-    /// What is said when no leg is left that could answer.
-    pub(super) fn gone(&self) -> PoolError {
-        let server = self.lost().iter().last().map_or(0, |leg| self.legs[leg].server);
-        PoolError::ServerGone { server, incarnation: Incarnation(0) }
+            roster,
+        })
     }
 
     /// One behind the last chunk that was ever written.
@@ -262,8 +128,7 @@ impl LegTable {
 
     fn count_hurts(&self, before: ChunkWord, after: ChunkWord) {
         for leg in before.valid().but(after.valid()).and(self.all()).iter() {
-            // Behind the change: whoever has looked at the word in vain has read the count before.
-            self.hurts[leg].fetch_add(1, Ordering::SeqCst);
+            self.hurt(leg);
         }
     }
 
@@ -271,7 +136,7 @@ impl LegTable {
     pub(super) fn claim(&self, chunk: u64, leg: usize) -> Option<Legs> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
-            if self.late[leg].load(Ordering::SeqCst) != 0 { None } else { Some(word.claim(leg, self.active())?.0) }
+            if self.is_late(leg) { None } else { Some(word.claim(leg, self.active())?.0) }
         })?;
         Some(before.valid().and(self.active()))
     }

@@ -13,10 +13,10 @@ mod pieces;
 #[cfg(test)]
 mod tests;
 
+use crate::healer::Healer;
+use crate::legs::Leg;
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
-use heal::Healer;
 use lane::MirrorLane;
-pub(crate) use legs::Leg;
 use legs::LegTable;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -83,11 +83,7 @@ impl Backend for MirrorBackend {
     }
 
     fn health(&self) -> Health {
-        for (index, leg) in self.table.legs.iter().enumerate() {
-            if leg.backend.as_ref().is_some_and(|backend| backend.health() == Health::Gone) {
-                self.table.lose(index);
-            }
-        }
+        self.table.look_at_health();
         self.table.health()
     }
 
@@ -96,7 +92,6 @@ impl Backend for MirrorBackend {
     }
 
     fn abandon(&self) {
-        // The thread that copies exists in the parent only.
         self.healer.iter().for_each(Healer::abandon);
         self.table.abandon();
     }

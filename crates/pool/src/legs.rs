@@ -1,0 +1,333 @@
+//! The legs of a backend that outlives some of them (mirror, ec): which are in use, lost, waiting as spares, or late.
+//!
+//! A leg that is gone is never used again, and a spare takes its seat. One that is slow to answer a write is asked for nothing until it has answered.
+
+use crate::{Backend, Buffer, Health, Lane, PoolError, Request};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, Ordering};
+use core::time::Duration;
+use farfield_core::{Incarnation, Legs};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most pages of an errand that travels in buffers of the lane.
+pub(crate) const RUN_PAGES: u64 = 16;
+/// How long a leg may take for a write that enough others have.
+pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(1);
+/// A read is asked for again elsewhere after so many times what it usually takes, within these bounds.
+const HEDGE_TIMES: u64 = 8;
+pub(crate) const HEDGE_MIN: Duration = Duration::from_millis(1);
+pub(crate) const HEDGE_MAX: Duration = Duration::from_millis(250);
+/// Buffers for one leg's errands: of one page, and of a run.
+const SINGLES: usize = 32;
+const RUNS: usize = 4;
+
+/// One of the backends that such a backend is made of.
+pub(crate) struct Leg {
+    /// `None`: it was lost before.
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    /// Leaves in it: so many secrets of a ticket are its own.
+    pub(crate) leaves: usize,
+    /// Number of its first leaf.
+    pub(crate) server: u16,
+}
+
+/// See the module.
+pub(crate) struct Roster {
+    pub(crate) legs: Vec<Leg>,
+    /// Legs besides spares.
+    pub(crate) wanted: usize,
+    /// So many must be there for anything to be read.
+    needed: usize,
+    /// The leg at each seat; there are as many seats as legs are wanted.
+    seats: [AtomicU8; Legs::MAX],
+    /// Sets of legs: in use, lost for good, waiting as spares.
+    active: AtomicU16,
+    lost: AtomicU16,
+    spare: AtomicU16,
+    /// Writes to each leg whose operation has ended without it.
+    late: [AtomicU32; Legs::MAX],
+    /// How often the leg came to lack something, and up to which time all that is mended.
+    hurts: [AtomicU32; Legs::MAX],
+    healed: [AtomicU32; Legs::MAX],
+    /// By a child of `fork`: nothing here is to be used.
+    abandoned: AtomicBool,
+}
+
+impl Roster {
+    /// Spares are not in use yet, unless the legs are `inherited`: in a snapshot, a spare that is there holds what the others hold.
+    pub(crate) fn new(mut legs: Vec<Leg>, spares: Vec<Leg>, needed: usize, inherited: bool) -> Roster {
+        let wanted = legs.len();
+        legs.extend(spares);
+        let all = Legs::first(legs.len());
+        let is_lost = |leg: &usize| legs[*leg].backend.is_none();
+        let lost = all.iter().filter(is_lost).fold(Legs(0), |lost, leg| lost.or(Legs::one(leg)));
+        let spare = if inherited { Legs(0) } else { all.but(Legs::first(wanted)).but(lost) };
+        let roster = Roster {
+            legs,
+            wanted,
+            needed,
+            seats: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
+            active: AtomicU16::new(all.but(spare).but(lost).0),
+            lost: AtomicU16::new(lost.0),
+            spare: AtomicU16::new(spare.0),
+            late: Default::default(),
+            hurts: Default::default(),
+            healed: Default::default(),
+            abandoned: AtomicBool::new(false),
+        };
+        for leg in spare.iter() {
+            roster.hurts[leg].store(1, Ordering::Relaxed);
+        }
+        for leg in lost.and(Legs::first(wanted)).iter() {
+            roster.call_spare(leg);
+        }
+        roster
+    }
+
+    /// A set of legs, by what is asked of each.
+    pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
+        let chosen = |(index, leg): &(usize, &Leg)| leg.backend.as_ref().is_some_and(|backend| is_in(*index, backend));
+        self.legs.iter().enumerate().filter(chosen).fold(Legs(0), |set, (index, _)| set.or(Legs::one(index)))
+    }
+
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+        self.legs.iter().filter_map(|leg| leg.backend.as_ref())
+    }
+
+    /// Pages that all of them can address.
+    pub(crate) fn pages(&self) -> u64 {
+        self.backends().map(|backend| backend.pages()).min().unwrap_or(0)
+    }
+
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        self.backends().for_each(|backend| backend.abandon());
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn all(&self) -> Legs {
+        Legs::first(self.legs.len())
+    }
+
+    fn lost(&self) -> Legs {
+        Legs(self.lost.load(Ordering::SeqCst))
+    }
+
+    fn spare(&self) -> Legs {
+        Legs(self.spare.load(Ordering::SeqCst))
+    }
+
+    /// Legs to write to and read from.
+    pub(crate) fn active(&self) -> Legs {
+        let active = Legs(self.active.load(Ordering::SeqCst)).but(self.lost());
+        if active.count() >= self.needed {
+            return active;
+        }
+        // Better slow ones than none.
+        self.all().but(self.lost()).but(self.spare())
+    }
+
+    /// The leg at `seat`; it may be lost.
+    pub(crate) fn at_seat(&self, seat: usize) -> usize {
+        self.seats[seat].load(Ordering::SeqCst).into()
+    }
+
+    /// The seat of `leg`, if it has one.
+    pub(crate) fn seat_of(&self, leg: usize) -> Option<usize> {
+        (0..self.wanted).find(|&seat| self.at_seat(seat) == leg)
+    }
+
+    /// A leg is gone, or may hold anything. For good; a spare takes its seat.
+    pub(crate) fn lose(&self, leg: usize) {
+        let bit = Legs::one(leg).0;
+        if self.lost.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+            self.active.fetch_and(!bit, Ordering::SeqCst);
+            if self.spare.fetch_and(!bit, Ordering::SeqCst) & bit == 0 {
+                self.call_spare(leg);
+            }
+        }
+    }
+
+    fn call_spare(&self, lost: usize) {
+        loop {
+            let spare = self.spare();
+            let Some(leg) = spare.iter().next() else { return };
+            // In use before it is no spare any more: it is never neither.
+            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+            if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 != 0 {
+                if let Some(seat) = self.seat_of(lost) {
+                    self.seats[seat].store(leg as u8, Ordering::SeqCst);
+                }
+                return;
+            }
+        }
+    }
+
+    /// All legs that are there are asked how they feel; those that are gone are lost.
+    pub(crate) fn look_at_health(&self) {
+        self.which(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.lose(leg));
+    }
+
+    /// `leg` has not answered a write for long; others have it. It is not asked for anything until it has.
+    pub(crate) fn set_late(&self, leg: usize) {
+        self.late[leg].fetch_add(1, Ordering::SeqCst);
+        self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+    }
+
+    /// That answer has come.
+    pub(crate) fn late_came(&self, leg: usize) {
+        if self.late[leg].fetch_sub(1, Ordering::SeqCst) == 1 && !self.lost().has(leg) {
+            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+        }
+    }
+
+    /// May a write that nobody waits for still arrive there?
+    pub(crate) fn is_late(&self, leg: usize) -> bool {
+        self.late[leg].load(Ordering::SeqCst) != 0
+    }
+
+    /// Does the leg hold everything?
+    pub(crate) fn is_whole(&self, leg: usize) -> bool {
+        let is_used = self.active().has(leg) && !self.is_late(leg);
+        is_used && self.hurts(leg) == self.healed[leg].load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn hurts(&self, leg: usize) -> u32 {
+        self.hurts[leg].load(Ordering::SeqCst)
+    }
+
+    /// The leg lacks something. Said when that can be seen: whoever has looked in vain has read the count before.
+    pub(crate) fn hurt(&self, leg: usize) {
+        self.hurts[leg].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Everything that it lacked when it was hurt so often is mended.
+    pub(crate) fn set_healed(&self, leg: usize, hurts: u32) {
+        self.healed[leg].fetch_max(hurts, Ordering::SeqCst);
+    }
+
+    /// Legs that lack something and may be given it.
+    pub(crate) fn to_heal(&self) -> Legs {
+        let hurt = |leg: &usize| self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && !self.is_late(*leg);
+        self.active().iter().filter(hurt).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
+        if self.all().but(self.lost()).but(self.spare()).count() < self.needed {
+            Health::Gone
+        } else if whole >= self.wanted {
+            Health::Good
+        } else {
+            Health::Degraded
+        }
+    }
+
+    /// What is said when too few legs are left.
+    pub(crate) fn gone(&self) -> PoolError {
+        let server = self.lost().iter().last().map_or(0, |leg| self.legs[leg].server);
+        PoolError::ServerGone { server, incarnation: Incarnation(0) }
+    }
+
+    /// A lane to each leg that is there. `requests`: how many may wait for one.
+    pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
+        let mut lanes = Vec::with_capacity(self.legs.len());
+        for (index, leg) in self.legs.iter().enumerate() {
+            let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
+                Some(Ok(lane)) => Some(lane),
+                Some(Err(PoolError::ServerGone { .. })) => {
+                    self.lose(index);
+                    None
+                }
+                Some(Err(error)) => return Err(error),
+                None => None,
+            };
+            lanes.push(lane.map(|lane| LegLane::new(lane, requests)));
+        }
+        if self.health() == Health::Gone {
+            return Err(self.gone());
+        }
+        Ok(lanes)
+    }
+}
+
+/// One leg, as one lane sees it.
+pub(crate) struct LegLane {
+    pub(crate) lane: Box<dyn Lane>,
+    /// Requests that it had no room for.
+    waiting: VecDeque<Request>,
+    singles: Vec<Buffer>,
+    runs: Vec<Buffer>,
+    /// Of a read; 0 for unknown.
+    pub(crate) latency_ns: u64,
+}
+
+impl LegLane {
+    fn new(lane: Box<dyn Lane>, requests: usize) -> LegLane {
+        LegLane {
+            lane,
+            waiting: VecDeque::with_capacity(requests),
+            singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
+            runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES as usize)).collect(),
+            latency_ns: 0,
+        }
+    }
+
+    /// Gives it something to do, behind what waits already.
+    pub(crate) fn submit(&mut self, request: Request) {
+        if !self.waiting.is_empty() {
+            self.waiting.push_back(request);
+        } else if let Err(back) = self.lane.submit(request) {
+            self.waiting.push_back(back);
+        }
+    }
+
+    /// What waits, as far as there is room by now.
+    pub(crate) fn submit_waiting(&mut self) {
+        while let Some(request) = self.waiting.pop_front() {
+            if let Err(back) = self.lane.submit(request) {
+                self.waiting.push_front(back);
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn has_buffer(&self, pages: u64) -> bool {
+        if pages == 1 { !self.singles.is_empty() } else { !self.runs.is_empty() }
+    }
+
+    /// Half of the buffers are kept for writes: after a read that is not answered it is writes by which a slow leg is known.
+    pub(crate) fn has_buffer_for_read(&self, pages: u64) -> bool {
+        if pages == 1 { self.singles.len() > SINGLES / 2 } else { self.runs.len() > RUNS / 2 }
+    }
+
+    pub(crate) fn take_buffer(&mut self, pages: u64) -> Option<Buffer> {
+        let mut buffer = if pages == 1 { self.singles.pop()? } else { self.runs.pop()? };
+        buffer.set_pages(pages as usize);
+        Some(buffer)
+    }
+
+    pub(crate) fn give_buffer(&mut self, buffer: Buffer) {
+        if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
+    }
+
+    /// A read was answered.
+    pub(crate) fn took(&mut self, ns: u64) {
+        self.latency_ns = if self.latency_ns == 0 { ns } else { (self.latency_ns * 7 + ns) / 8 };
+    }
+
+    /// A read was not answered for so long while another, that was asked for later, was.
+    pub(crate) fn is_slower_than(&mut self, ns: u64) {
+        self.latency_ns = self.latency_ns.max(ns).min(HEDGE_MAX.as_nanos() as u64);
+    }
+
+    pub(crate) fn hedge_after(&self) -> u64 {
+        match self.latency_ns {
+            0 => HEDGE_MAX.as_nanos() as u64 / 4,
+            usual => (usual * HEDGE_TIMES).clamp(HEDGE_MIN.as_nanos() as u64, HEDGE_MAX.as_nanos() as u64),
+        }
+    }
+}
