@@ -1,0 +1,188 @@
+//! The row word: what a row of an erasure code is good for, as one atomic 64-bit word.
+//!
+//! ```text
+//!  63     51   50    49 48    47      32  31     16  15      0
+//! +---------+--------+-------+----------+----------+----------+
+//! | 0       | mended | state | present  | live     | have     |
+//! +---------+--------+-------+----------+----------+----------+
+//! ```
+//!
+//! Clean → Writing → Closed → Spent → Writing or Clean. A row is written once, by one writer, and never changed while it is closed: so a leg that dies in the middle of a write
+//! harms nothing but that row, which nobody refers to yet. *present* are the data pages that were written (the others are zeros), *live* those that still are
+//! the newest version of some page, *have* the legs that hold their part. When nothing is live any more the row is spent, unless somebody mends it: a part that is
+//! on its way to a leg must not land in a row that has another writer.
+//!
+//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange. *Writing* is not in the word: whoever has claimed a row is alone with it.
+
+use crate::Legs;
+
+/// One row's word. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RowWord(pub u64);
+
+const CLOSED: u64 = 1 << 48;
+const SPENT: u64 = 1 << 49;
+const MENDED: u64 = 1 << 50;
+
+impl RowWord {
+    /// Never written, or discarded at all legs.
+    pub const CLEAN: RowWord = RowWord(0);
+    /// Nothing in it is of use, and legs may still hold it.
+    pub const SPENT: RowWord = RowWord(SPENT);
+
+    /// A row whose `present` data pages have been written and are the newest version of their pages.
+    pub fn closed(have: Legs, present: u16) -> RowWord {
+        assert!(present != 0);
+        RowWord(CLOSED | u64::from(present) << 32 | u64::from(present) << 16 | u64::from(have.0))
+    }
+
+    /// Can it be read?
+    pub fn is_closed(self) -> bool {
+        self.0 & CLOSED != 0
+    }
+
+    /// May legs hold bytes of it that nobody needs?
+    pub fn is_spent(self) -> bool {
+        self.0 & SPENT != 0
+    }
+
+    /// Legs that hold their part.
+    pub fn have(self) -> Legs {
+        Legs(self.0 as u16)
+    }
+
+    /// Data pages that are the newest version of a page.
+    pub fn live(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// Data pages that are not zeros by definition.
+    pub fn present(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    /// Does somebody mend it?
+    pub fn is_mended(self) -> bool {
+        self.0 & MENDED != 0
+    }
+
+    /// Spent, if nothing keeps it: then it may be claimed by a writer.
+    fn settled(self) -> (RowWord, bool) {
+        let is_over = self.live() == 0 && !self.is_mended();
+        (if is_over { RowWord::SPENT } else { self }, is_over)
+    }
+
+    /// There is a newer version of the page whose version is data page `part`. `true`: the row is spent now.
+    pub fn kill(self, part: usize) -> (RowWord, bool) {
+        assert!(self.is_closed() && self.live() & 1 << part != 0);
+        RowWord(self.0 & !(1 << (16 + part))).settled()
+    }
+
+    /// `leg` gave wrong bytes. `None`: it did not count as one that holds its part, or fewer than `needed` would be left of those that do.
+    pub fn suspect(self, leg: usize, needed: usize) -> Option<RowWord> {
+        let may = self.is_closed() && self.have().has(leg) && self.have().count() > needed;
+        may.then_some(RowWord(self.0 & !(1 << leg)))
+    }
+
+    /// Somebody will bring `leg` its part. `None`: it has it, or not now.
+    pub fn claim(self, leg: usize) -> Option<RowWord> {
+        let may = self.is_closed() && self.live() != 0 && !self.is_mended() && !self.have().has(leg);
+        may.then_some(RowWord(self.0 | MENDED))
+    }
+
+    /// The end of what was claimed, `mended` or given up. Nothing of it is under way any more. `true`: the row is spent now.
+    pub fn finish(self, leg: usize, mended: bool) -> (RowWord, bool) {
+        assert!(self.is_closed() && self.is_mended());
+        RowWord(self.0 & !MENDED | u64::from(mended) << leg).settled()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in which rows are written, spent, mended and written again.
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// One row with two data pages and three legs, and everything that is under way.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct World {
+        word: u64,
+        /// Which writing of the row it is, and of which one each leg holds its part.
+        version: u8,
+        holds: [u8; 3],
+        /// Legs that have the part of the writer, if there is one.
+        writer: Option<u16>,
+        /// Who brings which leg its part, of which version, and whether it has landed.
+        mender: Option<(usize, u8, bool)>,
+        suspicions_left: u8,
+    }
+
+    impl World {
+        fn next(self) -> Vec<World> {
+            let (mut next, word) = (vec![], RowWord(self.word));
+            if self.writer.is_none() && !word.is_closed() && self.version < 3 {
+                next.push(World { writer: Some(0), version: self.version + 1, ..self });
+            }
+            if let Some(have) = self.writer {
+                for leg in Legs::first(3).but(Legs(have)).iter() {
+                    let mut world = World { writer: Some(have | 1 << leg), ..self };
+                    world.holds[leg] = self.version;
+                    next.push(world);
+                }
+                // It has failed, or it ends with enough legs and one or both of the data pages.
+                next.push(World { writer: None, word: RowWord::SPENT.0, ..self });
+                if Legs(have).count() >= 2 {
+                    for present in 1..4 {
+                        next.push(World { writer: None, word: RowWord::closed(Legs(have), present).0, ..self });
+                    }
+                }
+            }
+            for part in (0..2).filter(|part| word.is_closed() && word.live() & 1 << part != 0) {
+                next.push(World { word: word.kill(part).0.0, ..self });
+            }
+            for leg in 0..3 {
+                if let Some(after) = word.suspect(leg, 2).filter(|_| self.suspicions_left > 0) {
+                    next.push(World { word: after.0, suspicions_left: self.suspicions_left - 1, ..self });
+                }
+                if let Some(after) = word.claim(leg) {
+                    next.push(World { word: after.0, mender: Some((leg, self.version, false)), ..self });
+                }
+            }
+            if let Some((leg, version, has_landed)) = self.mender {
+                let mut world = World { mender: Some((leg, version, true)), ..self };
+                world.holds[leg] = version;
+                next.push(world);
+                next.push(World { word: word.finish(leg, has_landed).0.0, mender: None, ..self });
+            }
+            next
+        }
+
+        fn check(&self) {
+            let word = RowWord(self.word);
+            assert!(self.writer.is_none() || !word.is_closed(), "a row that can be read is written: {self:?}");
+            for leg in word.have().iter() {
+                assert_eq!(self.holds[leg], self.version, "{self:?}");
+            }
+            if word.is_closed() {
+                assert!(word.live() & !word.present() == 0 && word.have().count() >= 2);
+                assert!(word.live() != 0 || word.is_mended(), "spent, and nobody knows: {self:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_counts_as_having_it_has_it() {
+        let start = World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, suspicions_left: 2 };
+        let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
+        while let Some(world) = open.pop() {
+            if seen.insert(world) {
+                world.check();
+                open.extend(world.next());
+            }
+        }
+        assert!(seen.len() > 1000, "{}", seen.len());
+        assert!(seen.iter().any(|world| world.version == 3 && RowWord(world.word).have() == Legs::first(3)));
+    }
+}
