@@ -1,4 +1,4 @@
-//! Do programs outlive the servers of a mirror? Legs are killed by SIGKILL at random moments, under load, and others come in.
+//! Do programs outlive the servers of a mirror, or of an erasure code? Legs are killed by SIGKILL at random moments, under load, and others come in.
 //!
 //! Danger: a byte that was only at the server that died; a spare that is believed before it holds everything; an old version after a death.
 //! `FARFIELD_SEED` repeats the choices.
@@ -12,8 +12,8 @@ const NEAR: u64 = 2 * MIB;
 /// Values of a page each: four times what can be near.
 const VALUES: usize = 2048;
 const WORDS: usize = 512;
-/// Servers that one pool loses: its legs and spares but one.
-const KILLS: usize = 5;
+/// Spares of one pool; all of them come in.
+const SPARES: usize = 4;
 
 /// How the servers are reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +35,35 @@ impl Way {
     }
 }
 
-/// `mirror(a,b,spare=c,…)` of all of these.
-fn mirror(servers: &[Server]) -> String {
-    let urls = servers.iter().enumerate().map(|(index, server)| match index {
-        0 | 1 => server.url().to_owned(),
-        _ => format!("spare={}", server.url()),
-    });
-    format!("mirror({})", urls.collect::<Vec<_>>().join(","))
+/// What the pool is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Made {
+    Mirror,
+    Ec(usize, usize),
+}
+
+impl Made {
+    /// Servers besides spares, and how many of them may die.
+    fn legs(self) -> (usize, usize) {
+        match self {
+            Made::Mirror => (2, 1),
+            Made::Ec(data, parity) => (data + parity, parity),
+        }
+    }
+
+    /// Of all of these; those behind its legs are spares.
+    fn url(self, servers: &[Server]) -> String {
+        let legs = self.legs().0;
+        let urls = servers.iter().enumerate().map(|(index, server)| match index < legs {
+            true => server.url().to_owned(),
+            false => format!("spare={}", server.url()),
+        });
+        let urls = urls.collect::<Vec<_>>().join(",");
+        match self {
+            Made::Mirror => format!("mirror({urls})"),
+            Made::Ec(data, parity) => format!("ec({data},{parity},{urls})"),
+        }
+    }
 }
 
 type Value = FarBox<[u64; WORDS]>;
@@ -51,27 +73,33 @@ fn value(index: usize, round: u64) -> [u64; WORDS] {
     [(index as u64) << 32 | round; WORDS]
 }
 
-/// A heap works, and one leg after the other is killed, whenever both hold everything. How many.
-fn outlive(way: Way, plane: Plane, pool: u64) -> usize {
+/// A heap works, and one leg after the other is killed, whenever all hold everything, and in the end as many as may die. How many.
+fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut random = Random::new(pool << 8 | way as u64);
+    let (legs, may_die) = made.legs();
+    let kills = SPARES + may_die;
     let scratch = Scratch::new("survival");
-    let mut servers: Vec<_> = (0..=KILLS).map(|number| way.start(&scratch, number)).collect();
-    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(mirror(&servers));
+    let mut servers: Vec<_> = (0..legs + SPARES).map(|number| way.start(&scratch, number)).collect();
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
     let heap = heap.patience(PATIENCE).build().expect("the servers accept");
     let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
     let mut rounds = vec![0u64; VALUES];
-    // How much is done before each kill, and which of the two legs it is.
-    let choices: Vec<_> = (0..KILLS).map(|_| (random.below(3000), random.below(2))).collect();
+    // How much is done before each kill, and which of the legs it is.
+    let choices: Vec<_> =
+        (0..kills).map(|kill| (random.below(3000), random.below(legs - kill.saturating_sub(SPARES)))).collect();
     let (steps, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
             // Ends the load also when something panics here.
             let _over = Over(&is_over);
-            for (wait, leg) in choices {
+            for (kill, (wait, leg)) in choices.into_iter().enumerate() {
                 let from = steps.load(Ordering::Relaxed);
                 wait_until("the load goes on", || steps.load(Ordering::Relaxed) >= from + wait);
-                wait_until("both legs hold everything", || heap.health() == Health::Good);
-                // The next one comes in behind the other leg.
+                // The last ones die together.
+                if kill <= SPARES {
+                    wait_until("all legs hold everything", || heap.health() == Health::Good);
+                }
+                // The next one comes in behind the other legs.
                 servers.remove(leg).kill();
             }
             wait_until("the death is noticed", || heap.health() == Health::Degraded);
@@ -98,7 +126,7 @@ fn outlive(way: Way, plane: Plane, pool: u64) -> usize {
     }
     drop(values);
     heap.verify();
-    KILLS
+    kills
 }
 
 /// Says that it is over when it is dropped.
@@ -110,27 +138,37 @@ impl Drop for Over<'_> {
     }
 }
 
-fn outlive_many(way: Way, plane: Plane) {
+fn outlive_many(made: Made, way: Way, plane: Plane) {
     let mut killed = 0;
     for pool in 0..tier(1, 50) {
-        killed += outlive(way, plane, pool);
+        killed += outlive(made, way, plane, pool);
     }
-    println!("{way:?}, {plane:?}: {killed} servers were killed, and nothing was lost");
+    println!("{made:?}, {way:?}, {plane:?}: {killed} servers were killed, and nothing was lost");
 }
 
 #[test]
 fn heaps_outlive_servers_across_tcp() {
-    outlive_many(Way::Tcp, Plane::Page);
+    outlive_many(Made::Mirror, Way::Tcp, Plane::Page);
 }
 
 #[test]
 fn heaps_outlive_servers_with_shared_memory() {
-    outlive_many(Way::Shm, Plane::Page);
+    outlive_many(Made::Mirror, Way::Shm, Plane::Page);
 }
 
 #[test]
 fn heaps_of_small_values_outlive_servers_near_and_elsewhere() {
-    outlive_many(Way::Both, Plane::Hybrid);
+    outlive_many(Made::Mirror, Way::Both, Plane::Hybrid);
+}
+
+#[test]
+fn heaps_outlive_one_of_three_servers() {
+    outlive_many(Made::Ec(2, 1), Way::Tcp, Plane::Hybrid);
+}
+
+#[test]
+fn heaps_outlive_two_of_six_servers() {
+    outlive_many(Made::Ec(4, 2), Way::Both, Plane::Page);
 }
 
 #[test]
@@ -142,9 +180,11 @@ fn programs_outlive_servers() {
     let mut killed = 0;
     for round in 0..tier(5, 250) {
         let way = [Way::Tcp, Way::Shm, Way::Both][round % 3];
-        let mut servers: Vec<_> = (0..2).map(|number| way.start(&scratch, number)).collect();
+        let made = [Made::Mirror, Made::Ec(2, 1)][round % 2];
+        let (legs, _) = made.legs();
+        let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
         let mode = ["signal", "thread"][random.below(2)];
-        let options = ["--near", "16M", "--mode", mode, "--far", &mirror(&servers)];
+        let options = ["--near", "16M", "--mode", mode, "--far", &made.url(&servers)];
         // Two processes, one of which the other has forked; each checks every word of its memory, again and again.
         let job = FarRun::new(&scratch, options, [hog, "48", "4", "2", "2"]).start();
         // Before, the job would be refused: its user shall know at once that a leg is not there.
@@ -152,10 +192,10 @@ fn programs_outlive_servers() {
         // Any moment is as good as another.
         std::thread::sleep(Duration::from_millis(random.below(1200) as u64));
         let was_running = !job.is_over();
-        servers.remove(random.below(2)).kill();
+        servers.remove(random.below(legs)).kill();
         killed += usize::from(was_running);
         let ended = job.wait();
-        let said = || format!("round {round}, {way:?}, {mode}: {}\n{}", ended.text(), ended.errors);
+        let said = || format!("round {round}, {made:?}, {way:?}, {mode}: {}\n{}", ended.text(), ended.errors);
         assert!(ended.code == 0 && ended.text().contains("0 wrong"), "{}", said());
     }
     println!("{killed} servers were killed under programs");

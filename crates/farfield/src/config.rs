@@ -114,8 +114,8 @@ impl Builder {
 
     /// Where far is: the URL of a memory server, as `tcp://10.0.0.7:7400` or `shm:/run/farfield.sock`, or of a file of this
     /// process, `ssd:/var/tmp?size=64G`. Called several times, they share the load; as
-    /// `mirror(tcp://10.0.0.7:7400,tcp://10.0.0.8:7400)`, both hold the same, and one of them may die. Default: `ram:`, the
-    /// memory of this process, to try things out.
+    /// `mirror(tcp://10.0.0.7:7400,tcp://10.0.0.8:7400)`, both hold the same, and one of them may die; `ec(4,2,…)` has six,
+    /// and any two of them may die. Default: `ram:`, the memory of this process, to try things out.
     pub fn pool(mut self, url: impl Into<String>) -> Builder {
         self.opener = self.opener.url(url);
         self.has_pool = true;

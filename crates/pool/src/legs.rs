@@ -135,6 +135,11 @@ impl Roster {
         self.seats[seat].load(Ordering::SeqCst).into()
     }
 
+    /// As they were when a snapshot was made, in which everything else is as at the beginning.
+    pub(crate) fn set_seats(&self, seats: [usize; Legs::MAX]) {
+        self.seats.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
+    }
+
     /// The seat of `leg`, if it has one.
     pub(crate) fn seat_of(&self, leg: usize) -> Option<usize> {
         (0..self.wanted).find(|&seat| self.at_seat(seat) == leg)

@@ -10,6 +10,7 @@ mod buffer;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod connection;
+mod ec;
 mod fault;
 mod healer;
 mod legs;
@@ -23,6 +24,8 @@ mod ssd;
 mod stripe;
 mod table;
 mod tcp;
+#[cfg(test)]
+mod trial;
 mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};

@@ -1,6 +1,7 @@
 //! From URLs to a backend.
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
+use crate::ec::EcBackend;
 use crate::fault::FaultBackend;
 use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
@@ -14,6 +15,7 @@ use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError};
 use core::time::Duration;
 use farfield_core::RegionId;
+use farfield_core::gf256::Code;
 use farfield_core::wire::{Hello, Reply, Request, features};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL) and throttle(latency=100us, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -174,15 +176,15 @@ impl Opener {
         self
     }
 
-    /// Legs of mirrors that cannot be reached count as lost, as long as one of each mirror can. Without this, they are errors: a wrong
-    /// URL would be noticed too late.
+    /// Legs of mirrors and erasure codes that cannot be reached count as lost, as long as enough of them can. Without this, they are errors: a
+    /// wrong URL would be noticed too late.
     pub fn degraded(mut self) -> Opener {
         self.degraded = true;
         self
     }
 
-    /// What a leg of a mirror lacks, or its spare, is copied there by a thread of this process. Without this it is done by whoever
-    /// polls lanes.
+    /// What a leg of a mirror or an erasure code lacks, or its spare, is brought there by a thread of this process. Without this it is done by
+    /// whoever polls lanes.
     pub fn heals(mut self) -> Opener {
         self.heals = true;
         self
@@ -235,6 +237,7 @@ impl Opener {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
             Tree::Mirror { legs, spares } => Ok(Arc::new(self.open_mirror(legs, spares, server, want)?)),
+            Tree::Ec { code, legs, spares } => Ok(Arc::new(self.open_ec(*code, legs, spares, server, want)?)),
             Tree::Stripe(members) => {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
                 for (index, member) in members.iter().enumerate() {
@@ -258,7 +261,46 @@ impl Opener {
         server: u16,
         want: Want<'_>,
     ) -> Result<MirrorBackend, OpenError> {
+        let (legs, spares) = self.open_legs("mirror", 1, legs, spares, server, want)?;
+        let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
+        let inherited = matches!(want, Want::Claim { .. });
+        MirrorBackend::new(legs, spares, pages, inherited, self.heals)
+            .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
+    }
+
+    fn open_ec(
+        &self,
+        code: Code,
+        legs: &[Tree],
+        spares: &[Tree],
+        server: u16,
+        want: Want<'_>,
+    ) -> Result<EcBackend, OpenError> {
+        let leaves = legs.iter().chain(spares).map(Tree::leaves).sum();
+        let of_legs = match want {
+            Want::Pages(pages) => Want::Pages(EcBackend::pages_of_leg(pages)),
+            claim => claim,
+        };
+        let (legs, spares) = self.open_legs("ec", code.data(), legs, spares, server, of_legs)?;
+        match want {
+            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, self.heals),
+            Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], self.heals),
+        }
+        .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
+    }
+
+    /// Legs and spares of a backend that needs so many of them. Those that may be lost are without a backend then.
+    fn open_legs(
+        &self,
+        name: &str,
+        needed: usize,
+        legs: &[Tree],
+        spares: &[Tree],
+        server: u16,
+        want: Want<'_>,
+    ) -> Result<(Vec<Leg>, Vec<Leg>), OpenError> {
         let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
+        let are_enough = |opened: &[Leg]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
         for (index, leg) in legs.iter().chain(spares).enumerate() {
             let (leaves, server) = (leg.leaves(), server + leaf as u16);
             let result = match want {
@@ -280,23 +322,17 @@ impl Opener {
             };
             opened.push(Leg { backend, leaves, server });
             leaf += leaves;
-            if index + 1 == legs.len()
-                && opened.iter().all(|leg| leg.backend.is_none())
-                && matches!(want, Want::Pages(_))
-            {
+            if index + 1 == legs.len() && !are_enough(&opened) && matches!(want, Want::Pages(_)) {
                 break;
             }
         }
-        if opened.iter().all(|leg| leg.backend.is_none()) {
-            let reason = "the snapshot has no leg that holds everything";
+        if !are_enough(&opened) {
+            let reason = "the snapshot has too few legs";
             let error = PoolError::Refused { server, reason };
-            return Err(first_error.unwrap_or(OpenError::Pool { url: "mirror".to_owned(), error }));
+            return Err(first_error.unwrap_or(OpenError::Pool { url: name.to_owned(), error }));
         }
         let spares = opened.split_off(legs.len());
-        let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
-        let inherited = matches!(want, Want::Claim { .. });
-        MirrorBackend::new(opened, spares, pages, inherited, self.heals)
-            .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
+        Ok((opened, spares))
     }
 
     fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {

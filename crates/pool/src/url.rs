@@ -5,11 +5,15 @@
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
 use crate::fault::FaultPlan;
+use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
+use farfield_core::gf256::Code;
 use std::borrow::Cow;
 
 /// How deep backends may stand in backends.
 const DEPTH_MAX: usize = 8;
+/// What an erasure code looks like.
+const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write ec(2,1, URL, URL, URL)";
 /// In front of a spare.
 const SPARE: &str = "spare=";
 
@@ -24,6 +28,8 @@ pub(crate) enum Tree {
     Stripe(Vec<Tree>),
     /// All of them hold the same; the spares after one of the others is lost.
     Mirror { legs: Vec<Tree>, spares: Vec<Tree> },
+    /// Rows of this code, one page at each leg.
+    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree> },
 }
 
 impl Tree {
@@ -40,7 +46,9 @@ impl Tree {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
             Tree::Stripe(members) => members.iter().map(Tree::leaves).sum(),
-            Tree::Mirror { legs, spares } => legs.iter().chain(spares).map(Tree::leaves).sum(),
+            Tree::Mirror { legs, spares } | Tree::Ec { legs, spares, .. } => {
+                legs.iter().chain(spares).map(Tree::leaves).sum()
+            }
         }
     }
 }
@@ -60,7 +68,7 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
         loop {
             match tokens.next().ok()?? {
                 Token::Leaf(leaf) => return Some(leaf),
-                Token::Fault(_) | Token::Open(_) | Token::Option(_) | Token::Spare | Token::Close => {}
+                Token::Fault(_) | Token::Open(_) | Token::Ec(_) | Token::Option(_) | Token::Spare | Token::Close => {}
             }
         }
     })
@@ -97,16 +105,24 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
             }
             Ok(Tree::Mirror { legs, spares })
         }
+        Some(Token::Ec(code)) => {
+            let Some(code) = code else { return Err(wrong(EC.to_owned())) };
+            let (legs, spares) = items(tokens)?;
+            if legs.len() != code.parts() || legs.len() + spares.len() > Legs::MAX {
+                return Err(wrong(EC.to_owned()));
+            }
+            Ok(Tree::Ec { code, legs, spares })
+        }
         Some(Token::Open("throttle")) => throttle(tokens),
         Some(Token::Option(_)) => {
             Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
         Some(Token::Open(name)) => Err(wrong(format!(
-            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL) and throttle(latency=100us, URL)"
+            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
         ))),
-        Some(Token::Spare) => {
-            Err(wrong("a spare stands behind the legs of a mirror: mirror(URL, URL, spare=URL)".to_owned()))
-        }
+        Some(Token::Spare) => Err(wrong(
+            "a spare stands behind the legs of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
+        )),
         Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
 }
@@ -153,6 +169,8 @@ enum Token<'a> {
     Fault(&'a str),
     /// `NAME(`
     Open(&'a str),
+    /// `ec(K,M,`
+    Ec(Option<Code>),
     /// `NAME=VALUE,`
     Option(&'a str),
     /// `spare=`
@@ -218,6 +236,18 @@ impl<'a> Tokens<'a> {
         Ok(Some(rest[..end].trim_end()))
     }
 
+    /// `K,M,`
+    fn take_code(&mut self) -> Option<Code> {
+        let mut number = || {
+            let (text, _) = self.rest().split_once(',')?;
+            let number = text.trim_end().parse::<usize>().ok().filter(|number| (1..Legs::MAX).contains(number))?;
+            self.skip(text.len() + 1);
+            Some(number)
+        };
+        let (data, parity) = (number()?, number()?);
+        (data + parity <= Legs::MAX).then(|| Code::new(data, parity))
+    }
+
     /// Nothing may be left.
     fn end(&self) -> Result<(), UrlError> {
         if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
@@ -247,7 +277,7 @@ impl<'a> Tokens<'a> {
             }
             self.depth += 1;
             self.skip(name.len() + 1);
-            return Ok(Some(Token::Open(name)));
+            return Ok(Some(if name == "ec" { Token::Ec(self.take_code()) } else { Token::Open(name) }));
         }
         let end = if self.depth == 0 { rest.len() } else { rest.find([',', ')', '(']).unwrap_or(rest.len()) };
         let leaf = &rest[..end];
@@ -348,6 +378,18 @@ mod tests {
     }
 
     #[test]
+    fn erasure_codes_have_numbers() {
+        let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
+        let tree = Tree::Ec { code: Code::new(2, 1), legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]) };
+        assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));
+        assert_eq!(tree.leaves(), 4);
+        assert_eq!(
+            leaf_urls("stripe(ec(2,1,a:,b:,c:,spare=d:),e:)").collect::<Vec<_>>(),
+            ["a:", "b:", "c:", "d:", "e:"]
+        );
+    }
+
+    #[test]
     fn faults_have_commas_of_their_own() {
         let plan = FaultPlan::parse("drop=0.5,seed=3").unwrap();
         let faulty = |tree| Tree::Fault(plan, Box::new(tree));
@@ -380,6 +422,11 @@ mod tests {
             ("stripe(a:,mirror(a:,a:,a:,a:,a:,spare=a:,spare=a:,a:))", 51, "behind the legs"),
             ("mirror(a:,a:,a:,a:,a:,a:,a:,a:,spare=a:)", 1, "2 to 8 legs"),
             ("stripe(a:,spare=b:)", 1, "no spares"),
+            ("ec(2,1,a:,b:)", 1, "ec(2,1, URL"),
+            ("ec(a:,b:)", 1, "ec(2,1, URL"),
+            ("ec(2,0,a:,b:)", 1, "ec(2,1, URL"),
+            ("ec(15,2,a:,b:)", 1, "ec(2,1, URL"),
+            ("stripe(ec(1,1,a:,b:,spare=c:,d:),e:)", 30, "behind the legs"),
             ("mirror(a:,fault:die=1@spare=b:)", 23, "behind the legs"),
             ("stripe(shm:/a(b)", 14, "link"),
             ("stripe(a:,fault:die=3)", 11, "fault:SPEC@URL"),
@@ -416,6 +463,7 @@ mod tests {
             "stripe(",
             "mirror(",
             "throttle(",
+            "ec(1,1,",
             "spare=",
             "latency=3ms",
             "(",

@@ -153,6 +153,8 @@ fn an_open_lane_never_allocates() {
     does_not_allocate(&[tcp, unix]);
     does_not_allocate(&[&format!("mirror({tcp},{unix})")]);
     does_not_allocate(&[&format!("mirror({tcp},fault:die=300@{tcp},spare={unix})")]);
+    does_not_allocate(&[&format!("ec(1,1,{tcp},{unix})")]);
+    does_not_allocate(&[&format!("ec(2,2,{tcp},{unix},fault:die=300@{tcp},{unix},spare={unix})")]);
     does_not_allocate(&["ram:", &format!("fault:delay=1us@{tcp}")][1..]);
 }
 
@@ -174,6 +176,20 @@ fn mirrors_of_servers_are_backends() {
     }
     let url = format!("mirror({},{})", first.endpoints()[0], second.endpoints()[1]);
     conformance::death(&Opener::new().url(url), move || drop((first, second)));
+}
+
+#[test]
+fn erasure_codes_of_servers_are_backends() {
+    let servers = [serve(|_| {}), serve(|_| {}), serve(|_| {})];
+    for ways in [[0, 0, 0], [0, 1, 0], [1, 1, 1]] {
+        let [one, two, three] = [0, 1, 2].map(|server| &servers[server].endpoints()[ways[server]]);
+        conformance::run(&Opener::new().url(format!("ec(2,1,{one},{two},{three})")));
+        // One that dies while the claims are tried out.
+        conformance::run(&Opener::new().url(format!("ec(1,2,{one},fault:die=1000@{two},{three})")));
+    }
+    let [one, two, three] = [0, 1, 2].map(|server| &servers[server].endpoints()[0]);
+    let url = format!("ec(2,1,{one},{two},{three})");
+    conformance::death(&Opener::new().url(url), move || drop(servers));
 }
 
 #[test]

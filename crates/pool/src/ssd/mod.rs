@@ -12,6 +12,7 @@ mod lane;
 mod slots;
 
 pub(crate) use config::Config;
+pub(crate) use slots::{mask, run_of};
 
 use crate::connection::HandshakeError;
 use crate::table::{PageTable, Words};

@@ -217,12 +217,12 @@ impl Slots {
 }
 
 /// Bits `shift` to `shift + count`.
-pub(super) fn mask(shift: u64, count: u64) -> u64 {
+pub(crate) fn mask(shift: u64, count: u64) -> u64 {
     if count == GROUP { u64::MAX } else { ((1 << count) - 1) << shift }
 }
 
 /// The first run of `wanted` set bits, else of half as many and so on, as first bit and length.
-pub(super) fn run_of(bits: u64, wanted: u64) -> Option<(u64, u64)> {
+pub(crate) fn run_of(bits: u64, wanted: u64) -> Option<(u64, u64)> {
     if bits == 0 {
         return None;
     }

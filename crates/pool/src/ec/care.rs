@@ -1,0 +1,283 @@
+//! What nobody waits for: legs get what they lack, sparse rows are written again, and rows that nobody needs are discarded at the legs.
+
+use super::index::{GROUP, Version};
+use super::lane::EcLane;
+use super::pieces::{Kind, PIECES, Parent, Piece, ROWS, Task};
+use crate::{Buffer, Op, PoolError, Priority};
+use core::time::Duration;
+use farfield_core::{Legs, PageId};
+use farfield_os::process::now_ns;
+
+/// Rows, or pages, that are looked at in one go.
+const LOOK: u64 = 512;
+/// How long nothing begins after something has failed.
+const REST: Duration = Duration::from_millis(100);
+/// A row is written again when at most so many of its data pages are live: four of five.
+const SPARSE: (u32, u32) = (4, 5);
+
+/// What one lane does besides.
+pub(super) struct Care {
+    most: usize,
+    /// A look at all rows: the leg that it is for, how often that one was hurt when it began, the next row, whether anything was found.
+    round: Option<Round>,
+    /// The group that is looked at next for spent rows, from the last one downwards.
+    trims_from: u64,
+    /// The page that is looked at next for sparse rows.
+    moves_from: u64,
+    /// Pages that are moved, from which version on.
+    pub(super) moves: Vec<(u64, Version)>,
+    buffer: Option<Buffer>,
+    rests_until: u64,
+}
+
+struct Round {
+    leg: usize,
+    hurts: u32,
+    next: u64,
+    is_clean: bool,
+}
+
+impl Care {
+    /// So many pieces at a time; `batch` pages are moved together.
+    pub(super) fn new(most: usize, batch: usize) -> Care {
+        Care {
+            most,
+            round: None,
+            trims_from: 0,
+            moves_from: 0,
+            moves: Vec::with_capacity(batch),
+            buffer: Some(Buffer::new(batch)),
+            rests_until: 0,
+        }
+    }
+
+    /// Nothing more than what is under way.
+    pub(super) fn give_up(&mut self) {
+        self.rests_until = u64::MAX;
+    }
+
+    pub(super) fn go_on(&mut self) {
+        self.rests_until = 0;
+    }
+
+    fn rest(&mut self) {
+        self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
+    }
+}
+
+impl EcLane {
+    /// Begins the next thing, if there is one.
+    pub(super) fn begin_care(&mut self) {
+        let Some(mut care) = self.care.take() else { return };
+        let is_resting = care.rests_until > 0 && now_ns() < care.rests_until;
+        if !is_resting && self.free_pieces.len() > PIECES / 2 && self.free_errands.len() > 16 * Legs::MAX {
+            let mend = self.begin(&mut care);
+            self.care = Some(care);
+            if let Some(piece) = mend {
+                self.mend(piece);
+            }
+            return;
+        }
+        self.care = Some(care);
+    }
+
+    /// Something to mend is for the caller to do.
+    fn begin(&mut self, care: &mut Care) -> Option<Piece> {
+        let to_heal = self.table.to_heal().and(self.usable());
+        let (is_trim, data) = (self.table.index.has_too_many_spent(), self.table.code.data());
+        let is_sparse = self.table.index.is_sparse(data as u64);
+        if to_heal.is_empty() && !is_trim && !is_sparse {
+            return None;
+        }
+        let is_care = |piece: &&Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim);
+        if self.pieces.iter().flatten().filter(is_care).count() >= care.most {
+            return None;
+        }
+        if !to_heal.is_empty() {
+            return self.find_to_mend(care, to_heal);
+        }
+        if is_trim {
+            self.begin_trim(care);
+        } else if self.parents[Self::MOVER].is_none() {
+            self.begin_move(care);
+        }
+        None
+    }
+
+    /// Looks at some rows for something that a leg lacks. A round over all of them is for one leg; it is healed when nothing is found.
+    fn find_to_mend(&self, care: &mut Care, to_heal: Legs) -> Option<Piece> {
+        let table = &self.table;
+        let round = care.round.get_or_insert_with(|| {
+            let leg = to_heal.iter().next().unwrap_or(0);
+            Round { leg, hurts: table.hurts(leg), next: 0, is_clean: true }
+        });
+        let (leg, end) = (round.leg, table.index.rows_end());
+        for _ in 0..LOOK {
+            if round.next >= end || !to_heal.has(leg) {
+                if round.is_clean && to_heal.has(leg) {
+                    table.set_healed(leg, round.hurts);
+                }
+                care.round = None;
+                return None;
+            }
+            let row = round.next;
+            round.next += 1;
+            let word = table.index.word(row);
+            if !word.is_closed() || word.live() == 0 || word.have().has(leg) {
+                continue;
+            }
+            round.is_clean = false;
+            if table.is_late(leg) || !table.index.claim_mend(row, leg) {
+                continue;
+            }
+            // Its neighbours lack the same, most of the time.
+            let mut piece = Piece::new(Task::Mend { leg }, row, 1, now_ns());
+            let word = table.index.word(row);
+            (piece.present, piece.have) = (word.present(), word.have());
+            while piece.rows < ROWS as u64 && !(row + piece.rows).is_multiple_of(GROUP) && row + piece.rows < end {
+                let next = table.index.word(row + piece.rows);
+                let is_alike = next.is_closed() && (next.present(), next.have()) == (piece.present, piece.have);
+                if !is_alike || !table.index.claim_mend(row + piece.rows, leg) {
+                    break;
+                }
+                piece.rows += 1;
+            }
+            round.next = row + piece.rows;
+            return Some(piece);
+        }
+        None
+    }
+
+    fn mend(&mut self, mut piece: Piece) {
+        let Task::Mend { leg } = piece.task else { return };
+        let Some(part) = self.table.part_of(piece.first, leg) else {
+            // It has lost its seat.
+            return self.finish_mend(&piece, leg, false);
+        };
+        if part < self.table.code.data() && piece.present & 1 << part == 0 {
+            // Zeros by definition.
+            return self.finish_mend(&piece, leg, true);
+        }
+        piece.part = part;
+        let index = self.add_piece(piece);
+        self.widen(index);
+    }
+
+    fn finish_mend(&self, piece: &Piece, leg: usize, mended: bool) {
+        (piece.first..piece.first + piece.rows).for_each(|row| self.table.index.finish_mend(row, leg, mended));
+    }
+
+    /// A leg has its part, or could not be given it.
+    pub(super) fn end_mend(&mut self, index: usize, result: Result<(), PoolError>) {
+        let Some(piece) = self.take_piece(index, false) else { return };
+        let Task::Mend { leg } = piece.task else { return };
+        if piece.unsure.has(leg) {
+            // It may still arrive.
+            self.table.lose(leg);
+        }
+        self.finish_mend(&piece, leg, result.is_ok());
+        for wrong in piece.wrong.but(Legs::one(leg)).iter() {
+            if self.table.index.suspect(piece.first, piece.rows, wrong, self.table.code.data()) {
+                self.table.hurt(wrong);
+            }
+        }
+        if let (Err(_), Some(care)) = (result, &mut self.care) {
+            care.rest();
+        }
+    }
+
+    /// Discards spent rows at all legs.
+    fn begin_trim(&mut self, care: &mut Care) {
+        let last = (self.table.index.rows_end() / GROUP).min(self.table.index.rows / GROUP - 1);
+        if care.trims_from == 0 || care.trims_from > last {
+            care.trims_from = last;
+        }
+        let (claimed, group) = self.table.index.claim_spent(care.trims_from);
+        care.trims_from = group;
+        let Some((first, rows)) = claimed else { return care.rest() };
+        let usable = self.usable();
+        let piece = self.add_piece(Piece::new(Task::Trim, first, rows, now_ns()));
+        for leg in usable.iter() {
+            self.send(piece, leg, Op::Discard { page: PageId(first), count: rows });
+        }
+        if usable.is_empty() {
+            self.trim_answered(piece);
+        }
+    }
+
+    pub(super) fn trim_answered(&mut self, index: usize) {
+        if !self.pieces[index].as_ref().is_some_and(|piece| piece.under_way().is_empty()) {
+            return;
+        }
+        let Some(piece) = self.take_piece(index, false) else { return };
+        // What was not answered may still arrive, on top of what is written there next.
+        piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+        let is_clean = piece.failed.is_empty();
+        self.table.index.unclaim(piece.first, piece.rows, is_clean);
+        if let (false, Some(care)) = (is_clean, &mut self.care) {
+            care.rest();
+        }
+    }
+
+    /// Looks at some pages, in order, for those that lie in sparse rows: what lies together in the region shall lie together at the legs.
+    fn begin_move(&mut self, care: &mut Care) {
+        let (index, data) = (&self.table.index, self.table.code.data() as u32);
+        let batch = ROWS * data as usize;
+        let (mut page, mut is_round) = (care.moves_from, false);
+        for _ in 0..LOOK {
+            page = index.next_written(page);
+            if page >= index.pages {
+                (page, is_round) = (0, true);
+                break;
+            }
+            let version = index.version(page);
+            if version != Version::ZEROS {
+                let live = index.word(version.row()).live().count_ones();
+                if live < data && live * SPARSE.1 <= data * SPARSE.0 {
+                    care.moves.push((page, version));
+                }
+            }
+            page += 1;
+            if care.moves.len() == batch {
+                break;
+            }
+        }
+        care.moves_from = page;
+        let is_enough = care.moves.len() == batch || is_round && !care.moves.is_empty();
+        if !is_enough {
+            return;
+        }
+        let Some(mut buffer) = care.buffer.take() else { return };
+        let count = care.moves.len() as u64;
+        buffer.set_pages(count as usize);
+        self.parents[Self::MOVER] = Some(Parent {
+            tag: 0,
+            priority: Priority::Background,
+            deadline: super::lane::CARE_DEADLINE,
+            started_at: now_ns(),
+            kind: Kind::Gather,
+            page: 0,
+            count,
+            cut: 0,
+            left: count,
+            buffer: Some(buffer),
+            result: Ok(()),
+        });
+        self.queued.push_back(Self::MOVER);
+    }
+
+    /// All pages are read, or all of them are written again.
+    pub(super) fn end_mover(&mut self, parent: Parent) {
+        let Some(care) = &mut self.care else { return };
+        if parent.kind == Kind::Gather && parent.result.is_ok() && care.rests_until != u64::MAX {
+            let parent = Parent { kind: Kind::Move, cut: 0, left: parent.count, started_at: now_ns(), ..parent };
+            self.parents[Self::MOVER] = Some(parent);
+            return self.queued.push_back(Self::MOVER);
+        }
+        if parent.result.is_err() {
+            care.rest();
+        }
+        care.buffer = parent.buffer;
+        care.moves.clear();
+    }
+}

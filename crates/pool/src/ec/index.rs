@@ -1,0 +1,417 @@
+//! Which row holds the newest version of each page, and which rows are in use. Everything is a number that changes atomically: no lane waits for another.
+
+use crate::ssd::{mask, run_of};
+use crate::table::Words;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::Legs;
+use farfield_core::gf256::PARTS_MAX;
+use farfield_core::row_word::RowWord;
+use farfield_os::Errno;
+
+/// Rows whose parts lie at the same seats: the bits of a word.
+pub(super) const GROUP: u64 = u64::BITS as u64;
+/// Rows besides those that all pages could take: what writers hold, and what is never used again.
+const MORE_ROWS: u64 = 64 * GROUP;
+/// As many as versions can name.
+const ROWS_MAX: u64 = (1 << 28) - GROUP;
+/// Groups that are looked at for a whole run before a shorter one will do.
+const LOOKS: u64 = 16;
+/// Entries that are noted together as perhaps written.
+const BLOCK: u64 = 512;
+/// Spent rows that are kept for writers, and one more for each eight in use.
+const SPENT_KEPT: u64 = 4 * GROUP;
+/// Sparse rows that are not worth writing again.
+const SPARSE_KEPT: u64 = GROUP;
+
+/// Where the newest version of a page is, and 32 bits of its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Version(u64);
+
+impl Version {
+    /// The page is zeros.
+    pub(super) const ZEROS: Version = Version(0);
+
+    pub(super) fn new(row: u64, part: usize, sum: u64) -> Version {
+        debug_assert!(row < ROWS_MAX + GROUP && part < PARTS_MAX);
+        let place = (row << 4) | part as u64;
+        Version((sum << 32) | (place + 1))
+    }
+
+    fn place(self) -> u64 {
+        u64::from(self.0 as u32) - 1
+    }
+
+    pub(super) fn row(self) -> u64 {
+        self.place() >> 4
+    }
+
+    pub(super) fn part(self) -> usize {
+        self.place() as usize % PARTS_MAX
+    }
+
+    /// Could a page with this checksum be it?
+    pub(super) fn is_of(self, sum: u64) -> bool {
+        self.0 >> 32 == sum & 0xffff_ffff
+    }
+}
+
+/// See the module.
+pub(super) struct Index {
+    pub(super) pages: u64,
+    pub(super) rows: u64,
+    versions: Words<AtomicU64>,
+    /// One bit for each block of versions: something was written there once.
+    touched: Words<AtomicU64>,
+    words: Words<AtomicU64>,
+    /// One bit for each row: it is closed, or somebody has claimed it.
+    used: Words<AtomicU64>,
+    /// No group before this one has a free row.
+    low: AtomicU64,
+    /// No row from here on was ever claimed.
+    rows_end: AtomicU64,
+    /// Closed rows, live pages in them, and spent rows.
+    closed: AtomicU64,
+    live: AtomicU64,
+    spent: AtomicU64,
+}
+
+impl Index {
+    /// Rows, that is pages of each leg, for a region of `pages`: so many that there always is a free one, however sparse they are.
+    pub(super) fn rows_for(pages: u64) -> u64 {
+        pages.saturating_add(MORE_ROWS).next_multiple_of(GROUP).min(ROWS_MAX)
+    }
+
+    pub(super) fn new(pages: u64, rows: u64) -> Result<Index, Errno> {
+        let rows = rows / GROUP * GROUP;
+        Ok(Index {
+            pages,
+            rows,
+            versions: Words::new(pages)?,
+            touched: Words::new(pages.div_ceil(BLOCK).div_ceil(GROUP))?,
+            words: Words::new(rows)?,
+            used: Words::new(rows / GROUP)?,
+            low: AtomicU64::new(0),
+            rows_end: AtomicU64::new(0),
+            closed: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+            spent: AtomicU64::new(0),
+        })
+    }
+
+    /// As it is now, for a snapshot of the legs. Nobody changes it meanwhile.
+    pub(super) fn copy(&self) -> Result<Index, Errno> {
+        let copy = Index::new(self.pages, self.rows)?;
+        self.each_written(0, self.pages, |page| {
+            let version = self.version(page);
+            if version != Version::ZEROS {
+                copy.touch(page);
+                copy.versions.at(page).store(version.0, Ordering::Relaxed);
+            }
+        });
+        let end = self.rows_end();
+        for row in 0..end {
+            let (word, bit) = (self.word(row), 1 << (row % GROUP));
+            if word.is_closed() && word.live() != 0 {
+                let word = if word.is_mended() { word.finish(0, word.have().has(0)).0 } else { word };
+                copy.words.at(row).store(word.0, Ordering::Relaxed);
+                copy.used.at(row / GROUP).fetch_or(bit, Ordering::Relaxed);
+                copy.closed.fetch_add(1, Ordering::Relaxed);
+                copy.live.fetch_add(u64::from(word.live().count_ones()), Ordering::Relaxed);
+            } else if word != RowWord::CLEAN || self.used.at(row / GROUP).load(Ordering::Relaxed) & bit != 0 {
+                // What a writer has claimed may be at a leg by now.
+                copy.words.at(row).store(RowWord::SPENT.0, Ordering::Relaxed);
+                copy.spent.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        copy.rows_end.store(end, Ordering::SeqCst);
+        Ok(copy)
+    }
+
+    pub(super) fn version(&self, page: u64) -> Version {
+        Version(self.versions.at(page).load(Ordering::SeqCst))
+    }
+
+    fn touch(&self, page: u64) {
+        let (block, word) = (page / BLOCK, self.touched.at(page / BLOCK / GROUP));
+        if word.load(Ordering::SeqCst) & 1 << (block % GROUP) == 0 {
+            word.fetch_or(1 << (block % GROUP), Ordering::SeqCst);
+        }
+    }
+
+    /// `version`, whose row is closed, is the newest one of `page` from now on, if `only_after` is until now. Whichever of them is not is not live any more.
+    pub(super) fn set_version(&self, page: u64, version: Version, only_after: Option<Version>) {
+        self.touch(page);
+        let at = self.versions.at(page);
+        let old = match only_after {
+            None => Version(at.swap(version.0, Ordering::SeqCst)),
+            Some(old) => match at.compare_exchange(old.0, version.0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => old,
+                Err(_) => version,
+            },
+        };
+        self.kill(old);
+    }
+
+    /// Pages from `page` on up to `end` are zeros.
+    pub(super) fn discard(&self, page: u64, end: u64) {
+        self.each_written(page, end, |page| {
+            if self.version(page) != Version::ZEROS {
+                self.kill(Version(self.versions.at(page).swap(0, Ordering::SeqCst)));
+            }
+        });
+    }
+
+    /// Calls `each` for every page of a range that may have been written.
+    fn each_written(&self, page: u64, end: u64, mut each: impl FnMut(u64)) {
+        let mut at = page;
+        while at < end {
+            let block = at / BLOCK;
+            let bits = self.touched.at(block / GROUP).load(Ordering::SeqCst) >> (block % GROUP);
+            if bits & 1 != 0 {
+                let stop = ((block + 1) * BLOCK).min(end);
+                (at..stop).for_each(&mut each);
+                at = stop;
+            } else {
+                let next = if bits == 0 { GROUP - block % GROUP } else { u64::from(bits.trailing_zeros()) };
+                at = (block + next) * BLOCK;
+            }
+        }
+    }
+
+    /// The first page from `page` on that may have been written, or the end.
+    pub(super) fn next_written(&self, page: u64) -> u64 {
+        let mut block = page / BLOCK;
+        while block * BLOCK < self.pages {
+            let bits = self.touched.at(block / GROUP).load(Ordering::SeqCst) >> (block % GROUP);
+            if bits != 0 {
+                return ((block + u64::from(bits.trailing_zeros())) * BLOCK).max(page);
+            }
+            block += GROUP - block % GROUP;
+        }
+        self.pages
+    }
+
+    fn kill(&self, version: Version) {
+        if version == Version::ZEROS {
+            return;
+        }
+        let (row, mut is_over) = (version.row(), false);
+        self.change(row, |word| {
+            let (next, over) = word.kill(version.part());
+            is_over = over;
+            Some(next)
+        });
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        if is_over {
+            self.spend(row);
+        }
+    }
+
+    /// A row's word has just become Spent.
+    fn spend(&self, row: u64) {
+        self.closed.fetch_sub(1, Ordering::SeqCst);
+        self.spent.fetch_add(1, Ordering::SeqCst);
+        self.give(row, 1);
+    }
+
+    fn give(&self, first: u64, count: u64) {
+        self.used.at(first / GROUP).fetch_and(!mask(first % GROUP, count), Ordering::SeqCst);
+        self.low.fetch_min(first / GROUP, Ordering::SeqCst);
+    }
+
+    /// Claims neighbouring rows of one group for a writer: as many as `wanted`, if there are so many nearby, else fewer.
+    pub(super) fn claim(&self, wanted: u64) -> Option<(u64, u64)> {
+        let start = self.low.load(Ordering::SeqCst);
+        for group in start..self.rows / GROUP {
+            let used = self.used.at(group).load(Ordering::SeqCst);
+            if used == u64::MAX {
+                let _ = self.low.compare_exchange(group, group + 1, Ordering::SeqCst, Ordering::SeqCst);
+                if self.used.at(group).load(Ordering::SeqCst) != u64::MAX {
+                    self.low.fetch_min(group, Ordering::SeqCst);
+                }
+                continue;
+            }
+            let is_enough = |count: &u64| *count == wanted || group - start >= LOOKS;
+            let Some((shift, count)) = run_of(!used, wanted).filter(|(_, count)| is_enough(count)) else { continue };
+            let bits = mask(shift, count);
+            let before = self.used.at(group).fetch_or(bits, Ordering::SeqCst);
+            if before & bits != 0 {
+                // Somebody was faster with some of them.
+                self.used.at(group).fetch_and(!(bits & !before), Ordering::SeqCst);
+                self.low.fetch_min(group, Ordering::SeqCst);
+                continue;
+            }
+            let first = group * GROUP + shift;
+            self.begin(first, count);
+            return Some((first, count));
+        }
+        None
+    }
+
+    fn begin(&self, first: u64, count: u64) {
+        self.rows_end.fetch_max(first + count, Ordering::SeqCst);
+        for row in first..first + count {
+            if RowWord(self.words.at(row).swap(RowWord::CLEAN.0, Ordering::SeqCst)).is_spent() {
+                self.spent.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Claims spent rows to discard them at the legs, from `group` on downwards; where to go on.
+    pub(super) fn claim_spent(&self, group: u64) -> (Option<(u64, u64)>, u64) {
+        for group in (0..=group).rev() {
+            let used = self.used.at(group).load(Ordering::SeqCst);
+            if used == u64::MAX {
+                continue;
+            }
+            let is_spent = |row: &u64| used & 1 << row == 0 && self.word(group * GROUP + row).is_spent();
+            let Some(first) = (0..GROUP).find(is_spent) else { continue };
+            let count = (first..GROUP).take_while(is_spent).count() as u64;
+            let bits = mask(first, count);
+            let before = self.used.at(group).fetch_or(bits, Ordering::SeqCst);
+            if before & bits == 0 {
+                let first = group * GROUP + first;
+                self.begin(first, count);
+                return (Some((first, count)), group);
+            }
+            self.used.at(group).fetch_and(!(bits & !before), Ordering::SeqCst);
+        }
+        (None, 0)
+    }
+
+    /// Claimed rows are given back; legs may hold bytes of them unless they are `clean`.
+    pub(super) fn unclaim(&self, first: u64, count: u64, clean: bool) {
+        if !clean {
+            (first..first + count).for_each(|row| self.words.at(row).store(RowWord::SPENT.0, Ordering::SeqCst));
+            self.spent.fetch_add(count, Ordering::SeqCst);
+        }
+        self.give(first, count);
+    }
+
+    /// A claimed row has been written, and may be read from now on.
+    pub(super) fn close(&self, row: u64, have: Legs, present: u16) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
+        self.live.fetch_add(u64::from(present.count_ones()), Ordering::SeqCst);
+        self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
+    }
+
+    pub(super) fn word(&self, row: u64) -> RowWord {
+        RowWord(self.words.at(row).load(Ordering::SeqCst))
+    }
+
+    /// One behind the last row that was ever claimed.
+    pub(super) fn rows_end(&self) -> u64 {
+        self.rows_end.load(Ordering::SeqCst)
+    }
+
+    /// `leg` gave wrong bytes of these rows. `true`: others are asked from now on.
+    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize) -> bool {
+        (first..first + count).fold(false, |changed, row| changed | self.change(row, |word| word.suspect(leg, needed)))
+    }
+
+    /// `leg` shall get its part of the row, which is the caller's to do now.
+    pub(super) fn claim_mend(&self, row: u64, leg: usize) -> bool {
+        self.change(row, |word| word.claim(leg))
+    }
+
+    /// The end of that.
+    pub(super) fn finish_mend(&self, row: u64, leg: usize, mended: bool) {
+        let mut is_over = false;
+        self.change(row, |word| {
+            let (next, over) = word.finish(leg, mended);
+            is_over = over;
+            Some(next)
+        });
+        if is_over {
+            self.spend(row);
+        }
+    }
+
+    /// The only place where words of rows change that somebody else may change, too.
+    fn change(&self, row: u64, mut change: impl FnMut(RowWord) -> Option<RowWord>) -> bool {
+        let at = self.words.at(row);
+        let mut before = at.load(Ordering::SeqCst);
+        while let Some(next) = change(RowWord(before)) {
+            match at.compare_exchange_weak(before, next.0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(now) => before = now,
+            }
+        }
+        false
+    }
+
+    /// Do legs keep more spent rows than is good for?
+    pub(super) fn has_too_many_spent(&self) -> bool {
+        self.spent.load(Ordering::SeqCst) > SPENT_KEPT + self.closed.load(Ordering::SeqCst) / 8
+    }
+
+    /// Do closed rows with `data` pages each hold a quarter more than what is live in them?
+    pub(super) fn is_sparse(&self, data: u64) -> bool {
+        let live = self.live.load(Ordering::SeqCst);
+        data > 1 && self.closed.load(Ordering::SeqCst).saturating_sub(SPARSE_KEPT) * data > live + live / 4
+    }
+
+    /// Closed rows, live pages in them, and spent rows.
+    pub(super) fn counts(&self) -> (u64, u64, u64) {
+        let [closed, live, spent] = [&self.closed, &self.live, &self.spent].map(|count| count.load(Ordering::SeqCst));
+        (closed, live, spent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a row that two writers have, or one that is lost.
+    use super::*;
+    use crate::conformance::Random;
+
+    #[test]
+    fn versions_name_rows_and_parts() {
+        let version = Version::new(ROWS_MAX - 1, 15, 0xabcd_0000_1234_5678);
+        assert_eq!((version.row(), version.part()), (ROWS_MAX - 1, 15));
+        assert!(version.is_of(0x1234_5678) && !version.is_of(0xabcd_0000_0234_5678));
+        assert!(Version::new(0, 0, 0) != Version::ZEROS);
+    }
+
+    #[test]
+    fn rows_are_claimed_once_and_come_back() {
+        let index = Index::new(1000, Index::rows_for(1000)).unwrap();
+        let mut random = Random(77);
+        let mut versions: Vec<Option<Version>> = vec![None; 1000];
+        for step in 0..20_000u64 {
+            let page = random.below(1000);
+            match random.below(5) {
+                0 => {
+                    index.discard(page, page + 1);
+                    versions[page as usize] = None;
+                }
+                1 => {
+                    let (first, count) = index.claim(1 + random.below(16)).expect("there always is a row");
+                    index.unclaim(first, count, false);
+                }
+                _ => {
+                    let (first, count) = index.claim(1 + random.below(4)).expect("there always is a row");
+                    for row in first..first + count {
+                        assert!(!index.word(row).is_closed());
+                        let page = (page + row - first) % 1000;
+                        let version = Version::new(row, 1, step);
+                        index.close(row, Legs(7), 2);
+                        index.set_version(page, version, None);
+                        versions[page as usize] = Some(version);
+                    }
+                }
+            }
+        }
+        let live = versions.iter().flatten().count() as u64;
+        assert_eq!(index.counts().0, live);
+        assert_eq!(index.counts().1, live);
+        for (page, version) in versions.iter().enumerate() {
+            assert_eq!(index.version(page as u64), version.unwrap_or(Version::ZEROS));
+        }
+        let copy = index.copy().unwrap();
+        assert_eq!((copy.counts().0, copy.counts().1), (live, live));
+        index.discard(0, 1000);
+        assert_eq!((index.counts().0, index.counts().1), (0, 0));
+        assert!(index.rows_end() < 1000 + MORE_ROWS);
+        assert_eq!(index.used.at(0).load(Ordering::SeqCst), 0);
+    }
+}

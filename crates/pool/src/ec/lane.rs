@@ -1,0 +1,476 @@
+//! A thread's channel to all legs.
+//!
+//! An operation is cut into *pieces*: pages that lie in the same part of neighbouring rows are read together; pages that are written at the same time, by however many
+//! operations, share rows. What a leg does for a piece is an *errand*, with bytes of its own, so a piece can end while a leg still works on its errand.
+
+use super::care::Care;
+use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece, ROWS, Task};
+use super::table::RowTable;
+use crate::backend::hand_over;
+use crate::healer::Nurse;
+use crate::legs::{HEDGE_MIN, LegLane};
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{Legs, PageId, checksum};
+use farfield_os::process::now_ns;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations of one lane at a time.
+const SLOTS: usize = 256;
+/// Errands of one lane at a time.
+const ERRANDS: usize = 1024;
+/// Pages that are forgotten in one go.
+const DISCARD_PAGES: u64 = 1 << 16;
+/// For one step of what nobody waits for.
+pub(super) const CARE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
+/// at one before it looks at the others.
+const SPIN: Duration = Duration::from_micros(50);
+const YIELD_AFTER: Duration = Duration::from_micros(12);
+const SLEEP_SLICE: Duration = Duration::from_micros(200);
+
+pub(super) struct EcLane {
+    pub(super) table: Arc<RowTable>,
+    pub(super) legs: Vec<Option<LegLane>>,
+    /// The callers', and behind them those of `care`.
+    pub(super) parents: Box<[Option<Parent>]>,
+    free_parents: Vec<usize>,
+    /// Those of which not all pages have set out.
+    pub(super) queued: VecDeque<usize>,
+    pub(super) pieces: Box<[Option<Piece>]>,
+    pub(super) free_pieces: Vec<usize>,
+    /// Pages that have to be read again, because they lie elsewhere by now: parent, offset, count.
+    pub(super) again: VecDeque<(usize, u64, u64)>,
+    /// Pieces that want to read several parts and found no buffers for that.
+    pub(super) starved: VecDeque<usize>,
+    /// Lists for pieces that write.
+    pub(super) entries: Vec<Vec<super::pieces::Entry>>,
+    pub(super) errands: Box<[Option<Errand>]>,
+    pub(super) free_errands: Vec<u16>,
+    arrived: Vec<Completion>,
+    ended: VecDeque<Completion>,
+    pub(super) care: Option<Care>,
+    /// When to look at the alarms of pieces.
+    pub(super) alarm_at: u64,
+    pub(super) slow_reads: u64,
+    next_leg: usize,
+    pub(super) zero_sum: u64,
+}
+
+impl EcLane {
+    /// With so many things at a time that nobody waits for.
+    pub(super) fn open(table: &Arc<RowTable>, cares: usize) -> Result<EcLane, PoolError> {
+        let legs = table.open_lanes(ERRANDS)?;
+        let batch = ROWS * table.code.data();
+        Ok(EcLane {
+            table: table.clone(),
+            legs,
+            parents: std::iter::repeat_with(|| None).take(SLOTS + 1).collect(),
+            free_parents: (0..SLOTS).rev().collect(),
+            queued: VecDeque::with_capacity(SLOTS + 1),
+            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_pieces: (0..PIECES).rev().collect(),
+            again: VecDeque::with_capacity(PIECES * ROWS),
+            starved: VecDeque::with_capacity(PIECES),
+            entries: (0..32).map(|_| Vec::with_capacity(batch)).collect(),
+            errands: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
+            free_errands: (0..ERRANDS as u16).rev().collect(),
+            arrived: Vec::with_capacity(64),
+            ended: VecDeque::with_capacity(SLOTS),
+            care: (cares > 0).then(|| Care::new(cares, batch)),
+            alarm_at: u64::MAX,
+            slow_reads: 0,
+            next_leg: 0,
+            zero_sum: checksum(&[0; PAGE_BYTES]),
+        })
+    }
+
+    /// The place of the parent whose pages are moved.
+    pub(super) const MOVER: usize = SLOTS;
+
+    /// Legs that this lane can use now.
+    pub(super) fn usable(&self) -> Legs {
+        let is_open = |leg: &usize| self.legs[*leg].is_some();
+        self.table.active().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
+    /// Is there room for one more piece, whatever it needs?
+    pub(super) fn has_room(&self) -> bool {
+        !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * Legs::MAX
+    }
+
+    /// Cuts queued operations into pieces, demand first, as far as there is room.
+    fn start(&mut self) {
+        self.legs.iter_mut().flatten().for_each(LegLane::submit_waiting);
+        for _ in 0..self.starved.len() {
+            let Some(piece) = self.starved.pop_front() else { break };
+            self.widen(piece);
+        }
+        while let Some((parent, offset, count)) = self.again.pop_front() {
+            let Some(taken) = self.cut_read(parent, offset, count) else {
+                self.again.push_front((parent, offset, count));
+                break;
+            };
+            if taken < count {
+                self.again.push_front((parent, offset + taken, count - taken));
+            }
+        }
+        while let Some(index) = self.next_queued() {
+            let parent = self.queued[index];
+            if !self.cut(parent) {
+                return;
+            }
+            if let Some(index) = self.queued.iter().position(|&queued| queued == parent) {
+                self.queued.remove(index);
+            }
+            self.end_parent_without_pages(parent);
+        }
+    }
+
+    fn next_queued(&self) -> Option<usize> {
+        let is_demand =
+            |&parent: &usize| self.parents[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
+        self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
+    }
+
+    /// All pages of an operation set out. `false`: there is no room for all of them now.
+    fn cut(&mut self, parent: usize) -> bool {
+        while let Some(known) = &mut self.parents[parent]
+            && known.cut < known.count
+        {
+            let (offset, left) = (known.cut, known.count - known.cut);
+            let taken = match known.kind {
+                Kind::Read | Kind::Part(_) | Kind::Gather => self.cut_read(parent, offset, left),
+                Kind::Write | Kind::Move => self.cut_write(parent),
+                Kind::Discard => {
+                    let count = left.min(DISCARD_PAGES);
+                    let page = known.page + offset;
+                    known.left -= count;
+                    self.table.index.discard(page, page + count);
+                    Some(count)
+                }
+            };
+            let Some(taken) = taken else { return false };
+            if let Some(known) = &mut self.parents[parent] {
+                known.cut += taken;
+            }
+        }
+        true
+    }
+
+    pub(super) fn add_piece(&mut self, piece: Piece) -> usize {
+        let index = self.free_pieces.pop().expect("counted before");
+        self.pieces[index] = Some(piece);
+        index
+    }
+
+    /// Gives a leg something to do.
+    pub(super) fn send(&mut self, piece: usize, leg: usize, op: Op) {
+        let now = now_ns();
+        let Some(known) = &mut self.pieces[piece] else { return };
+        let passed = |parent: &Parent| Duration::from_nanos(now.saturating_sub(parent.started_at));
+        // No deadline at all would be none.
+        let left = |parent: &Parent| {
+            (parent.priority, parent.deadline.saturating_sub(passed(parent)).max(Duration::from_micros(1)))
+        };
+        let of = |parent: usize| self.parents[parent].as_ref().map(left);
+        let asked = match known.task {
+            Task::Read { parent, .. } => of(parent),
+            Task::Write => known.entries.iter().filter_map(|entry| of(entry.parent)).reduce(|one, other| {
+                let is_demand = one.0 == Priority::Demand || other.0 == Priority::Demand;
+                (if is_demand { Priority::Demand } else { Priority::Background }, one.1.min(other.1))
+            }),
+            Task::Mend { .. } | Task::Trim => None,
+        };
+        let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
+        let errand = self.free_errands.pop().expect("counted before");
+        self.errands[errand as usize] = Some(Errand { target: For::Piece(piece), leg, started_at: now });
+        known.errands[leg] = Some(errand);
+        let lane = self.legs[leg].as_mut().expect("usable");
+        lane.submit(Request { tag: u64::from(errand), priority, deadline, op });
+    }
+
+    /// When a piece wants to be looked at.
+    pub(super) fn set_alarm(&mut self, piece: usize, at: u64) {
+        if let Some(known) = &mut self.pieces[piece] {
+            known.alarm_at = at;
+            self.alarm_at = self.alarm_at.min(at);
+        }
+    }
+
+    fn collect(&mut self) {
+        for leg in 0..self.legs.len() {
+            while let Some(known) = &mut self.legs[leg] {
+                if known.lane.in_flight() == 0 {
+                    break;
+                }
+                known.lane.poll(&mut self.arrived);
+                if self.arrived.is_empty() {
+                    break;
+                }
+                while let Some(completion) = self.arrived.pop() {
+                    self.errand_ended(completion);
+                }
+            }
+        }
+    }
+
+    pub(super) fn give_buffer(&mut self, leg: usize, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer
+            && let Some(lane) = &mut self.legs[leg]
+        {
+            lane.give_buffer(buffer);
+        }
+    }
+
+    fn errand_ended(&mut self, Completion { tag, result, buffer }: Completion) {
+        let Some(Errand { target, leg, started_at }) = self.errands[tag as usize].take() else { return };
+        self.free_errands.push(tag as u16);
+        if matches!(result, Err(PoolError::ServerGone { .. })) {
+            self.table.lose(leg);
+        }
+        let index = match target {
+            For::Nobody => return self.give_buffer(leg, buffer),
+            For::LateWrite => {
+                if result.is_err() {
+                    // It may still arrive, at any time.
+                    self.table.lose(leg);
+                }
+                self.table.late_came(leg);
+                return self.give_buffer(leg, buffer);
+            }
+            For::Piece(index) => index,
+        };
+        let Some(piece) = &mut self.pieces[index] else { return };
+        piece.errands[leg] = None;
+        match result {
+            Ok(()) => piece.got = piece.got.or(Legs::one(leg)),
+            Err(error) => piece.fail(leg, error),
+        }
+        match piece.task {
+            Task::Read { .. } => {
+                piece.buffers[leg] = buffer;
+                self.read_answered(index, leg, result.is_ok(), started_at);
+            }
+            Task::Mend { leg: target } if leg == target => {
+                self.give_buffer(leg, buffer);
+                self.end_mend(index, result);
+            }
+            Task::Mend { .. } => {
+                piece.buffers[leg] = buffer;
+                self.read_answered(index, leg, result.is_ok(), started_at);
+            }
+            Task::Write => {
+                self.give_buffer(leg, buffer);
+                self.write_answered(index);
+            }
+            Task::Trim => self.trim_answered(index),
+        }
+    }
+
+    /// Takes a piece that has ended. Errands that are still under way are for nobody, or `late` writes.
+    pub(super) fn take_piece(&mut self, index: usize, late: bool) -> Option<Piece> {
+        let mut piece = self.pieces[index].take()?;
+        self.free_pieces.push(index);
+        for (leg, errand) in piece.errands.iter().enumerate() {
+            if let Some(errand) = errand
+                && let Some(errand) = &mut self.errands[*errand as usize]
+            {
+                errand.target = if late { For::LateWrite } else { For::Nobody };
+            }
+            let buffer = piece.buffers[leg].take();
+            self.give_buffer(leg, buffer);
+        }
+        Some(piece)
+    }
+
+    /// So many pages of a parent have ended.
+    pub(super) fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
+        let Some(known) = &mut self.parents[parent] else { return };
+        if known.result.is_ok() {
+            known.result = result;
+        }
+        known.left -= count;
+        self.end_parent_without_pages(parent);
+    }
+
+    fn end_parent_without_pages(&mut self, index: usize) {
+        let is_over = |parent: &Parent| parent.left == 0 && parent.cut == parent.count;
+        if !self.parents[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
+            return;
+        }
+        let Some(parent) = self.parents[index].take() else { return };
+        if index == Self::MOVER {
+            return self.end_mover(parent);
+        }
+        self.free_parents.push(index);
+        let Parent { tag, buffer, result, .. } = parent;
+        self.ended.push_back(Completion { tag, result, buffer });
+    }
+
+    /// Asks others where one is slow.
+    fn ring(&mut self, now: u64) {
+        self.alarm_at = u64::MAX;
+        for index in 0..PIECES {
+            let Some(piece) = &mut self.pieces[index] else { continue };
+            if piece.alarm_at > now {
+                self.alarm_at = self.alarm_at.min(piece.alarm_at);
+                continue;
+            }
+            piece.alarm_at = u64::MAX;
+            match piece.task {
+                Task::Read { .. } | Task::Mend { .. } => {
+                    self.set_alarm(index, now.saturating_add(HEDGE_MIN.as_nanos() as u64));
+                    self.read_is_slow(index);
+                }
+                Task::Write => self.write_is_slow(index),
+                Task::Trim => {}
+            }
+        }
+    }
+
+    fn work(&mut self) {
+        self.start();
+        self.collect();
+        if self.alarm_at != u64::MAX {
+            let now = now_ns();
+            if now >= self.alarm_at {
+                self.ring(now);
+            }
+        }
+        if !self.queued.is_empty() || !self.again.is_empty() || !self.starved.is_empty() {
+            self.start();
+        }
+        self.begin_care();
+    }
+
+    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
+    fn sleep(&mut self, most: Duration) {
+        for _ in 0..self.legs.len() {
+            self.next_leg = (self.next_leg + 1) % self.legs.len();
+            if let Some(leg) = &mut self.legs[self.next_leg]
+                && leg.lane.in_flight() > 0
+            {
+                return leg.lane.wait(most.min(SLEEP_SLICE));
+            }
+        }
+    }
+}
+
+impl Lane for EcLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Some(index) = self.free_parents.pop() else { return Err(request) };
+        let Request { tag, priority, deadline, op } = request;
+        let (page, count, kind, buffer) = match op {
+            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
+            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
+            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
+            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
+        };
+        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.index.pages);
+        let result = if is_outside {
+            Err(PoolError::Refused { server: self.table.legs[0].server, reason: "pages outside the region" })
+        } else if let (Kind::Write, Some(buffer)) = (kind, &buffer) {
+            self.check_sums(page, buffer)
+        } else {
+            Ok(())
+        };
+        // What is wrong is cut already.
+        let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
+        let parent =
+            Parent { tag, priority, deadline, started_at: now_ns(), kind, page, count, cut, left, buffer, result };
+        self.parents[index] = Some(parent);
+        self.queued.push_back(index);
+        // Writes wait for others that will share their rows, until somebody polls.
+        if kind != Kind::Write && self.queued.len() == 1 {
+            self.start();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.work();
+        hand_over(&mut self.ended, done)
+    }
+
+    fn in_flight(&self) -> usize {
+        SLOTS - self.free_parents.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let start = now_ns();
+        let limit = start.saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
+        loop {
+            self.work();
+            let now = now_ns();
+            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    farfield_os::process::yield_now();
+                }
+                continue;
+            }
+            self.sleep(Duration::from_nanos(limit.min(self.alarm_at) - now.min(limit).min(self.alarm_at)));
+        }
+    }
+}
+
+impl EcLane {
+    /// Wrong bytes must not become parity.
+    fn check_sums(&self, page: u64, buffer: &Buffer) -> Result<(), PoolError> {
+        let wrong = (0..buffer.pages()).find(|&index| checksum(buffer.page(index)) != buffer.sums()[index]);
+        let server = self.table.legs[0].server;
+        wrong.map_or(Ok(()), |index| Err(PoolError::Corrupt { page: PageId(page + index as u64), server }))
+    }
+}
+
+impl Nurse for EcLane {
+    fn care(&mut self) {
+        self.work();
+        self.sleep(SLEEP_SLICE);
+    }
+
+    fn is_caring(&self) -> bool {
+        let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim);
+        self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
+    }
+
+    fn finish_care(&mut self) {
+        if let Some(care) = &mut self.care {
+            care.give_up();
+        }
+        while self.is_caring() {
+            self.work();
+            self.sleep(SLEEP_SLICE);
+        }
+        if let Some(care) = &mut self.care {
+            care.go_on();
+        }
+    }
+}
+
+impl Drop for EcLane {
+    fn drop(&mut self) {
+        if self.table.is_abandoned() {
+            return;
+        }
+        // What is under way may still land: nobody else can write there before it has. It has a deadline.
+        self.finish_care();
+        // So may writes that nobody waited for.
+        for errand in self.errands.iter().flatten() {
+            if errand.target == For::LateWrite {
+                self.table.lose(errand.leg);
+            }
+        }
+        // Rows of a write that is given up here stay claimed: nobody writes there any more.
+    }
+}

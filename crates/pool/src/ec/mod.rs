@@ -1,0 +1,164 @@
+//! Pool of K + M legs that holds what K of them could, and outlives M of them.
+//!
+//! Pages that leave together make a *row*: up to K pages and M pages of parity, one at each leg, all under the row's number there. A row is written once, where no
+//! live row is, and never changed ([`farfield_core::row_word`]); an index in our own memory says where the newest version of each page is (`index`), and changes when the row
+//! is at enough legs. So whatever dies in the middle of a write, every page is its old or its new version
+//! ([decision 7](../../../../docs/decisions/0007-rows-of-an-erasure-code-are-written-once.md)).
+//!
+//! A read asks the leg that has the page. If that one is gone, slow, or gives something else than what was written, the page is made from K others of its row (`reads`).
+//! What a leg lacks is made the same way, and written there (`care`); a spare lacks everything at first.
+
+mod care;
+mod index;
+mod lane;
+mod pieces;
+mod reads;
+mod table;
+#[cfg(test)]
+mod tests;
+mod writes;
+
+use crate::healer::Healer;
+use crate::legs::Leg;
+use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use core::ops::Range;
+use farfield_core::gf256::Code;
+use index::Index;
+use lane::EcLane;
+use std::sync::{Arc, Mutex, PoisonError};
+use table::RowTable;
+
+/// Snapshots of the index that nobody has claimed yet, newest last. In a child of `fork` they are there as well; in its parent nobody asks for them any more.
+static SNAPSHOTS: Mutex<[Option<(u128, Snapshot)>; 4]> = Mutex::new([const { None }; 4]);
+
+/// What a snapshot of the legs does not say.
+struct Snapshot {
+    index: Index,
+    /// The leg at each seat.
+    seats: [usize; farfield_core::Legs::MAX],
+}
+
+/// What tells the snapshots of several pools apart: the secrets of the legs.
+fn key(secrets: &[u128]) -> u128 {
+    secrets.iter().fold(0, |key, secret| key.rotate_left(7) ^ secret)
+}
+
+/// Several backends, each of which holds one page of every row.
+pub(crate) struct EcBackend {
+    table: Arc<RowTable>,
+    /// Locked while somebody brings legs what they lack, and while a snapshot is made.
+    caring: Arc<Mutex<()>>,
+    healer: Option<Healer>,
+}
+
+impl EcBackend {
+    /// Pages that each leg needs for a region of `pages`.
+    pub(crate) fn pages_of_leg(pages: u64) -> u64 {
+        Index::rows_for(pages)
+    }
+
+    /// `legs` for rows of this `code` and `spares`, all of which hold zeros, without a backend where one is lost already. With `heals` there is a thread that
+    /// mends; without, lanes do.
+    pub(crate) fn new(
+        code: Code,
+        legs: Vec<Leg>,
+        spares: Vec<Leg>,
+        pages: u64,
+        heals: bool,
+    ) -> Result<EcBackend, PoolError> {
+        Ok(EcBackend::start(RowTable::new(code, legs, spares, pages)?, heals))
+    }
+
+    /// The snapshot whose legs were claimed with these secrets.
+    pub(crate) fn claim(
+        code: Code,
+        legs: Vec<Leg>,
+        spares: Vec<Leg>,
+        secrets: &[u128],
+        heals: bool,
+    ) -> Result<EcBackend, PoolError> {
+        let key = key(secrets);
+        let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = snapshots.iter_mut().find(|place| place.as_ref().is_some_and(|(known, _)| *known == key));
+        let found = found.and_then(Option::take);
+        drop(snapshots);
+        let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
+        let (_, Snapshot { index, seats }) = found.ok_or(PoolError::Refused { server, reason })?;
+        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats)?, heals))
+    }
+
+    fn start(table: RowTable, heals: bool) -> EcBackend {
+        let (table, caring) = (Arc::new(table), Arc::new(Mutex::new(())));
+        let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
+        EcBackend { table, caring, healer }
+    }
+}
+
+impl Backend for EcBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        Ok(Box::new(EcLane::open(&self.table, if self.healer.is_some() { 0 } else { 1 })?))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let _still = self.caring.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = &self.table;
+        let index = table.index.copy().map_err(PoolError::Os)?;
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        let (mut cloned, mut failed, mut leaf) = (0, None, 0);
+        for (number, leg) in table.legs.iter().enumerate() {
+            let own: Range<usize> = leaf..leaf + leg.leaves;
+            leaf = own.end;
+            // What a leg lacks the index knows, unless a late write is still on its way.
+            if !table.active().has(number) || table.is_late(number) {
+                continue;
+            }
+            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
+                Some(Ok(ticket)) => {
+                    secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
+                    cloned += 1;
+                }
+                Some(Err(error)) => {
+                    if matches!(error, PoolError::ServerGone { .. }) {
+                        table.lose(number);
+                    }
+                    failed = Some(error);
+                }
+                None => {}
+            }
+        }
+        if cloned < table.code.data() {
+            return Err(failed.unwrap_or(table.gone()));
+        }
+        let seats = core::array::from_fn(|seat| table.at_seat(seat));
+        let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        // The oldest goes.
+        snapshots.rotate_left(1);
+        let old = snapshots[3].replace((key(&secrets[..leaf]), Snapshot { index, seats }));
+        drop(snapshots);
+        drop(old);
+        Ok(CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.table.index.pages
+    }
+
+    fn health(&self) -> Health {
+        self.table.look_at_health();
+        self.table.health()
+    }
+
+    fn how(&self) -> String {
+        let (rows, live, spent) = self.table.index.counts();
+        format!("{live} pages in {rows} rows of {}; {spent} rows to be used again", self.table.code.data())
+    }
+
+    fn release(&self) {
+        self.table.backends().for_each(|backend| backend.release());
+    }
+
+    fn abandon(&self) {
+        self.healer.iter().for_each(Healer::abandon);
+        self.table.abandon();
+    }
+}

@@ -1,0 +1,431 @@
+//! Reads: a page from the leg that has it, or from as many others of its row as there are data pages.
+
+use super::index::{GROUP, Version};
+use super::lane::EcLane;
+use super::pieces::{Kind, Piece, ROWS, Task};
+use super::writes::seal;
+use crate::legs::HEDGE_MIN;
+use crate::{Op, PoolError};
+use farfield_core::gf256::{self, PARTS_MAX, Weights};
+use farfield_core::{Legs, PageId};
+use farfield_os::process::now_ns;
+
+/// So often is a slow leg asked all the same: it may have become faster.
+const PROBE_EVERY: u64 = 256;
+/// A leg that takes so many times as long as the fastest one is slow.
+const SLOW_TIMES: u64 = 8;
+
+/// What became of a page that was read.
+enum Fate {
+    Right,
+    /// It was written, or moved, meanwhile.
+    Elsewhere,
+    Wrong,
+}
+
+impl EcLane {
+    /// The page at `offset` of a parent.
+    fn page_of(&self, parent: usize, offset: u64) -> u64 {
+        match (&self.care, &self.parents[parent]) {
+            (Some(care), _) if parent == Self::MOVER => care.moves[offset as usize].0,
+            (_, Some(known)) => known.page + offset,
+            (_, None) => 0,
+        }
+    }
+
+    /// The next of `left` pages set out together. How many; `None`: there is no room for them now.
+    pub(super) fn cut_read(&mut self, parent: usize, offset: u64, left: u64) -> Option<u64> {
+        if !self.has_room() {
+            return None;
+        }
+        let usable = self.usable();
+        if usable.count() < self.table.code.data() {
+            self.end_pages(parent, left, Err(self.table.gone()));
+            return Some(left);
+        }
+        let index = &self.table.index;
+        let version = index.version(self.page_of(parent, offset));
+        if version == Version::ZEROS {
+            if let Some(buffer) = self.parents[parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+                buffer.page_mut(offset as usize).fill(0);
+                buffer.sums_mut()[offset as usize] = self.zero_sum;
+            }
+            self.end_pages(parent, 1, Ok(()));
+            return Some(1);
+        }
+        let (row, part) = (version.row(), version.part());
+        let word = index.word(row);
+        if !word.is_closed() || word.live() & 1 << part == 0 {
+            // It lies elsewhere by now.
+            return Some(0);
+        }
+        let mut piece = Piece::new(Task::Read { parent, offset }, row, 1, now_ns());
+        (piece.part, piece.present, piece.have, piece.versions[0]) = (part, word.present(), word.have(), version);
+        let most = left.min(ROWS as u64).min(GROUP - row % GROUP);
+        while piece.rows < most {
+            let next = index.version(self.page_of(parent, offset + piece.rows));
+            let is_behind = next != Version::ZEROS && next.row() == row + piece.rows && next.part() == part;
+            if !is_behind {
+                break;
+            }
+            let word = index.word(next.row());
+            if !word.is_closed() || (word.present(), word.have()) != (piece.present, piece.have) {
+                break;
+            }
+            piece.versions[piece.rows as usize] = next;
+            piece.rows += 1;
+        }
+        let (leg, rows) = (self.table.leg_of(row, part), piece.rows);
+        let is_probe = self.is_slow(leg, usable) && {
+            self.slow_reads += 1;
+            self.slow_reads.is_multiple_of(PROBE_EVERY)
+        };
+        if !piece.have.has(leg) || !usable.has(leg) || self.is_slow(leg, usable) && !is_probe {
+            let piece = self.add_piece(piece);
+            self.widen(piece);
+            return Some(rows);
+        }
+        let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(rows))?;
+        let (buffer, patience) =
+            (lane.take_buffer(rows)?, if is_probe { HEDGE_MIN.as_nanos() as u64 } else { lane.hedge_after() });
+        let (page, alarm_at) = (PageId(row), piece.started_at.saturating_add(patience));
+        let op = match self.parents[parent].as_ref().map(|known| known.kind) {
+            Some(Kind::Part(part)) => Op::ReadPart { page, part, buffer },
+            _ => Op::Read { page, buffer },
+        };
+        piece.direct = Some(leg);
+        let piece = self.add_piece(piece);
+        self.send(piece, leg, op);
+        self.set_alarm(piece, alarm_at);
+        Some(rows)
+    }
+
+    fn is_slow(&self, leg: usize, usable: Legs) -> bool {
+        let latency = |leg: usize| self.legs[leg].as_ref().map_or(0, |known| known.latency_ns);
+        let own = latency(leg);
+        let least = || usable.iter().map(latency).filter(|ns| *ns > 0).min().unwrap_or(0);
+        own > HEDGE_MIN.as_nanos() as u64 && own / SLOW_TIMES > least()
+    }
+
+    /// Legs that have a part of the piece's rows that helps to make the one that is wanted, and how many of those it takes.
+    fn sources(&self, piece: &Piece) -> (Legs, usize) {
+        let code = self.table.code;
+        let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
+        let helps = |leg: &usize| self.table.part_of(piece.first, *leg).is_some_and(|part| !is_zero(part));
+        let may = piece.have.and(self.usable()).but(piece.failed);
+        let sources = may.iter().filter(helps).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+        (sources, piece.present.count_ones() as usize)
+    }
+
+    /// Several parts are read, to make the one that is wanted: as soon as there are buffers for all of them, so that pieces do not wait for each other.
+    pub(super) fn widen(&mut self, index: usize) {
+        let Some(piece) = &self.pieces[index] else { return };
+        if piece.is_wide || self.starved.contains(&index) {
+            return;
+        }
+        let (all, needed) = self.sources(piece);
+        let (sources, rows) = (all.but(piece.under_way()).but(piece.got), piece.rows);
+        if sources.count() < needed {
+            if piece.under_way().is_empty() {
+                self.end_read_badly(index);
+            }
+            return;
+        }
+        let has_buffer = |leg: &usize| self.legs[*leg].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
+        let with_room = sources.iter().filter(has_buffer).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+        let mended = match piece.task {
+            Task::Mend { leg } => Some(leg),
+            _ => None,
+        };
+        let is_ready = mended.is_none_or(|leg| self.legs[leg].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
+        if with_room.count() < needed || !is_ready || self.free_errands.len() < Legs::MAX {
+            return self.starved.push_back(index);
+        }
+        for leg in with_room.iter().chain(mended) {
+            let buffer = self.legs[leg].as_mut().and_then(|lane| lane.take_buffer(rows));
+            if let Some(piece) = &mut self.pieces[index] {
+                piece.buffers[leg] = buffer;
+            }
+        }
+        if let Some(piece) = &mut self.pieces[index] {
+            piece.is_wide = true;
+        }
+        self.ask(index, needed);
+    }
+
+    /// Asks so many more legs, the fastest of those that have not been asked.
+    fn ask(&mut self, index: usize, count: usize) {
+        let now = now_ns();
+        for _ in 0..count {
+            let Some(piece) = &self.pieces[index] else { return };
+            let asked = piece.got.or(piece.failed).or(piece.under_way());
+            let is_open = |leg: &usize| piece.have.has(*leg) && !asked.has(*leg) && piece.buffers[*leg].is_some();
+            let latency = |leg: &usize| self.legs[*leg].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
+            let Some(leg) = self.usable().iter().filter(is_open).min_by_key(latency) else { break };
+            let page = PageId(piece.first);
+            let Some(buffer) = self.pieces[index].as_mut().and_then(|piece| piece.buffers[leg].take()) else { break };
+            self.send(index, leg, Op::Read { page, buffer });
+            let patience = self.legs[leg].as_ref().map_or(0, |lane| lane.hedge_after());
+            self.set_alarm(index, now.saturating_add(patience));
+        }
+    }
+
+    /// It takes longer than usual: others are asked, too.
+    pub(super) fn read_is_slow(&mut self, index: usize) {
+        match &self.pieces[index] {
+            Some(piece) if piece.is_wide => self.ask(index, PARTS_MAX),
+            Some(_) => self.widen(index),
+            None => {}
+        }
+    }
+
+    pub(super) fn read_answered(&mut self, index: usize, leg: usize, is_answer: bool, started_at: u64) {
+        let now = now_ns();
+        if let Some(lane) = self.legs[leg].as_mut().filter(|_| is_answer) {
+            lane.took(now.saturating_sub(started_at));
+        }
+        let Some(piece) = &self.pieces[index] else { return };
+        let is_whole = piece.part < PARTS_MAX && self.table.part_of(piece.first, leg) == Some(piece.part);
+        if is_answer && is_whole && matches!(piece.task, Task::Read { .. }) && self.deliver(index, leg) {
+            return;
+        }
+        let Some(piece) = &self.pieces[index] else { return };
+        if !piece.is_wide {
+            // A leg has failed, or has given something else than was written.
+            if !self.starved.contains(&index) {
+                self.widen(index);
+            }
+            return;
+        }
+        let (sources, needed) = self.sources(piece);
+        let (got, coming) = (piece.got.and(sources), piece.under_way().and(sources));
+        if got.count() >= needed {
+            return self.make(index, got);
+        }
+        let lacking = needed.saturating_sub(got.count() + coming.count());
+        if lacking == 0 {
+            return;
+        }
+        self.ask(index, lacking);
+        let Some(piece) = &self.pieces[index] else { return };
+        if piece.got.or(piece.under_way()).and(sources).count() < needed {
+            if sources.count() < needed {
+                if piece.under_way().is_empty() {
+                    self.end_read_badly(index);
+                }
+                return;
+            }
+            self.read_anew(index);
+        }
+    }
+
+    /// Others have to be asked, for whom there were no buffers: from the beginning, so that nothing is kept meanwhile.
+    fn read_anew(&mut self, index: usize) {
+        let Some(old) = &self.pieces[index] else { return };
+        let mut piece = Piece::new(old.task, old.first, old.rows, old.started_at);
+        (piece.part, piece.present, piece.have, piece.versions) = (old.part, old.present, old.have, old.versions);
+        (piece.failed, piece.wrong, piece.error) = (old.failed, old.wrong, old.error);
+        self.take_piece(index, false);
+        let index = self.add_piece(piece);
+        self.widen(index);
+    }
+
+    fn fate(&self, piece: &Piece, row: usize, sum: Option<u64>) -> Fate {
+        let Task::Read { parent, offset } = piece.task else { return Fate::Right };
+        let version = piece.versions[row];
+        if self.table.index.version(self.page_of(parent, offset + row as u64)) != version {
+            Fate::Elsewhere
+        } else if sum.is_some_and(|sum| !version.is_of(sum)) {
+            Fate::Wrong
+        } else {
+            Fate::Right
+        }
+    }
+
+    /// The leg that has the pages has answered. `false`: not with what was written.
+    fn deliver(&mut self, index: usize, leg: usize) -> bool {
+        let Some(piece) = &self.pieces[index] else { return true };
+        let (Task::Read { parent, offset }, Some(buffer)) = (piece.task, &piece.buffers[leg]) else { return true };
+        let kind = self.parents[parent].as_ref().map(|known| known.kind);
+        let part = match kind {
+            Some(Kind::Part(part)) if piece.direct == Some(leg) => Some(part),
+            _ => None,
+        };
+        let sum = |row: usize| part.is_none().then(|| buffer.sums()[row]);
+        let rows = piece.rows as usize;
+        if (0..rows).any(|row| matches!(self.fate(piece, row, sum(row)), Fate::Wrong)) {
+            let error =
+                PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.legs[leg].server };
+            if let Some(piece) = &mut self.pieces[index] {
+                piece.got = piece.got.but(Legs::one(leg));
+                piece.fail(leg, error);
+                let buffer = piece.buffers[leg].take();
+                self.give_buffer(leg, buffer);
+            }
+            return false;
+        }
+        if let Some(target) = self.parents[parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+            for row in 0..rows {
+                let (to, range) = (offset as usize + row, part.map_or(0..buffer.page(row).len(), |part| part.range()));
+                target.page_mut(to)[range.clone()].copy_from_slice(&buffer.page(row)[range]);
+                target.sums_mut()[to] = buffer.sums()[row];
+            }
+        }
+        self.end_read(index);
+        true
+    }
+
+    /// How the part that is wanted follows from what these legs gave.
+    fn recipe(&self, piece: &Piece, got: Legs) -> Option<Recipe> {
+        let code = self.table.code;
+        let zeros = (0..code.data()).filter(|part| piece.present & 1 << part == 0);
+        let mut from = zeros.fold(0u16, |from, part| from | 1 << part);
+        let mut legs = [None; PARTS_MAX];
+        for leg in got.iter() {
+            if let Some(part) = self.table.part_of(piece.first, leg)
+                && (from.count_ones() as usize) < code.data()
+            {
+                legs[part] = Some(leg);
+                from |= 1 << part;
+            }
+        }
+        let is_enough = from.count_ones() as usize == code.data();
+        is_enough.then(|| Recipe { legs, weights: code.weights(from, piece.part) })
+    }
+
+    /// Enough parts are there.
+    fn make(&mut self, index: usize, got: Legs) {
+        let Some(piece) = &self.pieces[index] else { return };
+        let Some(recipe) = self.recipe(piece, got) else {
+            // Seats have changed.
+            return self.read_anew(index);
+        };
+        let Task::Mend { leg } = piece.task else { return self.make_for_caller(index, got) };
+        let Some(piece) = &mut self.pieces[index] else { return };
+        let Some(mut target) = piece.buffers[leg].take() else { return };
+        for row in 0..piece.rows as usize {
+            recipe.make(piece, target.page_mut(row), row);
+            seal(&mut target, row);
+        }
+        let page = PageId(piece.first);
+        piece.alarm_at = u64::MAX;
+        self.send(index, leg, Op::Write { page, buffer: target });
+    }
+
+    /// The pages are made where the caller wants them. If they are not what was written, one of the legs has given something old: each is left out in turn.
+    fn make_for_caller(&mut self, index: usize, got: Legs) {
+        let Some(piece) = &self.pieces[index] else { return };
+        let needed = self.sources(piece).1;
+        let one_less = got.iter().map(Legs::one).filter(|_| got.count() > needed);
+        for without in core::iter::once(Legs(0)).chain(one_less) {
+            let Some(piece) = &self.pieces[index] else { return };
+            let Some(recipe) = self.recipe(piece, got.but(without)) else { continue };
+            let Task::Read { parent, offset } = piece.task else { return };
+            let Some(target) = self.parents[parent].as_mut().and_then(|known| known.buffer.as_mut()) else { return };
+            let mut sums = [0; ROWS];
+            for (row, sum) in sums.iter_mut().enumerate().take(piece.rows as usize) {
+                let to = offset as usize + row;
+                recipe.make(piece, target.page_mut(to), row);
+                *sum = seal(target, to);
+            }
+            let is_wrong = |row: usize| matches!(self.fate(piece, row, Some(sums[row])), Fate::Wrong);
+            if !(0..piece.rows as usize).any(is_wrong) {
+                if let Some(piece) = &mut self.pieces[index] {
+                    piece.wrong = piece.wrong.or(without);
+                }
+                return self.end_read(index);
+            }
+        }
+        let server = self.table.legs[self.table.leg_of(piece.first, piece.part)].server;
+        let page = PageId(piece.first);
+        if let Some(piece) = &mut self.pieces[index] {
+            piece.error = Some(PoolError::Corrupt { page, server });
+        }
+        self.ask(index, PARTS_MAX);
+        if self.pieces[index].as_ref().is_some_and(|piece| piece.under_way().is_empty()) {
+            self.end_read_badly(index);
+        }
+    }
+
+    /// All pages are where the caller wants them, but for those that are something else by now.
+    fn end_read(&mut self, index: usize) {
+        let Some(piece) = self.pieces[index].as_ref() else { return };
+        let (Task::Read { parent, offset }, rows) = (piece.task, piece.rows) else { return };
+        let mut right = 0;
+        for row in 0..rows {
+            match self.fate(piece, row as usize, None) {
+                Fate::Right => right += 1,
+                _ => self.again.push_back((parent, offset + row, 1)),
+            }
+        }
+        let now = now_ns();
+        for slow in piece.under_way().iter() {
+            let asked_at =
+                piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
+            if let (Some(lane), Some(asked_at)) = (&mut self.legs[slow], asked_at) {
+                let passed = now.saturating_sub(asked_at);
+                if passed >= lane.hedge_after() {
+                    // Nobody knows how long it will take: so long already.
+                    lane.is_slower_than(passed);
+                }
+            }
+        }
+        let Some(piece) = self.take_piece(index, false) else { return };
+        for leg in piece.wrong.iter() {
+            if self.table.index.suspect(piece.first, piece.rows, leg, self.table.code.data()) {
+                self.table.hurt(leg);
+            }
+        }
+        self.end_pages(parent, right, Ok(()));
+    }
+
+    /// Too few legs have an answer.
+    fn end_read_badly(&mut self, index: usize) {
+        let Some(piece) = self.pieces[index].as_ref() else { return };
+        let error = piece.error.unwrap_or(self.table.gone());
+        let (task, rows) = (piece.task, piece.rows);
+        match task {
+            Task::Mend { .. } => self.end_mend(index, Err(error)),
+            Task::Read { parent, offset } => {
+                // Legs name pages by their row.
+                let error = match error {
+                    PoolError::Corrupt { server, .. } => {
+                        PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server }
+                    }
+                    other => other,
+                };
+                // Pages that are something else by now are read from there.
+                let is_elsewhere = |row: &u64| matches!(self.fate(piece, *row as usize, None), Fate::Elsewhere);
+                let elsewhere = (0..rows).filter(is_elsewhere).count() as u64;
+                let moved: [bool; ROWS] =
+                    core::array::from_fn(|row| (row as u64) < rows && is_elsewhere(&(row as u64)));
+                for row in (0..rows).filter(|row| moved[*row as usize]) {
+                    self.again.push_back((parent, offset + row, 1));
+                }
+                self.take_piece(index, false);
+                if elsewhere < rows {
+                    self.end_pages(parent, rows - elsewhere, Err(error));
+                }
+            }
+            Task::Write | Task::Trim => {}
+        }
+    }
+}
+
+/// How a part follows from others.
+struct Recipe {
+    /// The leg that has each part.
+    legs: [Option<usize>; PARTS_MAX],
+    weights: Weights,
+}
+
+impl Recipe {
+    fn make(&self, piece: &Piece, target: &mut [u8], row: usize) {
+        target.fill(0);
+        for (leg, weight) in self.legs.iter().zip(self.weights) {
+            if let Some(buffer) = leg.and_then(|leg| piece.buffers[leg].as_ref()) {
+                gf256::add(target, buffer.page(row), weight);
+            }
+        }
+    }
+}

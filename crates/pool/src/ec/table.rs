@@ -1,0 +1,87 @@
+//! What all lanes share: the legs, where parts lie, and the index.
+
+use super::index::{GROUP, Index};
+use super::lane::EcLane;
+use crate::PoolError;
+use crate::healer::Patient;
+use crate::legs::{Leg, Roster};
+use core::ops::Deref;
+use farfield_core::Legs;
+use farfield_core::gf256::{Code, PARTS_MAX};
+use std::sync::Arc;
+
+/// What the thread has under way at a time.
+const THREAD_CARES: usize = 4;
+
+/// See the module.
+pub(super) struct RowTable {
+    roster: Roster,
+    pub(super) code: Code,
+    pub(super) index: Index,
+}
+
+impl Deref for RowTable {
+    type Target = Roster;
+    fn deref(&self) -> &Roster {
+        &self.roster
+    }
+}
+
+impl Patient for RowTable {
+    type Lane = EcLane;
+    fn needs_care(&self) -> bool {
+        let is_worth_it = || self.index.has_too_many_spent() || self.index.is_sparse(self.code.data() as u64);
+        !self.is_abandoned() && (!self.to_heal().is_empty() || is_worth_it())
+    }
+    fn open_for_care(self: &Arc<RowTable>) -> Option<EcLane> {
+        EcLane::open(self, THREAD_CARES).ok()
+    }
+}
+
+impl RowTable {
+    pub(super) fn new(code: Code, legs: Vec<Leg>, spares: Vec<Leg>, pages: u64) -> Result<RowTable, PoolError> {
+        let roster = Roster::new(legs, spares, code.data(), false);
+        let rows = Index::rows_for(pages).min(roster.pages());
+        Ok(RowTable { code, index: Index::new(pages, rows).map_err(PoolError::Os)?, roster })
+    }
+
+    /// Of a snapshot.
+    pub(super) fn inherited(
+        code: Code,
+        legs: Vec<Leg>,
+        spares: Vec<Leg>,
+        index: Index,
+        seats: [usize; Legs::MAX],
+    ) -> Result<RowTable, PoolError> {
+        let roster = Roster::new(legs, spares, code.data(), true);
+        roster.set_seats(seats);
+        // Whether one of them lacks something only a look at all rows can tell.
+        roster.all().iter().for_each(|leg| roster.hurt(leg));
+        Ok(RowTable { code, index, roster })
+    }
+
+    fn turn(&self, row: u64) -> usize {
+        (row / GROUP) as usize % self.code.parts()
+    }
+
+    /// The leg at whose seat `part` of the row lies; it may be lost. Parts change seats from group to group, so that parity is everywhere.
+    pub(super) fn leg_of(&self, row: u64, part: usize) -> usize {
+        self.at_seat((part + self.turn(row)) % self.code.parts())
+    }
+
+    /// The part of the row that lies at the seat of `leg`.
+    pub(super) fn part_of(&self, row: u64, leg: usize) -> Option<usize> {
+        Some((self.seat_of(leg)? + self.code.parts() - self.turn(row)) % self.code.parts())
+    }
+
+    /// The legs of all parts of the row.
+    pub(super) fn legs_of(&self, row: u64) -> [usize; PARTS_MAX] {
+        core::array::from_fn(|part| if part < self.code.parts() { self.leg_of(row, part) } else { usize::MAX })
+    }
+
+    /// Legs at seats now that lack their part of a row that `have` hold.
+    pub(super) fn lacking(&self, have: Legs) -> Legs {
+        let seated = (0..self.code.parts()).fold(Legs(0), |legs, seat| legs.or(Legs::one(self.at_seat(seat))));
+        seated.but(have)
+    }
+}

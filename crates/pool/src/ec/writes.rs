@@ -1,0 +1,235 @@
+//! Writes: pages become rows, and the newest versions when enough legs have those.
+
+use super::index::Version;
+use super::lane::EcLane;
+use super::pieces::{Entry, Piece, ROWS, Task};
+use crate::legs::WRITE_PATIENCE;
+use crate::{Buffer, Op, PoolError};
+use farfield_core::gf256::{self, PARTS_MAX};
+use farfield_core::{Legs, PageId, checksum};
+use farfield_os::process::now_ns;
+
+/// How the pages of a piece lie in its rows: the first so many in part 0, the next ones in part 1. So neighbours are read together.
+#[derive(Clone, Copy)]
+struct Layout {
+    rows: usize,
+    pages: usize,
+}
+
+impl Layout {
+    fn of(piece: &Piece) -> Layout {
+        Layout { rows: piece.rows as usize, pages: piece.entries.len() }
+    }
+
+    /// Part and row of a page.
+    fn place(self, page: usize) -> (usize, usize) {
+        (page / self.rows, page % self.rows)
+    }
+
+    /// Pages in a data part: those of the first rows.
+    fn pages_in(self, part: usize) -> usize {
+        self.pages.saturating_sub(part * self.rows).min(self.rows)
+    }
+
+    /// Data parts with pages.
+    fn parts(self) -> usize {
+        self.pages.div_ceil(self.rows)
+    }
+
+    /// Data parts with a page in this row.
+    fn present(self, row: usize) -> u16 {
+        (0..self.parts()).filter(|&part| row < self.pages_in(part)).fold(0, |present, part| present | 1 << part)
+    }
+}
+
+impl EcLane {
+    /// Pages of this parent and of others that wait set out together. How many of this one's; `None`: there is no room for them now.
+    pub(super) fn cut_write(&mut self, parent: usize) -> Option<u64> {
+        let (usable, code) = (self.usable(), self.table.code);
+        let has_buffers =
+            |&leg: &usize| self.legs[leg].as_ref().is_some_and(|leg| leg.has_buffer(1) && leg.has_buffer(2));
+        if !self.has_room() || !usable.iter().all(|leg| has_buffers(&leg)) {
+            return None;
+        }
+        let mut entries = self.entries.pop()?;
+        self.list_entries(parent, &mut entries);
+        let claimed = self.table.index.claim(entries.len().div_ceil(code.data()) as u64);
+        let rows = claimed.map_or(1, |(_, rows)| rows as usize);
+        entries.truncate(rows * code.data());
+        let taken = self.set_out(parent, &entries);
+        let layout = Layout { rows, pages: entries.len() };
+        let mut piece = Piece::new(Task::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
+        piece.entries = entries;
+        let Some((first, _)) = claimed else {
+            self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.legs[0].server }));
+            return Some(taken);
+        };
+        let legs = self.table.legs_of(first);
+        let reachable = (0..code.parts()).filter(|&part| usable.has(legs[part])).count();
+        if reachable < code.data() {
+            self.table.index.unclaim(first, rows as u64, false);
+            self.end_entries(piece, Err(self.table.gone()));
+            return Some(taken);
+        }
+        let mut buffers = self.code_rows(&piece.entries, layout, &legs, usable);
+        let piece = self.add_piece(piece);
+        for part in 0..code.parts() {
+            if let Some(buffer) = buffers[part].take() {
+                self.send(piece, legs[part], Op::Write { page: PageId(first), buffer });
+            }
+        }
+        Some(taken)
+    }
+
+    /// Pages of `parent` that have not set out, and of others that write, as many as fit into a piece.
+    fn list_entries(&self, parent: usize, entries: &mut Vec<Entry>) {
+        let most = ROWS * self.table.code.data();
+        let others = self.queued.iter().copied().filter(|&other| other != parent);
+        for parent in core::iter::once(parent).chain(others) {
+            let Some(known) = self.parents[parent].as_ref().filter(|known| known.kind.is_write()) else { continue };
+            let Some(buffer) = &known.buffer else { continue };
+            for offset in known.cut..known.count {
+                if entries.len() == most {
+                    return;
+                }
+                let (page, only_after) = self.page_and_version(parent, known, offset);
+                let sum = buffer.sums()[offset as usize];
+                entries.push(Entry { parent, offset: offset as usize, page, sum, only_after });
+            }
+        }
+    }
+
+    fn page_and_version(&self, parent: usize, known: &super::pieces::Parent, offset: u64) -> (u64, Option<Version>) {
+        match &self.care {
+            Some(care) if parent == Self::MOVER => {
+                let (page, version) = care.moves[offset as usize];
+                (page, Some(version))
+            }
+            _ => (known.page + offset, None),
+        }
+    }
+
+    /// Notes that these pages have set out; how many of `parent`, for which the caller does it.
+    fn set_out(&mut self, parent: usize, entries: &[Entry]) -> u64 {
+        let mut own = 0;
+        for entry in entries {
+            if entry.parent == parent {
+                own += 1;
+            } else if let Some(other) = &mut self.parents[entry.parent] {
+                other.cut += 1;
+            }
+        }
+        own
+    }
+
+    /// What each usable leg shall store, by number of the part.
+    fn code_rows(
+        &mut self,
+        entries: &[Entry],
+        layout: Layout,
+        legs: &[usize; PARTS_MAX],
+        usable: Legs,
+    ) -> [Option<Buffer>; PARTS_MAX] {
+        let code = self.table.code;
+        let mut buffers = [const { None }; PARTS_MAX];
+        for part in 0..code.parts() {
+            let pages = if part < code.data() { layout.pages_in(part) } else { layout.rows };
+            if pages > 0 && usable.has(legs[part]) {
+                buffers[part] = self.legs[legs[part]].as_mut().and_then(|leg| leg.take_buffer(pages as u64));
+            }
+            if let Some(buffer) = buffers[part].as_mut().filter(|_| part >= code.data()) {
+                buffer.bytes_mut().fill(0);
+            }
+        }
+        for (number, entry) in entries.iter().enumerate() {
+            let Some(page) = self.parents[entry.parent].as_ref().and_then(|known| known.buffer.as_ref()) else {
+                continue;
+            };
+            let (page, (column, row)) = (page.page(entry.offset), layout.place(number));
+            if let Some(buffer) = &mut buffers[column] {
+                buffer.page_mut(row).copy_from_slice(page);
+                buffer.sums_mut()[row] = entry.sum;
+            }
+            for (part, buffer) in buffers.iter_mut().enumerate().skip(code.data()) {
+                if let Some(buffer) = buffer {
+                    gf256::add(buffer.page_mut(row), page, code.coefficient(part, column));
+                }
+            }
+        }
+        buffers[code.data()..].iter_mut().flatten().for_each(Buffer::seal);
+        buffers
+    }
+
+    /// Do so many legs have it that every page can be read?
+    fn is_written(&self, piece: &Piece) -> bool {
+        let empty = self.table.code.data() - Layout::of(piece).parts();
+        piece.got.count() + empty >= self.table.code.data()
+    }
+
+    pub(super) fn write_answered(&mut self, index: usize) {
+        let Some(piece) = &self.pieces[index] else { return };
+        if piece.under_way().is_empty() {
+            self.end_write(index);
+        } else if self.is_written(piece) && piece.alarm_at == u64::MAX {
+            self.set_alarm(index, now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64));
+        }
+    }
+
+    /// Others have had it for long.
+    pub(super) fn write_is_slow(&mut self, index: usize) {
+        let Some(piece) = &self.pieces[index] else { return };
+        piece.under_way().iter().for_each(|leg| self.table.set_late(leg));
+        self.end_write(index);
+    }
+
+    fn end_write(&mut self, index: usize) {
+        let Some(piece) = &self.pieces[index] else { return };
+        let (is_written, late) = (self.is_written(piece), piece.under_way());
+        let Some(piece) = self.take_piece(index, true) else { return };
+        let full = match piece.error {
+            Some(PoolError::PoolFull { server }) => Some(PoolError::PoolFull { server }),
+            _ => None,
+        };
+        if is_written {
+            // What was not answered may still arrive, on top of what is written there next.
+            piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+        }
+        if !is_written || full.is_some() {
+            // Where something may still arrive, nobody writes any more.
+            if late.is_empty() && (is_written || piece.unsure.is_empty()) {
+                self.table.index.unclaim(piece.first, piece.rows, false);
+            }
+            let error = full.or(piece.error).unwrap_or(self.table.gone());
+            return self.end_entries(piece, Err(error));
+        }
+        let layout = Layout::of(&piece);
+        let empty = layout.parts()..self.table.code.data();
+        // What is zeros by definition everybody has.
+        let have = empty.fold(piece.got, |have, part| have.or(Legs::one(self.table.leg_of(piece.first, part))));
+        for row in 0..layout.rows {
+            self.table.index.close(piece.first + row as u64, have, layout.present(row));
+        }
+        self.table.lacking(have).iter().for_each(|leg| self.table.hurt(leg));
+        for (number, entry) in piece.entries.iter().enumerate() {
+            let (part, row) = layout.place(number);
+            let version = Version::new(piece.first + row as u64, part, entry.sum);
+            self.table.index.set_version(entry.page, version, entry.only_after);
+        }
+        self.end_entries(piece, Ok(()));
+    }
+
+    fn end_entries(&mut self, mut piece: Piece, result: Result<(), PoolError>) {
+        let mut entries = core::mem::take(&mut piece.entries);
+        for entry in entries.drain(..) {
+            self.end_pages(entry.parent, 1, result);
+        }
+        self.entries.push(entries);
+    }
+}
+
+/// A page that was made here gets its checksum here.
+pub(super) fn seal(buffer: &mut Buffer, index: usize) -> u64 {
+    let sum = checksum(buffer.page(index));
+    buffer.sums_mut()[index] = sum;
+    sum
+}

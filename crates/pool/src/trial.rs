@@ -1,0 +1,173 @@
+//! Histories of operations on a pool whose legs die, lie or are late, compared with what was written.
+
+use crate::conformance::Random;
+use crate::{Backend, Buffer, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::{PageId, geometry::PAGE_BYTES};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(crate) const LONG: Duration = Duration::from_secs(7200);
+/// Nobody waits for an answer that takes an hour.
+pub(crate) const NEVER: &str = "fault:delay=3600s@ram:";
+
+pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
+    Opener::new().url(url).pages(pages).heals().open().unwrap()
+}
+
+pub(crate) fn submit(lane: &mut dyn Lane, tag: u64, op: Op) {
+    lane.submit(Request { tag, priority: Priority::Demand, deadline: LONG, op }).expect("room");
+}
+
+pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
+    submit(lane, 0, op);
+    let mut done = Vec::with_capacity(1);
+    while lane.poll(&mut done) == 0 {
+        lane.wait(Duration::from_millis(100));
+    }
+    done.remove(0)
+}
+
+pub(crate) fn filled(pages: usize, page: u64, version: u64) -> Buffer {
+    let mut buffer = Buffer::new(pages);
+    for index in 0..pages {
+        let word = ((page + index as u64) << 32 | version).to_le_bytes();
+        buffer.page_mut(index).as_chunks_mut::<8>().0.fill(word);
+    }
+    buffer.seal();
+    buffer
+}
+
+pub(crate) fn write(lane: &mut dyn Lane, page: u64, pages: usize, version: u64) -> Result<(), PoolError> {
+    one(lane, Op::Write { page: PageId(page), buffer: filled(pages, page, version) }).result
+}
+
+pub(crate) fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Buffer {
+    let Completion { result, buffer, .. } = one(lane, Op::Read { page: PageId(page), buffer: Buffer::new(pages) });
+    assert_eq!(result, Ok(()), "page {page}");
+    buffer.unwrap()
+}
+
+pub(crate) fn assert_version(lane: &mut dyn Lane, page: u64, pages: usize, version: u64) {
+    assert!(read(lane, page, pages).bytes() == filled(pages, page, version).bytes(), "page {page}");
+}
+
+/// Waits for what happens in the background.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let (started, mut looks) = (Instant::now(), 0);
+    while !is_so() {
+        looks += 1;
+        assert!(looks < 100 || started.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+const PAGES: u64 = 400;
+
+/// What every page holds, by the version written last; operations on several lanes at a time, none of which meet on a page.
+struct Model {
+    versions: Vec<u64>,
+    busy: Vec<bool>,
+    /// By tag: first page, pages, and the version that is written (`None`: read, `Some(0)`: discarded).
+    under_way: Vec<Option<(u64, u64, Option<u64>)>>,
+}
+
+impl Model {
+    fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
+        let Some(tag) = self.under_way.iter().position(Option::is_none) else { return };
+        let page = random.below(PAGES);
+        let count = (1 + [0, 3, 40][random.below(3) as usize]).min(PAGES - page);
+        let pages = page as usize..(page + count) as usize;
+        if self.busy[pages.clone()].iter().any(|busy| *busy) {
+            return;
+        }
+        self.busy[pages].fill(true);
+        let lane = random.below(lanes.len() as u64) as usize;
+        let (op, writes) = match random.below(8) {
+            0 => (Op::Discard { page: PageId(page), count }, Some(0)),
+            1..4 => (Op::Write { page: PageId(page), buffer: filled(count as usize, page, version) }, Some(version)),
+            _ => (Op::Read { page: PageId(page), buffer: Buffer::new(count as usize) }, None),
+        };
+        self.under_way[tag] = Some((page, count, writes));
+        submit(&mut *lanes[lane], tag as u64, op);
+    }
+
+    fn end(&mut self, completion: Completion) {
+        let (page, count, writes) = self.under_way[completion.tag as usize].take().expect("it was submitted");
+        assert_eq!(completion.result, Ok(()), "{count} pages from {page} on, {writes:?}");
+        for index in 0..count {
+            let at = (page + index) as usize;
+            self.busy[at] = false;
+            match (writes, &completion.buffer) {
+                (Some(version), _) => self.versions[at] = version,
+                (None, Some(buffer)) => {
+                    let expected = match self.versions[at] {
+                        0 => [0; PAGE_BYTES].to_vec(),
+                        version => filled(1, at as u64, version).bytes().to_vec(),
+                    };
+                    assert!(buffer.page(index as usize) == expected, "page {at} is not version {}", self.versions[at]);
+                }
+                (None, None) => panic!("buffers always come back"),
+            }
+        }
+    }
+}
+
+/// Random operations on three lanes, and at the end every page is what was written last. `die=last` is a death after all of them: by then a spare holds everything.
+pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
+    let dies_last = url.contains("die=last");
+    let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));
+    let context = format!("FARFIELD_SEED={seed} {url} heals: {heals}");
+    println!("{context}");
+    let opener = Opener::new().url(url).pages(PAGES);
+    let backend = if heals { opener.heals() } else { opener }.open().unwrap();
+    let mut lanes: Vec<_> = (0..3).map(|_| backend.open_lane().unwrap()).collect();
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut model =
+        Model { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] };
+    let mut done = Vec::with_capacity(16);
+    for version in 1..=operations {
+        model.begin(&mut random, &mut lanes, version);
+        let lane = random.below(3) as usize;
+        lanes[lane].poll(&mut done);
+        done.drain(..).for_each(|completion| model.end(completion));
+        if version % 1500 == 0 {
+            // A thread goes, another comes.
+            while lanes[lane].in_flight() > 0 {
+                lanes[lane].poll(&mut done);
+                done.drain(..).for_each(|completion| model.end(completion));
+            }
+            lanes[lane] = backend.open_lane().unwrap();
+        }
+    }
+    for lane in &mut lanes {
+        while lane.in_flight() > 0 {
+            lane.poll(&mut done);
+            done.drain(..).for_each(|completion| model.end(completion));
+        }
+    }
+    if url.contains("spare=ram:") {
+        wait_until("the spare holds everything", || {
+            lanes.iter_mut().for_each(|lane| {
+                lane.poll(&mut Vec::new());
+            });
+            backend.health() == Health::Good
+        });
+    }
+    if dies_last {
+        // Now the leg from which it was copied goes.
+        let mut version = operations;
+        while backend.health() == Health::Good {
+            version += 1;
+            // Something at every leg.
+            write(&mut *lanes[1], 7, 20, version).unwrap();
+            model.versions[7..27].fill(version);
+        }
+    }
+    for page in 0..PAGES {
+        let buffer = read(&mut *lanes[0], page, 1);
+        let version = model.versions[page as usize];
+        let right = if version == 0 { vec![0; PAGE_BYTES] } else { filled(1, page, version).bytes().to_vec() };
+        assert!(buffer.bytes() == right, "page {page} is not version {version} at the end: {context}");
+    }
+}
