@@ -32,6 +32,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/atlas/hotness.toml"),
         include_str!("../experiments/atlas/overhead.toml"),
         include_str!("../experiments/atlas/tcp.toml"),
+        include_str!("../experiments/dmswitcher/slo.toml"),
+        include_str!("../experiments/dmswitcher/select.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),
@@ -62,6 +64,7 @@ mod tests {
             let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_dir(folder).unwrap().count()
         };
-        assert_eq!(files("paging") + files("aifm") + files("atlas"), experiments.len(), "a file is not built in");
+        let files = ["paging", "aifm", "atlas", "dmswitcher"].map(files);
+        assert_eq!(files.iter().sum::<usize>(), experiments.len(), "a file is not built in");
     }
 }

@@ -1,5 +1,6 @@
 //! Who runs a workload: nobody in between (native), Linux swap, or Farfield by one of its doors.
 
+use crate::advised::{self, Advisor};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child::{self, Finished};
 use crate::line::Sample;
@@ -23,6 +24,8 @@ pub(crate) enum Contender {
     Swap(Store),
     /// `farfield run`.
     Farfield(Far),
+    /// `farfield run` with what an advisor says.
+    Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
     Heap(Far, &'static str),
     /// The program asks somebody for each object.
@@ -68,6 +71,11 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "swap-file" => Contender::Swap(Store::File),
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
+        "farfield-foretold" => Contender::Advised(Advisor::Foretold),
+        "farfield-tried" => Contender::Advised(Advisor::Tried),
+        "farfield-auto" => Contender::Advised(Advisor::Held),
+        "farfield-auto-periodic" => Contender::Advised(Advisor::HeldPeriodic),
+        "farfield-best" => Contender::Advised(Advisor::Best),
         "heap" => Contender::Heap(Far::Private, "page"),
         "heap-tcp" => Contender::Heap(Far::Tcp, "page"),
         "heap-objects" => Contender::Heap(Far::Private, "object"),
@@ -81,7 +89,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "redis" => Contender::Peer(Peer::Redis),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         _ => bail!(
-            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, heap, heap-tcp, \
+            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
+             farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp"
         ),
     })
@@ -94,6 +103,8 @@ pub(crate) struct Job<'a> {
     pub(crate) arguments: &'a [String],
     pub(crate) near_bytes: u64,
     pub(crate) data_bytes: u64,
+    /// The slowdown that contenders who choose how much is near may have.
+    pub(crate) slo: Option<f64>,
     pub(crate) patience: Duration,
     pub(crate) scratch: &'a Path,
     /// The `farfield` binary, if there is one.
@@ -113,13 +124,14 @@ impl Contender {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job),
             Contender::Farfield(far) => farfield(far, job),
+            Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, job),
             Contender::Peer(peer) => remote(peer, job),
         }
     }
 }
 
-fn native(job: &Job) -> Result<Sample> {
+pub(crate) fn native(job: &Job) -> Result<Sample> {
     let mut command = Command::new(job.program);
     command.args(job.arguments);
     let finished = child::run(command, job.scratch, job.patience)?;
@@ -127,7 +139,7 @@ fn native(job: &Job) -> Result<Sample> {
 }
 
 /// What the program said of itself and the kernel said of it.
-fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
+pub(crate) fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     let output = Output::parse(finished.success()?)?;
     ensure!(output.verified, "{} reads brought wrong data", output.errors);
     let phase = output.phase(job.workload.phase)?;
@@ -138,13 +150,12 @@ fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     figures.insert("cpu_user_s".to_string(), finished.ended.cpu_user.as_secs_f64());
     figures.insert("cpu_system_s".to_string(), finished.ended.cpu_system.as_secs_f64());
     figures.insert("resident_peak_bytes".to_string(), finished.ended.resident_peak_bytes as f64);
-    Ok(Sample {
-        ns_per_op: phase.ns_per_op(),
-        ops: phase.ops,
-        checksum: output.checksum,
-        phases: output.phases,
-        figures,
-    })
+    // A slowdown is promised for the whole program, not for its measured phase.
+    let ns_per_op = match job.slo {
+        Some(_) => finished.wall.as_nanos() as f64 / phase.ops.max(1) as f64,
+        None => phase.ns_per_op(),
+    };
+    Ok(Sample { ns_per_op, ops: phase.ops, checksum: output.checksum, phases: output.phases, figures })
 }
 
 fn swapped(store: Store, job: &Job) -> Result<Sample> {
@@ -271,7 +282,7 @@ pub(crate) fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {
 }
 
 /// Figures of a `farfield run` report, and those that follow from them.
-fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<String, f64>> {
+pub(crate) fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<String, f64>> {
     let report: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).context("the report is not JSON")?;
     let mut figures: BTreeMap<String, f64> =
         report.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
@@ -334,6 +345,7 @@ mod tests {
             arguments: &[],
             near_bytes: 2000,
             data_bytes: 4000,
+            slo: None,
             patience: Duration::ZERO,
             scratch: path,
             farfield: None,

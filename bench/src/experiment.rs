@@ -178,6 +178,7 @@ const PARAMETERS: &[&str] = &[
     "rate_per_s",
     "car_percent",
     "hotness",
+    "slo_percent",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -353,7 +354,7 @@ pub fn near_bytes(point: &Point) -> Result<u64> {
 pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
     let mut arguments = vec!["--seed".to_string(), seed.to_string()];
     for (key, value) in point {
-        if key != "workload" && key != "near_percent" {
+        if !["workload", "near_percent", "slo_percent"].contains(&key.as_str()) {
             arguments.push(format!("--{}", key.replace('_', "-")));
             arguments.push(value.to_string());
         }

@@ -4,6 +4,7 @@
 //! with what is measured, so that a figure never stands without what it is compared with.
 #![cfg(target_os = "linux")]
 
+mod advised;
 pub mod bar;
 pub mod built_in;
 mod cgroup;
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn names_families_and_all_select() {
         assert_eq!(names(&["paging/scan"]), ["paging/scan"]);
-        let families = [names(&["paging/"]), names(&["aifm/"]), names(&["atlas/"])];
+        let families = [names(&["paging/"]), names(&["aifm/"]), names(&["atlas/"]), names(&["dmswitcher/"])];
         assert_eq!(families.concat().len(), names(&["all"]).len());
         assert_eq!(names(&["paging/scan", "all"]).len(), names(&["all"]).len());
         assert!(select(&["paging/scam".into()]).is_err());

@@ -20,6 +20,8 @@ const LEAVE_NS: f64 = 1000.0;
 const FIRST_TOUCH_NS: f64 = 2300.0;
 /// Least near memory that `farfield run` takes.
 const NEAR_BYTES_MIN: u64 = 16 << 20;
+/// What a program may touch, and does not, counts against its budget while all is near.
+const ROOM_BYTES: u64 = 16 << 20;
 /// Sizes that are considered where there is no line: so many parts of all.
 const STEPS: u64 = 20;
 /// More of the run than this with a near size below the least working set seen: nobody knows.
@@ -158,7 +160,8 @@ impl<'a> Model<'a> {
             None => self.least_predicted(place, allowed),
         };
         let bytes = (near_share * self.peak_bytes as f64) as u64;
-        let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN);
+        let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
+        let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
         Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source }
     }
 
@@ -350,7 +353,8 @@ mod tests {
     #[test]
     fn a_program_that_uses_all_at_once_keeps_all() {
         let advice = ask(&profile(|_| 400 * MIB), 1.8, &[place("tcp://a:1", 10_000)]);
-        assert_eq!(advice.choice.unwrap().near_share, 1.0);
+        let choice = advice.choice.unwrap();
+        assert_eq!((choice.near_share, choice.near_bytes), (1.0, 416 * MIB), "and room so that nothing is paged");
         assert!(advice.reasons.iter().any(|reason| reason.contains("nothing less than all")), "{:?}", advice.reasons);
     }
 
