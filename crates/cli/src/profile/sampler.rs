@@ -10,7 +10,7 @@ use farfield_os::process;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Part of the program's time that clearing bits may take.
+/// Part of the program's processor time that clearing bits may take.
 const COST_SHARE: f64 = 0.02;
 /// The same for the first time: all memory is new then, and how much of it is used again nobody knows yet.
 const FIRST_COST_SHARE: f64 = 0.2;
@@ -35,7 +35,9 @@ const PAGE_BYTES: u64 = 4096;
 pub(super) struct Sampler {
     interval: Duration,
     started: Instant,
+    /// When bits were cleared, and how much the program had worked then.
     cleared: Instant,
+    cleared_cpu_ms: u64,
     epoch: u32,
     /// Looks since bits were cleared.
     looks: u32,
@@ -57,6 +59,7 @@ impl Sampler {
             interval,
             started: now,
             cleared: now,
+            cleared_cpu_ms: 0,
             epoch: 0,
             looks: 0,
             first_use_ns: first_use_ns(),
@@ -86,17 +89,21 @@ impl Sampler {
             self.samples.push(sample);
             self.looks += 1;
         }
-        // Not before it is worth what it costs the program.
-        let cost = Duration::from_nanos(used / PAGE_BYTES * self.first_use_ns);
-        let share = if self.epoch == 0 { FIRST_COST_SHARE } else { COST_SHARE };
-        let epoch = cost.div_f64(share).min(EPOCH_MAX);
-        if self.looks >= LOOKS_MIN && self.cleared.elapsed() >= epoch {
+        if self.looks >= LOOKS_MIN && self.is_worth_clearing(used) {
             self.clear(&processes, used);
         }
         // Processor time: where others have the processor, looking does not take longer.
         let took = Duration::from_nanos(process::thread_cpu_ns() - busy_ns);
         self.busy += took;
         self.next_look(took)
+    }
+
+    /// Has the program worked for so long that it does not matter?
+    fn is_worth_clearing(&self, used: u64) -> bool {
+        let share = if self.epoch == 0 { FIRST_COST_SHARE } else { COST_SHARE };
+        let cost = Duration::from_nanos(used / PAGE_BYTES * self.first_use_ns);
+        let worked = Duration::from_millis(self.cpu_ms().saturating_sub(self.cleared_cpu_ms));
+        worked >= cost.div_f64(share) || self.cleared.elapsed() >= EPOCH_MAX
     }
 
     fn next_look(&self, took: Duration) -> Duration {
@@ -119,6 +126,7 @@ impl Sampler {
         self.epoch += 1;
         self.looks = 0;
         self.cleared = Instant::now();
+        self.cleared_cpu_ms = self.cpu_ms();
     }
 
     fn sample(&mut self, processes: &[u32], now: Instant) -> Sample {
@@ -280,6 +288,24 @@ mod tests {
         assert_eq!(sampler.next_look(Duration::from_millis(50)), Duration::from_secs(1));
         sampler.samples = vec![Sample::default(); 2 * LOOKS_HALVE];
         assert_eq!(sampler.next_look(Duration::ZERO), Duration::from_millis(400));
+    }
+
+    #[test]
+    fn bits_are_cleared_when_the_program_has_worked_for_them() {
+        let mut sampler = Sampler::new(Duration::from_millis(100));
+        // A thousand pages: one millisecond.
+        let used = 1000 * PAGE_BYTES;
+        (sampler.first_use_ns, sampler.epoch, sampler.cleared_cpu_ms) = (1000, 1, 500);
+        let mut check = |ticks: u64, expected: bool| {
+            sampler.counts.insert(1, Counts { cpu_ticks: ticks, ..Counts::default() });
+            assert_eq!(sampler.is_worth_clearing(used), expected, "{ticks}");
+        };
+        check(50, false);
+        check(54, false);
+        check(55, true);
+        sampler.cleared = Instant::now().checked_sub(EPOCH_MAX).unwrap();
+        sampler.counts.clear();
+        assert!(sampler.is_worth_clearing(used), "one that rests is asked now and then");
     }
 
     #[test]
