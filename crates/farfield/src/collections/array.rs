@@ -24,6 +24,15 @@ use core::ops::Range;
 /// assert_eq!(row, 7 * 999 * 1000 / 2 + 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let table = farfield::FarArray::filled(&heap.enter(), [2, 2], 1).unwrap();
+/// let scope = heap.enter();
+/// let row = table.chunks_in(&scope, table.part([1])).next();
+/// drop(scope); // error: cannot move out of `scope` because it is borrowed
+/// println!("{row:?}");
+/// ```
 pub struct FarArray<T: Send + 'static, const D: usize = 1> {
     pub(super) elements: FarVec<T>,
     pub(super) dims: [usize; D],

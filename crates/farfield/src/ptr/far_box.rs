@@ -94,6 +94,17 @@ impl<T: Send + 'static> FarBox<T> {
     }
 
     /// As [`FarBox::get`], for a task: while the value is on its way, others run.
+    ///
+    /// ```compile_fail,E0505
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let value = heap.alloc(7).unwrap();
+    /// let task = async {
+    ///     let scope = heap.enter();
+    ///     let seven = value.fetch(&scope).await.unwrap();
+    ///     drop(scope); // error: cannot move out of `scope` because it is borrowed
+    ///     println!("{seven}");
+    /// };
+    /// ```
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
         // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope
@@ -102,6 +113,17 @@ impl<T: Send + 'static> FarBox<T> {
     }
 
     /// As [`FarBox::get_mut`], for a task.
+    ///
+    /// ```compile_fail,E0502
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let mut value = heap.alloc(7).unwrap();
+    /// let task = async {
+    ///     let scope = heap.enter();
+    ///     let seven = value.fetch_mut(&scope).await.unwrap();
+    ///     println!("{:?}", value.get(&scope)); // error: cannot borrow `value` as immutable
+    ///     *seven += 1;
+    /// };
+    /// ```
     pub async fn fetch_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
         let address = self.pointer.arrival(scope, Want::Write).await?.cast::<T>();
         // SAFETY: as in `fetch`, and `&mut self` makes it exclusive.
@@ -119,6 +141,12 @@ impl<T: Send + 'static> FarBox<T> {
     /// ```
     ///
     /// What it returns does not refer to the value:
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().near(4 << 20).build().unwrap();
+    /// let value = heap.alloc(7).unwrap();
+    /// let seven: i32 = value.read(|seven| *seven).unwrap();
+    /// ```
     ///
     /// ```compile_fail
     /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -170,6 +198,14 @@ impl<T: Send + 'static> FarBox<T> {
     }
 
     /// The same, to change the value.
+    ///
+    /// ```compile_fail,E0499
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let mut value = heap.alloc(7).unwrap();
+    /// let mut one = value.pin_mut().unwrap();
+    /// let mut other = value.pin_mut().unwrap(); // error: cannot borrow `value` as mutable more than once
+    /// *one += *other;
+    /// ```
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
         let (address, pin) = self.pointer.pin(Want::Write)?;
         // SAFETY: as in `pin`, and `&mut self` makes it exclusive.

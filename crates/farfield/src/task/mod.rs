@@ -31,23 +31,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! ```compile_fail
-//! # use farfield::Heap;
-//! fn may_change_its_thread<F: Future + Send>(task: F) {}
+//! Without the last line this compiles:
 //!
-//! # let heap = Heap::builder().build().unwrap();
+//! ```
+//! # use farfield::Heap;
+//! # let heap = Heap::builder().near(4 << 20).build().unwrap();
 //! # let value = heap.alloc(7u64).unwrap();
-//! may_change_its_thread(async { // error: future cannot be sent between threads safely
+//! let task = async {
 //!     let scope = heap.enter();
 //!     value.fetch(&scope).await.copied()
-//! });
+//! };
+//! fn may_change_its_thread<F: Future + Send>(task: F) {}
+//! ```
+//!
+//! ```compile_fail
+//! # use farfield::Heap;
+//! # let heap = Heap::builder().near(4 << 20).build().unwrap();
+//! # let value = heap.alloc(7u64).unwrap();
+//! let task = async {
+//!     let scope = heap.enter();
+//!     value.fetch(&scope).await.copied()
+//! };
+//! fn may_change_its_thread<F: Future + Send>(task: F) {}
+//! may_change_its_thread(task); // error: future cannot be sent between threads safely
 //! ```
 //!
 //! What a closure has found stays inside it, if it is a reference:
 //!
+//! ```
+//! # use farfield::{FarMap, Heap};
+//! # let heap = Heap::builder().near(4 << 20).build().unwrap();
+//! # let map = FarMap::<u64, u64>::new(&heap).unwrap();
+//! let found = heap.fetch_with(|scope| Ok(map.get(scope, &7)?.copied()));
+//! ```
+//!
 //! ```compile_fail
 //! # use farfield::{FarMap, Heap};
-//! # let heap = Heap::builder().build().unwrap();
+//! # let heap = Heap::builder().near(4 << 20).build().unwrap();
 //! # let map = FarMap::<u64, u64>::new(&heap).unwrap();
 //! let found = heap.fetch_with(|scope| map.get(scope, &7)); // error: lifetime may not live long enough
 //! ```

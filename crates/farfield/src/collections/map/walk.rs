@@ -10,6 +10,15 @@ use core::hash::{BuildHasher, Hash};
 ///
 /// What is in the map from the beginning to the end is met once, whatever comes and goes meanwhile. Each step may use
 /// another scope, so a walk holds nothing near for long.
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let map: farfield::FarMap<u32, u32> = farfield::FarMap::new(&heap).unwrap();
+/// let scope = heap.enter();
+/// let some = map.walk().next(&scope).unwrap();
+/// drop(scope); // error: cannot move out of `scope` because it is borrowed
+/// println!("{some:?}");
+/// ```
 pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
     map: &'map FarMap<K, V, S>,
     /// Position among the reversed hashes.
