@@ -3,6 +3,7 @@
 use crate::error::FarError;
 use crate::heap::{Scope, Slot, SlotCell, Want, dropped_in_place};
 use core::mem::take;
+use core::ops::Range;
 use std::alloc::Layout;
 
 /// A `Vec<u8>` whose bytes are near or far, and always in one piece: they come and go together, and a reference is to all of them. For many
@@ -100,6 +101,43 @@ impl FarBytes {
             unsafe { target.add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         self.len = len;
+        Ok(())
+    }
+
+    /// One byte more, at the end.
+    pub fn push(&mut self, scope: &Scope<'_>, byte: u8) -> Result<(), FarError> {
+        self.extend_from_slice(scope, &[byte])
+    }
+
+    /// Takes the last byte off.
+    pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<u8>, FarError> {
+        let last = self.get(scope)?.last().copied();
+        self.truncate(self.len.saturating_sub(1));
+        Ok(last)
+    }
+
+    /// More bytes, before the one with this index; those from there on move.
+    ///
+    /// # Panics
+    /// If the index is beyond the end.
+    pub(super) fn insert_slice(&mut self, scope: &Scope<'_>, index: usize, bytes: &[u8]) -> Result<(), FarError> {
+        let len = self.len;
+        self.extend_from_slice(scope, bytes)?;
+        let moved = self.get_mut(scope).map(|all| all[index..].rotate_right(bytes.len()));
+        if moved.is_err() {
+            self.len = len;
+        }
+        moved
+    }
+
+    /// Takes some bytes out; those behind them move.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub(super) fn cut(&mut self, scope: &Scope<'_>, range: Range<usize>) -> Result<(), FarError> {
+        let (start, count) = (range.start, range.len());
+        self.get_mut(scope)?.copy_within(range.end.., start);
+        self.truncate(self.len - count);
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 //! Elements lie in far chunks of about a page. How chunks follow each other is near, 24 bytes for each: so a walk knows
 //! what comes next before it has seen it, in both directions, and fetches ahead; and links cost no far access.
 
+mod parts;
+
 use crate::error::{AllocError, FarError};
 use crate::heap::{Anchor, Bury, Core, Scope, Slot, SlotCell, Want, bury_later};
 use core::marker::PhantomData;
@@ -212,7 +214,13 @@ impl<T: Send + 'static> Chain<T> {
         let (slot, address) = Slot::make(scope, layout)?;
         let previous = if before == NONE { self.last } else { self.chunk(before).previous };
         let cell = SlotCell::new(slot);
-        let added = Chunk { cell, start: start as u16, len: 0, previous, next: before };
+        let number = self.link(Chunk { cell, start: start as u16, len: 0, previous, next: before });
+        Ok((number, address.cast()))
+    }
+
+    /// Puts a chunk in where it says; there is near room for it. Its number.
+    fn link(&mut self, added: Chunk) -> u32 {
+        let (previous, next) = (added.previous, added.next);
         let number = self.free;
         let number = if number == NONE {
             self.chunks.push(added);
@@ -223,8 +231,18 @@ impl<T: Send + 'static> Chain<T> {
             number
         };
         *self.link_to(previous, End::Back) = number;
-        *self.link_to(before, End::Front) = number;
-        Ok((number, address.cast()))
+        *self.link_to(next, End::Front) = number;
+        number
+    }
+
+    /// Takes a chunk out, with its elements.
+    fn unlink(&mut self, number: u32) -> Chunk {
+        let unused = Chunk { cell: SlotCell::nothing(), start: 0, len: 0, previous: NONE, next: self.free };
+        let chunk = core::mem::replace(self.chunk_mut(number), unused);
+        self.free = number;
+        *self.link_to(chunk.previous, End::Back) = chunk.next;
+        *self.link_to(chunk.next, End::Front) = chunk.previous;
+        chunk
     }
 
     /// Where it is said what lies beside a chunk, or at the other end of the chain.
@@ -261,18 +279,12 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Takes an empty chunk out.
     fn remove_chunk(&mut self, core: &Core, number: u32) {
-        let Chunk { previous, next, len: 0, .. } = *self.chunk(number) else { unreachable!("only empty chunks go") };
-        *self.link_to(previous, End::Back) = next;
-        *self.link_to(next, End::Front) = previous;
-        if let Some(slot) = self.chunk(number).cell.load() {
+        let chunk = self.unlink(number);
+        assert_eq!(chunk.len, 0, "only empty chunks go");
+        if let Some(slot) = chunk.cell.load() {
             // SAFETY: ours, and without elements. Our anchor keeps the heap.
             unsafe { slot.free(core) };
         }
-        let free = self.free;
-        let chunk = self.chunk_mut(number);
-        chunk.cell.store(0);
-        chunk.next = free;
-        self.free = number;
     }
 
     /// Puts a value in at an end.
@@ -445,7 +457,14 @@ impl<T: Send + 'static> Chain<T> {
                 return Ok((at, elements.add(at.index).sub(1)));
             }
         }
-        // Full: what is before the place moves to a chunk of its own, and the value comes to its end.
+        // Full: the value comes to the end of what is before the place.
+        let (added, target) = self.part(scope, at, elements)?;
+        // SAFETY: a place in a chunk is below its length, so this is inside the new one.
+        Ok((Position { chunk: added, index: at.index }, unsafe { target.add(at.index) }))
+    }
+
+    /// What is before a place in its chunk, whose elements are near, moves to a chunk of its own; that one, and the address of its elements.
+    fn part(&mut self, scope: &Scope<'_>, at: Position, elements: *mut T) -> Result<(u32, *mut T), FarError> {
         let (added, target) = self.add_chunk(scope, at.chunk, 0)?;
         // SAFETY: so many elements begin there, and the new chunk is empty; they are that one's from now on.
         unsafe { target.copy_from_nonoverlapping(elements, at.index) };
@@ -453,8 +472,7 @@ impl<T: Send + 'static> Chain<T> {
         chunk.start += at.index as u16;
         chunk.len -= at.index as u16;
         self.chunk_mut(added).len = at.index as u16;
-        // SAFETY: a place in a chunk is below its length, so this is inside the new one.
-        Ok((Position { chunk: added, index: at.index }, unsafe { target.add(at.index) }))
+        Ok((added, target))
     }
 }
 

@@ -23,6 +23,15 @@ use crate::heap::{Scope, Want};
 /// assert_eq!(all, [1, 2, 3]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// ```compile_fail,E0502
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let mut list = farfield::FarList::<u32>::new();
+/// let scope = heap.enter();
+/// let first = list.iter(&scope).next();
+/// list.push_back(&scope, 4).unwrap(); // error: cannot borrow `list` as mutable
+/// println!("{first:?}");
+/// ```
 pub struct FarList<T: Send + 'static> {
     pub(super) chain: Chain<T>,
 }
@@ -86,8 +95,7 @@ impl<T: Send + 'static> FarList<T> {
     /// All elements in order, from either end. What it has passed stays near as long as the scope lasts; for long lists
     /// there is [`FarList::for_each`].
     pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> ListIter<'a, T> {
-        let ends = [self.chain.end(End::Front), self.chain.end(End::Back)];
-        ListIter { chain: &self.chain, scope, ends, left: self.len(), chunks: [0; 2] }
+        ListIter::new(&self.chain, scope)
     }
 
     /// Visits all elements in order; renews the scope between chunks.
@@ -134,6 +142,46 @@ impl<T: Send + 'static> FarList<T> {
             scope.renew();
         }
         Ok(())
+    }
+
+    /// Is there such an element? Looks at one after the other, and renews the scope on the way.
+    pub fn contains(&self, scope: &mut Scope<'_>, value: &T) -> Result<bool, FarError>
+    where
+        T: PartialEq,
+    {
+        let mut at = self.chain.end(End::Front);
+        let mut ahead = Ahead::new(at, End::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Read)? {
+            // SAFETY: as in `for_each`.
+            if unsafe { core::slice::from_raw_parts(first, len) }.contains(value) {
+                return Ok(true);
+            }
+            at = self.chain.next_chunk(at, End::Back);
+            ahead.step(&self.chain, scope);
+            scope.renew();
+        }
+        Ok(false)
+    }
+
+    /// Keeps the elements that `keep` accepts; renews the scope on the way. If it fails, what it has asked about is done.
+    pub fn retain(&mut self, scope: &mut Scope<'_>, keep: impl FnMut(&mut T) -> bool) -> Result<(), FarError> {
+        self.chain.retain(scope, keep)
+    }
+
+    /// Moves the elements of another list to the end of this one: whole chunks, so no element is touched. If it fails, what has not
+    /// been moved is still in the other.
+    pub fn append(&mut self, scope: &Scope<'_>, other: &mut FarList<T>) -> Result<(), FarError> {
+        self.chain.append(scope, &mut other.chain)
+    }
+
+    /// Takes the elements from this one on out, into a list of their own: whole chunks, but for the one that is parted. If it fails, all is as
+    /// it was.
+    ///
+    /// # Panics
+    /// If it is beyond the end.
+    pub fn split_off(&mut self, scope: &Scope<'_>, at: usize) -> Result<FarList<T>, FarError> {
+        assert!(at <= self.len(), "cannot split off at index {at}: the len is {}", self.len());
+        Ok(FarList { chain: self.chain.split_off(scope, at)? })
     }
 
     /// Drops all elements.
@@ -267,6 +315,11 @@ pub struct ListIter<'a, T: Send + 'static> {
 }
 
 impl<'a, T: Send + 'static> ListIter<'a, T> {
+    pub(super) fn new(chain: &'a Chain<T>, scope: &'a Scope<'a>) -> ListIter<'a, T> {
+        let ends = [chain.end(End::Front), chain.end(End::Back)];
+        ListIter { chain, scope, ends, left: chain.len(), chunks: [0; 2] }
+    }
+
     fn take(&mut self, end: End) -> Option<Result<&'a T, FarError>> {
         self.left = self.left.checked_sub(1)?;
         let (side, towards) = if end == End::Front { (0, End::Back) } else { (1, End::Front) };

@@ -1,6 +1,7 @@
 //! `FarQueue`: first in, first out.
 
 use super::chain::{Chain, End};
+use super::list::ListIter;
 use crate::error::{AllocError, FarError};
 use crate::heap::Scope;
 
@@ -50,6 +51,31 @@ impl<T: Send + 'static> FarQueue<T> {
     /// The last element, which came in last.
     pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.chain.end(End::Back))
+    }
+
+    /// The first element, to be changed.
+    pub fn front_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        self.chain.get_mut(scope, self.chain.end(End::Front))
+    }
+
+    /// The last element, to be changed.
+    pub fn back_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
+        self.chain.get_mut(scope, self.chain.end(End::Back))
+    }
+
+    /// All elements in order, from either end. What it has passed stays near as long as the scope lasts.
+    pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> ListIter<'a, T> {
+        ListIter::new(&self.chain, scope)
+    }
+
+    /// Keeps the elements that `keep` accepts; renews the scope on the way. If it fails, what it has asked about is done.
+    pub fn retain(&mut self, scope: &mut Scope<'_>, keep: impl FnMut(&mut T) -> bool) -> Result<(), FarError> {
+        self.chain.retain(scope, keep)
+    }
+
+    /// Moves the elements of another queue to the end of this one: see [`FarList::append`](super::FarList::append).
+    pub fn append(&mut self, scope: &Scope<'_>, other: &mut FarQueue<T>) -> Result<(), FarError> {
+        self.chain.append(scope, &mut other.chain)
     }
 
     /// Drops all elements.

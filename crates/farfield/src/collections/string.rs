@@ -45,7 +45,7 @@ impl FarString {
 
     /// The text.
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
-        // SAFETY: only whole texts are put in (`copy_of`, `push_str`), and taken off (`truncate`) at a boundary.
+        // SAFETY: only whole texts are put in, between characters, and whole characters are taken out.
         self.bytes.get(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
     }
 
@@ -62,6 +62,41 @@ impl FarString {
     /// One character more, at the end.
     pub fn push(&mut self, scope: &Scope<'_>, character: char) -> Result<(), FarError> {
         self.push_str(scope, character.encode_utf8(&mut [0; 4]))
+    }
+
+    /// Takes the last character off.
+    pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<char>, FarError> {
+        let last = self.get(scope)?.chars().next_back();
+        self.bytes.truncate(self.len() - last.map_or(0, char::len_utf8));
+        Ok(last)
+    }
+
+    /// Puts text in before the character at this byte; what is behind it moves.
+    ///
+    /// # Panics
+    /// If no character begins or ends there.
+    pub fn insert_str(&mut self, scope: &Scope<'_>, index: usize, text: &str) -> Result<(), FarError> {
+        assert!(self.get(scope)?.is_char_boundary(index), "{index} is not between characters");
+        self.bytes.insert_slice(scope, index, text.as_bytes())
+    }
+
+    /// Puts a character in before the one at this byte; what is behind it moves.
+    ///
+    /// # Panics
+    /// If no character begins or ends there.
+    pub fn insert(&mut self, scope: &Scope<'_>, index: usize, character: char) -> Result<(), FarError> {
+        self.insert_str(scope, index, character.encode_utf8(&mut [0; 4]))
+    }
+
+    /// Takes the character at this byte out; what is behind it moves.
+    ///
+    /// # Panics
+    /// If no character begins there.
+    pub fn remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<char, FarError> {
+        let character = self.get(scope)?[index..].chars().next();
+        let character = character.unwrap_or_else(|| panic!("cannot remove a character from the end of a text"));
+        self.bytes.cut(scope, index..index + character.len_utf8())?;
+        Ok(character)
     }
 
     /// Only the first `len` bytes.

@@ -36,7 +36,7 @@ impl Twin for Texts {
         let index = random.below(self.near.len());
         let (far, near) = (&mut self.far[index], &mut self.near[index]);
         let scope = heap.enter();
-        match random.below(6) {
+        match random.below(9) {
             0 => {
                 let more = text(random);
                 far.push_str(&scope, &more).unwrap();
@@ -51,6 +51,21 @@ impl Twin for Texts {
                 let len = (0..=most).rev().find(|len| near.is_char_boundary(*len)).unwrap();
                 far.truncate(&scope, len).unwrap();
                 near.truncate(len);
+            }
+            4 => {
+                let index = random.below(near.len() + 1);
+                let index = (0..=index).rev().find(|index| near.is_char_boundary(*index)).unwrap();
+                let more = text(random);
+                far.insert_str(&scope, index, &more).unwrap();
+                near.insert_str(index, &more);
+                far.insert(&scope, index, 'é').unwrap();
+                near.insert(index, 'é');
+            }
+            5 => assert_eq!(far.pop(&scope).unwrap(), near.pop()),
+            6 if !near.is_empty() => {
+                let index = random.below(near.len());
+                let index = (0..=index).rev().find(|index| near.is_char_boundary(*index)).unwrap();
+                assert_eq!(far.remove(&scope, index).unwrap(), near.remove(index));
             }
             3 => {
                 *near = text(random);
@@ -77,10 +92,13 @@ fn bytes_are_changed_in_place() {
     let mut bytes = FarBytes::copy_of(&scope, &[7; 5000]).unwrap();
     bytes.get_mut(&scope).unwrap()[4999] = 8;
     assert_eq!(bytes.get(&scope).unwrap()[4998..], [7, 8]);
+    bytes.push(&scope, 9).unwrap();
+    assert_eq!((bytes.pop(&scope).unwrap(), bytes.pop(&scope).unwrap()), (Some(9), Some(8)));
     bytes.truncate(4);
     assert_eq!(bytes.get(&scope).unwrap(), [7; 4]);
     bytes.clear();
     assert!(bytes.is_empty() && bytes.get(&scope).unwrap().is_empty());
+    assert_eq!(bytes.pop(&scope).unwrap(), None);
     assert_eq!(FarBytes::new().get_mut(&scope).unwrap(), []);
     drop(scope);
     heap.verify();

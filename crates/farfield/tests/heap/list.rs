@@ -41,7 +41,7 @@ impl Twin for List {
     fn step(&mut self, heap: &Heap, random: &mut Random) {
         let number = random.next();
         let scope = heap.enter();
-        match random.below(8) {
+        match random.below(10) {
             0 => {
                 self.far.push_front(&scope, element(number)).unwrap();
                 self.near.push_front(number);
@@ -60,6 +60,7 @@ impl Twin for List {
                     (*back, *twin) = (element(number), number);
                 }
             }
+            5 => self.part(heap, random),
             _ => self.edit(heap, random),
         }
         assert_eq!(self.far.len(), self.near.len());
@@ -77,6 +78,40 @@ impl Twin for List {
 }
 
 impl List {
+    /// Takes a tail off, or all or nothing, and puts it back, or before what was left.
+    fn part(&mut self, heap: &Heap, random: &mut Random) {
+        let len = self.near.len();
+        let at = match random.below(8) {
+            0 => 0,
+            1 => len,
+            _ => random.below(len + 1),
+        };
+        let scope = heap.enter();
+        let mut far = match self.far.split_off(&scope, at) {
+            Ok(far) => far,
+            // A second table is too much for the smallest heap; all is as it was.
+            Err(FarError::TablesFull { .. }) => return,
+            Err(other) => panic!("{other}"),
+        };
+        let mut near = self.near.split_off(at);
+        assert_eq!((self.far.len(), far.len()), (at, len - at));
+        assert_eq!(far.front(&scope).unwrap(), near.front().map(|n| element(*n)).as_ref());
+        assert_eq!(self.far.back(&scope).unwrap(), self.near.back().map(|n| element(*n)).as_ref());
+        if random.below(2) == 0 {
+            std::mem::swap(&mut self.far, &mut far);
+            std::mem::swap(&mut self.near, &mut near);
+        }
+        match self.far.append(&scope, &mut far) {
+            Ok(()) => assert!(far.is_empty()),
+            Err(FarError::TablesFull { .. }) => assert!(!far.is_empty()),
+            Err(other) => panic!("{other}"),
+        }
+        // What has not been moved is still there, and goes.
+        assert_eq!(far.len(), len - self.far.len());
+        near.truncate(near.len() - far.len());
+        self.near.append(&mut near);
+    }
+
     /// A few changes around one place, by a cursor from the nearer end.
     fn edit(&mut self, heap: &Heap, random: &mut Random) {
         let mut at = random.below(self.near.len() + 1);
@@ -131,6 +166,59 @@ impl List {
 }
 
 twins!(list, List, 3_000);
+
+#[test]
+fn some_are_kept() {
+    let heap = heap(1);
+    let mut random = Random(seed());
+    for kept_of_ten in [10, 8, 5, 2, 0] {
+        let (alive, mut far, mut near) = (Arc::default(), FarQueue::new(), VecDeque::new());
+        for _ in 0..3_000 {
+            let number = random.next();
+            far.push(&heap.enter(), Counted::new(&alive, number)).unwrap();
+            near.push_back(number);
+        }
+        let salt = random.next();
+        for run in [1, 40] {
+            let mut at = [0, 0];
+            let mut keep = |side: usize| {
+                at[side] += 1;
+                Random(salt ^ (at[side] / run)).below(10) < kept_of_ten
+            };
+            far.retain(&mut heap.enter(), |_| keep(0)).unwrap();
+            near.retain(|_| keep(1));
+            assert_eq!((far.len() as i64, far.len()), (alive.load(Ordering::Relaxed), near.len()));
+        }
+        let scope = heap.enter();
+        if let Some(last) = far.back_mut(&scope).unwrap() {
+            assert_eq!(Some(&last.number), near.back());
+        }
+        for number in near {
+            let scope = heap.enter();
+            assert_eq!(far.front_mut(&scope).unwrap().map(|first| first.number), Some(number));
+            assert_eq!(far.iter(&scope).next().map(|first| first.unwrap().number), Some(number));
+            assert_eq!(far.pop(&scope).unwrap().map(|first| first.number), Some(number));
+        }
+        assert!(far.pop(&scope).unwrap().is_none());
+        drop((scope, far));
+        assert_eq!(alive.load(Ordering::Relaxed), 0);
+        heap.verify();
+    }
+}
+
+#[test]
+fn lists_of_different_heaps_stay_apart() {
+    let (one, two) = (heap(1), heap(1));
+    let (mut list, mut other) = (FarList::new(), FarList::new());
+    (0..5_000).for_each(|number| list.push_back(&one.enter(), number).unwrap());
+    other.push_back(&two.enter(), 7).unwrap();
+    assert_eq!(list.append(&one.enter(), &mut other), Err(FarError::OtherHeap));
+    assert_eq!(list.split_off(&two.enter(), 3).map(drop), Err(FarError::OtherHeap));
+    assert_eq!((list.len(), other.len()), (5_000, 1));
+    assert!(list.contains(&mut one.enter(), &4_999).unwrap() && !list.contains(&mut one.enter(), &5_000).unwrap());
+    list.retain(&mut one.enter(), |number| *number % 2 == 0).unwrap();
+    assert!(list.iter(&one.enter()).map(|number| *number.unwrap()).eq((0..5_000).step_by(2)));
+}
 
 /// A queue and a stack of values with destructors.
 struct Lines {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Elements of different sizes, made from a number.
-trait Element: Send + Debug + PartialEq + Clone + 'static {
+trait Element: Send + Debug + Ord + Clone + 'static {
     fn new(number: u64) -> Self;
 }
 
@@ -76,7 +76,7 @@ impl<T: Element> Twin for Vecs<T> {
             near.push(element.clone());
         }
         let index = random.below(near.len() + 1);
-        match random.below(40) {
+        match random.below(44) {
             0..3 => {
                 far.push(&scope, element.clone()).unwrap();
                 near.push(element);
@@ -157,6 +157,26 @@ impl<T: Element> Twin for Vecs<T> {
                     at += chunk.len();
                 }
             }
+            40 => {
+                let at = near.len() - random.below(2 * few);
+                let (mut tail, mut near_tail) = (far.split_off(&scope, at).unwrap(), near.split_off(at));
+                assert_eq!((far.len(), tail.len()), (near.len(), near_tail.len()));
+                // Back at once, or with others between.
+                if random.below(2) == 0 {
+                    let more: Vec<T> = (0..random.below(few)).map(|_| T::new(random.next())).collect();
+                    far.extend_from_slice(&scope, &more).unwrap();
+                    near.extend(more);
+                }
+                far.append(&scope, &mut tail).unwrap();
+                near.append(&mut near_tail);
+                assert!(tail.is_empty());
+            }
+            41 => {
+                assert_eq!(far.first(&scope).unwrap(), near.first());
+                assert_eq!(far.last(&scope).unwrap(), near.last());
+                *far.last_mut(&scope).unwrap().unwrap() = element.clone();
+                *near.last_mut().unwrap() = element;
+            }
             27..30 => {
                 let equal = far.iter(&scope).take(few).map(Result::unwrap).eq(near.iter().take(few));
                 assert!(equal, "the first elements");
@@ -182,6 +202,135 @@ twins!(words, Vecs<u64>, 2_000);
 twins!(odd_elements, Vecs<[u32; 9]>, 2_000);
 twins!(strings, Vecs<(String, u8)>, 2_000);
 twins!(two_pages, Vecs<[u64; 700]>, 2_000);
+
+/// Kept, sorted, found: vectors larger than near memory.
+fn whole_vectors<T: Element>() {
+    let heap = heap(1);
+    let mut random = Random(seed());
+    let count = 2 * MIB as usize / size_of::<T>();
+    // Many that are equal, few, all, none; in no order, in order, backwards.
+    for (round, kinds) in [count as u64 * 4, 1000, 20, 1].into_iter().enumerate() {
+        let mut near: Vec<T> = (0..count).map(|_| T::new(random.next() % kinds)).collect();
+        match round {
+            1 => near.sort(),
+            2 => near.sort_by(|one, other| other.cmp(one)),
+            _ => {}
+        }
+        let mut far = FarVec::new();
+        near.iter().for_each(|element| far.push(&heap.enter(), element.clone()).unwrap());
+        let mut twin = Vecs { far, near };
+        if round == 2 {
+            twin.far.dedup(&mut heap.enter()).unwrap();
+            twin.near.dedup();
+            twin.compare(&heap);
+        }
+        // In runs and alone.
+        let (salt, run) = (random.next(), 1 << (4 * round));
+        let mut at = [0, 0];
+        let mut keep = |side: usize| {
+            at[side] += 1;
+            at[side] > count / 20 && !Random(salt ^ (at[side] / run) as u64).next().is_multiple_of(3)
+        };
+        twin.far.retain(&mut heap.enter(), |_| keep(0)).unwrap();
+        twin.near.retain(|_| keep(1));
+        twin.compare(&heap);
+        twin.far.sort_unstable(&mut heap.enter()).unwrap();
+        twin.near.sort_unstable();
+        twin.compare(&heap);
+        for _ in 0..100 {
+            let value = T::new(random.next() % kinds);
+            let far = twin.far.binary_search(&heap.enter(), &value).unwrap();
+            let near = twin.near.binary_search(&value);
+            assert_eq!((far.is_ok(), near.is_ok()), (near.is_ok(), far.is_ok()));
+            match far {
+                Ok(at) => assert_eq!(twin.near[at], value),
+                Err(at) => assert_eq!(Err(at), near),
+            }
+        }
+        if let Some(last) = twin.near.last() {
+            assert!(twin.far.contains(&mut heap.enter(), last).unwrap());
+        }
+        twin.far.sort_unstable_by(&mut heap.enter(), |one, other| other.cmp(one)).unwrap();
+        twin.far.dedup_by(&mut heap.enter(), |one, other| one == other).unwrap();
+        twin.near.reverse();
+        twin.near.dedup();
+        twin.compare(&heap);
+        twin.far
+            .retain_mut(&mut heap.enter(), |element| {
+                *element = T::new(7);
+                true
+            })
+            .unwrap();
+        twin.near.fill(T::new(7));
+        twin.compare(&heap);
+        assert!(!twin.far.contains(&mut heap.enter(), &T::new(8)).unwrap());
+        drop(twin);
+        assert_in_budget(heap.stats());
+        heap.verify();
+    }
+}
+
+#[test]
+fn whole_vectors_of_words() {
+    whole_vectors::<u64>();
+}
+
+#[test]
+fn whole_vectors_of_odd_elements() {
+    whole_vectors::<[u32; 9]>();
+}
+
+#[test]
+fn whole_vectors_of_strings() {
+    whole_vectors::<(String, u8)>();
+}
+
+#[test]
+fn whole_vectors_of_large_elements() {
+    whole_vectors::<[u64; 700]>();
+}
+
+/// An order that contradicts itself, and one that panics: nothing is lost or doubled.
+#[test]
+fn elements_survive_a_bad_order() {
+    let heap = heap(1);
+    let alive = Arc::new(AtomicI64::new(0));
+    let mut random = Random(seed());
+    for panics in [false, true] {
+        let mut vec = counted(&heap, &alive, 100_000);
+        let mut left = 200_000 + random.below(400_000);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            vec.sort_unstable_by(&mut heap.enter(), |_, _| {
+                left -= usize::from(panics);
+                assert!(left > 0, "the order panics");
+                random.next().cmp(&(u64::MAX / 2))
+            })
+        }));
+        // As in std, a sort may panic when it notices what order it is.
+        assert!(result.is_err() || !panics);
+        let mut numbers = vec![0; 100_000];
+        let mut scope = heap.enter();
+        let mut scan = vec.scan(&mut scope);
+        while let Some(chunk) = scan.next_chunk().unwrap() {
+            chunk.iter().for_each(|element| numbers[element.1 as usize] += 1);
+        }
+        assert!(numbers.iter().all(|times| *times == 1));
+        assert_eq!(alive.load(Ordering::Relaxed), 100_000);
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut left = 50_000;
+            vec.retain(&mut scope, |element| {
+                left -= u64::from(panics);
+                assert!(left > 0, "the decision panics");
+                element.1 % 3 == 0
+            })
+        }));
+        drop(scope);
+        assert_eq!(alive.load(Ordering::Relaxed), if panics { 100_000 } else { 33_334 });
+        drop(vec);
+        assert_eq!(alive.load(Ordering::Relaxed), 0);
+        heap.verify();
+    }
+}
 
 #[test]
 fn elements_larger_than_a_segment() {

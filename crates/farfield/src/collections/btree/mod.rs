@@ -45,6 +45,26 @@ use walk::Path;
 /// assert_eq!(map.get(&scope, &7)?, Some(&50));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// What a walk has passed forbids changes, and ends with its scope:
+///
+/// ```compile_fail,E0502
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let mut map = farfield::FarBTreeMap::<u32, u32>::new();
+/// let scope = heap.enter();
+/// let first = map.iter(&scope).unwrap().next();
+/// map.remove(&scope, &7).unwrap(); // error: cannot borrow `map` as mutable
+/// println!("{first:?}");
+/// ```
+///
+/// ```compile_fail,E0505
+/// # let heap = farfield::Heap::builder().build().unwrap();
+/// # let mut map = farfield::FarBTreeMap::<u32, u32>::new();
+/// let scope = heap.enter();
+/// let first = map.range_mut(&scope, 7..).unwrap().next();
+/// drop(scope); // error: cannot move out of `scope` because it is borrowed
+/// println!("{first:?}");
+/// ```
 pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
     root: SlotCell,
     /// Levels below the root.

@@ -1,6 +1,9 @@
 //! `FarVec`: a growing vector.
 
 mod alone;
+mod order;
+mod parts;
+mod sieve;
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;
