@@ -127,6 +127,11 @@ impl Roster {
             return active;
         }
         // Better slow ones than none.
+        self.present()
+    }
+
+    /// Legs that are not lost, late ones too.
+    pub(crate) fn present(&self) -> Legs {
         self.all().but(self.lost()).but(self.spare())
     }
 
@@ -222,7 +227,7 @@ impl Roster {
 
     pub(crate) fn health(&self) -> Health {
         let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
-        if self.all().but(self.lost()).but(self.spare()).count() < self.needed {
+        if self.present().count() < self.needed {
             Health::Gone
         } else if whole >= self.wanted {
             Health::Good
@@ -247,12 +252,14 @@ impl Roster {
                     self.lose(index);
                     None
                 }
+                // It is there and does not answer: this lane does without it.
+                Some(Err(PoolError::TimedOut { .. })) => None,
                 Some(Err(error)) => return Err(error),
                 None => None,
             };
             lanes.push(lane.map(|lane| LegLane::new(lane, requests)));
         }
-        if self.health() == Health::Gone {
+        if lanes.iter().flatten().count() < self.needed {
             return Err(self.gone());
         }
         Ok(lanes)

@@ -96,6 +96,12 @@ impl EcLane {
         self.table.active().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
     }
 
+    /// Legs that are not lost, and that this lane has a way to.
+    pub(super) fn open_legs(&self) -> Legs {
+        let is_open = |leg: &usize| self.legs[*leg].is_some();
+        self.table.present().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
     /// Is there room for one more piece, whatever it needs?
     pub(super) fn has_room(&self) -> bool {
         !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * Legs::MAX

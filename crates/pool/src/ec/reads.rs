@@ -112,9 +112,15 @@ impl EcLane {
         let code = self.table.code;
         let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
         let helps = |leg: &usize| self.table.part_of(piece.first, *leg).is_some_and(|part| !is_zero(part));
-        let may = piece.have.and(self.usable()).but(piece.failed);
-        let sources = may.iter().filter(helps).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
-        (sources, piece.present.count_ones() as usize)
+        let needed = piece.present.count_ones() as usize;
+        let of = |legs: Legs| {
+            let may = piece.have.and(legs).but(piece.failed);
+            may.iter().filter(helps).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        };
+        let sources = of(self.usable());
+        // Better late ones than none. What is asked already may be silent.
+        let is_enough = sources.but(piece.under_way()).or(sources.and(piece.got)).count() >= needed;
+        (if is_enough && !piece.is_wide { sources } else { of(self.open_legs()) }, needed)
     }
 
     /// Several parts are read, to make the one that is wanted: as soon as there are buffers for all of them, so that pieces do not wait for each other.
@@ -161,7 +167,10 @@ impl EcLane {
             let asked = piece.got.or(piece.failed).or(piece.under_way());
             let is_open = |leg: &usize| piece.have.has(*leg) && !asked.has(*leg) && piece.buffers[*leg].is_some();
             let latency = |leg: &usize| self.legs[*leg].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
-            let Some(leg) = self.usable().iter().filter(is_open).min_by_key(latency) else { break };
+            let usable = self.usable();
+            // Those that are late come last.
+            let order = |leg: &usize| (!usable.has(*leg), latency(leg));
+            let Some(leg) = self.open_legs().iter().filter(is_open).min_by_key(order) else { break };
             let page = PageId(piece.first);
             let Some(buffer) = self.pieces[index].as_mut().and_then(|piece| piece.buffers[leg].take()) else { break };
             self.send(index, leg, Op::Read { page, buffer });

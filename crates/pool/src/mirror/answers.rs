@@ -192,8 +192,10 @@ impl MirrorLane {
                 self.end_write(index);
             } else if !piece.is_hedged && self.free_errands.len() > Legs::MAX {
                 let (page, count, asked) = (piece.page, piece.count, piece.under_way().or(piece.failed));
-                let candidates = self.table.valid(page, count, self.usable()).but(asked);
-                let leg = self.best(candidates, count);
+                let of = |legs: Legs| self.table.valid(page, count, legs).but(asked);
+                // Better one that is late than none.
+                let candidates = [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty());
+                let leg = candidates.and_then(|candidates| self.best(candidates, count));
                 if let Some(piece) = &mut self.pieces[index] {
                     piece.is_hedged = leg.is_some();
                     piece.alarm_at = now.saturating_add(HEDGE_MIN.as_nanos() as u64);

@@ -89,6 +89,17 @@ impl MirrorLane {
             .fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
     }
 
+    /// Legs that are not lost, and that this lane has a way to.
+    pub(super) fn open_legs(&self) -> Legs {
+        let is_open = |leg: &usize| self.legs[*leg].is_some();
+        self.table.present().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+    }
+
+    /// Is it the only one that is left? A late one may be back before this one answers.
+    fn is_last(&self, usable: Legs) -> bool {
+        usable.count() == 1 && self.table.present() == usable
+    }
+
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
         self.legs.iter_mut().flatten().for_each(LegLane::submit_waiting);
@@ -134,7 +145,7 @@ impl MirrorLane {
         let usable = self.usable();
         let whole = self.table.valid(page, left, usable);
         let near = whole.and(self.table.near);
-        if is_first && (!near.is_empty() || whole.count() == 1 && usable.count() == 1) {
+        if is_first && (!near.is_empty() || whole.count() == 1 && self.is_last(usable)) {
             let nearest = if near.is_empty() { whole } else { near };
             let piece = self.new_piece(parent, page, left);
             nearest.iter().take(1).for_each(|leg| self.send_read(piece, leg, true));
@@ -170,7 +181,7 @@ impl MirrorLane {
 
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         let usable = self.usable();
-        let direct = is_first && usable.count() == 1;
+        let direct = is_first && self.is_last(usable);
         let count = if direct { left } else { left.min(RUN_PAGES) };
         let has_room = |leg: usize| direct || self.legs[leg].as_ref().is_some_and(|known| known.has_buffer(count));
         if !usable.iter().all(has_room) {
