@@ -7,7 +7,7 @@ use common::{MIB, Random, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
-    Heap,
+    Heap, Plane,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,21 +17,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn heap(faults: &str, near: u64) -> Heap {
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
+    heap_on(Plane::Page, faults, near)
+}
+
+fn heap_on(plane: Plane, faults: &str, near: u64) -> Heap {
+    let builder = Heap::builder().plane(plane).near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
     builder.pool(format!("fault:{faults}@ram:")).paranoid(true).build().unwrap()
 }
 
-/// To each format and into another heap; `check` looks at what came out. The twin is what a plain program would write.
+/// To each format and into another heap, on another plane; `check` looks at what came out. The twin is what a plain program would write.
 fn round_trip<T: Serialize + DeserializeOwned>(value: &T, twin: impl Serialize, check: impl Fn(&Heap, &T)) {
     let json = serde_json::to_string(value).unwrap();
     let binary = postcard::to_stdvec(value).unwrap();
     assert!(json == serde_json::to_string(&twin).unwrap(), "the same text as of std's");
     assert!(binary == postcard::to_stdvec(&twin).unwrap(), "the same bytes as of std's");
-    let other = heap("seed=2", MIB);
+    let other = heap_on(Plane::Object, "seed=2", MIB);
     let restored: T = other.restore(|| serde_json::from_str(&json)).unwrap();
     check(&other, &restored);
     drop(restored);
     other.verify();
+    let other = heap_on(Plane::Hybrid, "seed=3", MIB);
     let restored: T = other.restore(|| postcard::from_bytes(&binary)).unwrap();
     check(&other, &restored);
     assert_in_budget(other.stats());

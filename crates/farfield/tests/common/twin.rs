@@ -46,7 +46,34 @@ pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
     stats
 }
 
-/// A module of tests, one per near share: `twins!(name, Type, steps)`.
+/// Four threads take random steps in one heap, each with a collection of its own and a quarter of it near.
+pub(crate) fn random_steps_of_threads<T: Twin>(few: u64) {
+    let seed = seed();
+    let near = 4 * MIB;
+    let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
+    std::thread::scope(|threads| {
+        let take_steps = |thread: u64| {
+            let heap = &heap;
+            move || {
+                let mut random = Random(seed ^ thread << 48);
+                let mut twin = T::filled(heap, near, &mut random);
+                for _ in 0..steps(few) / 4 {
+                    twin.step(heap, &mut random);
+                }
+                twin.compare(heap);
+            }
+        };
+        // Joined, so that what they give back when they end is back.
+        let all = [1, 2, 3, 4].map(|thread| threads.spawn(take_steps(thread)));
+        all.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    heap.verify();
+    let stats = heap.stats();
+    assert_in_budget(stats);
+    assert!(stats.misses > 0 && stats.lost_values == 0, "{stats:?}");
+}
+
+/// A module of tests, one per near share, and one with threads: `twins!(name, Type, steps)`.
 macro_rules! twins {
     ($name:ident, $twin:ty, $steps:expr) => {
         mod $name {
@@ -65,6 +92,16 @@ macro_rules! twins {
             #[test]
             fn a_quarter_near() {
                 $crate::common::twin::random_steps::<$twin>(25, $steps);
+            }
+
+            #[test]
+            fn half_near() {
+                $crate::common::twin::random_steps::<$twin>(50, $steps);
+            }
+
+            #[test]
+            fn four_threads() {
+                $crate::common::twin::random_steps_of_threads::<$twin>($steps);
             }
 
             #[test]

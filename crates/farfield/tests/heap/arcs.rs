@@ -253,7 +253,7 @@ fn every_owner_reads_the_same() {
 /// Random steps against `Arc`, at this near share: owners in a near table, in a far vector, and in far boxes.
 fn random_steps(near_percent: u64) {
     let mut random = Random(seed() ^ near_percent << 40);
-    let bytes = if near_percent < 10 { 24 * MIB } else { 6 * MIB };
+    let bytes = (MIB * 100 / near_percent).max(6 * MIB);
     let near = (bytes * near_percent / 100).max(MIB);
     let heap: Heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let alive = Arc::new(AtomicI64::new(0));
@@ -347,6 +347,16 @@ fn random_steps_with_a_quarter_near() {
 }
 
 #[test]
-fn random_steps_with_four_percent_near() {
-    random_steps(4);
+fn random_steps_with_half_near() {
+    random_steps(50);
+}
+
+#[test]
+fn random_steps_with_a_tenth_near() {
+    random_steps(10);
+}
+
+#[test]
+fn random_steps_with_two_percent_near() {
+    random_steps(2);
 }

@@ -2,7 +2,7 @@
 //! attempts, an element that is taken out twice, a task that waits for ever.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
 use farfield::{
@@ -16,7 +16,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 fn heap(faults: &str, near: u64) -> Heap {
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
+    let builder = builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
     builder.pool(format!("fault:{faults}@ram:")).paranoid(true).build().unwrap()
 }
 

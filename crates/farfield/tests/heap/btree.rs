@@ -1,7 +1,7 @@
 //! `FarBTreeMap` is a `BTreeMap`, wherever its nodes are. Dangers: an order broken where nodes are split, merged or lend entries;
 //! ranges that begin or end one too early or too late; entries dropped never or twice.
 
-use crate::common::twin::{Twin, random_steps};
+use crate::common::twin::{Twin, twins};
 use crate::common::{MIB, Random, heap, seed};
 use farfield::collections::BTreeEntry;
 use farfield::{FarBTreeMap, FarError, Heap};
@@ -27,9 +27,11 @@ impl Twin for Map {
     fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Map {
         let count = bytes / size_of::<Value>() as u64;
         let mut twin = Map { far: FarBTreeMap::new(), near: BTreeMap::new(), keys: count * 2 };
-        // Ascending, descending and anywhere.
+        // Ascending, descending and anywhere; of many mostly in order, because the others are misses.
+        let some = count.min(12 * MIB / size_of::<Value>() as u64);
         for number in 0..count {
             let key = match number % 3 {
+                _ if number > some => number * 2,
                 0 => number,
                 1 => twin.keys - number,
                 _ => random.next() % twin.keys,
@@ -156,30 +158,7 @@ impl Map {
     }
 }
 
-#[test]
-fn maps_with_a_tenth_near() {
-    random_steps::<Map>(10, 2_000);
-}
-
-#[test]
-fn maps_with_a_quarter_near() {
-    random_steps::<Map>(25, 2_000);
-}
-
-#[test]
-fn maps_with_everything_near() {
-    random_steps::<Map>(100, 2_000);
-}
-
-/// 50 MiB take minutes without optimisation, most of them in the pool's stand-in.
-#[test]
-fn maps_with_two_percent_near() {
-    if std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1") {
-        random_steps::<Map>(2, 20);
-    } else {
-        println!("skipped: FARFIELD_DEEP=1 runs it");
-    }
-}
+twins!(maps, Map, 1_000);
 
 /// Counts how many exist.
 struct Counted {
@@ -243,15 +222,7 @@ impl Twin for Texts {
     }
 }
 
-#[test]
-fn texts_with_a_tenth_near() {
-    random_steps::<Texts>(10, 1_000);
-}
-
-#[test]
-fn texts_with_everything_near() {
-    random_steps::<Texts>(100, 2_000);
-}
+twins!(texts, Texts, 1_000);
 
 /// Every kind of change of a tree, many times: from empty to empty.
 #[test]

@@ -1,6 +1,6 @@
 //! The pool fails: typed errors in time, near values stay usable, no garbage, no hang. Danger: everything else.
 
-use crate::common::{MIB, Random};
+use crate::common::{MIB, Random, builder};
 use farfield::collections::FarVec;
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// A heap of 1 MiB near over a pool with these faults.
 fn heap(faults: &str, patience: Duration) -> Heap {
     let url = format!("fault:{faults}@ram:");
-    Heap::builder().near(MIB).near_max(MIB).far(1 << 30).patience(patience).pool(url).paranoid(true).build().unwrap()
+    builder().near(MIB).near_max(MIB).far(1 << 30).patience(patience).pool(url).paranoid(true).build().unwrap()
 }
 
 /// Two MiB of pages, or as many as there is room for.

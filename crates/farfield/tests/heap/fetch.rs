@@ -1,7 +1,7 @@
 //! Values come near without anybody waiting for them. Dangers: a page that nobody lands, an error that nobody is told, a
 //! frame that two flights share.
 
-use crate::common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// 2 MiB near over a pool with these faults, and 8 MiB of pages in it.
 fn filled(faults: &str, patience: Duration) -> (Heap, Vec<FarBox<[u64; 512]>>) {
     let near = 2 * MIB;
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
+    let builder = builder().near(near).near_max(near).far(1 << 30).patience(patience).paranoid(true);
     let heap = builder.pool(format!("fault:{faults}@ram:")).build().unwrap();
     let mut values = Vec::new();
     while values.len() < 2048 {
@@ -160,7 +160,7 @@ fn lost_and_corrupt_answers_are_asked_for_again() {
 #[test]
 fn values_of_many_pages_come_ahead_too() {
     let near = 4 * MIB;
-    let heap = Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
+    let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let values: Vec<_> = (0..100u64).map(|index| heap.alloc([index; 20_000]).unwrap()).collect();
     for (index, value) in values.iter().enumerate() {
         heap.prefetch(values.get(index + 1));

@@ -1,7 +1,7 @@
 //! `FarList`, `FarQueue` and `FarStack` are `LinkedList`, `VecDeque` and `Vec`, wherever their elements are. Dangers: an order that
 //! changes when chunks are split or go, elements lost at chunk ends, dropped never or twice.
 
-use crate::common::twin::{Twin, random_steps, twins};
+use crate::common::twin::{Twin, twins};
 use crate::common::{MIB, Random, heap, seed};
 use farfield::{FarError, FarList, FarQueue, FarStack, Heap};
 use std::collections::VecDeque;
@@ -294,15 +294,7 @@ impl Lines {
     }
 }
 
-#[test]
-fn lines_with_a_tenth_near() {
-    random_steps::<Lines>(10, 500);
-}
-
-#[test]
-fn lines_with_everything_near() {
-    random_steps::<Lines>(100, 500);
-}
+twins!(lines, Lines, 500);
 
 #[test]
 fn order_is_kept_through_a_whole_queue_and_stack() {

@@ -151,15 +151,7 @@ impl Twin for FarIndex {
     }
 }
 
-#[test]
-fn a_far_index_with_a_tenth_near() {
-    common::twin::random_steps::<FarIndex>(10, 2_000);
-}
-
-#[test]
-fn a_far_index_with_everything_near() {
-    common::twin::random_steps::<FarIndex>(100, 2_000);
-}
+twins!(far_index, FarIndex, 1_000);
 
 /// Counts how many exist.
 struct Counted {
@@ -246,15 +238,7 @@ impl Twin for Typed {
     }
 }
 
-#[test]
-fn values_with_destructors_with_a_tenth_near() {
-    common::twin::random_steps::<Typed>(10, 1_000);
-}
-
-#[test]
-fn values_with_destructors_with_everything_near() {
-    common::twin::random_steps::<Typed>(100, 1_000);
-}
+twins!(typed, Typed, 1_000);
 
 #[test]
 fn every_entry_is_dropped_once() {

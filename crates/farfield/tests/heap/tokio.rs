@@ -1,7 +1,7 @@
 //! Far memory in a tokio program. Dangers: a wake-up that a foreign scheduler misses, a value that leaves when its task changes threads,
 //! tokio's threads waiting for each other through the heap.
 
-use crate::common::{MIB, Random, seed};
+use crate::common::{MIB, Random, builder, seed};
 use farfield::{FarBox, FarMap, FarVec, Heap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet, spawn_local, yield_now};
 
 fn heap(near: u64) -> Heap {
-    let builder = Heap::builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
+    let builder = builder().near(near).near_max(near).far(1 << 30).patience(Duration::from_secs(10));
     builder.pool("fault:delay=50us@ram:").paranoid(true).build().unwrap()
 }
 

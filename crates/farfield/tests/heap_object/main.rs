@@ -7,12 +7,20 @@ mod common;
 mod aifm;
 #[path = "../heap/arcs.rs"]
 mod arcs;
+#[path = "../heap/array.rs"]
+mod array;
+#[path = "../heap/async_collections.rs"]
+mod async_collections;
 #[path = "../heap/boxes.rs"]
 mod boxes;
 #[path = "../heap/btree.rs"]
 mod btree;
 #[path = "../heap/bytes.rs"]
 mod bytes;
+#[path = "../heap/faults.rs"]
+mod faults;
+#[path = "../heap/fetch.rs"]
+mod fetch;
 #[path = "../heap/list.rs"]
 mod list;
 #[path = "../heap/many.rs"]
@@ -21,7 +29,13 @@ mod many;
 mod map;
 #[path = "../heap/object_flights.rs"]
 mod object_flights;
+#[path = "../heap/room.rs"]
+mod room;
 #[path = "../heap/tasks.rs"]
 mod tasks;
+#[path = "../heap/tokio.rs"]
+mod tokio;
 #[path = "../heap/vacancies.rs"]
 mod vacancies;
+#[path = "../heap/vec.rs"]
+mod vec;
