@@ -1,0 +1,189 @@
+//! Slots in all interleavings: readers correct a guess while pages change their frames and the slot comes to name another object, with loom.
+//!
+//! Danger: a guess that was right is believed when the frame holds another page; a correction of one object's guess is put on another; a
+//! reader finds bytes that are not made yet. The steps are those of `crates/farfield/src/heap/raw.rs`, `ptr/` and `evictor.rs`, with the same orderings.
+
+mod models;
+
+use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use models::{Scopes, check, read, write};
+
+/// A page, as index in the model's tables.
+const FIRST: usize = 0;
+const SECOND: usize = 1;
+
+/// What the object in a page is.
+fn value(page: usize) -> u64 {
+    100 + page as u64
+}
+
+struct Model {
+    /// `page << 32 | place`, as `raw.rs` keeps it.
+    slot: AtomicU64,
+    words: [AtomicU64; 2],
+    /// The bytes of frames 1 and 2.
+    frames: [UnsafeCell<u64>; 2],
+    scopes: Scopes,
+}
+
+// SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
+unsafe impl Sync for Model {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for Model {}
+
+fn slot(page: usize, place: Place) -> u64 {
+    (page as u64) << 32 | u64::from(place.0)
+}
+
+impl Model {
+    /// The first page is near, in frame 1, where the slot guesses it; the second is far.
+    fn new() -> Arc<Model> {
+        let near = FrameWord::EMPTY.create().0.arrived(FrameId(1), true);
+        let copied = near.cool().and_then(FrameWord::seal).map(FrameWord::copied);
+        let far = copied.and_then(FrameWord::left).expect("the way out");
+        Arc::new(Model {
+            slot: AtomicU64::new(slot(FIRST, Place::new(FrameId(1), 3))),
+            words: [AtomicU64::new(near.0), AtomicU64::new(far.0)],
+            frames: [UnsafeCell::new(value(FIRST)), UnsafeCell::new(0)],
+            scopes: Scopes::new(),
+        })
+    }
+
+    fn word(&self, page: usize) -> FrameWord {
+        FrameWord(self.words[page].load(Ordering::Acquire))
+    }
+
+    fn exchange(&self, page: usize, seen: FrameWord, next: FrameWord) -> bool {
+        self.words[page].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn bytes(&self, frame: FrameId) -> &UnsafeCell<u64> {
+        &self.frames[frame.0 as usize - 1]
+    }
+
+    /// One scope, in which what the slot names is read if it is near. A better guess is put in.
+    fn get(&self, record: usize) {
+        self.scopes.enter(record);
+        let seen = self.slot.load(Ordering::Acquire);
+        let (page, place) = ((seen >> 32) as usize, Place(seen as u32));
+        let word = self.word(page);
+        let found = if word.confirms(place) { Some(place.frame()) } else { self.find(page, word, seen, place) };
+        if let Some(frame) = found {
+            assert_eq!(read(self.bytes(frame)), value(page));
+        }
+        self.scopes.leave(record);
+    }
+
+    fn find(&self, page: usize, word: FrameWord, seen: u64, place: Place) -> Option<FrameId> {
+        let (next, Deref::Here(frame)) = word.deref(false) else { return None };
+        if next != word && !self.exchange(page, word, next) {
+            return None;
+        }
+        let better = slot(page, place.in_frame(frame));
+        let _ = self.slot.compare_exchange(seen, better, Ordering::Relaxed, Ordering::Relaxed);
+        Some(frame)
+    }
+
+    /// The page leaves, if nobody uses it; the frame it had.
+    fn evict(&self, page: usize) -> Option<FrameId> {
+        let seen = self.word(page);
+        let next = seen.cool().filter(|next| self.exchange(page, seen, *next) && next.state() == State::Leaving)?;
+        let epoch = self.scopes.end_epoch();
+        if !self.scopes.is_over(epoch) {
+            return None;
+        }
+        let sealed = next.seal().filter(|sealed| self.exchange(page, next, *sealed))?;
+        let copied = sealed.copied();
+        if !self.exchange(page, sealed, copied) {
+            return None;
+        }
+        let left = copied.left().filter(|left| self.exchange(page, copied, *left))?;
+        assert_eq!(left.state(), State::Far);
+        sealed.frame()
+    }
+
+    /// The far page comes to this free frame.
+    fn bring(&self, page: usize, frame: FrameId) {
+        let seen = self.word(page);
+        let (fetching, Deref::Fetch) = seen.deref(false) else { return };
+        if self.exchange(page, seen, fetching) {
+            write(self.bytes(frame), value(page));
+            let mut seen = self.word(page);
+            while !self.exchange(page, seen, seen.arrived(frame, false)) {
+                seen = self.word(page);
+            }
+        }
+    }
+}
+
+/// What the slot names leaves, its frame goes to another page, and it comes back elsewhere.
+#[test]
+fn a_guess_is_believed_only_while_it_is_right() {
+    check(2, || {
+        let model = Model::new();
+        let readers = [0, 1].map(|record| {
+            let model = model.clone();
+            loom::thread::spawn(move || model.get(record))
+        });
+        if let Some(frame) = model.evict(FIRST) {
+            model.bring(SECOND, frame);
+            model.bring(FIRST, FrameId(2));
+        }
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}
+
+/// The slot's first object is replaced by one in a page that has just come, while readers correct the guess.
+#[test]
+fn a_slot_comes_to_name_another_object_while_its_guess_is_corrected() {
+    check(2, || {
+        let model = Model::new();
+        // Its guess is wrong already.
+        model.slot.store(slot(FIRST, Place::new(FrameId(2), 3)), Ordering::Relaxed);
+        let readers = [0, 1].map(|record| {
+            let model = model.clone();
+            loom::thread::spawn(move || model.get(record))
+        });
+        model.bring(SECOND, FrameId(2));
+        // Whoever stores a slot has made its object; the guess need not be right.
+        model.slot.store(slot(SECOND, Place::new(FrameId(1), 5)), Ordering::Release);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}
+
+/// A reader that follows a corrected slot finds the object made: the correction passes on what the store released.
+#[test]
+fn a_correction_passes_on_that_the_object_is_made() {
+    check(3, || {
+        let model = Model::new();
+        let maker = {
+            let model = model.clone();
+            loom::thread::spawn(move || {
+                // In the page that is near already, where no frame word tells of it.
+                write(model.bytes(FrameId(2)), value(FIRST));
+                model.slot.store(1 << 63 | slot(FIRST, Place::new(FrameId(1), 0)), Ordering::Release);
+            })
+        };
+        let corrector = {
+            let model = model.clone();
+            loom::thread::spawn(move || {
+                let seen = model.slot.load(Ordering::Acquire);
+                if seen >> 63 == 1 {
+                    let _ = model.slot.compare_exchange(seen, seen | 1, Ordering::Relaxed, Ordering::Relaxed);
+                }
+            })
+        };
+        if model.slot.load(Ordering::Acquire) >> 63 == 1 {
+            assert_eq!(read(model.bytes(FrameId(2))), value(FIRST));
+        }
+        maker.join().unwrap();
+        corrector.join().unwrap();
+    });
+}
