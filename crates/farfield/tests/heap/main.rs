@@ -20,6 +20,7 @@ mod many;
 mod map;
 mod objects;
 mod places;
+mod rest;
 mod room;
 mod tasks;
 mod tokio;
