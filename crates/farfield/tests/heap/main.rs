@@ -15,6 +15,7 @@ mod faults;
 mod fetch;
 mod guide;
 mod hybrid;
+mod large;
 mod list;
 mod many;
 mod map;
