@@ -34,6 +34,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/atlas/tcp.toml"),
         include_str!("../experiments/dmswitcher/slo.toml"),
         include_str!("../experiments/dmswitcher/select.toml"),
+        include_str!("../experiments/dmswitcher/ssd.toml"),
+        include_str!("../experiments/dmswitcher/lz.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

@@ -3,6 +3,7 @@
 use crate::advised::{self, Advisor};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child::{self, Finished};
+use crate::fio;
 use crate::line::Sample;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
@@ -30,6 +31,8 @@ pub(crate) enum Contender {
     Heap(Far, &'static str),
     /// The program asks somebody for each object.
     Peer(Peer),
+    /// fio, instead of the program.
+    Fio,
 }
 
 /// Who keeps remote objects, across TCP loopback.
@@ -41,6 +44,12 @@ pub(crate) enum Peer {
     Redis,
     /// A `farfield serve` of the driver, through one lane.
     Lane,
+    /// The same, and its memory shared.
+    SharedLane,
+    /// A file in the scratch folder, through one lane.
+    DiskLane,
+    /// Compressed memory of the program, through one lane.
+    CompressedLane,
 }
 
 /// Where Linux swaps to.
@@ -61,6 +70,8 @@ pub(crate) enum Far {
     Tcp,
     /// The same, 50 µs away: each answer comes 100 µs later.
     LateTcp,
+    /// In the program, compressed; what that takes is not in its near budget.
+    Compressed,
 }
 
 /// The contender of that name.
@@ -87,11 +98,17 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-hybrid-late" => Contender::Heap(Far::LateTcp, "hybrid"),
         "loopback" => Contender::Peer(Peer::Loopback),
         "redis" => Contender::Peer(Peer::Redis),
+        "heap-lz" => Contender::Heap(Far::Compressed, "page"),
         "lane-tcp" => Contender::Peer(Peer::Lane),
+        "lane-shm" => Contender::Peer(Peer::SharedLane),
+        "lane-ssd" => Contender::Peer(Peer::DiskLane),
+        "lane-lz" => Contender::Peer(Peer::CompressedLane),
+        "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp"
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
+             lane-ssd, lane-lz, heap-lz, fio"
         ),
     })
 }
@@ -127,6 +144,7 @@ impl Contender {
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, job),
             Contender::Peer(peer) => remote(peer, job),
+            Contender::Fio => fio::sample(job),
         }
     }
 }
@@ -216,7 +234,7 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
 fn farfield(far: Far, job: &Job) -> Result<Sample> {
     let binary = binary(job)?;
     let server = match far {
-        Far::Private => None,
+        Far::Private | Far::Compressed => None,
         Far::Tcp | Far::LateTcp => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
     };
     let report = job.scratch.join("report.json");
@@ -240,34 +258,56 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
 fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
     ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
     let server = match far {
-        Far::Private => Server::farfield(job, &format!("unix:{}", job.scratch.join("server.sock").display()))?,
-        Far::Tcp | Far::LateTcp => Server::farfield(job, "tcp://127.0.0.1:0")?,
+        Far::Private => Some(shared_server(job)?),
+        Far::Tcp | Far::LateTcp => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
+        Far::Compressed => None,
     };
-    let pool = match far {
-        Far::LateTcp => format!("fault:delay=100us@{}", server.url),
-        Far::Private | Far::Tcp => server.url.clone(),
+    let pool = match (far, &server) {
+        (Far::LateTcp, Some(server)) => format!("fault:delay=100us@{}", server.url),
+        (_, Some(server)) => server.url.clone(),
+        (_, None) => format!("lz:?size={}", twice(job)),
     };
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &pool, "--plane", plane]);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished).context("in a far heap")?;
-    sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    if let Some(server) = server {
+        sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    }
     if let Some(peak) = sample.figures.get("near_peak_bytes") {
         sample.figures.insert("near_peak_over_limit".into(), peak / job.near_bytes as f64);
     }
     Ok(sample)
 }
 
+/// Room for the data and what else there is, as a URL says it.
+fn twice(job: &Job) -> String {
+    format!("{}M", (2 * job.data_bytes).div_ceil(1 << 20))
+}
+
+/// A memory server that shares its memory with the program.
+fn shared_server(job: &Job) -> Result<Server> {
+    Server::farfield(job, &format!("unix:{}", job.scratch.join("server.sock").display()))
+}
+
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
-    ensure!(job.workload.name == "remote", "the workload {} asks nobody for objects", job.workload.name);
+    let name = job.workload.name;
+    ensure!(name == "remote" || name == "pages", "the workload {name} asks nobody for objects");
     let server = match peer {
-        Peer::Loopback => None,
         Peer::Redis => Some(Server::redis(job)?),
         Peer::Lane => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
+        Peer::SharedLane => Some(shared_server(job)?),
+        Peer::Loopback | Peer::DiskLane | Peer::CompressedLane => None,
     };
-    let url = server.as_ref().map_or("loopback:", |server| &server.url);
+    let bytes = twice(job);
+    let url = match (peer, &server) {
+        (_, Some(server)) => server.url.clone(),
+        (Peer::DiskLane, None) => format!("ssd:{}?size={bytes}", job.scratch.display()),
+        (Peer::CompressedLane, None) => format!("lz:?size={bytes}"),
+        (_, None) => "loopback:".to_owned(),
+    };
     let mut command = Command::new(job.program);
-    command.args(job.arguments).args(["--peer", url]);
+    command.args(job.arguments).args(["--peer", &url]);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished)?;
     if let Some(server) = server {

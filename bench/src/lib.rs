@@ -12,6 +12,7 @@ mod child;
 mod contender;
 pub mod driver;
 pub mod experiment;
+mod fio;
 mod limits;
 pub mod line;
 pub mod machine;

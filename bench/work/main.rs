@@ -13,6 +13,7 @@ mod latency;
 mod measure;
 mod pack;
 mod pagerank;
+mod pages;
 mod pauses;
 mod random;
 mod remote;
@@ -84,7 +85,7 @@ struct Options {
     /// Keys of a map that are looked up together.
     #[arg(long, default_value_t = 1)]
     at_once: u64,
-    /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT.
+    /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool.
     #[arg(long)]
     peer: Option<String>,
     /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
@@ -112,6 +113,8 @@ enum Workload {
     Web,
     /// Gets of small objects from a server.
     Remote,
+    /// Pages of a pool, through one lane.
+    Pages,
     /// Objects behind pointers, many on their way at a time.
     Tasks,
     /// Text packed.
@@ -194,6 +197,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Hash => hash::run(options),
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
+        Workload::Pages => pages::run(options),
         Workload::Tasks => tasks::run(options),
         Workload::Pack => pack::run(options, pack::Way::Pack),
         Workload::Unpack => pack::run(options, pack::Way::Unpack),

@@ -48,7 +48,7 @@ fn one_value_beyond_four_gib() {
     if !is_deep() {
         return;
     }
-    let near = 12 * GIB;
+    let near = 14 * GIB;
     let heap = builder().near(near).near_max(near).far(32 * GIB).pool("lz:?size=1G").build().unwrap();
     let piece: Vec<u8> = vec![7; 64 << 20];
     let mut bytes = FarBytes::new();
