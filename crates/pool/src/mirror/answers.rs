@@ -187,6 +187,10 @@ impl MirrorLane {
             }
             piece.alarm_at = u64::MAX;
             if !piece.have.is_empty() {
+                if !self.table.keeps(piece.page, piece.count, piece.have) {
+                    // Those that have it lack what was there before: the slow one is waited for.
+                    continue;
+                }
                 let slow = piece.under_way();
                 slow.iter().for_each(|leg| self.table.set_late(leg));
                 self.end_write(index);

@@ -96,6 +96,11 @@ impl LegTable {
         true
     }
 
+    /// Would a write that ends with these legs be kept?
+    pub(super) fn keeps(&self, page: u64, count: u64, have: Legs) -> bool {
+        chunks(page, count).all(|chunk| !self.words.load(chunk).valid().and(have).is_empty())
+    }
+
     /// It ends; `false`: in vain.
     pub(super) fn end_write(&self, page: u64, count: u64, have: Legs) -> bool {
         let mut all_kept = true;

@@ -73,6 +73,24 @@ fn a_leg_that_answers_late_is_brought_up_to_date() {
 }
 
 #[test]
+fn the_only_leg_that_holds_a_chunk_may_be_slow() {
+    let backend = open("mirror(fault:delay=1500ms@ram:, fault:die=200@ram:, spare=ram:)", 64);
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 10, 10, 1).unwrap();
+    wait_until("the slow leg has it, too", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    // The other one goes, and the spare has nothing yet.
+    while backend.health() == Health::Good {
+        assert_version(&mut *lane, 10, 10, 1);
+    }
+    assert_eq!(write(&mut *lane, 12, 3, 2), Ok(()), "both legs live");
+    assert_version(&mut *lane, 12, 3, 2);
+    assert_version(&mut *lane, 10, 2, 1);
+}
+
+#[test]
 fn what_is_full_is_said_and_what_is_gone_is_gone() {
     let backend = open("mirror(fault:full=3@ram:, ram:)", 64);
     let mut lane = backend.open_lane().unwrap();

@@ -63,7 +63,7 @@ pub(super) fn pool(core: &Core) -> u32 {
 
 /// Frames of pages Leaving that only those can have who hold back the rest with a scope of their own.
 fn kept(core: &Core) -> u32 {
-    core.frames.limit() / 16
+    core.frames.limit() / 8
 }
 
 impl Cooler {
