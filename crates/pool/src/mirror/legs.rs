@@ -86,11 +86,15 @@ impl LegTable {
         let range = chunks(page, count);
         self.chunks_end.fetch_max(range.end, Ordering::SeqCst);
         for chunk in range.clone() {
-            if self.words.change(chunk, |word| word.begin_write(active)).is_none() {
+            let Some((before, after)) = self.words.change(chunk, |word| word.begin_write(active)) else {
                 (range.start..chunk).for_each(|begun| {
                     self.words.change(begun, |word| Some(word.end_write(active, Legs(0)).0));
                 });
                 return false;
+            };
+            // A spare that came in since the legs were chosen lacks the chunk, which nobody could have seen before.
+            if !before.is_touched() {
+                after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
             }
         }
         true

@@ -1,8 +1,10 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
+use super::legs::LegTable;
 use crate::conformance::Random;
+use crate::legs::Leg;
 use crate::trial::{NEVER, assert_version, filled, one, open, read, survive, wait_until, write};
 use crate::{Buffer, Health, Op, Opener, PagePart, PoolError, conformance};
-use farfield_core::PageId;
+use farfield_core::{Legs, PageId};
 
 #[test]
 fn mirrors_conform() {
@@ -88,6 +90,22 @@ fn the_only_leg_that_holds_a_chunk_may_be_slow() {
     assert_eq!(write(&mut *lane, 12, 3, 2), Ok(()), "both legs live");
     assert_version(&mut *lane, 12, 3, 2);
     assert_version(&mut *lane, 10, 2, 1);
+}
+
+#[test]
+fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
+    let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
+    let table = LegTable::new(vec![leg(), leg()], vec![leg()], 64, false).unwrap();
+    let seen = Legs::one(0);
+    table.lose(1);
+    // Whoever mends looks at everything: nothing was ever written.
+    assert_eq!(table.to_heal(), Legs::one(2));
+    table.set_healed(2, table.hurts(2));
+    assert!(table.is_whole(2));
+    assert!(table.begin_write(0, 1, seen));
+    assert!(!table.is_whole(2), "it lacks the chunk");
+    assert!(table.end_write(0, 1, seen));
+    assert_eq!(table.to_heal(), Legs::one(2));
 }
 
 #[test]
