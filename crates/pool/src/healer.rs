@@ -1,5 +1,6 @@
 //! A thread that gives legs what they lack.
 
+use crate::leg_lanes::{Legged, SLEEP_SLICE};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +21,13 @@ pub(crate) trait Patient: Send + Sync + 'static {
 }
 
 /// A lane that gives legs what they lack.
-pub(crate) trait Nurse {
-    /// Does as much as can be done now, or waits a little.
-    fn care(&mut self);
+pub(crate) trait Nurse: Legged {
+    /// Does as much as can be done now, and waits a little.
+    fn care(&mut self) {
+        self.work();
+        self.legs().sleep(SLEEP_SLICE);
+    }
+
     /// Is something under way?
     fn is_caring(&self) -> bool;
     /// Ends what is under way and begins nothing else.

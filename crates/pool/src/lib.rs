@@ -13,6 +13,7 @@ mod connection;
 mod ec;
 mod fault;
 mod healer;
+mod leg_lanes;
 mod legs;
 mod lz;
 mod mirror;

@@ -8,7 +8,8 @@ use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece, ROWS, Task};
 use super::table::RowTable;
 use crate::backend::hand_over;
 use crate::healer::Nurse;
-use crate::legs::{HEDGE_MIN, LegLane};
+use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
+use crate::legs::HEDGE_MIN;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -25,15 +26,10 @@ const ERRANDS: usize = 1024;
 const DISCARD_PAGES: u64 = 1 << 16;
 /// For one step of what nobody waits for.
 pub(super) const CARE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
-/// at one before it looks at the others.
-const SPIN: Duration = Duration::from_micros(50);
-const YIELD_AFTER: Duration = Duration::from_micros(12);
-const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 pub(super) struct EcLane {
     pub(super) table: Arc<RowTable>,
-    pub(super) legs: Vec<Option<LegLane>>,
+    pub(super) legs: LegLanes,
     /// The callers', and behind them those of `care`.
     pub(super) parents: Box<[Option<Parent>]>,
     free_parents: Vec<usize>,
@@ -55,14 +51,13 @@ pub(super) struct EcLane {
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) slow_reads: u64,
-    next_leg: usize,
     pub(super) zero_sum: u64,
 }
 
 impl EcLane {
     /// With so many things at a time that nobody waits for.
     pub(super) fn open(table: &Arc<RowTable>, cares: usize) -> Result<EcLane, PoolError> {
-        let legs = table.open_lanes(ERRANDS)?;
+        let legs = LegLanes::new(table.open_lanes(ERRANDS)?);
         let batch = ROWS * table.code.data();
         Ok(EcLane {
             table: table.clone(),
@@ -82,7 +77,6 @@ impl EcLane {
             care: (cares > 0).then(|| Care::new(cares, batch)),
             alarm_at: u64::MAX,
             slow_reads: 0,
-            next_leg: 0,
             zero_sum: checksum(&[0; PAGE_BYTES]),
         })
     }
@@ -92,14 +86,12 @@ impl EcLane {
 
     /// Legs that this lane can use now.
     pub(super) fn usable(&self) -> Legs {
-        let is_open = |leg: &usize| self.legs[*leg].is_some();
-        self.table.active().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        self.legs.open(self.table.active())
     }
 
     /// Legs that are not lost, and that this lane has a way to.
     pub(super) fn open_legs(&self) -> Legs {
-        let is_open = |leg: &usize| self.legs[*leg].is_some();
-        self.table.present().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        self.legs.open(self.table.present())
     }
 
     /// Is there room for one more piece, whatever it needs?
@@ -109,7 +101,7 @@ impl EcLane {
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        self.legs.iter_mut().flatten().for_each(LegLane::submit_waiting);
+        self.legs.submit_waiting();
         for _ in 0..self.starved.len() {
             let Some(piece) = self.starved.pop_front() else { break };
             self.widen(piece);
@@ -208,14 +200,7 @@ impl EcLane {
 
     fn collect(&mut self) {
         for leg in 0..self.legs.len() {
-            while let Some(known) = &mut self.legs[leg] {
-                if known.lane.in_flight() == 0 {
-                    break;
-                }
-                known.lane.poll(&mut self.arrived);
-                if self.arrived.is_empty() {
-                    break;
-                }
+            while self.legs.poll(leg, &mut self.arrived) {
                 while let Some(completion) = self.arrived.pop() {
                     self.errand_ended(completion);
                 }
@@ -336,6 +321,12 @@ impl EcLane {
             }
         }
     }
+}
+
+impl Legged for EcLane {
+    fn legs(&mut self) -> &mut LegLanes {
+        &mut self.legs
+    }
 
     fn work(&mut self) {
         self.start();
@@ -352,16 +343,12 @@ impl EcLane {
         self.begin_care();
     }
 
-    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
-    fn sleep(&mut self, most: Duration) {
-        for _ in 0..self.legs.len() {
-            self.next_leg = (self.next_leg + 1) % self.legs.len();
-            if let Some(leg) = &mut self.legs[self.next_leg]
-                && leg.lane.in_flight() > 0
-            {
-                return leg.lane.wait(most.min(SLEEP_SLICE));
-            }
-        }
+    fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    fn alarm_at(&self) -> u64 {
+        self.alarm_at
     }
 }
 
@@ -409,24 +396,7 @@ impl Lane for EcLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        let start = now_ns();
-        let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
-        loop {
-            self.work();
-            let now = now_ns();
-            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
-                return;
-            }
-            if now < spin_until {
-                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    farfield_os::process::yield_now();
-                }
-                continue;
-            }
-            self.sleep(Duration::from_nanos(limit.min(self.alarm_at) - now.min(limit).min(self.alarm_at)));
-        }
+        self.wait_for_legs(timeout);
     }
 }
 
@@ -440,11 +410,6 @@ impl EcLane {
 }
 
 impl Nurse for EcLane {
-    fn care(&mut self) {
-        self.work();
-        self.sleep(SLEEP_SLICE);
-    }
-
     fn is_caring(&self) -> bool {
         let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim);
         self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
@@ -456,7 +421,7 @@ impl Nurse for EcLane {
         }
         while self.is_caring() {
             self.work();
-            self.sleep(SLEEP_SLICE);
+            self.legs.sleep(SLEEP_SLICE);
         }
         if let Some(care) = &mut self.care {
             care.go_on();

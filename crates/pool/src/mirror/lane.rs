@@ -12,7 +12,8 @@ use super::legs::{CHUNK_PAGES, LegTable};
 use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
 use crate::backend::hand_over;
 use crate::healer::Nurse;
-use crate::legs::{LegLane, RUN_PAGES};
+use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
+use crate::legs::RUN_PAGES;
 use crate::{Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::{Legs, PageId};
@@ -28,15 +29,10 @@ const ERRANDS: usize = 1024;
 const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
 /// So often is a read sent to another leg than the best, which may have become better.
 const PROBE_EVERY: u64 = 4096;
-/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
-/// at one before it looks at the others.
-const SPIN: Duration = Duration::from_micros(50);
-const YIELD_AFTER: Duration = Duration::from_micros(12);
-const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 pub(super) struct MirrorLane {
     pub(super) table: Arc<LegTable>,
-    pub(super) legs: Vec<Option<LegLane>>,
+    pub(super) legs: LegLanes,
     pub(super) parents: Box<[Option<Parent>]>,
     pub(super) free_parents: Vec<usize>,
     /// Those that are not all in pieces.
@@ -53,13 +49,12 @@ pub(super) struct MirrorLane {
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) reads: u64,
-    pub(super) next_leg: usize,
 }
 
 impl MirrorLane {
     /// With so many copies of chunks at a time.
     pub(super) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
-        let legs = table.open_lanes(ERRANDS)?;
+        let legs = LegLanes::new(table.open_lanes(ERRANDS)?);
         Ok(MirrorLane {
             table: table.clone(),
             legs,
@@ -76,23 +71,17 @@ impl MirrorLane {
             copier: (copies > 0).then(|| Copier::new(copies)),
             alarm_at: u64::MAX,
             reads: 0,
-            next_leg: 0,
         })
     }
 
     /// Legs that this lane can use now.
     pub(super) fn usable(&self) -> Legs {
-        self.table
-            .active()
-            .iter()
-            .filter(|&leg| self.legs[leg].is_some())
-            .fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        self.legs.open(self.table.active())
     }
 
     /// Legs that are not lost, and that this lane has a way to.
     pub(super) fn open_legs(&self) -> Legs {
-        let is_open = |leg: &usize| self.legs[*leg].is_some();
-        self.table.present().iter().filter(is_open).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        self.legs.open(self.table.present())
     }
 
     /// Is it the only one that is left? A late one may be back before this one answers.
@@ -102,7 +91,7 @@ impl MirrorLane {
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        self.legs.iter_mut().flatten().for_each(LegLane::submit_waiting);
+        self.legs.submit_waiting();
         for _ in 0..self.again.len() {
             let Some(piece) = self.again.pop_front() else { break };
             self.read_elsewhere(piece);
@@ -302,14 +291,7 @@ impl MirrorLane {
 
     fn collect(&mut self) {
         for leg in 0..self.legs.len() {
-            while let Some(known) = &mut self.legs[leg] {
-                if known.lane.in_flight() == 0 {
-                    break;
-                }
-                known.lane.poll(&mut self.arrived);
-                if self.arrived.is_empty() {
-                    break;
-                }
+            while self.legs.poll(leg, &mut self.arrived) {
                 while let Some(completion) = self.arrived.pop() {
                     self.errand_ended(completion);
                 }
@@ -335,6 +317,12 @@ impl MirrorLane {
             self.send(For::Copy(job), leg, false, op);
         }
     }
+}
+
+impl Legged for MirrorLane {
+    fn legs(&mut self) -> &mut LegLanes {
+        &mut self.legs
+    }
 
     fn work(&mut self) {
         self.start();
@@ -351,25 +339,16 @@ impl MirrorLane {
         self.copy();
     }
 
-    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
-    fn sleep(&mut self, most: Duration) {
-        for _ in 0..self.legs.len() {
-            self.next_leg = (self.next_leg + 1) % self.legs.len();
-            if let Some(leg) = &mut self.legs[self.next_leg]
-                && leg.lane.in_flight() > 0
-            {
-                return leg.lane.wait(most.min(SLEEP_SLICE));
-            }
-        }
+    fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    fn alarm_at(&self) -> u64 {
+        self.alarm_at
     }
 }
 
 impl Nurse for MirrorLane {
-    fn care(&mut self) {
-        self.work();
-        self.sleep(SLEEP_SLICE);
-    }
-
     fn is_caring(&self) -> bool {
         self.copier.as_ref().is_some_and(Copier::is_busy)
     }
@@ -377,7 +356,7 @@ impl Nurse for MirrorLane {
     fn finish_care(&mut self) {
         while self.is_caring() {
             self.collect();
-            self.sleep(SLEEP_SLICE);
+            self.legs.sleep(SLEEP_SLICE);
         }
     }
 }
@@ -422,24 +401,7 @@ impl Lane for MirrorLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        let start = now_ns();
-        let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
-        loop {
-            self.work();
-            let now = now_ns();
-            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
-                return;
-            }
-            if now < spin_until {
-                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    farfield_os::process::yield_now();
-                }
-                continue;
-            }
-            self.sleep(Duration::from_nanos(limit.min(self.alarm_at) - now.min(limit).min(self.alarm_at)));
-        }
+        self.wait_for_legs(timeout);
     }
 }
 

@@ -1,0 +1,104 @@
+//! What a lane that works through legs (mirror, ec) has of them, and how it waits.
+
+use crate::legs::LegLane;
+use crate::{Completion, Lane};
+use core::ops::{Deref, DerefMut};
+use core::time::Duration;
+use farfield_core::Legs;
+use farfield_os::process::now_ns;
+
+/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
+/// at one before it looks at the others.
+const SPIN: Duration = Duration::from_micros(50);
+const YIELD_AFTER: Duration = Duration::from_micros(12);
+pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
+
+/// A lane to each leg that there is a way to.
+pub(crate) struct LegLanes {
+    lanes: Vec<Option<LegLane>>,
+    /// Where it slept last.
+    last: usize,
+}
+
+impl Deref for LegLanes {
+    type Target = [Option<LegLane>];
+    fn deref(&self) -> &[Option<LegLane>] {
+        &self.lanes
+    }
+}
+
+impl DerefMut for LegLanes {
+    fn deref_mut(&mut self) -> &mut [Option<LegLane>] {
+        &mut self.lanes
+    }
+}
+
+impl LegLanes {
+    pub(crate) fn new(lanes: Vec<Option<LegLane>>) -> LegLanes {
+        LegLanes { lanes, last: 0 }
+    }
+
+    /// Those of these legs that there is a way to.
+    pub(crate) fn open(&self, legs: Legs) -> Legs {
+        let is_open = |leg: &usize| self.lanes[*leg].is_some();
+        legs.iter().filter(is_open).fold(Legs(0), |open, leg| open.or(Legs::one(leg)))
+    }
+
+    /// What waits for room at its leg, as far as there is some by now.
+    pub(crate) fn submit_waiting(&mut self) {
+        self.lanes.iter_mut().flatten().for_each(LegLane::submit_waiting);
+    }
+
+    /// Takes what has arrived from a leg; was there anything?
+    pub(crate) fn poll(&mut self, leg: usize, arrived: &mut Vec<Completion>) -> bool {
+        let Some(known) = self.lanes[leg].as_mut().filter(|known| known.lane.in_flight() > 0) else { return false };
+        known.lane.poll(arrived);
+        !arrived.is_empty()
+    }
+
+    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
+    pub(crate) fn sleep(&mut self, most: Duration) {
+        for _ in 0..self.lanes.len() {
+            self.last = (self.last + 1) % self.lanes.len();
+            if let Some(leg) = &mut self.lanes[self.last]
+                && leg.lane.in_flight() > 0
+            {
+                return leg.lane.wait(most.min(SLEEP_SLICE));
+            }
+        }
+    }
+}
+
+/// A lane that works through legs.
+pub(crate) trait Legged: Lane {
+    fn legs(&mut self) -> &mut LegLanes;
+    /// Does what can be done now.
+    fn work(&mut self);
+    /// Is there something for the caller?
+    fn has_ended(&self) -> bool;
+    /// When there is something to do even if no leg answers.
+    fn alarm_at(&self) -> u64;
+
+    /// As [`Lane::wait`].
+    fn wait_for_legs(&mut self, timeout: Duration) {
+        let start = now_ns();
+        let limit = start.saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
+        loop {
+            self.work();
+            let now = now_ns();
+            if self.has_ended() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    farfield_os::process::yield_now();
+                }
+                continue;
+            }
+            let until = limit.min(self.alarm_at());
+            self.legs().sleep(Duration::from_nanos(until.saturating_sub(now)));
+        }
+    }
+}
