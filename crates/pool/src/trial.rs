@@ -1,7 +1,7 @@
 //! Histories of operations on a pool whose legs die, lie or are late, compared with what was written.
 
 use crate::conformance::Random;
-use crate::{Backend, Buffer, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request};
+use crate::{Backend, Buffer, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::{PageId, geometry::PAGE_BYTES};
 use std::sync::Arc;
@@ -60,6 +60,47 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(looks < 100 || started.elapsed() < Duration::from_secs(60), "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Two lanes of a pool of which a leg never answers.
+pub(crate) fn goes_on_degraded(url: &str) {
+    let backend = open(url, 256);
+    let mut lane = backend.open_lane().unwrap();
+    let mut other = backend.open_lane().unwrap();
+    assert!(read(&mut *lane, 0, 100).bytes().iter().all(|byte| *byte == 0));
+    write(&mut *lane, 0, 100, 1).unwrap();
+    write(&mut *other, 50, 20, 2).unwrap();
+    assert_version(&mut *lane, 0, 50, 1);
+    assert_version(&mut *lane, 50, 20, 2);
+    let part = PagePart::new(100, 60).unwrap();
+    let answer = one(&mut *other, Op::ReadPart { page: PageId(55), part, buffer: Buffer::new(1) });
+    assert_eq!(answer.result, Ok(()));
+    assert_eq!(answer.buffer.unwrap().page(0)[part.range()], filled(1, 55, 2).page(0)[part.range()]);
+    assert_eq!(one(&mut *lane, Op::Discard { page: PageId(0), count: 60 }).result, Ok(()));
+    assert!(read(&mut *other, 0, 60).bytes().iter().all(|byte| *byte == 0));
+    assert_eq!(backend.health(), Health::Degraded);
+}
+
+/// A leg of the pool answers late, and when it has what it lacked another one dies.
+pub(crate) fn brings_up_to_date(url: &str) {
+    let backend = open(url, 64);
+    let mut lane = backend.open_lane().unwrap();
+    for version in 1..5 {
+        write(&mut *lane, 10, 10, version).unwrap();
+    }
+    assert_eq!(backend.health(), Health::Degraded, "it has not answered");
+    wait_until("it lacks nothing", || {
+        // Its answers are seen by whoever polls.
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    for _ in 0..400 {
+        assert_version(&mut *lane, 10, 10, 4);
+        if backend.health() != Health::Good {
+            return assert_version(&mut *lane, 10, 10, 4);
+        }
+    }
+    panic!("nothing died");
 }
 
 const PAGES: u64 = 400;

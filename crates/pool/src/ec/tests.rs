@@ -3,11 +3,8 @@ use super::EcBackend;
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::ram::RamBackend;
-use crate::trial::{NEVER, assert_version, filled, one, open, read, survive, wait_until, write};
-use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
-    conformance,
-};
+use crate::trial::{self, NEVER, assert_version, filled, one, open, read, survive, wait_until, write};
+use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -59,45 +56,13 @@ fn a_leg_that_does_not_answer_stalls_nobody() {
     for place in 0..3 {
         let mut legs = ["ram:"; 3];
         legs[place] = NEVER;
-        let backend = open(&ec(2, 1, &legs), 256);
-        let mut lane = backend.open_lane().unwrap();
-        let mut other = backend.open_lane().unwrap();
-        assert!(read(&mut *lane, 0, 100).bytes().iter().all(|byte| *byte == 0));
-        write(&mut *lane, 0, 100, 1).unwrap();
-        write(&mut *other, 50, 20, 2).unwrap();
-        assert_version(&mut *lane, 0, 50, 1);
-        assert_version(&mut *lane, 50, 20, 2);
-        let part = PagePart::new(100, 60).unwrap();
-        let answer = one(&mut *other, Op::ReadPart { page: PageId(55), part, buffer: Buffer::new(1) });
-        assert_eq!(answer.result, Ok(()));
-        assert_eq!(answer.buffer.unwrap().page(0)[part.range()], filled(1, 55, 2).page(0)[part.range()]);
-        assert_eq!(one(&mut *lane, Op::Discard { page: PageId(0), count: 60 }).result, Ok(()));
-        assert!(read(&mut *other, 0, 60).bytes().iter().all(|byte| *byte == 0));
-        assert_eq!(backend.health(), Health::Degraded);
+        trial::goes_on_degraded(&ec(2, 1, &legs));
     }
 }
 
 #[test]
 fn a_leg_that_answers_late_is_brought_up_to_date() {
-    let backend = open("ec(2,1,fault:delay=1500ms@ram:, fault:die=200@ram:, ram:)", 64);
-    let mut lane = backend.open_lane().unwrap();
-    for version in 1..5 {
-        write(&mut *lane, 10, 10, version).unwrap();
-    }
-    assert_eq!(backend.health(), Health::Degraded, "it has not answered");
-    wait_until("everything is there", || {
-        // Its answers are seen by whoever polls.
-        lane.poll(&mut Vec::new());
-        backend.health() == Health::Good
-    });
-    // Now another one goes.
-    for _ in 0..400 {
-        assert_version(&mut *lane, 10, 10, 4);
-        if backend.health() != Health::Good {
-            return assert_version(&mut *lane, 10, 10, 4);
-        }
-    }
-    panic!("nothing died");
+    trial::brings_up_to_date("ec(2,1,fault:delay=1500ms@ram:, fault:die=200@ram:, ram:)");
 }
 
 #[test]

@@ -2,9 +2,9 @@
 use super::legs::LegTable;
 use crate::conformance::Random;
 use crate::legs::Leg;
-use crate::trial::{NEVER, assert_version, filled, one, open, read, survive, wait_until, write};
-use crate::{Buffer, Health, Op, Opener, PagePart, PoolError, conformance};
-use farfield_core::{Legs, PageId};
+use crate::trial::{self, NEVER, assert_version, open, survive, wait_until, write};
+use crate::{Health, Opener, PoolError, conformance};
+use farfield_core::Legs;
 
 #[test]
 fn mirrors_conform() {
@@ -34,44 +34,12 @@ fn legs_that_lie_are_repaired() {
 
 #[test]
 fn a_leg_that_does_not_answer_stalls_nobody() {
-    let backend = open(&format!("mirror({NEVER}, ram:)"), 256);
-    let mut lane = backend.open_lane().unwrap();
-    let mut other = backend.open_lane().unwrap();
-    assert!(read(&mut *lane, 0, 100).bytes().iter().all(|byte| *byte == 0));
-    write(&mut *lane, 0, 100, 1).unwrap();
-    write(&mut *other, 50, 20, 2).unwrap();
-    assert_version(&mut *lane, 0, 50, 1);
-    assert_version(&mut *lane, 50, 20, 2);
-    let part = PagePart::new(100, 60).unwrap();
-    let answer = one(&mut *other, Op::ReadPart { page: PageId(55), part, buffer: Buffer::new(1) });
-    assert_eq!(answer.result, Ok(()));
-    assert_eq!(answer.buffer.unwrap().page(0)[part.range()], filled(1, 55, 2).page(0)[part.range()]);
-    assert_eq!(one(&mut *lane, Op::Discard { page: PageId(0), count: 60 }).result, Ok(()));
-    assert!(read(&mut *other, 0, 60).bytes().iter().all(|byte| *byte == 0));
-    assert_eq!(backend.health(), Health::Degraded);
+    trial::goes_on_degraded(&format!("mirror({NEVER}, ram:)"));
 }
 
 #[test]
 fn a_leg_that_answers_late_is_brought_up_to_date() {
-    let backend = open("mirror(fault:delay=1500ms@ram:, fault:die=200@ram:)", 64);
-    let mut lane = backend.open_lane().unwrap();
-    for version in 1..5 {
-        write(&mut *lane, 10, 10, version).unwrap();
-    }
-    assert_eq!(backend.health(), Health::Degraded, "it has not answered");
-    wait_until("everything is copied", || {
-        // Its answers are seen by whoever polls.
-        lane.poll(&mut Vec::new());
-        backend.health() == Health::Good
-    });
-    // Now the other one goes.
-    for _ in 0..200 {
-        assert_version(&mut *lane, 10, 10, 4);
-        if backend.health() != Health::Good {
-            return;
-        }
-    }
-    panic!("nothing died");
+    trial::brings_up_to_date("mirror(fault:delay=1500ms@ram:, fault:die=200@ram:)");
 }
 
 #[test]
