@@ -149,7 +149,7 @@ impl Evictor {
     }
 
     fn note_held(&self, core: &Core, is_blocked: bool) {
-        let oldest = core.threads.oldest().filter(|_| is_blocked);
+        let oldest = if is_blocked { core.threads.oldest() } else { None };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *held =
             oldest.map(|oldest| held.filter(|(known, _)| *known == oldest).unwrap_or_else(|| (oldest, Instant::now())));
