@@ -31,6 +31,11 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
+/// Is it the deep tier that runs?
+pub(crate) fn is_deep() -> bool {
+    std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1")
+}
+
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// The plane under test: tests are compiled for each plane, under a name that says which.

@@ -2,7 +2,7 @@
 //!
 //! Dangers: elements mixed up, lost, torn, or dropped never or twice; near memory beyond the budget.
 
-use super::{MIB, Random, assert_in_budget, builder, seed};
+use super::{MIB, Random, assert_in_budget, builder, is_deep, seed};
 use farfield::{Heap, Stats};
 
 /// A far collection and its twin.
@@ -17,7 +17,7 @@ pub(crate) trait Twin: Sized {
 
 /// Steps of a test; a hundred times as many with `FARFIELD_DEEP=1`.
 pub(crate) fn steps(few: u64) -> u64 {
-    if std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1") { few * 100 } else { few }
+    if is_deep() { few * 100 } else { few }
 }
 
 /// How often the heap is looked at in each half of the steps, whatever the evictor and prefetches are doing.

@@ -1,7 +1,7 @@
 //! What a scope may hold it can hold, also in large values, whose frames must be neighbours. Danger: `NearFull` while there is room, because
 //! single frames in use lie in between.
 
-use crate::common::{MIB, Random, assert_in_budget, heap, seed};
+use crate::common::{MIB, Random, assert_in_budget, heap, is_deep, seed};
 use farfield::{FarBox, FarBytes, Heap};
 
 const PAGE: usize = 4096;
@@ -58,8 +58,7 @@ fn a_scope_holds_units(near_mib: u64, unit: usize, kept: bool, random: &mut Rand
 #[test]
 fn a_scope_can_hold_its_share_in_units_of_any_size() {
     let mut random = Random(seed());
-    let sizes: &[u64] =
-        if std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1") { &[4, 17, 33, 64, 200] } else { &[4, 17] };
+    let sizes: &[u64] = if is_deep() { &[4, 17, 33, 64, 200] } else { &[4, 17] };
     for near_mib in sizes {
         for unit in [2, 5, 16, 25, 64, 256] {
             if unit * PAGE * 20 <= (near_mib * MIB) as usize {
