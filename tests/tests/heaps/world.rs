@@ -26,12 +26,12 @@ pub(crate) enum Operation {
     FetchMany,
     Copy,
     Pin,
-    Shared,
     Alloc,
     Fetch,
     Prefetch,
     WriteBack,
     Resize,
+    Shared,
     Vector,
     Scan,
     Array,
@@ -52,12 +52,12 @@ pub(crate) const OPERATIONS: [Operation; 23] = [
     Operation::FetchMany,
     Operation::Copy,
     Operation::Pin,
-    Operation::Shared,
     Operation::Alloc,
     Operation::Fetch,
     Operation::Prefetch,
     Operation::WriteBack,
     Operation::Resize,
+    Operation::Shared,
     Operation::Vector,
     Operation::Scan,
     Operation::Array,
@@ -72,9 +72,9 @@ pub(crate) const OPERATIONS: [Operation; 23] = [
 ];
 
 impl Operation {
-    /// Is near memory full of values that have no collection?
+    /// Is near memory full of values with an owner each, which are read in the end?
     pub(crate) fn is_of_values(self) -> bool {
-        (self as u8) < Operation::Vector as u8
+        (self as u8) < Operation::Shared as u8
     }
 }
 
@@ -185,7 +185,7 @@ impl<const WORDS: usize> World<WORDS> {
                 let index = first + random.below(16);
                 right(index, values[index].get(&scope)?);
             }
-            operation if operation.is_of_values() && operation != Operation::Shared => {
+            operation if operation.is_of_values() => {
                 right(index, values[index].get(&scope)?);
             }
             operation => {
