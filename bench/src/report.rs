@@ -26,6 +26,8 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("round_ns_p99", "p99 of rounds µs", 1e3),
     ("round_ns_max", "longest round µs", 1e3),
     ("misses_per_op", "misses", 1.0),
+    ("map_misses_per_op", "of the map", 1.0),
+    ("array_misses_per_op", "of the array", 1.0),
     ("demand_reads", "demand reads", 1.0),
     ("faults_major", "major faults", 1.0),
     ("pages_out", "pages out", 1.0),

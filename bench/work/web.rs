@@ -13,7 +13,8 @@ use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeEncrypt, KeyIvInit};
 use anyhow::{Result, ensure};
 use farfield::collections::{FarVec, Index};
-use farfield::{FarError, FarMap, Heap};
+use farfield::{FarError, FarMap, Heap, Scope};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -24,6 +25,8 @@ const VALUE: usize = 52;
 const ENTRY_BYTES: u64 = 64;
 /// Of an entry in the map's index, which is far if it would take more than three quarters of what may be near.
 const INDEX_BYTES: u64 = 20;
+/// One of so many requests more is served after the timed ones, to see what missed.
+const COUNTED_PART: u64 = 10;
 
 type Element = [u8; ELEMENT_BYTES];
 type Value = [u8; VALUE];
@@ -168,22 +171,44 @@ fn far(options: &Options, sizes: Sizes, heap: &Heap) -> Result<Outcome> {
         }
         Ok(())
     })?;
-    let mut errors = 0;
-    let mut serve = |press: &mut Press, request| {
-        let scope = heap.enter();
+    let errors = Cell::new(0);
+    let look_up = |scope: &Scope<'_>, request| -> Result<usize> {
         let mut at = 0u64;
         let keys: Vec<Key> = numbers(request).map(|number| key(number, options.seed)).collect();
-        let found = map.get_many(&scope, &keys)?;
+        let found = map.get_many(scope, &keys)?;
         for (number, found) in numbers(request).zip(found) {
-            errors += u64::from(found != Some(&value(number)));
+            errors.update(|errors| errors + u64::from(found != Some(&value(number))));
             at = at.wrapping_add(found.map_or(0, word));
         }
-        let at = (at % sizes.elements) as usize;
-        let found = if options.once == 1 { array.get_once(&scope, at)? } else { array.get(&scope, at)? };
+        Ok((at % sizes.elements) as usize)
+    };
+    let press_at = |scope: &Scope<'_>, press: &mut Press, at| {
+        let found = if options.once == 1 { array.get_once(scope, at)? } else { array.get(scope, at)? };
         press.press(found.expect("below the length"))
     };
-    let sum = requests(&mut outcome, options, sizes, Some(heap), &mut serve)?;
+    let sum = requests(&mut outcome, options, sizes, Some(heap), |press, request| {
+        let scope = heap.enter();
+        let at = look_up(&scope, request)?;
+        press_at(&scope, press, at)
+    })?;
+    // Looking at counters takes time, so who missed is seen in requests that are not timed (Figure 6c).
+    let counted = options.ops.div_ceil(COUNTED_PART);
+    let (mut more, mut misses) = (Requests::new(options, sizes), [0; 2]);
+    for _ in 0..counted {
+        more.one(&mut |press, request| {
+            let scope = heap.enter();
+            let before = heap.stats().misses;
+            let at = look_up(&scope, request)?;
+            let between = heap.stats().misses;
+            let answer = press_at(&scope, press, at)?;
+            misses[0] += between - before;
+            misses[1] += heap.stats().misses - between;
+            Ok(answer)
+        })?;
+    }
+    outcome.figure("map_misses_per_op", misses[0] as f64 / counted as f64);
+    outcome.figure("array_misses_per_op", misses[1] as f64 / counted as f64);
     outcome.figure("index_bytes", map.index_bytes() as f64);
-    outcome.checked(sum, errors);
+    outcome.checked(sum, errors.get());
     Ok(outcome)
 }
