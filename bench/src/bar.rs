@@ -62,6 +62,12 @@ pub struct Mean {
     /// No points with these parameters.
     #[serde(default, skip_serializing_if = "Point::is_empty")]
     pub except: Point,
+    /// `to` is taken from the point that has these parameters and else the same.
+    #[serde(default, skip_serializing_if = "Point::is_empty")]
+    pub against: Point,
+    /// What the ratio is the cost of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 /// A bound and what was measured.
@@ -86,6 +92,11 @@ impl Mean {
     /// Does the mean cover this point?
     pub fn covers(&self, point: &Point) -> bool {
         is_at(&self.at, point) && (self.except.is_empty() || !is_at(&self.except, point))
+    }
+
+    /// The parameters with which `to` is measured that `of` at this point is compared with.
+    pub fn opposite(&self, point: &Point) -> Point {
+        point.iter().chain(&self.against).map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 }
 
@@ -129,8 +140,12 @@ pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &P
 /// The means, over those of these points that they cover.
 pub(crate) fn means(points: &[PointResult], means: &[Mean]) -> Vec<MeanResult> {
     let of_point = |point: &PointResult, mean: &Mean| {
-        let contender = |name: &str| point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok);
-        let (of, to) = (contender(&mean.of)?, contender(&mean.to)?);
+        let opposite = mean.opposite(&point.parameters);
+        let contender = |name: &str, at: &Point| {
+            let point = points.iter().find(|point| point.parameters == *at)?;
+            point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok)
+        };
+        let (of, to) = (contender(&mean.of, &point.parameters)?, contender(&mean.to, &opposite)?);
         let ratio = ratio(&of.times(), &to.times())?.ratio;
         of.over_budget().is_none().then_some(ratio.ln())
     };
@@ -191,13 +206,31 @@ mod tests {
     #[test]
     fn a_mean_is_geometric_and_needs_all_points() {
         let at = |ours: f64| point(vec![contender("native", &[(1.0, None)]), contender("heap", &[(ours, None)])]);
-        let mean =
-            |at_most| Mean { of: "heap".into(), to: "native".into(), at_most, at: Point::new(), except: Point::new() };
-        let found = &means(&[at(0.5), at(2.0)], &[mean(Some(1.1))])[0];
+        let mean = |text: &str| toml::from_str::<Mean>(&format!("of = 'heap'\nto = 'native'\n{text}")).unwrap();
+        let judged = mean("at_most = 1.1");
+        let points = [numbered(0, at(0.5)), numbered(1, at(2.0))];
+        let found = &means(&points, std::slice::from_ref(&judged))[0];
         assert!((found.ratio.unwrap() - 1.0).abs() < 1e-12 && found.passes() == Some(true));
-        assert_eq!(means(&[at(0.5), at(2.0)], &[mean(None)])[0].passes(), None, "not judged");
-        let missing = point(vec![contender("native", &[(1.0, None)])]);
-        assert_eq!(means(&[at(0.5), missing], &[mean(Some(1.1))])[0].passes(), Some(false));
+        assert_eq!(means(&points, &[mean("")])[0].passes(), None, "not judged");
+        let missing = numbered(1, point(vec![contender("native", &[(1.0, None)])]));
+        assert_eq!(means(&[numbered(0, at(0.5)), missing], &[judged])[0].passes(), Some(false));
+    }
+
+    /// A point with a parameter of its own.
+    fn numbered(number: u64, point: PointResult) -> PointResult {
+        PointResult { parameters: Point::from([("near_percent".to_string(), Value::Number(number))]), ..point }
+    }
+
+    #[test]
+    fn a_mean_compares_points_that_differ_in_what_it_names() {
+        let at = |number, ours: f64| numbered(number, point(vec![contender("heap", &[(ours, None)])]));
+        let mean: Mean = toml::from_str(
+            "of = 'heap'\nto = 'heap'\nwhere = { near_percent = 100 }\nagainst = { near_percent = 200 }",
+        )
+        .unwrap();
+        let of = |points: &[PointResult]| means(points, std::slice::from_ref(&mean))[0].ratio;
+        assert_eq!(of(&[at(50, 9.0), at(100, 3.0), at(200, 2.0)]), Some(1.5f64.ln().exp()));
+        assert_eq!(of(&[at(50, 9.0), at(100, 3.0)]), None, "the other point is missing");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/atlas/hotness.toml"),
         include_str!("../experiments/atlas/overhead.toml"),
         include_str!("../experiments/atlas/tcp.toml"),
+        include_str!("../experiments/atlas/paths.toml"),
+        include_str!("../experiments/atlas/real.toml"),
         include_str!("../experiments/dmswitcher/slo.toml"),
         include_str!("../experiments/dmswitcher/select.toml"),
         include_str!("../experiments/dmswitcher/ssd.toml"),

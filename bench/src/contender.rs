@@ -5,6 +5,7 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child::{self, Finished};
 use crate::fio;
 use crate::line::Sample;
+use crate::machine;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::undo::{Ledger, Undo};
@@ -276,6 +277,9 @@ fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
     }
     if let Some(peak) = sample.figures.get("near_peak_bytes") {
         sample.figures.insert("near_peak_over_limit".into(), peak / job.near_bytes as f64);
+    }
+    if let (Some(ns), Some(clock)) = (sample.figures.get("reclaim_ns_per_byte"), machine::clock_ghz()) {
+        sample.figures.insert("reclaim_cycles_per_byte".into(), ns * clock);
     }
     Ok(sample)
 }

@@ -8,7 +8,7 @@ use crate::contender::{self, Job};
 use crate::experiment::{Experiment, Point, arguments, near_bytes, number, workload};
 use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
 use crate::machine::{Machine, commit, utc_now};
-use crate::swap::Unavailable;
+use crate::swap::{Unavailable, unavailable};
 use crate::undo::Ledger;
 use crate::{bar, limits, sys};
 use anyhow::{Context, Result};
@@ -177,7 +177,8 @@ fn run_point(
             if setbacks.contains_key(name) {
                 continue;
             }
-            match contender::known(name)?.sample(&job) {
+            let sample = ensure_data(&point).and_then(|()| contender::known(name)?.sample(&job));
+            match sample {
                 // Whoever is no program of ours says nothing of what it read.
                 Ok(sample)
                     if !sample.checksum.is_empty() && checksum.as_ref().is_some_and(|c| *c != sample.checksum) =>
@@ -226,6 +227,17 @@ fn run_point(
     })
 }
 
+/// Real data is not part of the project.
+fn ensure_data(point: &Point) -> Result<()> {
+    if number(point, "real").is_ok_and(|real| real == 1) && std::env::var_os(REAL_DATA).is_none() {
+        return Err(unavailable("no real data", format!("name its folder in {REAL_DATA}")));
+    }
+    Ok(())
+}
+
+/// The environment variable that names the folder of real data.
+const REAL_DATA: &str = "FARFIELD_DATA";
+
 fn report_setback(name: &str, why: &str) {
     eprintln!("       {name:<13} left out: {why}");
 }
@@ -244,7 +256,6 @@ fn setback(error: &anyhow::Error, folders: &[&Path]) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::swap::unavailable;
 
     #[test]
     fn what_is_missing_is_told_from_what_went_wrong() {

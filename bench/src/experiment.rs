@@ -178,6 +178,7 @@ const PARAMETERS: &[&str] = &[
     "rate_per_s",
     "car_percent",
     "hotness",
+    "moments",
     "slo_percent",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
@@ -228,6 +229,11 @@ impl Experiment {
         }
         for side in self.means.iter().flat_map(|mean| [&mean.of, &mean.to]) {
             ensure!(self.contenders.contains(side), "a mean speaks of {side}, which is not among the contenders");
+        }
+        for mean in &self.means {
+            let points = self.points(false)?;
+            let mut covered = points.iter().filter(|point| mean.covers(point));
+            ensure!(covered.all(|point| points.contains(&mean.opposite(point))), "a mean's `against` matches no point");
         }
         for (name, overrides) in &self.each {
             Workload::named(name)?;
@@ -492,6 +498,8 @@ mod tests {
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
         check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
         check("[quick.parameters]", "[each.scan]\n ops = 1\n[quick.parameters]", "`each` overrides ops");
+        let mean = "[[mean]]\n of = \"native\"\n to = \"native\"\n against = { threads = 3 }\n[quick.parameters]";
+        check("[quick.parameters]", mean, "`against` matches no point");
         check("[quick.parameters]", "[each.scam]\n data_mib = 64\n[quick.parameters]", "scam");
     }
 }

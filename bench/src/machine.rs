@@ -39,6 +39,11 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start_matches([' ', '\t', ':']).trim()))
 }
 
+/// The processor's clock as the kernel says it; not on all machines.
+pub(crate) fn clock_ghz() -> Option<f64> {
+    Some(field(&text("/proc/cpuinfo"), "cpu MHz")?.parse::<f64>().ok()? / 1e3)
+}
+
 impl Machine {
     /// Facts of this machine.
     pub fn this() -> Machine {

@@ -41,8 +41,10 @@ const COLOURS: [(&str, &str); 9] = [
     ("heap-objects-tcp", "#000000"),
 ];
 
-fn colour(name: &str) -> &'static str {
-    COLOURS.iter().find(|(known, _)| *known == name).map_or("#666666", |(_, colour)| colour)
+/// Who has no colour of their own gets that of their place.
+fn colour(name: &str, place: usize) -> &'static str {
+    let (_, any) = COLOURS[place % COLOURS.len()];
+    COLOURS.iter().find(|(known, _)| *known == name).map_or(any, |(_, colour)| colour)
 }
 
 /// The least step of 1, 2 or 5 times a power of ten that cuts `max` into at most six parts.
@@ -101,7 +103,7 @@ impl Plot {
             tick += step;
         }
         for (index, series) in self.series.iter().enumerate() {
-            let colour = colour(&series.name);
+            let colour = colour(&series.name, index);
             let (x, at) = (WIDTH - RIGHT + 14.0, TOP + 2.0 + 20.0 * index as f64);
             writeln!(out, "<rect x=\"{x}\" y=\"{at}\" width=\"11\" height=\"11\" fill=\"{colour}\"/>").ok();
             let bar_width = place_width * 0.8 / self.series.len() as f64;

@@ -28,10 +28,14 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("misses_per_op", "misses", 1.0),
     ("map_misses_per_op", "of the map", 1.0),
     ("array_misses_per_op", "of the array", 1.0),
+    ("misses", "all misses", 1.0),
+    ("object_misses", "of them objects", 1.0),
+    ("fetched_bytes", "fetched MiB", 1048576.0),
     ("demand_reads", "demand reads", 1.0),
     ("faults_major", "major faults", 1.0),
     ("pages_out", "pages out", 1.0),
     ("reclaim_ns_per_byte", "eviction ns/B", 1.0),
+    ("reclaim_cycles_per_byte", "eviction cycles/B", 1.0),
     ("throttled", "waits for room", 1.0),
     ("pauses_over_1ms", "above 1 ms", 1.0),
     ("prefetch_accuracy", "prefetch accuracy", 1.0),
@@ -112,7 +116,8 @@ pub fn summary(line: &Line) -> String {
             (Some(passes), Some(at_most)) => format!("  {}, at most {at_most}", verdict(passes)),
             _ => String::new(),
         };
-        writeln!(out, "  {} / {}, mean of {}: {value}{judged}", mean.of, mean.to, covered(mean)).ok();
+        let source = mean.source.as_ref().map_or(String::new(), |source| format!("{source}: "));
+        writeln!(out, "  {source}{}, mean of {}: {value}{judged}", sides(mean), covered(mean)).ok();
     }
     if let Some(why) = &line.baseline_why {
         writeln!(out, "  baseline: unavailable: {why}").ok();
@@ -215,7 +220,7 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
         }
         for found in &line.means {
             if let (Some(passes), Some(at_most)) = (found.passes(), found.mean.at_most) {
-                let what = format!("{} / {}, mean", found.mean.of, found.mean.to);
+                let what = format!("{}, mean", sides(&found.mean));
                 bound_row(&mut out, line, &covered(&found.mean), &what, found.ratio, at_most, passes);
             }
         }
@@ -234,6 +239,12 @@ fn covered(mean: &Mean) -> String {
         (true, false) => format!("all but {}", describe(&mean.except, &[])),
         (false, false) => format!("{}, but {}", describe(&mean.at, &[]), describe(&mean.except, &[])),
     }
+}
+
+/// Which two are compared.
+fn sides(mean: &Mean) -> String {
+    let against = if mean.against.is_empty() { String::new() } else { format!(" at {}", describe(&mean.against, &[])) };
+    format!("{} / {}{against}", mean.of, mean.to)
 }
 
 /// A row of the table of bars without spread and aim.
@@ -327,10 +338,11 @@ fn means(out: &mut String, line: &Line) {
     if said.is_empty() {
         return;
     }
-    *out += "\n| mean of | ratio | |\n|---|---|---|\n";
+    *out += "\n| mean of | cost of | ratio | |\n|---|---|---|---|\n";
     for found in said {
         let value = found.ratio.map_or("–".into(), |value| format!("{value:.3}"));
-        writeln!(out, "| {} | {} / {} | {value} |", covered(&found.mean), found.mean.of, found.mean.to).ok();
+        let source = found.mean.source.as_deref().unwrap_or_default();
+        writeln!(out, "| {} | {source} | {} | {value} |", covered(&found.mean), sides(&found.mean)).ok();
     }
 }
 
@@ -365,7 +377,47 @@ fn receipt(out: &mut String, line: &Line) {
     .ok();
 }
 
+/// Figures of this name and a percent of the time are a course.
+const COURSE: &str = "whole_share_";
+
+/// What a run shows over time, if it does (Atlas, Figure 7).
+fn course(line: &Line) -> Option<Plot> {
+    let moments = |contender: &ContenderResult| -> BTreeMap<u32, f64> {
+        let moment = |(name, value): (&String, &f64)| Some((name.strip_prefix(COURSE)?.parse().ok()?, *value));
+        contender.figures.iter().filter_map(moment).collect()
+    };
+    let mut places: Vec<u32> = Vec::new();
+    let mut courses = Vec::new();
+    for point in &line.points {
+        for contender in &point.contenders {
+            let course = moments(contender);
+            if contender.status == Status::Ok && !course.is_empty() {
+                places.extend(course.keys());
+                courses.push((format!("{} {}", contender.name, described(point, line)), course));
+            }
+        }
+    }
+    places.sort_unstable();
+    places.dedup();
+    let series = |(name, course): (String, BTreeMap<u32, f64>)| Series {
+        name: name.trim_end().into(),
+        values: places.iter().map(|place| course.get(place).map(|share| (*share, *share, *share))).collect(),
+    };
+    (!courses.is_empty()).then(|| Plot {
+        title: line.experiment.clone(),
+        places: places.iter().map(u32::to_string).collect(),
+        lines: true,
+        x_label: "percent of the time".into(),
+        y_label: "share of pages that come whole".into(),
+        series: courses.into_iter().map(series).collect(),
+    })
+}
+
 fn plot(line: &Line) -> Plot {
+    course(line).unwrap_or_else(|| times(line))
+}
+
+fn times(line: &Line) -> Plot {
     let mut names: Vec<&str> = Vec::new();
     for contender in line.points.iter().flat_map(|p| &p.contenders) {
         if !names.contains(&contender.name.as_str()) {
@@ -435,6 +487,19 @@ mod tests {
             assert!(page.contains(expected), "{expected}\n---\n{page}");
         }
         assert!(!page.contains("Smoke run") && !page.contains("Baseline unavailable"));
+    }
+
+    #[test]
+    fn a_run_with_moments_is_drawn_over_time() {
+        let mut line = fixture();
+        assert!(course(&line).is_none());
+        let figures = &mut line.points[1].contenders[0].figures;
+        figures.extend([("whole_share_50".to_string(), 0.25), ("whole_share_100".to_string(), 0.5)]);
+        let plot = course(&line).unwrap();
+        assert_eq!(plot.places, ["50", "100"]);
+        assert_eq!(plot.series.len(), 1);
+        assert_eq!(plot.series[0].name, "native compressible=1");
+        assert_eq!(plot.series[0].values, [Some((0.25, 0.25, 0.25)), Some((0.5, 0.5, 0.5))]);
     }
 
     #[test]

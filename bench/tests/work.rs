@@ -1,11 +1,16 @@
 //! The workload programs of the far heap, small: whatever keeps the data, the result is the same. Danger: an experiment that measures a
 //! mistake, and is not looked at before it has run for an hour.
 
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 /// Runs a workload; its checksum and its phases.
 fn work(arguments: &[&str]) -> (String, Vec<String>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_farfield-work")).args(arguments).output().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
+    let output = command.args(arguments).env("FARFIELD_DATA", folder).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(line["verified"], true, "{arguments:?}: {line}");
@@ -75,9 +80,45 @@ fn graphs() {
 #[test]
 fn counts() {
     check("count-words", "count", 2, &["--data-mib", "4"]);
-    check("count-views", "count", 2, &["--data-mib", "4"]);
+    check("count-views", "count", 2, &["--data-mib", "4", "--moments", "10"]);
     check("count-views-uniform", "count", 2, &["--data-mib", "4"]);
     check("shuffle", "move", 2, &["--data-mib", "4"]);
+}
+
+/// Small files in the form of real ones, of several pages each.
+#[test]
+fn real_data() {
+    let file = |name: &str, bytes: &[u8]| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    };
+    // Numbers of which few are frequent.
+    let numbers = || (1..20_000u64).map(|number| number * number % 7919 % (1 + number % 1000));
+    let mut links = String::new();
+    numbers().zip(numbers().skip(5)).cycle().take(90_000).for_each(|(from, to)| {
+        writeln!(links, "{from} {to}").unwrap();
+    });
+    file("graphs/cnr-2000.edges.txt", links.as_bytes());
+    let views: Vec<u8> = numbers().flat_map(u64::to_be_bytes).collect();
+    file("cache-traces/caffeine/scarab/scarab-recs.trace", &views);
+    let requests: Vec<u8> = numbers().flat_map(|number| (number as u32).to_le_bytes()).collect();
+    file("cache-traces/caffeine/cloud_physics/w106.trace", &requests);
+    let mut trips = ",".repeat(16) + "\n";
+    numbers().for_each(|number| writeln!(trips, "{}{number}.5,,{}{number}", ",".repeat(8), ",".repeat(6)).unwrap());
+    file("nyc-green-taxi/green_tripdata_2020-04_2022-02.csv", trips.as_bytes());
+    let words: Vec<String> = numbers().cycle().take(600_000).map(|number| format!("word{number}")).collect();
+    file("text/gesetze-de.txt", words.join(" ").as_bytes());
+    for (workload, phase) in [
+        ("pagerank", "evolve"),
+        ("triangles", "evolve"),
+        ("count-views", "count"),
+        ("count-words", "count"),
+        ("cache", "request"),
+        ("shuffle", "move"),
+    ] {
+        check(workload, phase, 2, &["--data-mib", "4", "--ops", "20000", "--real", "1"]);
+    }
 }
 
 #[test]

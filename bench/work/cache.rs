@@ -2,17 +2,20 @@
 //! requests get a value, the others replace one by another. Every request is a scope of its own.
 //!
 //! Sizes of values are those of CacheLib's `kvcache_reg`. *Skewed*: keys by Zipf's law with churn, every new key is the most popular one
-//! for a moment and then falls behind those that come after it. *Uniform*: all keys alike. With `rate_per_s` requests arrive in an open
+//! for a moment and then falls behind those that come after it; with `real = 1` those of a disk's blocks ([`real`]). *Uniform*: all keys alike. With `rate_per_s` requests arrive in an open
 //! loop ([`latency`]).
 
 use crate::entry::{Key, key};
 use crate::random::{Random, mix};
+use crate::real::{self, Numbers};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since, latency};
+use crate::{Options, Outcome, course, figures_since, latency};
 use anyhow::{Context, Result};
 use farfield::collections::Index;
 use farfield::{FarError, FarMap, Heap};
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::BufReader;
 
 /// How keys are chosen.
 #[derive(Clone, Copy, PartialEq)]
@@ -34,7 +37,7 @@ const SIZES: [(u64, u64); 7] = [(95, 13), (127, 24), (159, 49), (223, 6), (511, 
 pub(crate) fn run(options: &Options, trace: Trace) -> Result<Outcome> {
     with_store(options, |store, heap| {
         let mut outcome = Outcome::new();
-        let mut requests = Requests::new(options, trace);
+        let mut requests = Requests::new(options, trace)?;
         outcome.phase("fill", requests.entries, || requests.fill(store))?;
         requests.serve(store, options.ops)?;
         let before = heap.map(Heap::stats);
@@ -57,7 +60,7 @@ fn with_store(
         None => work(&mut Near(HashMap::with_capacity(entries as usize)), None),
         Some(heap) => {
             let map = FarMap::builder().capacity(entries).index(Index::Far).build(&heap)?;
-            work(&mut Far { heap: &heap, map }, Some(&heap))
+            course::followed(options, &heap, || work(&mut Far { heap: &heap, map }, Some(&heap)))
         }
     }
 }
@@ -102,13 +105,19 @@ impl Store for Far<'_> {
     }
 }
 
+/// Whose key comes next.
+enum Keys {
+    Alike,
+    Skewed(Zipf),
+    Real(Numbers<BufReader<File>, 4>),
+}
+
 /// What is asked for, and what has been found.
 struct Requests {
     entries: u64,
     sum: u64,
     errors: u64,
-    trace: Trace,
-    zipf: Zipf,
+    keys: Keys,
     random: Random,
     seed: u64,
     made: u64,
@@ -117,19 +126,25 @@ struct Requests {
 }
 
 impl Requests {
-    fn new(options: &Options, trace: Trace) -> Requests {
+    fn new(options: &Options, trace: Trace) -> Result<Requests> {
         let entries = options.data_bytes() / BYTES_PER_ENTRY;
-        Requests {
+        let keys = match trace {
+            Trace::Uniform => Keys::Alike,
+            Trace::Skewed if options.real == 1 => {
+                Keys::Real(Numbers::new(real::open(real::REQUESTS)?, |bytes| u32::from_le_bytes(bytes).into()))
+            }
+            Trace::Skewed => Keys::Skewed(Zipf::new(entries, EXPONENT)),
+        };
+        Ok(Requests {
             entries,
             sum: 0,
             errors: 0,
-            trace,
-            zipf: Zipf::new(entries, EXPONENT),
+            keys,
             random: Random::new(options.seed),
             seed: options.seed,
             made: 0,
             value: Vec::new(),
-        }
+        })
     }
 
     fn fill(&mut self, store: &mut dyn Store) -> Result<()> {
@@ -143,7 +158,7 @@ impl Requests {
     /// Makes the next request.
     fn one(&mut self, store: &mut dyn Store) -> Result<()> {
         self.made += 1;
-        let number = self.number();
+        let number = self.number()?;
         if self.random.below(1000) < SETS_PER_MILLE {
             return self.set(store, number, self.made as u32);
         }
@@ -158,15 +173,16 @@ impl Requests {
     }
 
     /// Whose key comes next.
-    fn number(&mut self) -> u64 {
-        match self.trace {
-            Trace::Uniform => self.random.below(self.entries),
+    fn number(&mut self) -> Result<u64> {
+        Ok(match &mut self.keys {
+            Keys::Alike => self.random.below(self.entries),
             // Who is at the top now will be one place further down when the next one is there.
-            Trace::Skewed => {
+            Keys::Skewed(zipf) => {
                 let newest = self.made / CHURN;
-                mix(newest.wrapping_sub(self.zipf.sample(&mut self.random))) % self.entries
+                mix(newest.wrapping_sub(zipf.sample(&mut self.random))) % self.entries
             }
-        }
+            Keys::Real(numbers) => mix(numbers.next()?) % self.entries,
+        })
     }
 
     fn set(&mut self, store: &mut dyn Store, number: u64, version: u32) -> Result<()> {
@@ -220,7 +236,7 @@ mod tests {
     fn values_of_others_are_wrong() {
         let mut store = Near(HashMap::new());
         let options = <Options as clap::Parser>::parse_from(["work", "cache", "--data-mib", "1"]);
-        let mut requests = Requests::new(&options, Trace::Uniform);
+        let mut requests = Requests::new(&options, Trace::Uniform).unwrap();
         requests.fill(&mut store).unwrap();
         let value = |number: u64| store.0[&key(number, options.seed)].clone();
         assert_eq!(version(7, &value(7)), Some(0));
@@ -233,12 +249,12 @@ mod tests {
     #[test]
     fn the_popular_keys_change() {
         let options = <Options as clap::Parser>::parse_from(["work", "cache", "--data-mib", "16"]);
-        let mut requests = Requests::new(&options, Trace::Skewed);
+        let mut requests = Requests::new(&options, Trace::Skewed).unwrap();
         let mut most_popular = |from: u64| {
             let mut seen = HashMap::<u64, u64>::new();
             for made in from..from + CHURN {
                 requests.made = made;
-                (0..100).for_each(|_| *seen.entry(requests.number()).or_default() += 1);
+                (0..100).for_each(|_| *seen.entry(requests.number().unwrap()).or_default() += 1);
             }
             seen.into_iter().max_by_key(|(_, count)| *count).unwrap().0
         };

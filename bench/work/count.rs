@@ -1,12 +1,11 @@
 //! Word count by map and reduce (Atlas, Figure 4: Metis). *Map*: a text is read in order, and each word of it looked up in a table and
 //! counted; *reduce*: all words of the table are read, and the most frequent ones kept.
 //!
-//! The text is made up: words by Zipf's law, as in any language. With `real = 1` it is `text/gesetze-de.txt` of the folder that the
-//! environment variable `FARFIELD_DATA` names.
+//! The text is made up: words by Zipf's law, as in any language. With `real = 1` it is that of the law ([`real`]).
 
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, course, figures_since, real};
 use anyhow::{Context, Result};
 use farfield::collections::Index;
 use farfield::{FarError, FarMap, FarVec, Heap, Scope};
@@ -14,7 +13,6 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::Read;
 
-const FILE: &str = "text/gesetze-de.txt";
 /// Of the text that is looked at in one scope, each word of which may bring a page.
 const RUN: usize = 256;
 /// Words that are kept.
@@ -28,13 +26,13 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let bytes = (options.data_bytes() * eighths / 8) as usize;
     match options.heap(0)? {
         None => count(options, bytes, &mut Near { text: Vec::with_capacity(bytes), table: HashMap::new() }),
-        Some(heap) => {
+        Some(heap) => course::followed(options, &heap, || {
             let before = heap.stats();
             let table = FarMap::builder().index(Index::Far).build(&heap)?;
             let mut outcome = count(options, bytes, &mut Far { heap: &heap, text: FarVec::new(), table })?;
             figures_since(&mut outcome, &before, &heap.stats(), bytes as u64, 0);
             Ok(outcome)
-        }
+        }),
     }
 }
 
@@ -121,9 +119,7 @@ fn source(options: &Options) -> Result<Box<dyn Read>> {
         let zipf = Zipf::new(options.data_bytes() / BYTES_PER_WORD, 1.0);
         return Ok(Box::new(MadeUp { zipf, random: Random::new(options.seed), word: Vec::new() }));
     }
-    let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
-    let path = std::path::Path::new(&folder).join(FILE);
-    Ok(Box::new(std::fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?))
+    Ok(Box::new(real::open(real::TEXT)?))
 }
 
 /// Words by Zipf's law.

@@ -2,9 +2,10 @@
 //! keeps them: each grows alone, and what was one batch lies anywhere.
 //!
 //! An edge has a weight, a time and more besides, 32 bytes in all. Edges are made up by the law of R-MAT (Chakrabarti and others, 2004): a few
-//! vertices have most of them.
+//! vertices have most of them. With `real = 1` they are links of the web ([`real`]), and arrive in no order.
 
-use crate::random::mix;
+use crate::random::{Random, mix};
+use crate::{Options, real};
 use anyhow::{Result, ensure};
 use farfield::{FarBytes, FarError, FarVec, Heap};
 use std::mem::take;
@@ -32,23 +33,49 @@ pub(crate) fn stamp(neighbour: &Neighbour) -> u64 {
     neighbour[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// How large a graph is.
+/// How large a graph is, and whence its edges.
 pub(crate) struct Size {
-    /// It has `2^scale` vertices.
-    pub(crate) scale: u32,
+    pub(crate) vertices: usize,
     pub(crate) edges: u64,
+    source: Source,
+}
+
+/// Whence edges are.
+enum Source {
+    /// Made up by their number, between `2^scale` vertices.
+    Law { scale: u32, skew: Skew, seed: u64 },
+    /// A real graph; the next one is the last.
+    Links(Vec<[u32; 2]>),
 }
 
 impl Size {
-    /// A graph that takes so much in the plain program, which has so much for each vertex besides its edges.
-    pub(crate) fn new(data_bytes: u64, bytes_per_vertex: u64) -> Result<Size> {
-        let scale = (data_bytes / DATA_PER_VERTEX).ilog2();
+    /// A graph that takes as much in the plain program as there is data, with so much for each vertex besides its edges.
+    pub(crate) fn new(options: &Options, bytes_per_vertex: u64, skew: Skew) -> Result<Size> {
+        if options.real == 1 {
+            let (links, vertices) = real::graph()?;
+            return Size::of_links(links, vertices, options, bytes_per_vertex);
+        }
+        let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
         ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
-        Ok(Size { scale, edges: (data_bytes - (bytes_per_vertex << scale)) / BYTES_PER_EDGE })
+        let edges = (options.data_bytes() - (bytes_per_vertex << scale)) / BYTES_PER_EDGE;
+        Ok(Size { vertices: 1 << scale, edges, source: Source::Law { scale, skew, seed: options.seed } })
     }
 
-    pub(crate) fn vertices(&self) -> usize {
-        1 << self.scale
+    /// As many of these edges, in any order. They wait in the program's own memory.
+    fn of_links(mut links: Vec<[u32; 2]>, vertices: usize, options: &Options, bytes_per_vertex: u64) -> Result<Size> {
+        let least = bytes_per_vertex * vertices as u64;
+        let edges = options.data_bytes().saturating_sub(least) / BYTES_PER_EDGE;
+        let most = least + links.len() as u64 * BYTES_PER_EDGE;
+        ensure!(
+            (1..=links.len() as u64).contains(&edges),
+            "with this graph --data-mib must be {} to {}",
+            (least >> 20) + 1,
+            most >> 20
+        );
+        let mut random = Random::new(options.seed);
+        (1..links.len()).rev().for_each(|last| links.swap(last, random.below(last as u64 + 1) as usize));
+        links.truncate(edges as usize);
+        Ok(Size { vertices, edges, source: Source::Links(links) })
     }
 }
 
@@ -224,24 +251,31 @@ pub(crate) const FRIENDS: Skew = [45, 15, 15];
 
 /// Edges that arrive, a log of them at a time.
 pub(crate) struct Arrivals {
-    scale: u32,
-    skew: Skew,
-    seed: u64,
+    source: Source,
     made: u64,
     log: Vec<Edge>,
 }
 
 impl Arrivals {
-    /// Between `2^scale` vertices.
-    pub(crate) fn new(scale: u32, skew: Skew, seed: u64) -> Arrivals {
-        Arrivals { scale, skew, seed, made: 0, log: Vec::with_capacity(LOG_EDGES) }
+    /// All of a graph.
+    pub(crate) fn of(size: Size) -> Arrivals {
+        Arrivals { source: size.source, made: 0, log: Vec::with_capacity(LOG_EDGES) }
     }
 
     /// The next edges up to number `end`, if there are any.
     pub(crate) fn next_log(&mut self, end: u64) -> Option<&mut [Edge]> {
         let count = (end - self.made).min(LOG_EDGES as u64);
         self.log.clear();
-        self.log.extend((self.made..self.made + count).map(|time| edge(time, self.scale, self.skew, self.seed)));
+        let times = self.made..self.made + count;
+        match &mut self.source {
+            Source::Law { scale, skew, seed } => {
+                self.log.extend(times.map(|time| edge(time, *scale, *skew, *seed)));
+            }
+            Source::Links(links) => {
+                let next = links.drain(links.len() - count as usize..);
+                self.log.extend(times.zip(next).map(|(time, [from, to])| Edge { from, to, time }));
+            }
+        }
         self.made += count;
         Some(&mut self.log[..]).filter(|log| !log.is_empty())
     }
@@ -269,6 +303,35 @@ mod tests {
     const VERTICES: usize = 1 << 12;
     const EDGES: u64 = 200_000;
 
+    fn arrivals() -> Arrivals {
+        let source = Source::Law { scale: 12, skew: STARS, seed: 5 };
+        Arrivals::of(Size { vertices: VERTICES, edges: EDGES, source })
+    }
+
+    #[test]
+    fn links_arrive_once_in_no_order_and_as_many_as_fit() {
+        let links: Vec<[u32; 2]> = (0..40_000).map(|number| [number % 1000, number]).collect();
+        let size = |mib: &str| {
+            let options = <Options as clap::Parser>::parse_from(["work", "pagerank", "--data-mib", mib]);
+            Size::of_links(links.clone(), 40_000, &options, 20)
+        };
+        let all = size("2").unwrap();
+        assert_eq!(all.edges, ((2 << 20) - 800_000) / 48);
+        let edges = all.edges;
+        let mut arrivals = Arrivals::of(all);
+        let mut seen: Vec<u32> = Vec::new();
+        while let Some(log) = arrivals.next_log(edges) {
+            assert!(log.iter().all(|edge| edge.from == edge.to % 1000));
+            seen.extend(log.iter().map(|edge| edge.to));
+        }
+        assert!(!seen.is_sorted());
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len() as u64, edges);
+        let complaint = size("9").err().unwrap().to_string();
+        assert!(complaint.contains("1 to 2"), "{complaint}");
+    }
+
     fn expected() -> Vec<Vec<usize>> {
         let mut expected = vec![Vec::new(); VERTICES];
         for number in 0..EDGES {
@@ -279,7 +342,7 @@ mod tests {
     }
 
     fn fill(lists: &mut impl Lists) {
-        let mut arrivals = Arrivals::new(12, STARS, 5);
+        let mut arrivals = arrivals();
         for end in [70_000, 70_000, EDGES] {
             while let Some(log) = arrivals.next_log(end) {
                 lists.add(log).unwrap();
@@ -313,7 +376,7 @@ mod tests {
     fn full_lists_lead_to_those_before_them() {
         let expected = expected();
         let mut near = Near::new(VERTICES, 10);
-        let mut arrivals = Arrivals::new(12, STARS, 5);
+        let mut arrivals = arrivals();
         while let Some(log) = arrivals.next_log(EDGES) {
             near.add(log).unwrap();
         }

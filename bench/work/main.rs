@@ -4,6 +4,7 @@
 mod cache;
 mod compute;
 mod count;
+mod course;
 mod deref;
 mod entry;
 mod frame;
@@ -16,6 +17,7 @@ mod pagerank;
 mod pages;
 mod pauses;
 mod random;
+mod real;
 mod remote;
 mod shuffle;
 mod tasks;
@@ -91,6 +93,9 @@ struct Options {
     /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
     #[arg(long, default_value_t = 0)]
     car_percent: u64,
+    /// So many times, evenly over the time, it is noted how many pages come whole; 0: it is not.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100))]
+    moments: u64,
     /// What keeps small values near.
     #[arg(long, value_enum, default_value_t = HotnessName::Mark)]
     hotness: HotnessName,

@@ -5,7 +5,7 @@
 
 use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, Near, STARS, Size, neighbours, vertex};
 use crate::random::mix;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
 use farfield::{FarError, FarVec, Heap};
 
@@ -19,25 +19,26 @@ const RUN: usize = 512;
 const FULL: usize = 32;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options.data_bytes(), BYTES_PER_VERTEX)?;
-    let vertices = size.vertices();
+    let size = Size::new(options, BYTES_PER_VERTEX, STARS)?;
+    let (vertices, edges) = (size.vertices, size.edges);
     match options.heap(0)? {
-        None => grow(options, &size, &mut NearRanks::new(vertices)),
-        Some(heap) => {
+        None => grow(size, &mut NearRanks::new(vertices)),
+        Some(heap) => course::followed(options, &heap, || {
             let before = heap.stats();
-            let mut outcome = grow(options, &size, &mut FarRanks::new(&heap, vertices)?)?;
-            figures_since(&mut outcome, &before, &heap.stats(), size.edges, 0);
+            let mut outcome = grow(size, &mut FarRanks::new(&heap, vertices)?)?;
+            figures_since(&mut outcome, &before, &heap.stats(), edges, 0);
             Ok(outcome)
-        }
+        }),
     }
 }
 
-fn grow(options: &Options, size: &Size, ranks: &mut impl Ranks) -> Result<Outcome> {
+fn grow(size: Size, ranks: &mut impl Ranks) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let mut arrivals = Arrivals::new(size.scale, STARS, options.seed);
+    let edges = size.edges;
+    let mut arrivals = Arrivals::of(size);
     let mut sums = Vec::new();
     for batch in 1..=BATCHES {
-        let end = size.edges * batch / BATCHES;
+        let end = edges * batch / BATCHES;
         while let Some(log) = arrivals.next_log(end) {
             outcome.phase("evolve", log.len() as u64, || ranks.add(log))?;
         }

@@ -1,13 +1,16 @@
 //! A data frame that is copied and shuffled (Atlas, Figure 4: DataFrame): columns are copied one after the other, in order, and then one
 //! is made anew with its rows in another order, read at random.
 //!
-//! Columns are those of made-up trips, as in [`frame`](crate::frame).
+//! Columns are those of made-up trips, as in [`frame`](crate::frame), or with `real = 1` way, fare and total of real ones ([`real`]).
 
 use crate::frame::{KILOMETRES, trip};
 use crate::random::mix;
-use crate::{Options, Outcome, figures_since};
+use crate::real::{self, Rows};
+use crate::{Options, Outcome, course, figures_since};
 use anyhow::{Result, ensure};
 use farfield::{FarError, FarVec, Heap};
+use std::fs::File;
+use std::io::BufReader;
 
 /// Columns that are there; one more is made.
 const SOURCES: usize = 3;
@@ -21,13 +24,13 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let rows = (options.data_bytes() / BYTES_PER_ROW) as usize;
     match options.heap(0)? {
         None => work(options, rows, &mut Near::default()),
-        Some(heap) => {
+        Some(heap) => course::followed(options, &heap, || {
             let before = heap.stats();
             let mut frame = Far { heap: &heap, sources: Default::default(), made: FarVec::new() };
             let mut outcome = work(options, rows, &mut frame)?;
             figures_since(&mut outcome, &before, &heap.stats(), ops(rows), 0);
             Ok(outcome)
-        }
+        }),
     }
 }
 
@@ -47,35 +50,76 @@ trait Frame {
 
 fn work(options: &Options, rows: usize, frame: &mut impl Frame) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    outcome.phase("fill", rows as u64, || fill(options, rows, frame))?;
+    let mut trips = Trips::new(options)?;
+    outcome.phase("fill", rows as u64, || fill(rows, frame, &mut trips))?;
     let order = Order::new(rows, options.seed);
-    let mut checksum = 0;
+    let (mut checksum, mut errors) = (0, 0);
     for column in 0..SOURCES {
         outcome.phase("move", rows as u64, || frame.copy(column))?;
         frame.read(|value| checksum = mix(checksum ^ value.to_bits()))?;
+        // Of all values, in any order.
+        let mut sum = 0u64;
+        frame.read(|value| sum = sum.wrapping_add(mix(value.to_bits())))?;
+        errors += u64::from(sum != trips.sums[column]);
     }
     outcome.phase("move", rows as u64, || frame.shuffle(0, order))?;
-    let (mut at, mut errors) = (0, 0);
+    let (mut at, mut sum) = (0, 0u64);
     frame.read(|value| {
-        errors += u64::from(value != value_of(order.source(at), 0, options.seed));
+        errors += u64::from(trips.known(order.source(at)).is_some_and(|known| known != value));
+        checksum = mix(checksum ^ value.to_bits());
+        sum = sum.wrapping_add(mix(value.to_bits()));
         at += 1;
     })?;
     ensure!(at == rows, "rows are missing");
-    outcome.checked(checksum, errors);
+    outcome.checked(checksum, errors + u64::from(sum != trips.sums[0]));
     Ok(outcome)
 }
 
-fn value_of(row: usize, column: usize, seed: u64) -> f64 {
-    // The last columns of a trip are places, no two alike.
-    trip(row as u64, seed)[KILOMETRES - 1 - column]
+/// Where rows come from.
+struct Trips {
+    seed: u64,
+    real: Option<Rows<BufReader<File>, SOURCES>>,
+    made: u64,
+    /// Of each column, of all values in any order.
+    sums: [u64; SOURCES],
 }
 
-fn fill(options: &Options, rows: usize, frame: &mut impl Frame) -> Result<(), FarError> {
+impl Trips {
+    fn new(options: &Options) -> Result<Trips> {
+        let real = (options.real == 1).then(|| real::open(real::TRIPS)).transpose()?;
+        let real = real.map(|file| Rows::new(file, real::TRIP_NUMBERS));
+        Ok(Trips { seed: options.seed, real, made: 0, sums: [0; SOURCES] })
+    }
+
+    fn next(&mut self) -> Result<[f64; SOURCES]> {
+        let row = match &mut self.real {
+            Some(rows) => rows.next()?,
+            None => made_up(self.made, self.seed),
+        };
+        self.made += 1;
+        for (sum, value) in self.sums.iter_mut().zip(row) {
+            *sum = sum.wrapping_add(mix(value.to_bits()));
+        }
+        Ok(row)
+    }
+
+    /// What is in the first column of this row, if that can be known without keeping it.
+    fn known(&self, row: usize) -> Option<f64> {
+        self.real.is_none().then(|| made_up(row as u64, self.seed)[0])
+    }
+}
+
+fn made_up(row: u64, seed: u64) -> [f64; SOURCES] {
+    // The last columns of a trip are places, no two alike.
+    let trip = trip(row, seed);
+    std::array::from_fn(|column| trip[KILOMETRES - 1 - column])
+}
+
+fn fill(rows: usize, frame: &mut impl Frame, trips: &mut Trips) -> Result<()> {
     for first in (0..rows).step_by(RUN) {
+        let run: Vec<[f64; SOURCES]> = (first..rows.min(first + RUN)).map(|_| trips.next()).collect::<Result<_>>()?;
         for column in 0..SOURCES {
-            let run = first..rows.min(first + RUN);
-            let values: Vec<f64> = run.map(|row| value_of(row, column, options.seed)).collect();
-            frame.push(column, &values)?;
+            frame.push(column, &Vec::from_iter(run.iter().map(|row| row[column])))?;
         }
     }
     Ok(())

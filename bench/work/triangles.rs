@@ -5,7 +5,7 @@
 
 use crate::graph::{Arrivals, BATCHES, FRIENDS, Far, Lists, Near, Neighbour, ONE_PIECE, Size, neighbours, vertex};
 use crate::random::mix;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
 use farfield::FarError;
 use std::cmp::Ordering;
@@ -18,31 +18,26 @@ const SAMPLE: usize = 8;
 const RUN: usize = 16;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options.data_bytes(), BYTES_PER_VERTEX)?;
-    let vertices = size.vertices();
+    let size = Size::new(options, BYTES_PER_VERTEX, FRIENDS)?;
+    let (vertices, edges) = (size.vertices, size.edges);
     match options.heap(0)? {
-        None => grow(options, &size, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),
-        Some(heap) => {
+        None => grow(size, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),
+        Some(heap) => course::followed(options, &heap, || {
             let before = heap.stats();
-            let mut outcome =
-                grow(options, &size, &mut Far::new(&heap, vertices, ONE_PIECE)?, |lists| far(lists, SAMPLE))?;
-            figures_since(&mut outcome, &before, &heap.stats(), size.edges, 0);
+            let mut outcome = grow(size, &mut Far::new(&heap, vertices, ONE_PIECE)?, |lists| far(lists, SAMPLE))?;
+            figures_since(&mut outcome, &before, &heap.stats(), edges, 0);
             Ok(outcome)
-        }
+        }),
     }
 }
 
-fn grow<L: Lists>(
-    options: &Options,
-    size: &Size,
-    lists: &mut L,
-    triangles: impl Fn(&L) -> Result<u64, FarError>,
-) -> Result<Outcome> {
+fn grow<L: Lists>(size: Size, lists: &mut L, triangles: impl Fn(&L) -> Result<u64, FarError>) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let mut arrivals = Arrivals::new(size.scale, FRIENDS, options.seed);
+    let edges = size.edges;
+    let mut arrivals = Arrivals::of(size);
     let mut counts = Vec::new();
     for batch in 1..=BATCHES {
-        let end = size.edges * batch / BATCHES;
+        let end = edges * batch / BATCHES;
         while let Some(log) = arrivals.next_log(end) {
             log.iter_mut().for_each(|edge| (edge.from, edge.to) = (edge.from.max(edge.to), edge.from.min(edge.to)));
             // Who is a neighbour of itself is in no triangle.

@@ -1,14 +1,18 @@
 //! Page-view count by map and reduce (Atlas, Figure 1: Metis). *Map*: views of pages, in no order, go to the bucket of their page; *reduce*:
 //! buckets are read one after the other, and the users of each page counted.
 //!
-//! Buckets are lists like those of a graph. *Skewed*: pages by Zipf's law, so that some buckets are long; *uniform*: all pages alike.
+//! Buckets are lists like those of a graph. *Skewed*: pages by Zipf's law, so that some buckets are long, or with `real = 1` those of a shop
+//! ([`real`]), by made-up users; *uniform*: all pages alike.
 
 use crate::graph::{BYTES_PER_EDGE, Edge, Far, Lists, Near, neighbours, stamp, vertex};
 use crate::random::{Random, mix};
+use crate::real::{self, Numbers};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since};
+use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
 use farfield::FarError;
+use std::fs::File;
+use std::io::BufReader;
 
 /// How pages are chosen.
 #[derive(Clone, Copy, PartialEq)]
@@ -27,50 +31,61 @@ const FULL: usize = 32;
 
 pub(crate) fn run(options: &Options, input: Input) -> Result<Outcome> {
     let buckets = (options.data_bytes() / BYTES_PER_BUCKET) as usize;
-    let views = Views::new(options, input, buckets);
+    let views = Views::new(options, input, buckets)?;
+    let all = views.count;
     match options.heap(0)? {
-        None => count(&views, &mut Near::new(buckets, FULL), near),
-        Some(heap) => {
+        None => count(views, &mut Near::new(buckets, FULL), near),
+        Some(heap) => course::followed(options, &heap, || {
             let before = heap.stats();
-            let mut outcome = count(&views, &mut Far::new(&heap, buckets, FULL)?, far)?;
-            figures_since(&mut outcome, &before, &heap.stats(), views.count, 0);
+            let mut outcome = count(views, &mut Far::new(&heap, buckets, FULL)?, far)?;
+            figures_since(&mut outcome, &before, &heap.stats(), all, 0);
             Ok(outcome)
-        }
+        }),
     }
 }
 
 /// The input.
 struct Views {
     count: u64,
-    pages: u64,
     buckets: usize,
-    /// None: all pages alike.
-    zipf: Option<Zipf>,
+    pages: Pages,
+    random: Random,
     seed: u64,
 }
 
+/// Which page is viewed next.
+enum Pages {
+    /// Any of so many.
+    Alike(u64),
+    Zipf(Zipf),
+    Real(Numbers<BufReader<File>, 8>),
+}
+
 impl Views {
-    fn new(options: &Options, input: Input, buckets: usize) -> Views {
+    fn new(options: &Options, input: Input, buckets: usize) -> Result<Views> {
         let count = (options.data_bytes() - buckets as u64 * 32) / BYTES_PER_EDGE;
-        let pages = count / VIEWS_PER_PAGE;
-        let zipf = (input == Input::Skewed).then(|| Zipf::new(pages, EXPONENT));
-        Views { count, pages, buckets, zipf, seed: options.seed }
+        let pages = match input {
+            Input::Uniform => Pages::Alike(count / VIEWS_PER_PAGE),
+            Input::Skewed if options.real == 1 => {
+                Pages::Real(Numbers::new(real::open(real::VIEWS)?, u64::from_be_bytes))
+            }
+            Input::Skewed => Pages::Zipf(Zipf::new(count / VIEWS_PER_PAGE, EXPONENT)),
+        };
+        Ok(Views { count, buckets, pages, random: Random::new(options.seed), seed: options.seed })
     }
 
     fn bucket(&self, page: u32) -> u32 {
         (mix(u64::from(page) ^ self.seed) % self.buckets as u64) as u32
     }
 
-    /// In the order in which they are read.
-    fn all(&self) -> impl Iterator<Item = Edge> {
-        let mut random = Random::new(self.seed);
-        (0..self.count).map(move |_| {
-            let page = match &self.zipf {
-                None => random.below(self.pages),
-                Some(zipf) => zipf.sample(&mut random),
-            };
-            Edge { from: self.bucket(page as u32), to: page as u32, time: random.below(USERS) }
-        })
+    /// The next one.
+    fn next(&mut self) -> Result<Edge> {
+        let page = match &mut self.pages {
+            Pages::Alike(pages) => self.random.below(*pages) as u32,
+            Pages::Zipf(zipf) => zipf.sample(&mut self.random) as u32,
+            Pages::Real(numbers) => numbers.next()? as u32,
+        };
+        Ok(Edge { from: self.bucket(page), to: page, time: self.random.below(USERS) })
     }
 }
 
@@ -97,13 +112,14 @@ impl Totals {
 }
 
 fn count<L: Lists>(
-    views: &Views,
+    mut views: Views,
     lists: &mut L,
     reduce: impl Fn(&L, usize, &mut Totals) -> Result<(), FarError>,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let totals = outcome.phase("count", views.count, || -> Result<Totals, FarError> {
-        for view in views.all() {
+    let totals = outcome.phase("count", views.count, || -> Result<Totals> {
+        for _ in 0..views.count {
+            let view = views.next()?;
             lists.append(view.from as usize, &[view.neighbour()])?;
         }
         let mut totals = Totals::default();

@@ -7,7 +7,7 @@
 use crate::entry::{Key, key, value, word};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
-use crate::{Options, Outcome, figures_since, latency};
+use crate::{Options, Outcome, course, figures_since, latency};
 use aes::Aes128;
 use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockModeEncrypt, KeyIvInit};
@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     ensure!(requests > 0 && sizes.elements > 0, "--data-mib is too small for one request");
     match options.heap(0)? {
         None => near(options, sizes),
-        Some(heap) => far(options, sizes, &heap),
+        Some(heap) => course::followed(options, &heap, || far(options, sizes, &heap)),
     }
 }
 

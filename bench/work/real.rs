@@ -1,0 +1,128 @@
+//! Real data: files of the folder that the environment variable `FARFIELD_DATA` names, unpacked.
+
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek};
+use std::path::Path;
+
+/// German federal law.
+pub(crate) const TEXT: &str = "text/gesetze-de.txt";
+/// Links between the pages of an Italian site, from and to, sorted (LAW, Milano).
+pub(crate) const GRAPH: &str = "graphs/cnr-2000.edges.txt";
+/// What the visitors of a shop looked at (Scarab Research): numbers of eight bytes, the highest first.
+pub(crate) const VIEWS: &str = "cache-traces/caffeine/scarab/scarab-recs.trace";
+/// Blocks that a virtual machine read (CloudPhysics, w106): numbers of four bytes, the lowest first.
+pub(crate) const REQUESTS: &str = "cache-traces/caffeine/cloud_physics/w106.trace";
+/// Trips of the green taxis of New York.
+pub(crate) const TRIPS: &str = "nyc-green-taxi/green_tripdata_2020-04_2022-02.csv";
+/// Of these: miles, fare, and all that was paid.
+pub(crate) const TRIP_NUMBERS: [usize; 3] = [8, 9, 16];
+
+pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
+    let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
+    let path = Path::new(&folder).join(name);
+    Ok(BufReader::new(File::open(&path).with_context(|| format!("cannot read {}", path.display()))?))
+}
+
+/// The links of a graph in the order of its file, and how many vertices it has.
+pub(crate) fn graph() -> Result<(Vec<[u32; 2]>, usize)> {
+    links(open(GRAPH)?)
+}
+
+fn links(mut file: impl BufRead) -> Result<(Vec<[u32; 2]>, usize)> {
+    let (mut links, mut line) = (Vec::new(), String::new());
+    while file.read_line(&mut line)? > 0 {
+        let mut ends = line.split_ascii_whitespace().map(str::parse);
+        let (Some(Ok(from)), Some(Ok(to)), None) = (ends.next(), ends.next(), ends.next()) else {
+            anyhow::bail!("no link: {line:?}");
+        };
+        links.push([from, to]);
+        line.clear();
+    }
+    let vertices = links.iter().flatten().max().map_or(0, |last| *last as usize + 1);
+    Ok((links, vertices))
+}
+
+/// Numbers of `N` bytes in a file that begins again when it ends.
+pub(crate) struct Numbers<F, const N: usize> {
+    file: F,
+    decode: fn([u8; N]) -> u64,
+}
+
+impl<F: Read + Seek, const N: usize> Numbers<F, N> {
+    pub(crate) fn new(file: F, decode: fn([u8; N]) -> u64) -> Numbers<F, N> {
+        Numbers { file, decode }
+    }
+
+    pub(crate) fn next(&mut self) -> Result<u64> {
+        let mut bytes = [0; N];
+        if let Err(error) = self.file.read_exact(&mut bytes) {
+            ensure!(error.kind() == ErrorKind::UnexpectedEof, error);
+            self.file.rewind()?;
+            self.file.read_exact(&mut bytes).context("there is no number in the file")?;
+        }
+        Ok((self.decode)(bytes))
+    }
+}
+
+/// These columns of a table, row by row; what is missing in it is 0, and it begins again when it ends.
+pub(crate) struct Rows<F, const N: usize> {
+    file: F,
+    columns: [usize; N],
+    line: String,
+}
+
+impl<F: BufRead + Seek, const N: usize> Rows<F, N> {
+    pub(crate) fn new(file: F, columns: [usize; N]) -> Rows<F, N> {
+        Rows { file, columns, line: String::new() }
+    }
+
+    pub(crate) fn next(&mut self) -> Result<[f64; N]> {
+        if self.line.is_empty() {
+            self.file.read_line(&mut self.line)?; // The names of the columns.
+        }
+        self.line.clear();
+        if self.file.read_line(&mut self.line)? == 0 {
+            self.file.rewind()?;
+            (0..2).try_for_each(|_| {
+                self.line.clear();
+                self.file.read_line(&mut self.line).map(drop)
+            })?;
+            ensure!(!self.line.is_empty(), "there is no row in the file");
+        }
+        let field = |column| self.line.trim_end().split(',').nth(column).and_then(|text: &str| text.parse().ok());
+        Ok(self.columns.map(|column| field(column).unwrap_or(0.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: real data that is read wrong looks like any other.
+    use super::*;
+    use std::io::Cursor;
+
+    #[test]
+    fn links_are_read_and_what_is_none_is_said() {
+        let (links, vertices) = self::links("0 5\n3 2\n".as_bytes()).unwrap();
+        assert_eq!((links, vertices), (vec![[0, 5], [3, 2]], 6));
+        for text in ["1\n", "1 2 3\n", "1 x\n", "# 1 2\n"] {
+            assert!(self::links(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_begin_again() {
+        let mut numbers = Numbers::new(Cursor::new([0, 1, 0, 2, 9]), |bytes| u16::from_be_bytes(bytes).into());
+        let found: Vec<u64> = (0..5).map(|_| numbers.next().unwrap()).collect();
+        assert_eq!(found, [1, 2, 1, 2, 1]);
+        assert!(Numbers::new(Cursor::new([1]), |bytes| u16::from_be_bytes(bytes).into()).next().is_err());
+    }
+
+    #[test]
+    fn rows_begin_again_and_gaps_are_zero() {
+        let mut rows = Rows::new(Cursor::new("a,b,c\n1.5,x,3\n,,4\n"), [0, 2]);
+        let found: Vec<_> = (0..4).map(|_| rows.next().unwrap()).collect();
+        assert_eq!(found, [[1.5, 3.0], [0.0, 4.0], [1.5, 3.0], [0.0, 4.0]]);
+        assert!(Rows::new(Cursor::new("a,b\n"), [0]).next().is_err());
+    }
+}
