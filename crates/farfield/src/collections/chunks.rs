@@ -13,7 +13,7 @@ struct Span {
 }
 
 /// Pages in a chunk, at most.
-const CHUNK_PAGES: usize = 16;
+const CHUNK_PAGES: usize = 64;
 
 impl Span {
     fn new(range: Range<usize>) -> Span {
@@ -254,7 +254,10 @@ impl<'a, 'heap> Steps<'a, 'heap> {
     fn pause<T: Send + 'static>(&mut self, units: &Paged<T>) {
         self.scope.renew();
         self.visited = 0;
-        units.leave_first(self.scope, self.brought.drain(..));
+        // The list is everybody's: a walk that brought nothing leaves it alone.
+        if !self.brought.is_empty() {
+            units.leave_first(self.scope, self.brought.drain(..));
+        }
     }
 }
 
