@@ -1,4 +1,4 @@
-//! Every test that holds on each plane, on the object plane and, under another name, on the hybrid plane.
+//! Every test that holds on each plane, on the object plane and, by the name of a link to this folder, on the hybrid plane.
 
 #[path = "../common/mod.rs"]
 mod common;
