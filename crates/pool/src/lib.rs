@@ -22,6 +22,7 @@ mod ram;
 mod shm;
 mod size;
 mod ssd;
+mod stock;
 mod stripe;
 mod table;
 mod tcp;

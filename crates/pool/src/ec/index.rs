@@ -1,6 +1,6 @@
 //! Which row holds the newest version of each page, and which rows are in use. Everything is a number that changes atomically: no lane waits for another.
 
-use crate::ssd::{mask, run_of};
+use crate::stock::{mask, run_of};
 use crate::table::Words;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::Legs;

@@ -5,7 +5,8 @@
 //! the next one who opens or clones a region in the folder.
 
 use super::config::Config;
-use super::{Region, Room, SsdBackend};
+use super::{Region, SsdBackend};
+use crate::stock::{Medium, PAGES_MAX, Room};
 use crate::{Buffer, PoolError};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -50,15 +51,29 @@ impl Entry {
 }
 
 /// A secret with the time in its upper bits.
-pub(super) fn new_secret() -> Result<u128, Errno> {
+fn new_secret() -> Result<u128, Errno> {
     let mut bytes = [0; 16];
     serving::fill_random(&mut bytes)?;
     Ok(u128::from_le_bytes(bytes) >> 32 | u128::from(disk::unix_seconds() as u32) << 96)
 }
 
 /// The file of a ticket.
-pub(super) fn name(config: &Config, secret: u128) -> CString {
-    CString::new(format!("{}/{PREFIX}{secret:032x}{SUFFIX}", config.path)).expect("the path has no NUL")
+fn name(folder: &CStr, secret: u128) -> CString {
+    let name = format!("/{PREFIX}{secret:032x}{SUFFIX}");
+    CString::new([folder.to_bytes(), name.as_bytes()].concat()).expect("neither has a NUL")
+}
+
+/// A new file in the folder that nobody else finds.
+pub(super) fn create(folder: &CStr) -> Result<i32, Errno> {
+    match disk::create_unnamed(folder) {
+        Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
+            let name = name(folder, new_secret()?);
+            let file = disk::create(&name)?;
+            disk::unlink(&name)?;
+            Ok(file)
+        }
+        other => other,
+    }
 }
 
 /// Takes tickets away that nobody claimed in time.
@@ -110,20 +125,20 @@ impl Draft<'_> {
 
 /// Writes the snapshot; its secret.
 pub(super) fn make(region: &Region) -> Result<u128, PoolError> {
-    if region.slots.is_device() {
+    if region.medium.is_device() {
         let reason = "a region on a block device cannot be cloned: give a folder where processes fork";
         return Err(PoolError::Refused { server: region.server, reason });
     }
     sweep(&region.config.c_path());
     let secret = new_secret().map_err(PoolError::Os)?;
-    let name = name(&region.config, secret);
+    let name = name(&region.config.c_path(), secret);
     let file = disk::create(&name).map_err(PoolError::Os)?;
     let mut draft = Draft { region, name, file, is_done: false };
     // As the original: what is copied does not displace others from the page cache.
     if region.is_direct {
         let _ = disk::set_direct(file);
     }
-    let is_shared = disk::share(region.file, file).is_ok();
+    let is_shared = disk::share(region.medium.file, file).is_ok();
     let places = if is_shared { region.slots.end() } else { copy(&draft)? };
     let mut list = List { draft: &draft, buffer: Buffer::new(1), filled: 0, entries: 0, sum: 0, at: places };
     let (mut result, mut packed) = (Ok(()), 0);
@@ -155,7 +170,7 @@ fn copy(draft: &Draft<'_>) -> Result<u64, PoolError> {
         buffer.set_pages(run as usize);
         let bytes = buffer.bytes_mut();
         // What cannot be read is corrupt for the clone as for the original, which finds out when it reads.
-        read_all(region.file, bytes, PageId(first).offset()).map_err(PoolError::Os)?;
+        read_all(region.medium.file, bytes, PageId(first).offset()).map_err(PoolError::Os)?;
         draft.write(&buffer, PageId(*copied).offset())?;
         *copied += run;
         Ok(())
@@ -226,28 +241,19 @@ fn chain(before: u64, block: &[u8]) -> u64 {
 
 /// Makes the snapshot of a ticket a region, and takes its name away.
 pub(super) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBackend, PoolError> {
-    let name = name(&config, secret);
+    let name = name(&config.c_path(), secret);
     let unknown = PoolError::Refused { server, reason: "the ticket is unknown, used or expired" };
-    let file =
-        disk::open_file(&name).map_err(|errno| if errno.0 == libc::ENOENT { unknown } else { PoolError::Os(errno) })?;
+    let other = |errno: Errno| if errno.0 == libc::ENOENT { unknown } else { PoolError::Os(errno) };
+    let medium = Medium::file(disk::open_file(&name).map_err(other)?);
     // Of two who want it one can take it.
-    if let Err(errno) = disk::unlink(&name) {
-        file::close(file);
-        return Err(if errno.0 == libc::ENOENT { unknown } else { PoolError::Os(errno) });
-    }
+    disk::unlink(&name).map_err(other)?;
     let broken = PoolError::Refused { server, reason: "the snapshot's file is damaged" };
-    let (pages, places, entries, sum) = match head(file) {
-        Ok(Some(head)) => head,
-        other => {
-            file::close(file);
-            return Err(other.err().map_or(broken, PoolError::Os));
-        }
-    };
-    let room_bytes = disk::file_system_bytes(file).map(|bytes| bytes.min(disk::file_bytes_max()));
-    let room_bytes = room_bytes.inspect_err(|_| file::close(file)).map_err(PoolError::Os)?;
-    let room = Room { bytes: room_bytes, begun: places.next_multiple_of(64), is_device: false };
-    let backend = SsdBackend::over(server, config, file, pages, room)?;
+    let (pages, places, entries, sum) = head(medium.file).map_err(PoolError::Os)?.ok_or(broken)?;
+    let bytes = disk::file_system_bytes(medium.file).map_err(PoolError::Os)?.min(disk::file_bytes_max());
+    let room = Room { bytes, begun: places.next_multiple_of(64) };
+    let backend = SsdBackend::over(server, config, medium, pages, room)?;
     let region = &backend.region;
+    let file = region.medium.file;
     // Everything up to the last page is taken, until it is known to be free.
     let (mut buffer, mut found, mut left) = (Buffer::new(1), 0u64, entries);
     let mut used = vec![false; places as usize];
@@ -284,7 +290,7 @@ fn head(file: i32) -> Result<Option<(u64, u64, u64, u64)>, Errno> {
     let word = |index: usize| u64::from_le_bytes(buffer.bytes()[index * 8..][..8].try_into().expect("eight bytes"));
     let [magic, pages, places, entries, sum] = [0, 1, 2, 3, 4].map(word);
     let is_sound = magic == MAGIC
-        && (1..=super::PAGES_MAX).contains(&pages)
+        && (1..=PAGES_MAX).contains(&pages)
         && entries <= places
         && places.checked_add(entries.div_ceil(ENTRIES_PER_BLOCK as u64)) == Some(last);
     Ok(is_sound.then_some((pages, places, entries, sum)))

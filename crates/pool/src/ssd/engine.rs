@@ -1,5 +1,6 @@
 //! How transfers are made: by io_uring, many at a time, or by calls, one at a time; and the memory that they use.
 
+use crate::stock::{mask, run_of};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::ring::{Ring, Transfer, Way};
@@ -28,15 +29,15 @@ impl Arena {
             .free
             .iter()
             .enumerate()
-            .filter_map(|(index, bits)| Some((index, super::slots::run_of(*bits, wanted)?)))
+            .filter_map(|(index, bits)| Some((index, run_of(*bits, wanted)?)))
             .max_by_key(|(index, (_, count))| (*count, core::cmp::Reverse(*index)))?;
-        self.free[index] &= !super::slots::mask(shift, count);
+        self.free[index] &= !mask(shift, count);
         Some((index * 64 + shift as usize, count))
     }
 
     pub(super) fn give(&mut self, first: usize, count: u64) {
         if count > 0 {
-            let mask = super::slots::mask(first as u64 % 64, count);
+            let mask = mask(first as u64 % 64, count);
             debug_assert!(self.free[first / 64] & mask == 0);
             self.free[first / 64] |= mask;
         }

@@ -4,8 +4,8 @@ use super::Region;
 use super::config::Io;
 use super::depth::{DEPTH_MAX, Depth};
 use super::engine::{Arena, Engine};
-use super::slots::NoPlace;
 use crate::backend::hand_over;
+use crate::stock::NoPlace;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -85,10 +85,10 @@ pub(super) struct SsdLane {
 impl SsdLane {
     pub(super) fn new(region: Arc<Region>) -> Result<SsdLane, PoolError> {
         let arena = Arena::new().map_err(PoolError::Os)?;
-        let calls = Engine::Calls { file: region.file, arrived: None };
+        let calls = Engine::Calls { file: region.medium.file, arrived: None };
         let engine = match region.io {
             Io::Calls => calls,
-            io => match Ring::open(region.file, DEPTH_MAX as u32) {
+            io => match Ring::open(region.medium.file, DEPTH_MAX as u32) {
                 Ok(mut ring) => {
                     // SAFETY: `Drop` ends the ring before the arena goes.
                     unsafe { arena.register(&mut ring) };
@@ -173,8 +173,8 @@ impl SsdLane {
     fn advance_write(&mut self, index: usize, parent: &mut Parent) -> bool {
         let count = parent.buffer.pages() as u64;
         if parent.claimed.is_none() {
-            match self.claim(parent, count) {
-                Ok(()) => {}
+            match self.region.claim(parent.page, count) {
+                Ok(new) => (parent.claimed, parent.admitted) = (Some(count), new),
                 Err(NoPlace::Later) => return false,
                 Err(NoPlace::Full) => parent.result = Err(self.region.full()),
                 Err(NoPlace::Os(errno)) => parent.result = Err(PoolError::Os(errno)),
@@ -198,22 +198,6 @@ impl SsdLane {
             self.transfer(chunk);
         }
         true
-    }
-
-    /// Room and places for a write, before anything of it is stored.
-    fn claim(&self, parent: &mut Parent, count: u64) -> Result<(), NoPlace> {
-        let region = &self.region;
-        let new = (parent.page..parent.page + count).filter(|&page| region.places.get(page).is_none()).count() as u64;
-        if count + region.margin > region.spare {
-            return Err(NoPlace::Full);
-        }
-        region.admit(new).map_err(|_| NoPlace::Full)?;
-        // New pages leave something for those that replace others: what is stored can always be written again.
-        let margin = if new > 0 { region.margin } else { 0 };
-        region.slots.claim(region.file, count + margin).inspect_err(|_| region.dismiss(new))?;
-        region.slots.unclaim(margin);
-        (parent.claimed, parent.admitted) = (Some(count), new);
-        Ok(())
     }
 
     /// Memory for a transfer of up to `wanted` pages, if one more may be under way.
@@ -283,9 +267,9 @@ impl SsdLane {
         let Some(mut parent) = self.parents[index].take() else { return };
         parent.chunks -= 1;
         let result = match (chunk.way, result) {
-            (Way::Read, Ok(0)) => Err(self.corrupt(chunk.page)),
+            (Way::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
             // What the medium cannot give any more is as lost as what it gives wrongly.
-            (Way::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => Err(self.corrupt(chunk.page)),
+            (Way::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => Err(self.region.corrupt(chunk.page)),
             (Way::Write, Ok(0) | Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))) => Err(self.region.full()),
             (_, Err(errno)) => Err(PoolError::Os(errno)),
             (Way::Read, Ok(_)) => Ok(()),
@@ -309,10 +293,6 @@ impl SsdLane {
         self.end_if_done(index);
     }
 
-    fn corrupt(&self, page: u64) -> PoolError {
-        PoolError::Corrupt { page: PageId(page), server: self.region.server }
-    }
-
     /// Pages were read: checks them and hands them over.
     fn arrived(&mut self, index: usize, parent: &mut Parent, chunk: &Chunk) {
         let mut moved = 0u64;
@@ -325,7 +305,7 @@ impl SsdLane {
             if self.region.places.get(chunk.page + next) != Some(chunk.place + next) {
                 moved |= 1 << next;
             } else if !is_right {
-                parent.result = parent.result.and(Err(self.corrupt(chunk.page + next)));
+                parent.result = parent.result.and(Err(self.region.corrupt(chunk.page + next)));
             }
         }
         self.arena.give(chunk.bounce, chunk.count);
@@ -357,12 +337,7 @@ impl SsdLane {
     /// From now on what was written is the page.
     fn publish(&self, parent: &mut Parent, chunk: &Chunk) {
         for next in 0..chunk.count {
-            match self.region.places.set(chunk.page + next, Some(chunk.place + next)) {
-                Some(before) => self.region.slots.give(before, 1),
-                None if parent.admitted > 0 => parent.admitted -= 1,
-                // Discarded meanwhile.
-                None => drop(self.region.stored.fetch_add(1, Ordering::Relaxed)),
-            }
+            self.region.publish(chunk.page + next, chunk.place + next, &mut parent.admitted);
         }
     }
 

@@ -3,6 +3,8 @@
 use super::*;
 use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};
 use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
 use std::os::fd::BorrowedFd;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -104,9 +106,12 @@ fn what_is_cut_off_or_overwritten_is_found() {
         // SAFETY: the buffer's own bytes.
         unsafe {
             let address = bytes.bytes_mut().as_mut_ptr();
-            assert_eq!(disk::read_at(backend.region.file, address as usize, PAGE_BYTES, offset), Ok(PAGE_BYTES));
+            assert_eq!(disk::read_at(backend.region.medium.file, address as usize, PAGE_BYTES, offset), Ok(PAGE_BYTES));
             *address.add(100) ^= 4;
-            assert_eq!(disk::write_at(backend.region.file, address as usize, PAGE_BYTES, offset), Ok(PAGE_BYTES));
+            assert_eq!(
+                disk::write_at(backend.region.medium.file, address as usize, PAGE_BYTES, offset),
+                Ok(PAGE_BYTES)
+            );
         }
         let corrupt = |page| PoolError::Corrupt { page: PageId(page), server: 3 };
         assert_eq!(read(&mut *lane, 41, 1).unwrap_err(), corrupt(41));
@@ -117,7 +122,7 @@ fn what_is_cut_off_or_overwritten_is_found() {
         assert_eq!(read(&mut *lane, 41, 1).unwrap().page(0), filled(1, 77).page(0));
         // The end is gone.
         let place = backend.region.places.get(127).unwrap();
-        disk::resize(backend.region.file, PageId(place).offset()).unwrap();
+        disk::resize(backend.region.medium.file, PageId(place).offset()).unwrap();
         assert_eq!(read(&mut *lane, 127, 1).unwrap_err(), corrupt(127));
         assert_eq!(read(&mut *lane, 0, 4).map(|buffer| buffer.page(3) == filled(4, 0).page(3)), Ok(true));
     }
@@ -187,7 +192,8 @@ fn discarded_room_goes_back_to_the_file_system() {
     let backend = SsdBackend::new(0, folder.config("size=256M"), 1 << 32).map_err(|_| ()).unwrap();
     let mut lane = backend.open_lane().unwrap();
     // SAFETY: open as long as the backend.
-    let used = || farfield_os::memfd::usage(unsafe { BorrowedFd::borrow_raw(backend.region.file) }).unwrap().used_bytes;
+    let used =
+        || farfield_os::memfd::usage(unsafe { BorrowedFd::borrow_raw(backend.region.medium.file) }).unwrap().used_bytes;
     for page in (0..16384).step_by(64) {
         write(&mut *lane, (1 << 31) + page, filled(64, page)).unwrap();
     }
@@ -231,7 +237,7 @@ fn what_is_late_is_given_up_and_never_becomes_the_page() {
     drop(lane);
     assert_eq!(backend.region.stored.load(Ordering::Relaxed), 64);
     let region = &backend.region;
-    region.slots.claim(region.file, region.spare + region.capacity - 64).unwrap();
+    region.slots.claim(&region.medium, region.spare + region.capacity - 64).unwrap();
 }
 
 #[test]

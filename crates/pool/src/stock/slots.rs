@@ -1,13 +1,14 @@
-//! The places for pages in a file: which are free, and which have room on the medium.
+//! The places for pages on a medium: which are free, and which have room on the medium.
 //!
 //! Whoever stores pages *claims* so many places first and then takes them, so a full medium is found before anything is written. Places
 //! get room on the medium in steps, ahead of need. Those that are given back are used again; when many are free, groups of 64 that are free
 //! altogether lose their room again. Everything is a number that changes atomically: no lane waits for another.
 
+use super::medium::Medium;
 use crate::table::Words;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_os::{Errno, disk};
+use farfield_os::Errno;
 
 /// Places that get and lose their room together: the bits of a word.
 const GROUP: u64 = u64::BITS as u64;
@@ -21,7 +22,7 @@ const GROUP_BYTES: u64 = GROUP * PAGE_BYTES as u64;
 
 /// Why there are no places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NoPlace {
+pub(crate) enum NoPlace {
     /// The medium has no room.
     Full,
     /// The places for versions that replace others are all in use at the moment, or others are just being given room: worth another look.
@@ -31,7 +32,7 @@ pub(super) enum NoPlace {
 }
 
 /// See the module.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     /// One bit for each place: it is free and has room.
     free: Words<AtomicU64>,
     /// One bit for each group that was given room once and has none now.
@@ -43,13 +44,11 @@ pub(super) struct Slots {
     /// Places with room.
     roomy: AtomicU64,
     groups: u64,
-    /// A block device has its room from the start.
-    is_device: bool,
 }
 
 impl Slots {
     /// Places for `count` pages, rounded up to whole groups; the first `begun` of them have room and are not free.
-    pub(super) fn new(count: u64, begun: u64, is_device: bool) -> Result<Slots, Errno> {
+    pub(crate) fn new(count: u64, begun: u64) -> Result<Slots, Errno> {
         let (groups, grown) = (count.max(begun).div_ceil(GROUP), begun.div_ceil(GROUP));
         Ok(Slots {
             free: Words::new(groups)?,
@@ -58,29 +57,28 @@ impl Slots {
             grown: AtomicU64::new(grown),
             roomy: AtomicU64::new(begun),
             groups,
-            is_device,
         })
     }
 
-    /// Claims `count` places, giving more of them room in `file` if need be.
-    pub(super) fn claim(&self, file: i32, count: u64) -> Result<(), NoPlace> {
+    /// Claims `count` places, giving more of them room if need be.
+    pub(crate) fn claim(&self, medium: &Medium, count: u64) -> Result<(), NoPlace> {
         loop {
             let less = |ready: u64| ready.checked_sub(count);
             if self.ready.fetch_update(Ordering::Acquire, Ordering::Relaxed, less).is_ok() {
                 return Ok(());
             }
-            self.grow(file)?;
+            self.grow(medium)?;
         }
     }
 
     /// Gives claimed places back that were not taken.
-    pub(super) fn unclaim(&self, count: u64) {
+    pub(crate) fn unclaim(&self, count: u64) {
         self.ready.fetch_add(count, Ordering::Release);
     }
 
     /// Takes up to `wanted` neighbouring places of those that the caller has claimed; `at` is where its last ones were. All of them if there is such a
     /// run nearby, else what comes first.
-    pub(super) fn take(&self, at: &mut u64, wanted: u64) -> (u64, u64) {
+    pub(crate) fn take(&self, at: &mut u64, wanted: u64) -> (u64, u64) {
         let mut looks = 0;
         loop {
             let grown = self.grown.load(Ordering::Acquire);
@@ -104,7 +102,7 @@ impl Slots {
     }
 
     /// Gives places back; what was in them is of no use any more.
-    pub(super) fn give(&self, first: u64, count: u64) {
+    pub(crate) fn give(&self, first: u64, count: u64) {
         let (mut at, end) = (first, first + count);
         while at < end {
             let here = (end - at).min(GROUP - at % GROUP);
@@ -115,19 +113,19 @@ impl Slots {
     }
 
     /// Takes room from groups of these places that are free altogether, if more is kept than is good for.
-    pub(super) fn trim(&self, file: i32, first: u64, count: u64) {
+    pub(crate) fn trim(&self, medium: &Medium, first: u64, count: u64) {
         for group in first / GROUP..(first + count).div_ceil(GROUP) {
             let (ready, roomy) = (self.ready.load(Ordering::Relaxed), self.roomy.load(Ordering::Relaxed));
             if ready <= KEPT + roomy.saturating_sub(ready) / 8 {
                 return;
             }
             if self.free.at(group).load(Ordering::Relaxed) == u64::MAX {
-                self.drop_room(file, group);
+                self.drop_room(medium, group);
             }
         }
     }
 
-    fn drop_room(&self, file: i32, group: u64) {
+    fn drop_room(&self, medium: &Medium, group: u64) {
         let less = |ready: u64| ready.checked_sub(GROUP);
         if self.ready.fetch_update(Ordering::Acquire, Ordering::Relaxed, less).is_err() {
             return;
@@ -137,8 +135,8 @@ impl Slots {
         if !is_ours {
             return self.unclaim(GROUP);
         }
-        if disk::punch(file, group * GROUP_BYTES, GROUP_BYTES).is_err() || self.is_device {
-            // Its room stays, and so do its places. A device only learns that their content does not matter.
+        if !medium.take_room(group * GROUP_BYTES, GROUP_BYTES) {
+            // Its room stays, and so do its places.
             word.store(u64::MAX, Ordering::Release);
             return self.unclaim(GROUP);
         }
@@ -147,9 +145,9 @@ impl Slots {
     }
 
     /// Gives more places room.
-    fn grow(&self, file: i32) -> Result<(), NoPlace> {
+    fn grow(&self, medium: &Medium) -> Result<(), NoPlace> {
         if let Some(group) = self.take_hole() {
-            return self.fill(file, group, 1).inspect_err(|_| {
+            return self.fill(medium, group, 1).inspect_err(|_| {
                 self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
             });
         }
@@ -158,14 +156,14 @@ impl Slots {
             return Err(NoPlace::Later);
         };
         let count = STEP_GROUPS.min(self.groups - first);
-        if self.fill(file, first, count).is_ok() {
+        if self.fill(medium, first, count).is_ok() {
             return Ok(());
         }
         // Not so much. What little there is, group by group; the rest is tried again when it is needed.
         let mut result = Ok(());
         for group in first..first + count {
             if result.is_ok() {
-                result = self.fill(file, group, 1);
+                result = self.fill(medium, group, 1);
             }
             if result.is_err() {
                 self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
@@ -187,15 +185,11 @@ impl Slots {
         None
     }
 
-    fn fill(&self, file: i32, first: u64, count: u64) -> Result<(), NoPlace> {
-        if !self.is_device {
-            match disk::reserve(file, first * GROUP_BYTES, count * GROUP_BYTES) {
-                Ok(()) => {}
-                Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)) => return Err(NoPlace::Full),
-                // A file system without reservations: a write finds out.
-                Err(Errno(libc::EOPNOTSUPP)) => {}
-                Err(errno) => return Err(NoPlace::Os(errno)),
-            }
+    fn fill(&self, medium: &Medium, first: u64, count: u64) -> Result<(), NoPlace> {
+        match medium.give_room(first * GROUP_BYTES, count * GROUP_BYTES) {
+            Ok(()) => {}
+            Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM)) => return Err(NoPlace::Full),
+            Err(errno) => return Err(NoPlace::Os(errno)),
         }
         for group in first..first + count {
             self.free.at(group).store(u64::MAX, Ordering::Release);
@@ -205,13 +199,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Is it a device?
-    pub(super) fn is_device(&self) -> bool {
-        self.is_device
-    }
-
     /// The first place that never had room, and all after it.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.grown.load(Ordering::Acquire) * GROUP
     }
 }
@@ -246,20 +235,19 @@ pub(crate) fn run_of(bits: u64, wanted: u64) -> Option<(u64, u64)> {
 mod tests {
     //! Guards against two pages in one place, places that get lost, and room that is not given back.
     use super::*;
-    use farfield_os::file;
+    use farfield_os::{disk, file, memfd};
     use std::collections::BTreeSet;
     use std::ffi::CString;
-    use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+    use std::os::fd::BorrowedFd;
 
-    fn new_file() -> OwnedFd {
+    fn new_file() -> Medium {
         let folder = CString::new(std::env::temp_dir().into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: just made, nobody else's.
-        unsafe { OwnedFd::from_raw_fd(disk::create_unnamed(&folder).unwrap()) }
+        Medium::file(disk::create_unnamed(&folder).unwrap())
     }
 
-    fn used_bytes(fd: i32) -> u64 {
+    fn used_bytes(medium: &Medium) -> u64 {
         // SAFETY: open as long as the test runs.
-        farfield_os::memfd::usage(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap().used_bytes
+        memfd::usage(unsafe { BorrowedFd::borrow_raw(medium.file) }).unwrap().used_bytes
     }
 
     #[test]
@@ -276,15 +264,13 @@ mod tests {
 
     #[test]
     fn places_are_given_once_and_again_when_they_are_back() {
-        use std::os::fd::AsRawFd;
-        let fd = new_file();
-        let fd = fd.as_raw_fd();
-        let slots = Slots::new(200, 0, false).unwrap();
+        let medium = &new_file();
+        let slots = Slots::new(200, 0).unwrap();
         let (mut at, mut taken) = (0, BTreeSet::new());
         for round in 0..3 {
             // 200 places are four groups.
             for _ in 0..256 / 8 {
-                slots.claim(fd, 8).unwrap();
+                slots.claim(medium, 8).unwrap();
                 let mut left = 8;
                 while left > 0 {
                     let (first, count) = slots.take(&mut at, left);
@@ -292,7 +278,7 @@ mod tests {
                     left -= count;
                 }
             }
-            assert_eq!(slots.claim(fd, 1), Err(NoPlace::Later));
+            assert_eq!(slots.claim(medium, 1), Err(NoPlace::Later));
             assert_eq!(taken.len(), 256);
             // Back in another order.
             taken.iter().filter(|place| *place % 3 == 0).for_each(|place| slots.give(*place, 1));
@@ -303,38 +289,34 @@ mod tests {
 
     #[test]
     fn room_that_many_gave_back_goes_back_to_the_medium_and_comes_again() {
-        use std::os::fd::AsRawFd;
-        let fd = new_file();
-        let fd = fd.as_raw_fd();
-        let slots = Slots::new(5 * KEPT, 0, false).unwrap();
+        let medium = &new_file();
+        let slots = Slots::new(5 * KEPT, 0).unwrap();
         let mut at = 0;
         for round in 0..2 {
             let mut taken = Vec::new();
-            slots.claim(fd, 4 * KEPT).unwrap();
+            slots.claim(medium, 4 * KEPT).unwrap();
             let mut left = 4 * KEPT;
             while left > 0 {
                 let (first, count) = slots.take(&mut at, left.min(GROUP));
                 taken.push((first, count));
                 left -= count;
             }
-            let full = used_bytes(fd);
+            let full = used_bytes(medium);
             assert!(full >= 4 * KEPT * PAGE_BYTES as u64, "{full} in round {round}");
             for &(first, count) in &taken {
                 slots.give(first, count);
-                slots.trim(fd, first, count);
+                slots.trim(medium, first, count);
             }
-            let kept = used_bytes(fd);
+            let kept = used_bytes(medium);
             assert!(kept < 2 * KEPT * PAGE_BYTES as u64, "{kept} of {full} in round {round}");
         }
-        assert!(file::size(fd).unwrap() <= 5 * KEPT * PAGE_BYTES as u64);
+        assert!(file::size(medium.file).unwrap() <= 5 * KEPT * PAGE_BYTES as u64);
     }
 
     #[test]
     fn threads_never_share_a_place() {
-        use std::os::fd::AsRawFd;
-        let fd = new_file();
-        let fd = fd.as_raw_fd();
-        let slots = Slots::new(512, 0, false).unwrap();
+        let medium = &new_file();
+        let slots = Slots::new(512, 0).unwrap();
         let owners: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         std::thread::scope(|scope| {
             for me in 1..=3u64 {
@@ -343,7 +325,7 @@ mod tests {
                     let mut at = me * 2;
                     for _ in 0..20_000 {
                         // While another thread gives places room there may be none.
-                        while let Err(why) = slots.claim(fd, 5) {
+                        while let Err(why) = slots.claim(medium, 5) {
                             assert_eq!(why, NoPlace::Later);
                             std::thread::yield_now();
                         }
@@ -366,6 +348,6 @@ mod tests {
                 });
             }
         });
-        slots.claim(fd, 512).unwrap();
+        slots.claim(medium, 512).unwrap();
     }
 }
