@@ -215,6 +215,28 @@ fn far_memory_in_files_serves_forks_and_vanishes_with_its_processes() {
 }
 
 #[test]
+fn far_memory_that_is_loaded_from_serves_forks_and_is_full_in_time() {
+    let scratch = Scratch::new("mapped");
+    let Some(hog) = hog(&scratch) else { return };
+    let folder = scratch.path().join("far memory");
+    std::fs::create_dir(&folder).unwrap();
+    for place in [format!("dax:{}", folder.display()), "numa:0".to_owned()] {
+        let far = format!("{place}?size=256M");
+        let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &far], [&hog, "64", "2", "2", "2"]).run();
+        if ended.errors.contains("CAP_SYS_NICE") {
+            eprintln!("skipped: {}", ended.errors);
+            continue;
+        }
+        assert!(ended.code == 0 && ended.text().contains("0 wrong"), "{far}: {}\n{}", ended.text(), ended.errors);
+        let far = format!("{place}?size=32M");
+        let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &far], [&hog, "160", "2"]).run();
+        assert_eq!(ended.code, POOL_FULL, "{far}: {}\n{}", ended.text(), ended.errors);
+        assert!(std::fs::read_dir(&folder).unwrap().next().is_none(), "{far}");
+    }
+    is_refused(&["--near", "16M", "--far", "numa:1000"], &["no NUMA node 1000"]);
+}
+
+#[test]
 fn a_full_file_ends_the_job_with_94() {
     let scratch = Scratch::new("full-file");
     let Some(hog) = hog(&scratch) else { return };

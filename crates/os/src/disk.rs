@@ -11,10 +11,38 @@ use core::ffi::CStr;
 pub enum Kind {
     /// A folder.
     Folder,
+    /// A file.
+    File,
     /// A block device.
     Device,
+    /// Memory behind a device, to be mapped.
+    Dax(Dax),
     /// Anything else.
     Other,
+}
+
+/// What a DAX device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dax {
+    /// Its size.
+    pub bytes: u64,
+    /// Whatever is mapped of it must be a multiple of this.
+    pub align_bytes: u64,
+}
+
+impl Dax {
+    /// Of the device with these numbers, by its folder in `/sys`. `None`: it is something else.
+    fn of(major: u32, minor: u32) -> Option<Dax> {
+        let number = |name: &str| {
+            let fd = file::open_written(format_args!("/sys/dev/char/{major}:{minor}/{name}")).ok()?;
+            let mut bytes = [0; 32];
+            let len = file::read_at(fd, &mut bytes, 0);
+            file::close(fd);
+            core::str::from_utf8(&bytes[..len.ok()?]).ok()?.trim().parse().ok()
+        };
+        let (bytes, align_bytes) = (number("size")?, number("align")?);
+        (align_bytes > 0).then_some(Dax { bytes, align_bytes })
+    }
 }
 
 /// What `path` leads to.
@@ -23,6 +51,10 @@ pub fn kind(path: &CStr) -> Result<Kind> {
     let kind = match file::kind(fd) {
         Some(libc::S_IFDIR) => Kind::Folder,
         Some(libc::S_IFBLK) => Kind::Device,
+        Some(libc::S_IFREG) => Kind::File,
+        Some(libc::S_IFCHR) => file::device(fd)
+            .and_then(|device| Dax::of(libc::major(device), libc::minor(device)))
+            .map_or(Kind::Other, Kind::Dax),
         _ => Kind::Other,
     };
     file::close(fd);
@@ -54,6 +86,24 @@ pub fn open_file(path: &CStr) -> Result<i32> {
 /// A block device that nobody else uses. EBUSY if somebody does.
 pub fn open_device(path: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, path, libc::O_RDWR | libc::O_EXCL)
+}
+
+/// From now on, until it is closed, no other process has this file for itself. EAGAIN if one has.
+pub fn lock(fd: i32) -> Result<()> {
+    let how = (libc::LOCK_EX | libc::LOCK_NB) as usize;
+    // SAFETY: numbers only.
+    unsafe { syscall(libc::SYS_flock, [fd as usize, how, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Do loads from a mapping of this file go to the medium, without a page cache?
+pub fn is_dax(fd: i32) -> bool {
+    let mut found = core::mem::MaybeUninit::<libc::statx>::zeroed();
+    let (path, at) = (c"".as_ptr() as usize, found.as_mut_ptr() as usize);
+    let args = [fd as usize, path, libc::AT_EMPTY_PATH as usize, libc::STATX_BASIC_STATS as usize, at, 0];
+    // SAFETY: the path is NUL-terminated, and there is room for the answer.
+    let known = unsafe { syscall(libc::SYS_statx, args) };
+    // SAFETY: plain numbers, filled by the kernel or zero.
+    known.is_ok() && unsafe { found.assume_init() }.stx_attributes & libc::STATX_ATTR_DAX as u64 != 0
 }
 
 /// Takes a name away.
@@ -208,9 +258,23 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_had_by_one_at_a_time() {
+        let (folder, path) = (folder(), format!("farfield-lock-{}\0", std::process::id()));
+        let path = CString::from_vec_with_nul([folder.to_bytes(), b"/", path.as_bytes()].concat()).unwrap();
+        let (one, other) = (create(&path).unwrap(), open_file(&path).unwrap());
+        unlink(&path).unwrap();
+        lock(one).unwrap();
+        assert_eq!(lock(other), Err(Errno(libc::EAGAIN)));
+        file::close(one);
+        lock(other).unwrap();
+        file::close(other);
+    }
+
+    #[test]
     fn paths_are_told_apart_and_names_are_found() {
         assert_eq!(kind(&folder()), Ok(Kind::Folder));
         assert_eq!(kind(c"/dev/null"), Ok(Kind::Other));
+        assert_eq!(kind(c"/proc/self/maps"), Ok(Kind::File));
         assert_eq!(kind(c"/no/such/path"), Err(Errno(libc::ENOENT)));
         let mut names = Vec::new();
         each_name(c"/proc/self", |name| names.push(name.to_vec())).unwrap();

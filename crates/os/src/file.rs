@@ -16,6 +16,27 @@ pub fn open(path: &CStr, flags: i32) -> Result<i32> {
     .map(|fd| fd as i32)
 }
 
+/// Opens the path that is written so, to be read. ENAMETOOLONG if it has 64 bytes or more.
+pub(crate) fn open_written(path: core::fmt::Arguments<'_>) -> Result<i32> {
+    struct Path([u8; 64], usize);
+    impl core::fmt::Write for Path {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            // A zero stays behind.
+            let end = (self.1 + text.len()).min(self.0.len() - 1);
+            self.0[self.1..end].copy_from_slice(&text.as_bytes()[..end - self.1]);
+            if end - self.1 < text.len() {
+                return Err(core::fmt::Error);
+            }
+            self.1 = end;
+            Ok(())
+        }
+    }
+    let mut written = Path([0; 64], 0);
+    core::fmt::write(&mut written, path).map_err(|_| Errno(libc::ENAMETOOLONG))?;
+    let path = CStr::from_bytes_until_nul(&written.0).map_err(|_| Errno(libc::ENAMETOOLONG))?;
+    open(path, libc::O_RDONLY)
+}
+
 /// Closes `fd`.
 pub fn close(fd: i32) {
     // SAFETY: the caller owns it; numbers only.
@@ -176,6 +197,11 @@ pub fn size(fd: i32) -> Option<u64> {
 /// Links to the file behind `fd`.
 pub fn links(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_nlink)
+}
+
+/// The numbers of the device that `fd` leads to.
+pub(crate) fn device(fd: i32) -> Option<libc::dev_t> {
+    stat(fd).map(|stat| stat.st_rdev)
 }
 
 /// The file type of `fd` (`S_IF…`).

@@ -12,6 +12,7 @@ pub mod gate;
 pub mod memfd;
 pub mod memory;
 pub mod net;
+pub mod numa;
 pub mod pagemap;
 pub mod pipe;
 pub mod process;

@@ -160,6 +160,11 @@ impl CloneTicket {
     /// Most servers in one pool.
     pub const SERVERS_MAX: usize = 16;
 
+    /// This process does not need it any more, because a child of `fork` has it: what was kept here for it goes.
+    pub fn forget(&self) {
+        crate::mapped::forget(self);
+    }
+
     /// Of a pool of one leaf.
     pub(crate) fn of_leaf(secret: u128) -> CloneTicket {
         let mut secrets = [0; CloneTicket::SERVERS_MAX];

@@ -16,6 +16,7 @@ mod healer;
 mod leg_lanes;
 mod legs;
 mod lz;
+mod mapped;
 mod mirror;
 mod opener;
 mod ram;

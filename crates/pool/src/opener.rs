@@ -5,6 +5,7 @@ use crate::ec::EcBackend;
 use crate::fault::FaultBackend;
 use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
+use crate::mapped::{self, MappedBackend};
 use crate::mirror::MirrorBackend;
 use crate::ram::RamBackend;
 use crate::shm::ShmBackend;
@@ -36,7 +37,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -366,6 +367,12 @@ impl Opener {
                     Want::Claim { secrets, .. } => LzBackend::claim(server, secrets[0])?,
                 }));
             }
+            Target::Mapped(config) => {
+                return Ok(Arc::new(match want {
+                    Want::Pages(pages) => MappedBackend::new(server, config, pages)?,
+                    Want::Claim { secrets, .. } => MappedBackend::claim(server, secrets[0])?,
+                }));
+            }
             Target::Ssd(config) => {
                 let config = if self.is_inside_a_program { config.inside_a_program() } else { config };
                 return Ok(Arc::new(match want {
@@ -423,6 +430,7 @@ enum Target {
     Ram,
     Ssd(ssd::Config),
     Lz(lz::Config),
+    Mapped(mapped::Config),
 }
 
 impl Target {
@@ -447,6 +455,8 @@ impl Target {
             }
             "ram" => Ok(Target::Ram),
             "lz" => Ok(Target::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
+            "numa" => Ok(Target::Mapped(mapped::Config::parse_numa(rest).map_err(|why| wrong(&why))?)),
+            "dax" => Ok(Target::Mapped(mapped::Config::parse_dax(rest).map_err(|why| wrong(&why))?)),
             "ssd" => Ok(Target::Ssd(ssd::Config::parse(rest).map_err(|why| wrong(&why))?)),
             other => Err(OpenError::Scheme { scheme: other.to_owned() }),
         }
@@ -466,10 +476,12 @@ fn resolve_url(url: &str) -> Result<String, OpenError> {
 
 fn resolve_leaf(url: &str) -> Result<String, OpenError> {
     let Some(host) = url.strip_prefix("tcp://") else {
-        return match Target::parse(url)? {
-            Target::Ssd(config) => config.absolute(url).map_err(|why| OpenError::Url { url: url.to_owned(), why }),
+        let absolute = match Target::parse(url)? {
+            Target::Ssd(config) => config.absolute(url),
+            Target::Mapped(config) => config.absolute(url),
             _ => Ok(url.to_owned()),
         };
+        return absolute.map_err(|why| OpenError::Url { url: url.to_owned(), why });
     };
     let unresolved = |why: String| OpenError::Resolve { host: host.to_owned(), why };
     let mut addresses = host.to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;

@@ -4,6 +4,7 @@
 
 mod kernel;
 mod limits;
+mod memory;
 mod network;
 pub(crate) mod pool;
 
@@ -42,6 +43,7 @@ Examples:
   farfield doctor                              This machine, this user
   farfield doctor --far tcp://big:7400         And the way to a memory server: connects, reads, writes, measures
   farfield doctor --pool 'ssd:/var/tmp?size=1G'  How fast far memory in a file would be
+  farfield doctor --pool 'numa:1?size=1G'      Or that of NUMA node 1, such as a CXL expander
   farfield doctor --pool 'mirror(tcp://a:7400,tcp://b:7400)' --json
                                                Latency, bandwidth and depth of both legs and of the mirror
   farfield doctor --near 4G                    Does a near budget of 4 GiB fit here?
@@ -150,6 +152,7 @@ fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<Finding> {
         limits::locked_memory(),
         limits::huge_pages(),
         limits::processors(),
+        memory::expanders(),
         library(),
         network::loopback(),
     ];

@@ -1,4 +1,4 @@
-//! Far values in places that need no server: a file, and compressed memory. Danger: other bytes than were stored, and a full place that loses some.
+//! Far values in places that need no server: a file, compressed memory, memory of a node, mapped files. Danger: other bytes than were stored, and a full place that loses some.
 
 use crate::common::{MIB, Random, seed};
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
@@ -13,15 +13,29 @@ fn value(number: u64) -> Value {
     })
 }
 
-fn urls() -> [String; 4] {
+fn urls() -> Vec<String> {
     let folder = std::env::temp_dir();
     let folder = folder.display();
-    [
+    let mut urls = vec![
         format!("ssd:{folder}?size=64M"),
         format!("ssd:{folder}?size=64M&io=pread"),
         "lz:?size=32M".to_owned(),
         format!("stripe(lz:?size=32M, ssd:{folder}?size=32M)"),
-    ]
+        format!("dax:{folder}?size=64M"),
+    ];
+    urls.extend(may_bind().then(|| "numa:0?size=64M".to_owned()));
+    urls
+}
+
+/// May this process choose the node of its memory? Containers often may not.
+fn may_bind() -> bool {
+    match Heap::builder().near(2 * MIB).far(1 << 30).pool("numa:0?size=64M").build() {
+        Err(error) if error.to_string().contains("CAP_SYS_NICE") => {
+            eprintln!("skipped: {error}");
+            false
+        }
+        built => built.map(|_| true).unwrap(),
+    }
 }
 
 #[test]
@@ -51,7 +65,9 @@ fn values_come_back_as_they_were_stored() {
 
 #[test]
 fn a_full_place_is_an_error_and_everything_before_stays() {
-    for url in [format!("ssd:{}?size=8M", std::env::temp_dir().display()), "lz:?size=16M".to_owned()] {
+    let folder = std::env::temp_dir();
+    let folder = folder.display();
+    for url in [format!("ssd:{folder}?size=8M"), "lz:?size=16M".to_owned(), format!("dax:{folder}?size=8M")] {
         let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&*url);
         let heap = builder.patience(Duration::from_secs(5)).build().unwrap();
         let mut kept = Vec::new();

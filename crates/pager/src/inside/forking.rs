@@ -88,6 +88,9 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         Ok(child) => mark_shared(runtime, &queue, child == 0),
         Err(_) => inherited.give_back(runtime),
     }
+    if result != Ok(0) {
+        ticket.forget();
+    }
     drop((queue, evictor, books, space, end));
     if result == Ok(0) {
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.

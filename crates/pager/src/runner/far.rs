@@ -34,7 +34,7 @@ pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
 fn advice(error: &OpenError) -> String {
     match (error, error.pool_error()) {
         (OpenError::Refused { url, .. } | OpenError::Pool { url, .. }, _)
-            if url.starts_with("ssd:") || url.starts_with("lz:") =>
+            if ["ssd:", "lz:", "numa:", "dax:"].iter().any(|place| url.starts_with(place)) =>
         {
             error.to_string()
         }

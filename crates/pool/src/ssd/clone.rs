@@ -64,7 +64,7 @@ fn name(folder: &CStr, secret: u128) -> CString {
 }
 
 /// A new file in the folder that nobody else finds.
-pub(super) fn create(folder: &CStr) -> Result<i32, Errno> {
+pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
     match disk::create_unnamed(folder) {
         Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
             let name = name(folder, new_secret()?);

@@ -10,6 +10,7 @@ mod depth;
 mod engine;
 mod lane;
 
+pub(crate) use clone::create as create_file;
 pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
@@ -55,7 +56,7 @@ impl SsdBackend {
                 let text = "it is a block device, whose content would be lost: add device=erase, as in ssd:/dev/nvme1n1?device=erase";
                 return Err(HandshakeError::Refused(text.into()));
             }
-            Kind::Other => return Err(HandshakeError::Refused("it is neither a folder nor a block device".into())),
+            _ => return Err(HandshakeError::Refused("it is neither a folder nor a block device".into())),
         };
         let (medium, bytes) = if is_device {
             let medium = Medium::block_device(disk::open_device(&path).map_err(PoolError::Os)?);

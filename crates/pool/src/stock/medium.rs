@@ -1,6 +1,6 @@
-//! What the places of a stock are on.
+//! What the places of a stock are on: a file, a device, or memory of one NUMA node.
 
-use farfield_os::{Errno, disk, file};
+use farfield_os::{Errno, disk, file, numa};
 
 /// See the module. The descriptor is closed with it.
 pub(crate) struct Medium {
@@ -13,6 +13,10 @@ enum Kind {
     File,
     /// A block device: all of it has room, and it can be told what does not matter any more.
     BlockDevice,
+    /// Memory behind a device: all of it has room.
+    DaxDevice,
+    /// A file in memory that may only be that of a node.
+    Node(numa::Room),
 }
 
 impl Medium {
@@ -24,31 +28,44 @@ impl Medium {
         Medium { file, kind: Kind::BlockDevice }
     }
 
+    pub(crate) fn dax_device(file: i32) -> Medium {
+        Medium { file, kind: Kind::DaxDevice }
+    }
+
+    /// `file` is in memory that is bound to the node.
+    pub(crate) fn node(file: i32, room: numa::Room) -> Medium {
+        Medium { file, kind: Kind::Node(room) }
+    }
+
     pub(crate) fn is_device(&self) -> bool {
-        matches!(self.kind, Kind::BlockDevice)
+        matches!(self.kind, Kind::BlockDevice | Kind::DaxDevice)
     }
 
     /// Gives the range room, so that storing there does not fail for lack of it.
     pub(super) fn give_room(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-        match self.kind {
-            Kind::BlockDevice => Ok(()),
-            Kind::File => match disk::reserve(self.file, offset, bytes) {
-                // A file system without reservations: a write finds out.
-                Err(Errno(libc::EOPNOTSUPP)) => Ok(()),
-                other => other,
-            },
+        match &self.kind {
+            Kind::BlockDevice | Kind::DaxDevice => return Ok(()),
+            // Memory that only one node may give: asked for more than that has, the kernel would kill somebody.
+            Kind::Node(room) if !room.is_enough_for(bytes)? => return Err(Errno(libc::ENOSPC)),
+            Kind::Node(_) | Kind::File => {}
+        }
+        match disk::reserve(self.file, offset, bytes) {
+            // A file system without reservations: a write finds out.
+            Err(Errno(libc::EOPNOTSUPP)) => Ok(()),
+            other => other,
         }
     }
 
     /// Takes the room of the range away, whose content is of no use any more. `false`: it stays.
     pub(super) fn take_room(&self, offset: u64, bytes: u64) -> bool {
         match self.kind {
+            Kind::DaxDevice => false,
             // Only that the content does not matter.
             Kind::BlockDevice => {
                 let _ = disk::punch(self.file, offset, bytes);
                 false
             }
-            Kind::File => disk::punch(self.file, offset, bytes).is_ok(),
+            Kind::File | Kind::Node(_) => disk::punch(self.file, offset, bytes).is_ok(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A page that is written goes to a free place and is only then *the* page, so that a write that fails leaves the version before it, and
 //! whoever reads meanwhile sees a whole one. Places have room on the medium before anything is written to them. Where pages are, and their
-//! checksums, is in memory of this process. How bytes get to their places and back is up to the member that has the stock.
+//! checksums, is in memory of this process. How bytes get to their places and back is up to the members: `ssd`, `numa` and `dax`.
 
 mod medium;
 mod slots;
