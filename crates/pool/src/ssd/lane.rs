@@ -228,9 +228,9 @@ impl SsdLane {
         unsafe { self.engine.begin(transfer) };
     }
 
-    /// Takes what has arrived; how many transfers.
-    fn collect(&mut self) -> usize {
-        let mut count = 0;
+    /// Takes one transfer that has arrived; is there one? Not more, because each keeps the processor for a while, in which the disk
+    /// shall have something to do: others come to submit between two of them.
+    fn collect(&mut self) -> bool {
         while let Some((tag, result)) = self.engine.take() {
             let Some(mut chunk) = self.chunks[tag as usize].take() else { continue };
             let left = chunk.count as usize * PAGE_BYTES - chunk.done;
@@ -251,9 +251,9 @@ impl SsdLane {
             self.free_chunks.push(tag as usize);
             self.depth.on_end(chunk.count, now_ns().saturating_sub(chunk.begun_at), self.under_way() + 1);
             self.chunk_ended(&chunk, if again { Err(Errno(libc::ECANCELED)) } else { result });
-            count += 1;
+            return true;
         }
-        count
+        false
     }
 
     fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
@@ -387,7 +387,7 @@ impl SsdLane {
         loop {
             self.start();
             // By calls the first operation that ends is shown before another one is begun.
-            if self.collect() == 0 || !self.ended.is_empty() {
+            if !self.collect() || !self.ended.is_empty() {
                 break;
             }
         }
@@ -491,8 +491,7 @@ impl Drop for SsdLane {
         // A place that is still written to must not become another page's.
         let until = now_ns() + FAREWELL.as_nanos() as u64;
         while self.under_way() > 0 && now_ns() < until {
-            self.collect();
-            if self.under_way() > 0 {
+            if !self.collect() {
                 self.engine.wait(SLICE);
             }
         }
