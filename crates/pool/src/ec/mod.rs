@@ -28,14 +28,36 @@ use lane::EcLane;
 use std::sync::{Arc, Mutex, PoisonError};
 use table::RowTable;
 
-/// Snapshots of the index that nobody has claimed yet, newest last. In a child of `fork` they are there as well; in its parent nobody asks for them any more.
-static SNAPSHOTS: Mutex<[Option<(u128, Snapshot)>; 4]> = Mutex::new([const { None }; 4]);
+/// As many as the erasure codes in one pool, which has two legs at least for each.
+static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
 
 /// What a snapshot of the legs does not say.
 struct Snapshot {
     index: Index,
     /// The leg at each seat.
     seats: [usize; farfield_core::Legs::MAX],
+}
+
+/// What belongs to snapshots that nobody has claimed yet, newest last. In a child of `fork` it is there as well; in its parent nobody asks for it any
+/// more. When there is more than fits, the oldest goes.
+struct Unclaimed<T, const MAX: usize>([Option<(u128, T)>; MAX]);
+
+impl<T, const MAX: usize> Unclaimed<T, MAX> {
+    const fn new() -> Self {
+        Unclaimed([const { None }; MAX])
+    }
+
+    /// What went for it.
+    fn put(&mut self, key: u128, what: T) -> Option<(u128, T)> {
+        let place = self.0.iter().position(Option::is_none).unwrap_or(0);
+        self.0[place..].rotate_left(1);
+        self.0[MAX - 1].replace((key, what))
+    }
+
+    fn take(&mut self, key: u128) -> Option<T> {
+        let place = self.0.iter_mut().find(|place| place.as_ref().is_some_and(|(known, _)| *known == key))?;
+        place.take().map(|(_, what)| what)
+    }
 }
 
 /// What tells the snapshots of several pools apart: the secrets of the legs.
@@ -77,13 +99,9 @@ impl EcBackend {
         secrets: &[u128],
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
-        let key = key(secrets);
-        let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = snapshots.iter_mut().find(|place| place.as_ref().is_some_and(|(known, _)| *known == key));
-        let found = found.and_then(Option::take);
-        drop(snapshots);
+        let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
-        let (_, Snapshot { index, seats }) = found.ok_or(PoolError::Refused { server, reason })?;
+        let Snapshot { index, seats } = found.ok_or(PoolError::Refused { server, reason })?;
         Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats)?, heals))
     }
 
@@ -130,11 +148,8 @@ impl Backend for EcBackend {
             return Err(failed.unwrap_or(table.gone()));
         }
         let seats = core::array::from_fn(|seat| table.at_seat(seat));
-        let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
-        // The oldest goes.
-        snapshots.rotate_left(1);
-        let old = snapshots[3].replace((key(&secrets[..leaf]), Snapshot { index, seats }));
-        drop(snapshots);
+        let snapshot = Snapshot { index, seats };
+        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })
     }
