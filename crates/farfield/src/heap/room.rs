@@ -173,6 +173,8 @@ impl Core {
         before: u32,
         is_own: impl Fn(u64) -> bool,
     ) -> Result<Round, FarError> {
+        // The reserve grows with the limit, also while somebody waits.
+        *goal = (*goal).max(self.first_goal(pages));
         // As much as it may take when something is left for those before; else it would not see what is in the way.
         let mut outcome = self.run_evictor(record, *goal + before, Urgency::Demand);
         if matches!(outcome, Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch)) {
@@ -217,7 +219,7 @@ pub(super) enum Round {
 #[cfg(test)]
 mod tests {
     //! Guards against scopes that hold less than they may and find no room, because the reclaimer was late.
-    use super::{Core, Duration, FarError, Patience};
+    use super::{Core, Duration, FarError, Patience, Purse, Round};
     use crate::ptr::Follow;
     use crate::{FarBox, Heap, Plane};
     use core::sync::atomic::{AtomicBool, Ordering};
@@ -279,6 +281,28 @@ mod tests {
     fn a_scope_can_hold_its_share_though_the_reclaimer_never_runs() {
         scopes_hold_their_share::<512>(Plane::Page);
         scopes_hold_their_share::<64>(Plane::Object);
+    }
+
+    /// Who waits needs more than the reserve, which grows when there may be more near, or when tables give memory back.
+    #[test]
+    fn who_waits_gets_room_though_the_reserve_grows() {
+        let heap = Heap::builder().near(4 << 20).near_max(8 << 20).far(64 << 20).build().unwrap();
+        heap.core().reclaimer.stop();
+        let values: Vec<FarBox<[u64; 512]>> = (0..3072).map(|index| heap.alloc([index; 512]).unwrap()).collect();
+        let (core, record) = (heap.core(), heap.core().record());
+        let mut goal = core.first_goal(1);
+        heap.set_near(8 << 20);
+        assert!(core.first_goal(1) > goal);
+        let mut taken: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Open)).collect();
+        let found = (0..100).find_map(|_| match core.make_frames(record, 1, &mut goal, 0, |_| false).unwrap() {
+            Round::Got(frame) => Some(frame),
+            _ => None,
+        });
+        taken.extend(found);
+        taken.drain(..).for_each(|frame| core.frames.put(frame, 1));
+        assert!(found.is_some());
+        assert!(values.iter().zip(0..).all(|(value, index)| value.get(&heap.enter()).unwrap()[0] == index));
+        heap.verify();
     }
 
     #[test]
