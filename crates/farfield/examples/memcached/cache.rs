@@ -222,7 +222,7 @@ impl Cache {
         let mut done = (Outcome::NotStored, 0);
         let size = |bytes: usize| (key.len() + bytes) as i64 + ENTRY_BYTES;
         let scope = self.heap.enter();
-        self.map.update(&scope, key, |bytes| {
+        let updated = self.map.update(&scope, key, |bytes| {
             let record = self.alive(bytes, now);
             let (mut next, mut outcome) = match &record {
                 None if cas != 0 => (Change::Keep, Outcome::NotFound),
@@ -242,7 +242,8 @@ impl Cache {
             }
             done = (outcome, after - before);
             next
-        })?;
+        });
+        updated.map_err(FarError::from)?;
         match done {
             (_, i64::MAX) => Err(Failure::Full),
             (outcome, grown) => {

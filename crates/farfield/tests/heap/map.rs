@@ -4,7 +4,7 @@
 use crate::common::twin::{Twin, twins};
 use crate::common::{self, MIB, Random, heap, seed};
 use farfield::collections::{Entry, Index};
-use farfield::{Change, FarError, FarMap, Heap};
+use farfield::{AllocError, Change, FarError, FarMap, Heap};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -648,5 +648,39 @@ fn a_walk_asks_for_entries_before_it_needs_them() {
     let (used, missed) = (after.prefetches_used - before.prefetches_used, after.misses - before.misses);
     assert!(used > 10_000 && used > 4 * missed, "{used} came ahead of need, {missed} were missed: {after:?}");
     assert!(after.prefetches_unused * 10 < used, "{after:?}");
+    heap.verify();
+}
+
+/// The key was given, and there is no entry to keep it.
+#[test]
+fn an_entry_that_cannot_be_had_gives_its_key_back() {
+    let (one, other) = (heap(1), heap(1));
+    let mut map = FarMap::<String, u64>::new(&one).unwrap();
+    let AllocError { error, value } = map.entry(&other.enter(), "key".to_owned()).err().unwrap();
+    assert_eq!((error, &value[..]), (FarError::OtherHeap, "key"));
+    let change = |_: Option<&u64>| -> Change<u64> { unreachable!("there is no entry to look at") };
+    let AllocError { error, value } = map.update(&other.enter(), value, change).unwrap_err();
+    assert_eq!((error, value), (FarError::OtherHeap, "key".to_owned()));
+    // A server that dies.
+    let builder = common::builder().near(MIB).near_max(MIB).far(1 << 30);
+    let heap = builder.pool("fault:die=600@ram:").build().unwrap();
+    let mut map = FarMap::<Vec<u64>, [u64; 400]>::new(&heap).unwrap();
+    let mut made = 0;
+    while map.insert(&heap.enter(), vec![made, 7], [made; 400]).is_ok() {
+        made += 1;
+        assert!(made < 100_000, "the server does not die");
+    }
+    let mut failed = 0;
+    for number in 0..made {
+        match map.entry(&heap.enter(), vec![number, 7]) {
+            Ok(entry) => assert!(matches!(entry, Entry::Occupied(_)) && entry.key() == &[number, 7]),
+            Err(error) => {
+                assert_eq!(error.value, [number, 7]);
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 100, "{failed} of {made}");
+    drop(map);
     heap.verify();
 }

@@ -35,8 +35,11 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         &'a mut self,
         scope: &'a Scope<'a>,
         key: A,
-    ) -> Result<Entry<'a, K, V, S, A>, FarError> {
-        let found = self.locate::<K>(scope, key.borrow(), Want::Write)?;
+    ) -> Result<Entry<'a, K, V, S, A>, AllocError<A>> {
+        let found = match self.locate::<K>(scope, key.borrow(), Want::Write) {
+            Ok(found) => found,
+            Err(error) => return Err(AllocError { error, value: key }),
+        };
         // From here on the entry is the only one who uses the map.
         let map = &*self;
         let Some(at) = found else { return Ok(Entry::Vacant(VacantEntry { map, scope, key })) };

@@ -323,11 +323,10 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope: &'a Scope<'_>,
         key: A,
         mut change: impl FnMut(Option<&V>) -> Change<B>,
-    ) -> Result<Option<&'a V>, FarError> {
-        self.body.anchor.check(scope)?;
+    ) -> Result<Option<&'a V>, AllocError<A>> {
         let hash = self.hash::<K>(key.borrow());
         let mut search = Search::default();
-        let result = scope.with_room(|| {
+        let mut step = || {
             loop {
                 self.search(scope, hash, &mut search, key.borrow())?;
                 // SAFETY: as in `get_key_value`.
@@ -347,13 +346,18 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
                     return Ok((true, false));
                 }
             }
-        });
+        };
+        let result = self.body.anchor.check(scope).and_then(|()| scope.with_room(&mut step));
         self.body.table.finish(&mut search);
-        let (done, put) = result?;
-        if put {
-            key.placed();
+        match result {
+            Ok((done, put)) => {
+                if put {
+                    key.placed();
+                }
+                Ok(self.changed(scope, &search, done, put))
+            }
+            Err(error) => Err(AllocError { error, value: key }),
         }
-        Ok(self.changed(scope, &search, done, put))
     }
 
     fn search(&self, scope: &Scope<'_>, hash: u32, search: &mut Search, key: &K) -> Result<(), FarError> {
