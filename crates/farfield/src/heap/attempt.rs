@@ -140,23 +140,29 @@ impl Heap {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn fetch_with<R>(
+    pub async fn fetch_with<R>(&self, action: impl FnMut(&Scope<'_>) -> Result<R, FarError>) -> Result<R, FarError> {
+        self.core().fetch_with(action).await
+    }
+}
+
+impl Core {
+    /// See [`Heap::fetch_with`].
+    pub(crate) async fn fetch_with<R>(
         &self,
         mut action: impl FnMut(&Scope<'_>) -> Result<R, FarError>,
     ) -> Result<R, FarError> {
-        let core: &Core = self.core();
         // What was far stays near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
             let time = if pins.is_empty() { Time::First } else { Time::Again };
             let (number, want) = {
-                let scope = Scope::new(core);
-                match attempt(core.record(), time, || action(&scope)) {
+                let scope = Scope::new(self);
+                match attempt(self.record(), time, || action(&scope)) {
                     Ok(result) => return result,
                     Err(missed) => missed,
                 }
             };
-            pins.push(Bring::new(core, number, want).await?);
+            pins.push(Bring::new(self, number, want).await?);
         }
     }
 }

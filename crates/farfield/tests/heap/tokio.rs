@@ -3,6 +3,9 @@
 
 use crate::common::{MIB, Random, builder, seed};
 use farfield::{FarBox, FarMap, FarVec, Heap};
+use futures_util::TryStreamExt;
+use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
@@ -19,6 +22,54 @@ fn threads(threads: usize) -> Runtime {
 
 fn filled(heap: &Heap, count: u64) -> Vec<FarBox<[u64; 512]>> {
     (0..count).map(|index| heap.alloc([index; 512]).unwrap()).collect()
+}
+
+/// Streams hold no scope between their batches, so their tasks move, too; several go through one vector.
+#[test]
+fn streams_run_on_many_threads() {
+    let heap = heap(MIB);
+    let mut vec = FarVec::new();
+    // Neither do elements fill a page, nor batches the vector.
+    vec.extend(&heap.enter(), (0..120_000u32).map(|number| [number; 9])).unwrap();
+    let large: Arc<FarVec<[u64; 700]>> = Arc::new({
+        let mut vec = FarVec::new();
+        vec.extend(&heap.enter(), (0..300).map(|number| [number; 700])).unwrap();
+        vec
+    });
+    let (vec, misses) = (Arc::new(vec), heap.stats().misses);
+    let runtime = threads(3);
+    runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        for task in 0..8u32 {
+            let (vec, large) = (vec.clone(), large.clone());
+            tasks.spawn(async move {
+                let first = task * 1_001;
+                let mut at = first;
+                let mut batches = pin!(vec.stream(first as usize..119_999));
+                while let Some(batch) = batches.try_next().await.unwrap() {
+                    assert!(
+                        batch.iter().zip(at..).all(|(element, number)| *element == [number; 9]) && !batch.is_empty()
+                    );
+                    at += batch.len() as u32;
+                    yield_now().await;
+                }
+                assert_eq!(at, 119_999);
+                let sum = large
+                    .stream(..)
+                    .try_fold(0, |sum, batch| ready(Ok(sum + batch.iter().map(|e| e[699]).sum::<u64>())));
+                assert_eq!(sum.await.unwrap(), 299 * 150);
+                assert!(pin!(vec.stream(7..7)).try_next().await.unwrap().is_none());
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+    });
+    drop(runtime);
+    let stats = heap.stats();
+    assert!(stats.misses > misses && stats.prefetches_used > 0 && stats.pinned_bytes == 0, "{stats:?}");
+    drop((vec, large));
+    heap.verify();
 }
 
 /// Tasks hold no scope while they wait, so tokio moves them from thread to thread; what is pinned goes with them.

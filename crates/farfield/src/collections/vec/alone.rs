@@ -41,7 +41,7 @@ impl<T: Send + 'static> FarVec<T> {
     }
 
     /// The heap, if there is such an element: it exists as long as that.
-    fn core(&self, index: usize) -> Option<*const Core> {
+    pub(super) fn core(&self, index: usize) -> Option<*const Core> {
         self.units.core().filter(|_| index < self.len)
     }
 }

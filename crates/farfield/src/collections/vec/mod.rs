@@ -4,6 +4,7 @@ mod alone;
 mod order;
 mod parts;
 mod sieve;
+mod stream;
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;

@@ -1,0 +1,79 @@
+//! Elements as a stream, for programs that are made of those.
+
+use super::{FarVec, Scope};
+use crate::collections::paged::Paged;
+use crate::collections::range_of;
+use crate::error::FarError;
+use crate::heap::{Core, Want};
+use core::ops::{Range, RangeBounds};
+use futures_util::stream::{Stream, try_unfold};
+
+/// Pages of a batch, at most.
+const BATCH_PAGES: usize = 16;
+
+impl<T: Clone + Send + Sync + 'static> FarVec<T> {
+    /// Copies of the elements of a range, in order and in batches, as a stream: for `futures::StreamExt` and its like. It is fetched ahead
+    /// as every walk is, and holds nothing near between two batches, so its task may change its thread. How long batches are depends on how
+    /// pages lie near: some pages at most. It ends with the first error.
+    ///
+    /// (A stream cannot lend what it will forget. Who needs no copies has a loop around [`Scan::fetch_chunk`](crate::collections::Scan::fetch_chunk).)
+    ///
+    /// ```
+    /// # use farfield::{FarError, FarVec, Heap, task::Executor};
+    /// use futures_util::{TryStreamExt, future::ready};
+    ///
+    /// let heap = Heap::builder().near(4 << 20).build()?;
+    /// let mut squares = FarVec::new();
+    /// squares.extend(&heap.enter(), (0..1000u64).map(|number| number * number))?;
+    /// let sum = squares.stream(100..).try_fold(0, |sum, batch| ready(Ok(sum + batch.iter().sum::<u64>())));
+    /// assert_eq!(Executor::new(&heap).block_on(sum)?, 332_505_150);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn stream(&self, range: impl RangeBounds<usize>) -> impl Stream<Item = Result<Vec<T>, FarError>> + Send + '_ {
+        self.batches_of(range_of(range, self.len), false)
+    }
+
+    /// The same for elements that will not be used again soon: what has to be brought near leaves first, and what was near stays.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn stream_once(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> impl Stream<Item = Result<Vec<T>, FarError>> + Send + '_ {
+        self.batches_of(range_of(range, self.len), true)
+    }
+
+    fn batches_of(&self, range: Range<usize>, once: bool) -> impl Stream<Item = Result<Vec<T>, FarError>> + Send + '_ {
+        try_unfold(range, move |rest| async move {
+            let Some(core) = self.core(rest.start).filter(|_| !rest.is_empty()) else { return Ok(None) };
+            // SAFETY: the element keeps it.
+            let batch = self.batch(unsafe { &*core }, &rest, once).await?;
+            let rest = rest.start + batch.len()..rest.end;
+            Ok(Some((batch, rest)))
+        })
+    }
+
+    /// The first of these elements.
+    async fn batch(&self, core: &Core, rest: &Range<usize>, once: bool) -> Result<Vec<T>, FarError> {
+        let (unit, first) = (rest.start / Self::PER_UNIT, rest.start % Self::PER_UNIT);
+        let most = BATCH_PAGES.div_ceil(Paged::<T>::UNIT_PAGES as usize);
+        let mut is_new = false;
+        let copy = |scope: &Scope<'_>| {
+            is_new |= self.units.is_new(scope, unit);
+            let (address, found) = self.units.units(scope, unit, most, Want::Read)?;
+            scope.mark_used();
+            let count = (found * Self::PER_UNIT - first).min(rest.len());
+            // SAFETY: as in `Chunks`.
+            Ok(unsafe { core::slice::from_raw_parts(address.add(first), count) }.to_vec())
+        };
+        let batch = core.fetch_with(copy).await?;
+        if once && is_new {
+            self.units.leave_first(&Scope::new(core), unit..unit + 1);
+        }
+        Ok(batch)
+    }
+}
