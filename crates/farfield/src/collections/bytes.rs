@@ -1,7 +1,7 @@
 //! `FarBytes`: bytes in one piece.
 
 use crate::error::FarError;
-use crate::heap::{Scope, Slot, SlotCell, Want, dropped_in_place};
+use crate::heap::{Core, Once, Scope, Slot, SlotCell, Want, dropped_in_place};
 use core::mem::take;
 use core::ops::Range;
 use std::alloc::Layout;
@@ -46,8 +46,7 @@ impl FarBytes {
     /// A scope of their heap, if there are any.
     #[cfg(feature = "serde")]
     pub(super) fn enter(&self) -> Option<Scope<'_>> {
-        // SAFETY: our object keeps the heap.
-        self.cell.load().map(|slot| Scope::new(unsafe { &*slot.heap() }))
+        self.place().map(|(core, _)| Scope::new(core))
     }
 
     /// How many.
@@ -79,6 +78,45 @@ impl FarBytes {
     /// The same, for a task: while they are on their way, others run.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         scope.retry(|| self.get(scope)).await
+    }
+
+    /// As [`FarBytes::get`], for bytes that will not be used again soon: if they have to be brought near, they leave first.
+    pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(&[]) };
+        scope.once(|once| {
+            slot.note(once, scope);
+            self.get(scope)
+        })
+    }
+
+    /// The same, for a task.
+    pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(&[]) };
+        let look = async |once: &Once| {
+            slot.note(once, scope);
+            self.fetch(scope).await
+        };
+        scope.fetch_once(look).await
+    }
+
+    /// Begins to bring the bytes near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
+    pub fn prefetch(&self) {
+        if let Some((core, slot)) = self.place() {
+            core.prefetch(core.record(), [slot.parts(core).0]);
+        }
+    }
+
+    /// The bytes will not be needed soon: they leave before others.
+    pub fn cold(&self) {
+        if let Some((core, slot)) = self.place() {
+            slot.cold(core);
+        }
+    }
+
+    /// Where they are, if there are any.
+    fn place(&self) -> Option<(&Core, Slot)> {
+        // SAFETY: our object keeps the heap.
+        self.cell.load().map(|slot| (unsafe { &*slot.heap() }, slot))
     }
 
     /// The bytes, to be changed.

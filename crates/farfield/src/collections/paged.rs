@@ -1,7 +1,7 @@
 //! Paged storage: units of elements in far space, found by their number. What vectors and arrays are made of.
 
 use crate::error::FarError;
-use crate::heap::{Bury, Core, FarRange, Scope, Want, bury_later, free_run, heap_of};
+use crate::heap::{Bury, Core, FarRange, Once, Scope, Want, bury_later, free_run, heap_of};
 use core::marker::PhantomData;
 use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
@@ -56,9 +56,14 @@ impl<T: Send + 'static> Paged<T> {
         scope.near_unit(self.page(unit), want).is_some()
     }
 
-    /// Has this unit not come, or come ahead of need and not been used since?
+    /// See [`Scope::is_new`].
     pub(super) fn is_new(&self, scope: &Scope<'_>, unit: usize) -> bool {
-        scope.arrival(self.page(unit)).is_some()
+        scope.is_new(self.page(unit))
+    }
+
+    /// This unit is used next, once.
+    pub(super) fn note(&self, once: &Once, scope: &Scope<'_>, unit: usize) {
+        once.uses(scope, self.page(unit));
     }
 
     /// These units leave before others.

@@ -54,6 +54,28 @@ impl FarString {
         scope.retry(|| self.get(scope)).await
     }
 
+    /// As [`FarString::get`], for text that will not be used again soon: if it has to be brought near, it leaves first.
+    pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
+        // SAFETY: as in `get`.
+        self.bytes.get_once(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
+    }
+
+    /// The same, for a task.
+    pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
+        // SAFETY: as in `get`.
+        self.bytes.fetch_once(scope).await.map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
+    }
+
+    /// Begins to bring the text near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
+    pub fn prefetch(&self) {
+        self.bytes.prefetch();
+    }
+
+    /// The text will not be needed soon: it leaves before others.
+    pub fn cold(&self) {
+        self.bytes.cold();
+    }
+
     /// More text, at the end.
     pub fn push_str(&mut self, scope: &Scope<'_>, text: &str) -> Result<(), FarError> {
         self.bytes.extend_from_slice(scope, text.as_bytes())

@@ -43,6 +43,8 @@ pub(super) struct Wait {
     since: Option<Instant>,
     /// It began a flight.
     brought: bool,
+    /// That of a page which comes whole.
+    whole_page: Option<u32>,
 }
 
 impl Wait {
@@ -189,7 +191,12 @@ impl<'a> Arrival<'a> {
         };
         loop {
             match core.look_at(record, objects, object, self.want, self.wait.brought) {
-                Sight::Here(place) => return Poll::Ready(Ok(place)),
+                Sight::Here(place) => {
+                    if let Some(page) = self.wait.whole_page.take() {
+                        core.leave_after(record, page);
+                    }
+                    return Poll::Ready(Ok(place));
+                }
                 Sight::Moving => {
                     if self.wait(self.number, context, mark) {
                         core.hurry(record, self.number);
@@ -217,6 +224,7 @@ impl<'a> Arrival<'a> {
                     // It is ours, so it is still on its way.
                     assert!(self.wait(page, context, || core.want(page)));
                     self.wait.brought = true;
+                    self.wait.whole_page = Some(page);
                     core.begin(record, flight);
                     core.attend();
                     return Poll::Pending;

@@ -16,6 +16,7 @@
 //! | `gather`, `attempt`, `look_ups` | how they wait for many values, for those that only looking finds, and for many of those |
 //! | `pins` | what stays near without a scope |
 //! | `evictor`, `reclaimer` | who leaves, and when |
+//! | `once` | what leaves first, because it is used once |
 //! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `write_back` | what the pool has before somebody else looks at it |
@@ -34,6 +35,7 @@ mod io;
 mod look_ups;
 mod memory;
 mod objects;
+mod once;
 mod pins;
 mod poller;
 mod publisher;
@@ -61,6 +63,7 @@ pub use gather::Batches;
 pub(crate) use io::{Flight, Landing};
 pub(crate) use memory::{Table, Zeroed};
 pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
+pub(crate) use once::Once;
 pub(crate) use pins::{Bring, Pin};
 pub(crate) use raw::{Slot, SlotCell};
 pub(crate) use retired::Retired;

@@ -6,7 +6,7 @@
 
 use super::access::Want;
 use super::objects::Inside;
-use super::{Core, Scope};
+use super::{Core, Once, Scope};
 use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +56,21 @@ impl Slot {
     /// Number within its heap (page, or handle above all pages), and card.
     pub(crate) fn parts(self, core: &Core) -> (u32, u8) {
         (self.number() - core.first_page, self.place().card())
+    }
+
+    /// It is used next, once.
+    pub(crate) fn note(self, once: &Once, scope: &Scope<'_>) {
+        once.uses(scope, self.number());
+    }
+
+    /// See [`Scope::is_new`]. Not said of small values of the object plane.
+    pub(crate) fn is_new(self, scope: &Scope<'_>) -> bool {
+        scope.is_new(self.number())
+    }
+
+    /// It leaves before others.
+    pub(crate) fn cold(self, core: &Core) {
+        core.cold(self.number());
     }
 
     /// Its heap, which exists as long as the object does.

@@ -43,6 +43,15 @@ impl Scope<'_> {
         }
     }
 
+    /// Would this unit not be near, or not stay, without the use to come? It is far, on its way, about to leave, or came ahead of need and
+    /// was not used since.
+    pub(crate) fn is_new(&self, page: u32) -> bool {
+        self.number(page).is_some_and(|page| {
+            let word = FrameWord(self.core.words[page].load(Ordering::Relaxed));
+            word.state() != State::Near || word.is_ahead()
+        })
+    }
+
     /// These units leave before others. No matter if they are far.
     pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
         self.core.leave_first(pages.filter_map(|page| self.number(page)));

@@ -95,6 +95,11 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         self.value.fetch(scope).await
     }
 
+    /// The same, for a value that will not be used again soon.
+    pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        self.value.fetch_once(scope).await
+    }
+
     /// Calls `action` with the value, near as long as that takes: see [`FarBox::read`].
     pub fn read<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
         self.value.read(action)

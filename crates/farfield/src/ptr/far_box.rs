@@ -2,7 +2,7 @@
 
 use super::{FarPtr, Follow, Pinned, PinnedMut, Pointer};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Core, Scope, Want, drop_far, take};
+use crate::heap::{Core, Once, Scope, Want, drop_far, take};
 use core::marker::PhantomData;
 
 /// Owns a value of a [`Heap`](crate::Heap), near or far, as `Box` owns one of the memory.
@@ -85,12 +85,10 @@ impl<T: Send + 'static> FarBox<T> {
     /// As [`FarBox::get`], for a value that will not be used again soon: if it has to be brought near, its page leaves first. On the
     /// object plane small values that come in this way lie together.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let is_new = self.pointer.is_new(scope);
-        let value = scope.record.objects.once(|| self.get(scope))?;
-        if is_new {
-            self.pointer.leave_first(scope);
-        }
-        Ok(value)
+        scope.once(|once| {
+            self.pointer.note(once, scope);
+            self.get(scope)
+        })
     }
 
     /// As [`FarBox::get`], for a task: while the value is on its way, others run.
@@ -128,6 +126,15 @@ impl<T: Send + 'static> FarBox<T> {
         let address = self.pointer.arrival(scope, Want::Write).await?.cast::<T>();
         // SAFETY: as in `fetch`, and `&mut self` makes it exclusive.
         Ok(unsafe { &mut *address })
+    }
+
+    /// As [`FarBox::fetch`], for a value that will not be used again soon: see [`FarBox::get_once`].
+    pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
+        let look = async |once: &Once| {
+            self.pointer.note(once, scope);
+            self.fetch(scope).await
+        };
+        scope.fetch_once(look).await
     }
 
     /// Calls `action` with the value, near as long as that takes. For those who have no scope; it begins one.
@@ -168,6 +175,18 @@ impl<T: Send + 'static> FarBox<T> {
         // SAFETY: our value keeps the heap.
         let scope = Scope::new(unsafe { &*core });
         self.get_mut(&scope).map(action)
+    }
+
+    /// The same, for a value that will not be used again soon: see [`FarBox::get_once`].
+    pub fn write_once<R>(&mut self, action: impl FnOnce(&mut T) -> R) -> Result<R, FarError> {
+        let core = self.pointer.core();
+        // SAFETY: our value keeps the heap.
+        let scope = Scope::new(unsafe { &*core });
+        let value = scope.once(|once| {
+            self.pointer.note(once, &scope);
+            self.get_mut(&scope)
+        })?;
+        Ok(action(value))
     }
 
     /// Brings the value near and keeps it there, whatever scopes and tasks do, until what this returns is dropped.

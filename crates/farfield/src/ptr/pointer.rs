@@ -1,7 +1,7 @@
 //! What far pointers are made of: the slot word of a value, and how it is followed.
 
 use crate::error::FarError;
-use crate::heap::{Arrival, Bring, Core, Pin, Scope, ShareKey, Want, heap_of};
+use crate::heap::{Arrival, Bring, Core, Once, Pin, Scope, ShareKey, Want, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{FrameWord, Place};
@@ -172,23 +172,14 @@ impl Pointer {
         }
     }
 
-    /// Has its page not come, or come ahead of need and not been used since?
-    pub(crate) fn is_new(&self, scope: &Scope<'_>) -> bool {
-        scope.arrival(self.number.get()).is_some()
+    /// It is used next, once.
+    pub(crate) fn note(&self, once: &Once, scope: &Scope<'_>) {
+        once.uses(scope, self.number.get());
     }
 
     /// Its page leaves before others.
-    pub(crate) fn leave_first(&self, scope: &Scope<'_>) {
-        scope.leave_first(core::iter::once(self.number.get()));
-    }
-
-    /// The same without a scope.
     pub(crate) fn cold(&self) {
-        let core = self.heap();
-        match self.page_in(core) {
-            Some(page) => core.leave_first(core::iter::once(page)),
-            None => core.cool_object(self.number.get()),
-        }
+        self.heap().cold(self.number.get());
     }
 
     /// Begins to bring it near, and does not wait.

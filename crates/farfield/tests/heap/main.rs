@@ -20,6 +20,7 @@ mod list;
 mod many;
 mod map;
 mod objects;
+mod once;
 mod places;
 mod rest;
 mod room;

@@ -29,6 +29,8 @@ mod many;
 mod map;
 #[path = "../heap/object_flights.rs"]
 mod object_flights;
+#[path = "../heap/once.rs"]
+mod once;
 #[path = "../heap/rest.rs"]
 mod rest;
 #[path = "../heap/room.rs"]

@@ -137,29 +137,47 @@ struct Ends<'a, K, V> {
     want: Want,
     passed: usize,
     failed: bool,
+    /// Nodes that came for this walk leave first when it has passed them.
+    once: bool,
     gives: PhantomData<fn() -> At<K, V>>,
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
     fn new(map: &FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: Path, back: Path, want: Want) -> Self {
         let (root, height) = (map.root.load(), map.height);
-        Ends { root, height, scope, front, back, want, passed: 0, failed: false, gives: PhantomData }
+        Ends { root, height, scope, front, back, want, passed: 0, failed: false, once: false, gives: PhantomData }
     }
 
     /// The entry from one end, and a step there.
     fn take(&mut self, from_back: bool) -> Result<Option<At<K, V>>, FarError> {
         let scope = self.scope;
         if self.failed || self.front.is(&self.back, scope.core) {
+            // Both are left.
+            self.pass(&self.front, &Path::nowhere());
+            self.pass(&self.back, &Path::nowhere());
             return Ok(None);
         }
         if from_back {
-            self.back = scope.with_room(|| self.back.previous::<K, V>(self.root, self.height, scope))?;
+            let next = scope.with_room(|| self.back.previous::<K, V>(self.root, self.height, scope))?;
+            let before = core::mem::replace(&mut self.back, next);
+            self.pass(&before, &self.back);
             return self.back.entry(scope, self.want);
         }
         let found = self.front.entry(scope, self.want)?;
         self.passed += 1;
+        let before = self.once.then(|| self.front.clone());
         self.front.advance::<K, V>(scope, self.passed > 1)?;
+        if let Some(before) = before {
+            self.pass(&before, &self.front);
+        }
         Ok(found)
+    }
+
+    /// One end of the walk has gone on.
+    fn pass(&self, before: &Path, now: &Path) {
+        if self.once {
+            before.leave_for(now, self.scope.core);
+        }
     }
 
     fn item(&mut self, from_back: bool) -> Option<Result<At<K, V>, FarError>> {
@@ -182,6 +200,12 @@ pub struct RangeIterMut<'a, K: Send + 'static, V: Send + 'static> {
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
+    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    pub fn once(mut self) -> Self {
+        self.ends.once = true;
+        self
+    }
+
     fn item(&mut self, from_back: bool) -> Option<Result<(&'a K, &'a V), FarError>> {
         let item = self.ends.item(from_back)?;
         // SAFETY: as in `FarBTreeMap::get_key_value`.
@@ -190,6 +214,12 @@ impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> RangeIterMut<'a, K, V> {
+    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    pub fn once(mut self) -> Self {
+        self.ends.once = true;
+        self
+    }
+
     fn item(&mut self, from_back: bool) -> Option<Result<(&'a K, &'a mut V), FarError>> {
         let item = self.ends.item(from_back)?;
         // SAFETY: as in `FarBTreeMap::get_mut`; no entry is given out twice.

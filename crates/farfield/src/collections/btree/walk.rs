@@ -14,6 +14,8 @@ pub(super) struct Path {
     steps: Vec<(Slot, usize)>,
     /// Of the last node.
     height: u32,
+    /// For each node of the path whether it was [new](Scope::is_new) when the path came to it; and for some below, which it has left.
+    new: u64,
 }
 
 /// Children that are fetched ahead.
@@ -21,7 +23,7 @@ const WINDOW: usize = 4;
 
 impl Path {
     pub(super) fn nowhere() -> Path {
-        Path { steps: Vec::new(), height: 0 }
+        Path { steps: Vec::new(), height: 0, new: 0 }
     }
 
     /// Are both the same place?
@@ -44,6 +46,22 @@ impl Path {
         let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, want))?;
         scope.mark_used();
         Ok(Some((Node::at(address, self.height), *index)))
+    }
+
+    /// A node below the last one is used next.
+    fn come_to(&mut self, slot: Slot, scope: &Scope<'_>) {
+        let bit = 1 << self.steps.len();
+        self.new = self.new & !bit | if slot.is_new(scope) { bit } else { 0 };
+    }
+
+    /// The walk has gone from here to another place: nodes that it has left leave first, if they were new.
+    pub(super) fn leave_for(&self, next: &Path, core: &Core) {
+        for (depth, (slot, _)) in self.steps.iter().enumerate() {
+            let is_left = next.steps.get(depth).is_none_or(|(other, _)| !other.is(*slot, core));
+            if is_left && self.new & 1 << depth != 0 {
+                slot.cold(core);
+            }
+        }
     }
 
     /// The place without its nodes.
@@ -69,6 +87,7 @@ impl Path {
         last: bool,
     ) -> Result<(), FarError> {
         loop {
+            self.come_to(slot, scope);
             let node = Node::<K, V>::at(slot.address(scope)?, height);
             self.height = height;
             if height == 0 {
@@ -93,6 +112,7 @@ impl Path {
         let Some(mut slot) = root else { return Ok(path) };
         path.height = height;
         loop {
+            path.come_to(slot, scope);
             let node = Node::<K, V>::at(slot.address(scope)?, path.height);
             match node.find(key) {
                 Place::Here(index) => {

@@ -9,22 +9,41 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Visits all entries in order; renews the scope between nodes.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         // SAFETY: as in `get_key_value`; the scope is renewed when nobody has them.
-        self.visit(scope, Want::Read, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
+        self.visit(scope, Want::Read, false, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
+    }
+
+    /// The same, for entries that will not be used again soon: what has to be brought near leaves first, and what was near stays.
+    pub fn for_each_once(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
+        // SAFETY: as in `for_each`.
+        self.visit(scope, Want::Read, true, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
     }
 
     /// The same, to change values.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &mut V)) -> Result<(), FarError> {
         // SAFETY: as in `for_each`, and `&mut self` makes it exclusive.
-        self.visit(scope, Want::Write, |(node, index)| unsafe { visit(&*node.key(index), &mut *node.value(index)) })
+        self.visit(scope, Want::Write, false, |(node, index)| unsafe {
+            visit(&*node.key(index), &mut *node.value(index))
+        })
     }
 
-    fn visit(&self, scope: &mut Scope<'_>, want: Want, mut visit: impl FnMut(At<K, V>)) -> Result<(), FarError> {
+    fn visit(
+        &self,
+        scope: &mut Scope<'_>,
+        want: Want,
+        once: bool,
+        mut visit: impl FnMut(At<K, V>),
+    ) -> Result<(), FarError> {
         let mut path = self.end_path(scope, false)?;
         while let Some((node, index)) = path.entry(scope, want)? {
             visit((node, index));
+            let is_end = index + 1 == node.len() || node.height > 0;
+            let before = (once && is_end).then(|| path.clone());
             scope.with_room(|| path.advance::<K, V>(scope, true))?;
-            if index + 1 == node.len() || node.height > 0 {
+            if is_end {
                 scope.renew();
+            }
+            if let Some(before) = before {
+                before.leave_for(&path, scope.core);
             }
         }
         Ok(())

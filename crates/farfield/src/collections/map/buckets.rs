@@ -133,6 +133,14 @@ impl Buckets {
         }
     }
 
+    /// The number within the heap of the far page of a bucket that was prepared.
+    pub(super) fn page_number(&self, core: &Core, bucket: u32) -> Option<u32> {
+        match &self.home {
+            Home::Near(_) => None,
+            Home::Far(pages) => pages[bucket / PER_PAGE].load().map(|slot| slot.parts(core).0),
+        }
+    }
+
     /// Is there room for this bucket?
     pub(super) fn is_prepared(&self, bucket: u32) -> bool {
         let page = bucket / PER_PAGE;

@@ -7,7 +7,7 @@
 
 use super::buckets::{Bucket, Buckets, Index, PLACES};
 use crate::error::{BuildError, FarError};
-use crate::heap::{Core, Patience, Record, Scope, Slot, Want};
+use crate::heap::{Core, Patience, Record, Scope, Slot, SlotCell, Want};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use farfield_core::heap::buckets::{BucketWord, after, bucket_of, has, low_bits, split_for};
 use std::sync::{Mutex, PoisonError};
@@ -139,6 +139,26 @@ impl Table {
         bucket.slots[place].load()
     }
 
+    /// Numbers within the heap for a hint: of what has the hash, as far as that can be known without waiting, else of the far page of its
+    /// bucket.
+    pub(super) fn numbers(&self, scope: &Scope<'_>, hash: u32, numbers: &mut Vec<u32>) {
+        let home = bucket_of(hash, self.count.load(Ordering::Relaxed));
+        let (mut buckets, mut number) = (&self.main, home);
+        loop {
+            let Some(bucket) = buckets.get_now(scope, number) else {
+                return numbers.extend(buckets.page_number(scope.core, number));
+            };
+            let word = bucket.look(Ordering::Acquire);
+            let has_hash = |place: &usize| bucket.hashes[*place].load(Ordering::Relaxed) == hash;
+            let slots = (0..PLACES).filter(has_hash).filter_map(|place| bucket.slots[place].load());
+            numbers.extend(slots.map(|slot| slot.parts(scope.core).0));
+            match Self::link(bucket, word) {
+                Some(next) => (buckets, number) = (&self.spare, next),
+                None => return,
+            }
+        }
+    }
+
     /// The entry that `is_key` accepts, among those with the hash.
     #[inline]
     pub(super) fn find(
@@ -146,6 +166,18 @@ impl Table {
         scope: &Scope<'_>,
         hash: u32,
         want: Want,
+        is_key: impl FnMut(*const u8, Slot) -> bool,
+    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+        self.find_by(scope, hash, |cell, slot| cell.address(scope, slot, want), is_key)
+    }
+
+    /// The same; `address` brings near what a cell names.
+    #[inline]
+    pub(super) fn find_by(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        address: impl Fn(&SlotCell, Slot) -> Result<*mut u8, FarError>,
         mut is_key: impl FnMut(*const u8, Slot) -> bool,
     ) -> Result<Option<(Slot, *mut u8)>, FarError> {
         let mut patience = None;
@@ -159,9 +191,9 @@ impl Table {
                         continue;
                     }
                     let Some(slot) = bucket.slots[place].load() else { continue };
-                    let address = bucket.slots[place].address(scope, slot, want)?;
-                    if is_key(address, slot) {
-                        return Ok(Some((slot, address)));
+                    let at = address(&bucket.slots[place], slot)?;
+                    if is_key(at, slot) {
+                        return Ok(Some((slot, at)));
                     }
                 }
                 let Some(next) = Self::link(bucket, word) else { break };

@@ -7,6 +7,7 @@
 mod buckets;
 mod entry;
 mod fetch;
+mod hints;
 mod index;
 mod item;
 mod many;

@@ -11,7 +11,7 @@ use super::paged::Paged;
 use super::range_of;
 use super::shift::Stuck;
 use crate::error::{AllocError, FarError};
-use crate::heap::{FarRange, Scope, Want};
+use crate::heap::{FarRange, Once, Scope, Want};
 use core::mem::MaybeUninit;
 use core::ops::{Range, RangeBounds};
 
@@ -115,13 +115,13 @@ impl<T: Send + 'static> FarVec<T> {
 
     /// The same for an element that will not be used again soon: if it has to be brought near, it leaves first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
-        let unit = index / Self::PER_UNIT;
-        if index < self.len && self.units.is_new(scope, unit) {
-            let element = self.get(scope, index)?;
-            self.units.leave_first(scope, unit..unit + 1);
-            return Ok(element);
+        if index >= self.len {
+            return Ok(None);
         }
-        self.get(scope, index)
+        scope.once(|once| {
+            self.units.note(once, scope, index / Self::PER_UNIT);
+            self.get(scope, index)
+        })
     }
 
     /// The element with this index, to be changed.
@@ -139,6 +139,18 @@ impl<T: Send + 'static> FarVec<T> {
     /// As [`FarVec::get`], for a task: while the element is on its way, others run.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
         scope.retry(|| self.get(scope, index)).await
+    }
+
+    /// The same, for an element that will not be used again soon: see [`FarVec::get_once`].
+    pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
+        if index >= self.len {
+            return Ok(None);
+        }
+        let look = async |once: &Once| {
+            self.units.note(once, scope, index / Self::PER_UNIT);
+            self.fetch(scope, index).await
+        };
+        scope.fetch_once(look).await
     }
 
     /// As [`FarVec::get_mut`], for a task.

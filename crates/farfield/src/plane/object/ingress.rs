@@ -138,6 +138,7 @@ impl Core {
                     if let Some(flight) = self.depart_page(record, objects, page, frame, want.landing()) {
                         self.fetch(record, flight)?;
                         brought = true;
+                        self.leave_after(record, page);
                     }
                 }
                 Sight::Far(seen, Way::Object(class)) => {
@@ -179,6 +180,9 @@ impl Core {
                         continue;
                     }
                     count_use(record, held);
+                    if held.state() != State::Near {
+                        self.leave_after(record, page);
+                    }
                     // A scope that finds the page near after the object has moved out finds the handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
                     if now.whereabouts() == seen.whereabouts() {
@@ -200,6 +204,13 @@ impl Core {
                 }
                 Deref::Zero => unreachable!("nobody creates by looking"),
             }
+        }
+    }
+
+    /// This page came whole for an object in it, or was about to leave: a use that is the only one does not keep it.
+    pub(crate) fn leave_after(&self, record: &Record, page: u32) {
+        if record.objects.once.get() {
+            self.leave_first(core::iter::once(page));
         }
     }
 

@@ -1,0 +1,98 @@
+//! Hints: what comes soon, what is used once, what is done with.
+
+use super::item::Shape;
+use super::{FarMap, Item};
+use crate::error::FarError;
+use crate::heap::{Once, Scope, Slot, SlotCell, Want};
+use core::borrow::Borrow;
+use core::hash::{BuildHasher, Hash};
+
+impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
+    /// As [`FarMap::get`], for an entry that will not be used again soon: if it has to be brought near, it leaves first. The index is
+    /// used by others, and stays.
+    pub fn get_once<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.body.anchor.check(scope)?;
+        let found = scope.once(|once| self.locate_once(scope, self.hash(key), key, once))?;
+        // SAFETY: as in `get_key_value`.
+        Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
+    }
+
+    /// The same, for a task: while index and entry are on their way, others run.
+    pub async fn fetch_once<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.body.anchor.check(scope)?;
+        let hash = self.hash(key);
+        let look = async |once: &Once| scope.retry(|| self.locate_once(scope, hash, key, once)).await;
+        let found = scope.fetch_once(look).await?;
+        // SAFETY: as in `get_key_value`.
+        Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
+    }
+
+    /// [`FarMap::locate_hash`] for what is used once.
+    fn locate_once<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, once: &Once) -> Result<Option<*mut u8>, FarError>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let address = |cell: &SlotCell, slot: Slot| {
+            slot.note(once, scope);
+            cell.address(scope, slot, Want::Read)
+        };
+        let found = scope.with_room(|| {
+            // SAFETY: the index names entries of this map.
+            self.body.table.find_by(scope, hash, address, |at, _| unsafe { Self::is_key(key, at) })
+        })?;
+        scope.mark_used();
+        Ok(found.map(|(_, at)| at))
+    }
+
+    /// These keys will be looked up soon: begins to bring their entries near, and does not wait. How many pages (or small entries of the
+    /// [object plane](crate::Plane::Object)) are on their way now. It is advice: what is near, or finds no room, is passed over; and where
+    /// the index is far, too, what comes is first the part of it that has the key.
+    ///
+    /// ```
+    /// # use farfield::{FarMap, Heap};
+    /// let heap = Heap::builder().near(4 << 20).build()?;
+    /// let ages = FarMap::<str, u32>::new(&heap)?;
+    /// ages.insert(&heap.enter(), "Ada", 36)?;
+    /// let scope = heap.enter();
+    /// ages.prefetch(&scope, ["Ada", "Bob"]); // something else to do meanwhile
+    /// assert_eq!(ages.get(&scope, "Ada")?, Some(&36));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn prefetch<'key, Q>(&self, scope: &Scope<'_>, keys: impl IntoIterator<Item = &'key Q>) -> usize
+    where
+        K: Borrow<Q>,
+        Q: Hash + ?Sized + 'key,
+    {
+        // What the index names now lives as long as the scope.
+        let _held = scope.hold();
+        let mut numbers = Vec::new();
+        if self.body.anchor.check(scope).is_ok() {
+            keys.into_iter().for_each(|key| self.body.table.numbers(scope, self.hash(key), &mut numbers));
+        }
+        scope.core.prefetch(scope.record, numbers) as usize
+    }
+
+    /// The entry of this key will not be needed soon: it leaves before others.
+    pub fn cold<Q>(&self, scope: &Scope<'_>, key: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + ?Sized,
+    {
+        // As in `prefetch`.
+        let _held = scope.hold();
+        let mut numbers = Vec::new();
+        if self.body.anchor.check(scope).is_ok() {
+            self.body.table.numbers(scope, self.hash(key), &mut numbers);
+        }
+        numbers.into_iter().for_each(|number| scope.core.cold(scope.core.first_page + number));
+    }
+}
