@@ -23,7 +23,9 @@ impl Once {
     }
 
     fn leave_first(self, scope: &Scope<'_>) {
-        scope.leave_first(self.new.into_inner().into_iter());
+        if let Some(number) = self.new.into_inner() {
+            scope.leave_first(core::iter::once(number));
+        }
     }
 }
 
