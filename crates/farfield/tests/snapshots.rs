@@ -16,6 +16,8 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
+
 fn heap(faults: &str, near: u64) -> Heap {
     heap_on(Plane::Page, faults, near)
 }
@@ -119,7 +121,6 @@ fn maps_and_trees() {
     let heap = heap("seed=1", 2 * MIB);
     let mut twin = BTreeMap::new();
     let mut tree = FarBTreeMap::new();
-    type Fixed = BuildHasherDefault<DefaultHasher>;
     let map: FarMap<str, [u8], Fixed> =
         FarMap::builder().index(Index::Far).hasher(Fixed::default()).build(&heap).unwrap();
     let mut random = Random(seed());
@@ -149,6 +150,112 @@ fn maps_and_trees() {
     drop((restored, map, tree));
     other.verify();
     heap.verify();
+}
+
+type Fixed = BuildHasherDefault<DefaultHasher>;
+
+/// Far values of every kind, more of each than is near.
+#[derive(Serialize, Deserialize)]
+struct Everything {
+    boxes: FarVec<FarBox<[u64; 8]>>,
+    shared: Vec<FarArc<String>>,
+    array: FarArray<u32, 2>,
+    list: FarList<String>,
+    queue: FarQueue<[u64; 5]>,
+    stack: FarStack<u64>,
+    texts: Vec<FarString>,
+    bytes: FarBytes,
+    tree: FarBTreeMap<String, FarBytes>,
+    map: FarMap<str, [u8], Fixed>,
+}
+
+/// So many of each, or of the larger ones fewer.
+const COUNT: u64 = 20_000;
+
+impl Everything {
+    fn new(heap: &Heap) -> Everything {
+        let map = FarMap::builder().index(Index::Far).hasher(Fixed::default()).build(heap).unwrap();
+        let array = FarArray::from_fn(&heap.enter(), [COUNT as usize / 100, 1000], |[a, b]| (a * b) as u32).unwrap();
+        let text = |number: u64| "word ".repeat(number as usize % 200 + 1);
+        let mut all = Everything {
+            boxes: FarVec::new(),
+            shared: (0..COUNT / 10).map(|number| heap.alloc_shared(text(number)).unwrap()).collect(),
+            array,
+            list: FarList::new(),
+            queue: FarQueue::new(),
+            stack: FarStack::new(),
+            texts: (0..COUNT / 10).map(|n| FarString::copy_of(&heap.enter(), &text(n)).unwrap()).collect(),
+            bytes: FarBytes::copy_of(&heap.enter(), &[7; 100_000]).unwrap(),
+            tree: FarBTreeMap::new(),
+            map,
+        };
+        for number in 0..COUNT {
+            all.boxes.push(&heap.enter(), heap.alloc([number; 8]).unwrap()).map_err(|full| full.error).unwrap();
+            let scope = heap.enter();
+            all.list.push_back(&scope, number.to_string()).unwrap();
+            all.queue.push(&scope, [number; 5]).unwrap();
+            all.stack.push(&scope, number).unwrap();
+        }
+        for number in 0..COUNT / 4 {
+            let scope = heap.enter();
+            let bytes = FarBytes::copy_of(&scope, &number.to_le_bytes().repeat(40)).unwrap();
+            all.tree.insert(&scope, number.to_string(), bytes).map_err(|full| full.error).unwrap();
+            all.map.insert(&scope, number.to_string().as_str(), &number.to_le_bytes().repeat(30)[..]).unwrap();
+        }
+        all
+    }
+
+    /// It is what `new` makes.
+    fn check(&self, heap: &Heap) {
+        let text = |number: usize| "word ".repeat(number % 200 + 1);
+        for number in 0..COUNT as usize {
+            let seen = self.boxes.read(number, |value| value.read(|value| value[7]));
+            assert_eq!(seen, Ok(Some(Ok(number as u64))));
+        }
+        self.shared.iter().enumerate().for_each(|(n, shared)| assert_eq!(shared.read(|one| *one == text(n)), Ok(true)));
+        self.texts.iter().enumerate().for_each(|(n, one)| assert_eq!(one.get(&heap.enter()).unwrap(), text(n)));
+        assert_eq!(self.array.read([150, 900], |element| *element), Ok(Some(135_000)));
+        let mut numbers = 0..COUNT;
+        let visit = |one: &String| assert_eq!(Some(one), numbers.next().map(|number| number.to_string()).as_ref());
+        self.list.for_each(&mut heap.enter(), visit).unwrap();
+        assert_eq!((numbers.next(), self.queue.len(), self.stack.len()), (None, COUNT as usize, COUNT as usize));
+        assert_eq!(self.queue.front(&heap.enter()), Ok(Some(&[0; 5])));
+        assert_eq!(self.stack.top(&heap.enter()), Ok(Some(&(COUNT - 1))));
+        assert_eq!(self.bytes.get(&heap.enter()).unwrap(), [7; 100_000]);
+        for number in 0..COUNT / 4 {
+            let scope = heap.enter();
+            let key = number.to_string();
+            let bytes = self.tree.get(&scope, &key).unwrap().unwrap();
+            assert_eq!(bytes.get(&scope).unwrap(), number.to_le_bytes().repeat(40));
+            assert_eq!(self.map.get(&scope, key.as_str()).unwrap(), Some(&number.to_le_bytes().repeat(30)[..]));
+        }
+        assert_eq!((self.tree.len() as u64, self.map.len()), (COUNT / 4, COUNT / 4));
+    }
+}
+
+/// What one plane has written, each of them reads; a snapshot does not say where it comes from.
+#[test]
+fn planes_read_what_planes_have_written() {
+    let mut written: Vec<Vec<u8>> = Vec::new();
+    for plane in PLANES {
+        let source = heap_on(plane, "seed=1", 2 * MIB);
+        let all = Everything::new(&source);
+        let binary = postcard::to_stdvec(&all).unwrap();
+        assert!(source.stats().misses > 1000, "{plane:?}: {:?}", source.stats());
+        for plane in PLANES {
+            let target = heap_on(plane, "seed=2", 2 * MIB);
+            let restored: Everything = target.restore(|| postcard::from_bytes(&binary)).unwrap();
+            restored.check(&target);
+            assert_in_budget(target.stats());
+            drop(restored);
+            assert_eq!((target.stats().pinned_bytes, target.stats().lost_values), (0, 0));
+            target.verify();
+        }
+        written.push(binary);
+        drop(all);
+        source.verify();
+    }
+    assert!(written.iter().all(|binary| *binary == written[0]), "the same bytes on each plane");
 }
 
 #[derive(Serialize, Deserialize)]
