@@ -20,6 +20,11 @@ pub(crate) fn steps(few: u64) -> u64 {
     if is_deep() { few * 100 } else { few }
 }
 
+/// Elements of a test that looks at whole collections; eight times as many with `FARFIELD_DEEP=1`.
+pub(crate) fn elements(few: usize) -> usize {
+    if is_deep() { few * 8 } else { few }
+}
+
 /// How often the heap is looked at in each half of the steps, whatever the evictor and prefetches are doing.
 const VERIFIED: u64 = 8;
 

@@ -1,7 +1,7 @@
 //! `FarBTreeMap` is a `BTreeMap`, wherever its nodes are. Dangers: an order broken where nodes are split, merged or lend entries;
 //! ranges that begin or end one too early or too late; entries dropped never or twice.
 
-use crate::common::twin::{Twin, twins};
+use crate::common::twin::{Twin, elements, twins};
 use crate::common::{MIB, Random, heap, seed};
 use farfield::collections::BTreeEntry;
 use farfield::{FarBTreeMap, FarError, Heap};
@@ -275,8 +275,8 @@ fn some_are_kept() {
         let mut far: FarBTreeMap<u32, Counted> = FarBTreeMap::new();
         let mut near = BTreeMap::new();
         let alive = Arc::default();
-        for _ in 0..6_000 {
-            let (key, number) = (random.below(20_000) as u32, random.next());
+        for _ in 0..elements(6_000) {
+            let (key, number) = (random.below(elements(20_000)) as u32, random.next());
             far.insert(&heap.enter(), key, Counted::new(&alive, number)).unwrap();
             near.insert(key, number);
         }

@@ -2,6 +2,7 @@
 //! it waits, scopes of tasks that together never end, an error or a panic that hits the wrong one.
 
 use crate::common::task::{fetch_until_there, look, yield_now};
+use crate::common::twin::steps;
 use crate::common::{MIB, Random, assert_in_budget, builder, seed};
 use farfield::task::{Executor, spawn};
 use farfield::{FarBox, FarError, Heap, PoolError};
@@ -349,14 +350,15 @@ fn lost_and_corrupt_answers_reach_those_who_wait() {
     heap.verify();
 }
 
-/// Random steps of tasks against a twin, at this near share: each task owns a part of the values.
-fn random_tasks(near_percent: u64, tasks: usize) {
+/// Random steps of tasks against a twin, at this near share: each task owns a part of the values, of so many words.
+fn random_tasks<const WORDS: usize>(near_percent: u64, tasks: usize) {
     let seed = seed();
-    let bytes = 12 * MIB;
+    // The smallest heap has 1 MiB near.
+    let bytes = (MIB * 100 / near_percent).max(12 * MIB);
     let near = (bytes * near_percent / 100).max(MIB);
     let heap = heap("delay=20us", near, LONG);
     let executor = Executor::new(&heap);
-    let count = bytes as usize / 640 / tasks;
+    let count = bytes as usize / (WORDS * 8) / tasks;
     let all = RefCell::new(0);
     let handles: Vec<_> = (0..tasks)
         .map(|task| {
@@ -364,25 +366,25 @@ fn random_tasks(near_percent: u64, tasks: usize) {
             executor.spawn(async move {
                 let mut random = Random(seed ^ (task as u64) << 40);
                 let mut twin: Vec<u64> = (0..count as u64).collect();
-                let mut far: Vec<FarBox<[u64; 80]>> = Vec::new();
+                let mut far: Vec<FarBox<[u64; WORDS]>> = Vec::new();
                 for value in &twin {
-                    far.push(heap.alloc([*value; 80]).unwrap());
+                    far.push(heap.alloc([*value; WORDS]).unwrap());
                     if far.len().is_multiple_of(16) {
                         yield_now().await;
                     }
                 }
-                for _ in 0..800 {
+                for _ in 0..steps(800) {
                     let index = random.below(count);
                     let scope = heap.enter();
                     match random.below(8) {
                         0 => {
                             drop(scope);
                             twin[index] = random.next();
-                            far[index] = heap.alloc([twin[index]; 80]).unwrap();
+                            far[index] = heap.alloc([twin[index]; WORDS]).unwrap();
                         }
                         1..=3 => {
                             twin[index] = random.next();
-                            *far[index].fetch_mut(&scope).await.unwrap() = [twin[index]; 80];
+                            *far[index].fetch_mut(&scope).await.unwrap() = [twin[index]; WORDS];
                         }
                         4 => {
                             heap.prefetch(&far[index..(index + 3).min(count)]);
@@ -394,8 +396,8 @@ fn random_tasks(near_percent: u64, tasks: usize) {
                         _ => {
                             let seen = far[index].fetch(&scope).await.unwrap();
                             let other = random.below(count);
-                            assert_eq!(far[other].fetch(&scope).await.unwrap()[79], twin[other]);
-                            assert_eq!(*seen, [twin[index]; 80]);
+                            assert_eq!(far[other].fetch(&scope).await.unwrap()[WORDS - 1], twin[other]);
+                            assert_eq!(*seen, [twin[index]; WORDS]);
                         }
                     }
                 }
@@ -414,15 +416,21 @@ fn random_tasks(near_percent: u64, tasks: usize) {
 
 #[test]
 fn random_tasks_with_everything_near() {
-    random_tasks(100, 8);
+    random_tasks::<80>(100, 8);
 }
 
 #[test]
 fn random_tasks_with_a_third_near() {
-    random_tasks(33, 16);
+    random_tasks::<80>(33, 16);
+}
+
+/// Large ones: what has a handle needs eight bytes near.
+#[test]
+fn random_tasks_with_two_percent_near() {
+    random_tasks::<500>(2, 4);
 }
 
 #[test]
 fn random_tasks_with_a_tenth_near() {
-    random_tasks(10, 12);
+    random_tasks::<80>(10, 12);
 }

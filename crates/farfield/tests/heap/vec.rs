@@ -1,6 +1,6 @@
 //! `FarVec` is a `Vec`, wherever its elements are. Dangers: as for `FarBox`, and elements in the wrong place.
 
-use crate::common::twin::{Twin, twins};
+use crate::common::twin::{Twin, elements, twins};
 use crate::common::{MIB, Random, assert_in_budget, heap, seed};
 use farfield::collections::FarVec;
 use farfield::{FarError, Heap, Plane, Scope};
@@ -207,7 +207,7 @@ twins!(two_pages, Vecs<[u64; 700]>, 2_000);
 fn whole_vectors<T: Element>() {
     let heap = heap(1);
     let mut random = Random(seed());
-    let count = 2 * MIB as usize / size_of::<T>();
+    let count = elements(2 * MIB as usize / size_of::<T>());
     // Many that are equal, few, all, none; in no order, in order, backwards.
     for (round, kinds) in [count as u64 * 4, 1000, 20, 1].into_iter().enumerate() {
         let mut near: Vec<T> = (0..count).map(|_| T::new(random.next() % kinds)).collect();
