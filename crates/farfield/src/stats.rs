@@ -74,6 +74,11 @@ pub struct Stats {
     pub prefetches_used: u64,
     /// Of these, left before anybody used them.
     pub prefetches_unused: u64,
+    /// How many requests ahead of need a thread may have on its way at a time: two to three times of what the pool delivers in the time of an
+    /// answer. Of the thread that may have most; 0: none had any.
+    pub prefetch_depth: u64,
+    /// The least that the answer to such a request of it took lately.
+    pub answer_time: Duration,
 }
 
 impl Stats {
@@ -118,8 +123,8 @@ impl Stats {
         lines!(self:
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
-            prefetches prefetches_used prefetches_unused;
-            durations evicting longest_pause held_back;
+            prefetches prefetches_used prefetches_unused prefetch_depth;
+            durations answer_time evicting longest_pause held_back;
             lists access_rates pauses)
     }
 }

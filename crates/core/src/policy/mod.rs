@@ -3,5 +3,6 @@
 pub mod advice;
 pub mod curve;
 pub mod hold;
+pub mod link;
 pub mod prefetch;
 pub mod profile;

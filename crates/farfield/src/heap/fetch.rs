@@ -202,6 +202,9 @@ impl Core {
         let buffer_bytes = guard.as_ref().map_or(0, Io::more_bytes);
         let grown = record.buffer_bytes.load(Ordering::Relaxed) != buffer_bytes;
         record.buffer_bytes.store(buffer_bytes, Ordering::Relaxed);
+        let (depth, answer_ns) = guard.as_ref().map_or((0, 0), Io::link);
+        record.prefetch_depth.store(depth, Ordering::Relaxed);
+        record.answer_ns.store(answer_ns, Ordering::Relaxed);
         let wanted = guard.as_mut().map(|io| core::mem::take(&mut io.wanted));
         drop(guard);
         if grown {

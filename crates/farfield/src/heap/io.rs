@@ -12,6 +12,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_core::policy::link::Link;
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -66,6 +67,8 @@ struct Entry {
     asked: u32,
     /// Requests in the lane.
     open: u32,
+    /// When the lane was first asked in the background, or the lane was opened.
+    asked_at: Instant,
     result: Result<(), PoolError>,
     /// The lane's thread waits for it.
     is_awaited: bool,
@@ -74,14 +77,16 @@ struct Entry {
 /// A lane and its flights.
 pub(crate) struct Io {
     lane: Box<dyn Lane>,
+    opened_at: Instant,
     /// For the tags of their requests see [`Tag`].
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     /// Flights of which the lane has not taken all requests. Demand overtakes what is ahead of need.
     demand: VecDeque<u32>,
     ahead: VecDeque<u32>,
-    /// Background requests in the lane.
-    background: usize,
+    /// Background requests in the lane, and how many there may be.
+    background: u32,
+    link: Link,
     done: Vec<Completion>,
     /// Flights that the lane's thread waits for, and how those ended that have landed.
     awaited: u32,
@@ -96,8 +101,9 @@ pub(crate) struct Io {
 
 /// Most pages of a request.
 const READ_PAGES: u32 = 16;
-/// Most background requests in the lane: what is there cannot be overtaken.
-const BACKGROUND_MAX: usize = 32;
+/// Background requests in the lane, at least and at most. What is there cannot be overtaken, so a [`Link`] decides how many they are; lanes take
+/// 256 in all.
+const BACKGROUND: (u32, u32) = (32, 240);
 
 impl Io {
     /// Near memory of one of these with one buffer, about; see [`Io::more_bytes`]. The bytes of units are in frames.
@@ -111,11 +117,13 @@ impl Io {
     pub(crate) fn new(backend: &dyn Backend, deadline: Duration) -> Result<Io, PoolError> {
         Ok(Io {
             lane: backend.open_lane()?,
+            opened_at: Instant::now(),
             entries: Vec::new(),
             free: Vec::new(),
             demand: VecDeque::new(),
             ahead: VecDeque::new(),
             background: 0,
+            link: Link::new(BACKGROUND.0, BACKGROUND.1),
             done: Vec::with_capacity(32),
             awaited: 0,
             outcome: Ok(()),
@@ -129,6 +137,14 @@ impl Io {
     /// Is what has this number within the heap on its way here?
     pub(crate) fn has(&self, core: &Core, number: u32) -> bool {
         self.entries.iter().flatten().any(|entry| entry.flight.number(core) == number)
+    }
+
+    /// Background requests that may be in the lane, and the least that one took lately in ns; zeros if there was none.
+    pub(crate) fn link(&self) -> (u64, u64) {
+        match self.link.delay_ns() {
+            0 => (0, 0),
+            delay_ns => (self.link.window().into(), delay_ns),
+        }
     }
 
     /// Flights that have not landed.
@@ -148,7 +164,8 @@ impl Io {
     }
 
     fn start(&mut self, core: &Core, flight: Flight, priority: Priority, is_awaited: bool) {
-        let entry = Some(Entry { flight, priority, asked: 0, open: 0, result: Ok(()), is_awaited });
+        let entry =
+            Some(Entry { flight, priority, asked: 0, open: 0, asked_at: self.opened_at, result: Ok(()), is_awaited });
         let number = match self.free.pop() {
             Some(number) => {
                 self.entries[number as usize] = entry;
@@ -206,7 +223,7 @@ impl Io {
         };
         let is_background = entry.priority == Priority::Background;
         while entry.asked < pages && entry.result.is_ok() {
-            if is_background && self.background >= BACKGROUND_MAX {
+            if is_background && self.background >= self.link.window() {
                 return false;
             }
             let (op, asked) = match &entry.flight {
@@ -237,7 +254,12 @@ impl Io {
                 }
                 return false;
             }
-            self.background += usize::from(is_background);
+            if is_background {
+                self.background += 1;
+                if entry.asked == 0 {
+                    entry.asked_at = Instant::now();
+                }
+            }
             entry.asked += asked;
             entry.open += 1;
         }
@@ -250,6 +272,7 @@ impl Io {
         let mut done = core::mem::take(&mut self.done);
         loop {
             let moved = self.lane.poll(&mut done);
+            self.measure(&done);
             for completion in done.drain(..) {
                 landed += usize::from(self.complete(core, completion));
             }
@@ -262,10 +285,30 @@ impl Io {
         landed
     }
 
+    /// What these requests tell of the link.
+    fn measure(&mut self, done: &[Completion]) {
+        let asked_at = |completion: &Completion| {
+            let (number, is_background, _) = Tag(completion.tag).parts();
+            let entry =
+                self.entries[number as usize].as_ref().filter(|_| is_background && completion.result.is_ok())?;
+            Some(entry.asked_at)
+        };
+        let (mut come, mut last) = (0, self.opened_at);
+        for asked_at in done.iter().filter_map(asked_at) {
+            (come, last) = (come + 1, last.max(asked_at));
+        }
+        if come > 0 {
+            let now = Instant::now();
+            let ns = |since: Instant| (now - since).as_nanos() as u64;
+            let waiting = !self.ahead.is_empty();
+            self.link.on_look(ns(self.opened_at), come, ns(last), self.background, waiting);
+        }
+    }
+
     /// One request has ended; true if its flight landed.
     fn complete(&mut self, core: &Core, completion: Completion) -> bool {
         let (number, is_background, first) = Tag(completion.tag).parts();
-        self.background -= usize::from(is_background);
+        self.background -= u32::from(is_background);
         let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };
         entry.open -= 1;
         entry.result = entry.result.and(completion.result);

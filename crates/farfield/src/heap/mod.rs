@@ -395,6 +395,7 @@ impl Core {
     fn stats(&self) -> Stats {
         let (pauses, longest_pause) = self.threads.pauses();
         let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
+        let (prefetch_depth, answer_ns) = self.threads.link();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -436,6 +437,8 @@ impl Core {
             prefetches: self.threads.sum(|counters| &counters.prefetches),
             prefetches_used: self.threads.sum(|counters| &counters.prefetches_used),
             prefetches_unused: self.evictor.ahead.load(Ordering::Relaxed),
+            prefetch_depth,
+            answer_time: Duration::from_nanos(answer_ns),
         }
     }
 

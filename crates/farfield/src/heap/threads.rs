@@ -46,6 +46,9 @@ pub(crate) struct Record {
     pub(crate) in_flight: AtomicU32,
     /// Near memory of its buffers but the first.
     pub(crate) buffer_bytes: AtomicU64,
+    /// What is known of its link: see [`Io::link`].
+    pub(crate) prefetch_depth: AtomicU64,
+    pub(crate) answer_ns: AtomicU64,
     /// In a heap of the object plane.
     pub(crate) objects: OwnObjects,
     /// A task of this thread waits for a page that another thread began to bring.
@@ -122,6 +125,8 @@ impl Record {
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
             buffer_bytes: AtomicU64::new(0),
+            prefetch_depth: AtomicU64::new(0),
+            answer_ns: AtomicU64::new(0),
             objects: OwnObjects::default(),
             waits_for_others: Cell::new(false),
             is_impatient: Cell::new(false),
@@ -402,6 +407,14 @@ impl Threads {
             }
         }
         (counts, Duration::from_nanos(longest_ns))
+    }
+
+    /// What is known of the link by the thread that has most under way: see [`Io::link`].
+    pub(crate) fn link(&self) -> (u64, u64) {
+        let link = |record: &Arc<Record>| {
+            (record.prefetch_depth.load(Ordering::Relaxed), record.answer_ns.load(Ordering::Relaxed))
+        };
+        self.lock().iter().map(link).max().unwrap_or_default()
     }
 
     /// Near memory that the records cost.
