@@ -19,6 +19,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/remote.toml"),
         include_str!("../experiments/aifm/misses.toml"),
         include_str!("../experiments/aifm/late.toml"),
+        include_str!("../experiments/aifm/window.toml"),
         include_str!("../experiments/aifm/hash-threads.toml"),
         include_str!("../experiments/aifm/pack.toml"),
         include_str!("../experiments/aifm/unpack.toml"),

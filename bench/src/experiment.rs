@@ -176,6 +176,8 @@ const PARAMETERS: &[&str] = &[
     "at_once",
     "real",
     "rate_per_s",
+    "latency_us",
+    "bandwidth_mib",
     "car_percent",
     "hotness",
     "moments",

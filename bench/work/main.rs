@@ -84,6 +84,12 @@ struct Options {
     /// Gets on their way at a time.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
+    /// The pool is throttled: each answer comes so many µs later; 0: not.
+    #[arg(long, default_value_t = 0)]
+    latency_us: u64,
+    /// And passes so many MiB of pages in a second; 0: no limit.
+    #[arg(long, default_value_t = 0)]
+    bandwidth_mib: u64,
     /// Keys of a map that are looked up together.
     #[arg(long, default_value_t = 1)]
     at_once: u64,
@@ -180,11 +186,24 @@ impl Options {
             HotnessName::Count => Hotness::Count,
             HotnessName::Recency => Hotness::Recency,
         };
+        let pool = self.throttled(pool);
         let mut builder = Heap::builder().plane(plane).hotness(hotness).near(near).near_max(near).far(far).pool(pool);
         if self.car_percent > 0 {
             builder = builder.car_threshold(self.car_percent as f64 / 100.0);
         }
         Ok(Some(builder.build()?))
+    }
+
+    /// The pool, as slow as the options say.
+    fn throttled(&self, pool: &str) -> String {
+        let latency = (self.latency_us > 0).then(|| format!("latency={}us,", self.latency_us));
+        let bandwidth = (self.bandwidth_mib > 0).then(|| format!("bandwidth={}M,", self.bandwidth_mib));
+        match (latency, bandwidth) {
+            (None, None) => pool.to_owned(),
+            (latency, bandwidth) => {
+                format!("throttle({}{}{pool})", latency.unwrap_or_default(), bandwidth.unwrap_or_default())
+            }
+        }
     }
 
     fn data_bytes(&self) -> u64 {

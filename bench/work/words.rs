@@ -4,7 +4,7 @@
 use crate::random::mix;
 use crate::{Options, Outcome, figures_of};
 use anyhow::{Result, ensure};
-use farfield::{FarError, FarVec, Heap};
+use farfield::{FarError, FarVec, Heap, Stats};
 use std::hint::black_box;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
@@ -52,6 +52,7 @@ fn far(options: &Options, count: u64, set: u64, passes: u64, heap: &Heap) -> Res
         words(options, count).try_for_each(|word| far.push(&heap.enter(), word)).map_err(FarError::from)
     })?;
     let mut scope = heap.enter();
+    let before = heap.stats();
     let found = scan(&mut outcome, set, passes, || {
         let mut chunks = far.scan_in(&mut scope, ..set as usize);
         let mut total = 0u64;
@@ -61,7 +62,22 @@ fn far(options: &Options, count: u64, set: u64, passes: u64, heap: &Heap) -> Res
         Ok::<_, FarError>(total)
     })?;
     drop(scope);
+    if options.bandwidth_mib > 0 {
+        let seconds = (set * passes) as f64 / outcome.per_second("scan");
+        link_figures(&mut outcome, options, &before, &heap.stats(), seconds);
+    }
     figures_of(&mut outcome, &heap.stats(), 0);
     outcome.checked(found, u64::from(found != expected(options, set)));
     Ok(outcome)
+}
+
+/// What the walk made of a link whose bandwidth is known: how many times as long it took as the link alone would have taken, what the link would
+/// deliver in the time of an answer, and how much may be on its way because of that.
+fn link_figures(outcome: &mut Outcome, options: &Options, before: &Stats, after: &Stats, seconds: f64) {
+    let fetched = (after.fetched_bytes - before.fetched_bytes) as f64;
+    let bandwidth = (options.bandwidth_mib << 20) as f64;
+    outcome.figure("times_of_link", seconds / (fetched / bandwidth));
+    outcome.figure("answer_us", after.answer_time.as_nanos() as f64 / 1e3);
+    outcome.figure("product_pages", fetched / seconds * after.answer_time.as_secs_f64() / 4096.0);
+    outcome.figure("window_pages", after.prefetch_depth as f64);
 }
