@@ -121,6 +121,17 @@ impl ChunkWord {
         (word, kept)
     }
 
+    /// The same where a leg leads that has not got it: the write has failed, and the others are behind, whether they have it or not.
+    pub fn fail_write(self, leader: usize, all: Legs) -> ChunkWord {
+        assert!(self.valid().has(leader));
+        self.end_write(Legs::one(leader), all).0
+    }
+
+    /// Something was written while nobody noted it; the legs are as they were.
+    pub fn touch(self) -> ChunkWord {
+        ChunkWord(self.0 | TOUCHED)
+    }
+
     /// Somebody found wrong bytes at `leg`. `None`: it is the only one of `active` that can be read, or cannot be read any more.
     pub fn suspect(self, leg: usize, active: Legs) -> Option<ChunkWord> {
         let others = self.valid().and(active).but(Legs::one(leg));
@@ -304,6 +315,18 @@ mod tests {
             word = word.end_write(ALL, ALL).0;
         }
         assert_eq!(word, ChunkWord::inherited());
+    }
+
+    #[test]
+    fn a_leg_that_leads_decides() {
+        let both = ChunkWord::inherited().begin_write(ALL).expect("room");
+        let failed = both.fail_write(0, ALL);
+        let behind = Legs::first(ChunkWord::LEGS_MAX).but(ALL).or(Legs::one(0));
+        assert_eq!((failed.valid(), failed.writers()), (behind, 0), "the others are behind");
+        let spare = ChunkWord::fresh(Legs::one(1));
+        assert!(!spare.is_touched() && spare.touch().is_touched());
+        assert_eq!(spare.touch().stale(ALL), Legs::one(1), "touched by somebody else, it is to be copied");
+        assert_eq!(spare.touch().valid(), spare.valid());
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub use collections::{
 pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_core::heap::Hotness;
-pub use farfield_pool::{Health, OpenError, PoolError};
-pub use heap::{Batches, FarRange, Heap, Scope};
+pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
+pub use heap::{Batches, FarRange, Heap, PoolSwitch, Scope};
 pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;

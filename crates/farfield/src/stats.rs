@@ -79,6 +79,12 @@ pub struct Stats {
     pub prefetch_depth: u64,
     /// The least that the answer to such a request of it took lately.
     pub answer_time: Duration,
+    /// Times that the pool was exchanged ([`Heap::switch_pool`](crate::Heap::switch_pool)).
+    pub pool_switches: u64,
+    /// While it is being exchanged: far pages to be moved, in steps of 64.
+    pub pool_pages_to_move: u64,
+    /// Of these, those that the new pool holds already.
+    pub pool_pages_moved: u64,
 }
 
 impl Stats {
@@ -123,7 +129,7 @@ impl Stats {
         lines!(self:
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
-            prefetches prefetches_used prefetches_unused prefetch_depth;
+            prefetches prefetches_used prefetches_unused prefetch_depth pool_switches pool_pages_to_move pool_pages_moved;
             durations answer_time evicting longest_pause held_back;
             lists access_rates pauses)
     }

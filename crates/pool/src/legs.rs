@@ -112,7 +112,7 @@ impl Roster {
         Legs::first(self.legs.len())
     }
 
-    fn lost(&self) -> Legs {
+    pub(crate) fn lost(&self) -> Legs {
         Legs(self.lost.load(Ordering::SeqCst))
     }
 
@@ -161,7 +161,8 @@ impl Roster {
         }
     }
 
-    fn call_spare(&self, lost: usize) {
+    /// A spare, if there is one, is in use from now on, at the seat of the leg that is `lost`.
+    pub(crate) fn call_spare(&self, lost: usize) {
         loop {
             let spare = self.spare();
             let Some(leg) = spare.iter().next() else { return };
@@ -244,6 +245,15 @@ impl Roster {
 
     /// A lane to each leg that is there. `requests`: how many may wait for one.
     pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
+        self.open_lanes_but(requests, &|_, _| false)
+    }
+
+    /// The same without those of which `is_given_up` says so.
+    pub(crate) fn open_lanes_but(
+        &self,
+        requests: usize,
+        is_given_up: &dyn Fn(usize, PoolError) -> bool,
+    ) -> Result<Vec<Option<LegLane>>, PoolError> {
         let mut lanes = Vec::with_capacity(self.legs.len());
         for (index, leg) in self.legs.iter().enumerate() {
             let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
@@ -252,6 +262,7 @@ impl Roster {
                     self.lose(index);
                     None
                 }
+                Some(Err(error)) if is_given_up(index, error) => None,
                 // It is there and does not answer: this lane does without it.
                 Some(Err(PoolError::TimedOut { .. })) => None,
                 Some(Err(error)) => return Err(error),
@@ -278,7 +289,7 @@ pub(crate) struct LegLane {
 }
 
 impl LegLane {
-    fn new(lane: Box<dyn Lane>, requests: usize) -> LegLane {
+    pub(crate) fn new(lane: Box<dyn Lane>, requests: usize) -> LegLane {
         LegLane {
             lane,
             waiting: VecDeque::with_capacity(requests),
@@ -286,6 +297,11 @@ impl LegLane {
             runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES as usize)).collect(),
             latency_ns: 0,
         }
+    }
+
+    /// Has it nothing to do?
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lane.in_flight() == 0 && self.waiting.is_empty()
     }
 
     /// Gives it something to do, behind what waits already.

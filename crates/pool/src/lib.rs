@@ -25,8 +25,10 @@ mod size;
 mod ssd;
 mod stock;
 mod stripe;
+mod switch;
 mod table;
 mod tcp;
+mod touched;
 #[cfg(test)]
 mod trial;
 mod url;
@@ -35,4 +37,5 @@ pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, Po
 pub use buffer::Buffer;
 pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
+pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 pub use url::{leaf_urls, replace_leaves};

@@ -106,7 +106,12 @@ pub struct Opener {
     degraded: bool,
     heals: bool,
     is_inside_a_program: bool,
+    #[cfg(test)]
+    wrap: Option<Wrap>,
 }
+
+#[cfg(test)]
+type Wrap = fn(Arc<dyn Backend>) -> Arc<dyn Backend>;
 
 impl Default for Opener {
     fn default() -> Self {
@@ -133,7 +138,16 @@ impl Opener {
             degraded: false,
             heals: false,
             is_inside_a_program: false,
+            #[cfg(test)]
+            wrap: None,
         }
+    }
+
+    /// Whatever is opened becomes part of something else.
+    #[cfg(test)]
+    pub(crate) fn wrapped(mut self, wrap: Wrap) -> Opener {
+        self.wrap = Some(wrap);
+        self
     }
 
     /// Adds a server; pages are striped over several.
@@ -146,6 +160,11 @@ impl Opener {
     pub fn urls<I: IntoIterator<Item: Into<String>>>(mut self, urls: I) -> Opener {
         self.urls.extend(urls.into_iter().map(Into::into));
         self
+    }
+
+    /// The same at this URL alone.
+    pub fn elsewhere(&self, url: impl Into<String>) -> Opener {
+        Opener { urls: vec![url.into()], ..self.clone() }
     }
 
     /// What proves that we may use the servers.
@@ -224,10 +243,13 @@ impl Opener {
         if tree.leaves() > CloneTicket::SERVERS_MAX {
             return Err(OpenError::Argument("more than 16 memory servers in one pool"));
         }
-        match ticket {
+        let opened = match ticket {
             Some(ticket) => self.open_tree(&tree, 0, Want::Claim { secrets: &ticket.secrets, pages: self.pages }),
             None => self.open_tree(&tree, 0, Want::Pages(self.pages)),
-        }
+        };
+        #[cfg(test)]
+        let opened = opened.map(|backend| self.wrap.map_or(backend.clone(), |wrap| wrap(backend)));
+        opened
     }
 
     /// `server` is the number of its first leaf.

@@ -17,12 +17,21 @@ pub(crate) struct Words<T> {
 impl<T> Words<T> {
     /// For `len` numbers.
     pub(crate) fn new(len: u64) -> Result<Words<T>, Errno> {
+        #[cfg(not(miri))]
         let start = memory::map_anonymous(Self::bytes(len))?;
+        #[cfg(miri)]
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc_zeroed(Self::layout(len)) }.expose_provenance();
         Ok(Words { start, len, kind: PhantomData })
     }
 
     fn bytes(len: u64) -> usize {
         (len as usize * size_of::<T>()).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES)
+    }
+
+    #[cfg(miri)]
+    fn layout(len: u64) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(Self::bytes(len), PAGE_BYTES).expect("it fits")
     }
 
     /// The number at `index`.
@@ -35,8 +44,14 @@ impl<T> Words<T> {
 
 impl<T> Drop for Words<T> {
     fn drop(&mut self) {
+        #[cfg(not(miri))]
         // SAFETY: mapped in `new` with this length; references end with `self`.
         let _ = unsafe { memory::munmap(self.start, Self::bytes(self.len)) };
+        #[cfg(miri)]
+        // SAFETY: made in `new` with this layout; references end with `self`.
+        unsafe {
+            std::alloc::dealloc(core::ptr::with_exposed_provenance_mut(self.start), Self::layout(self.len))
+        };
     }
 }
 

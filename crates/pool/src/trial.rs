@@ -15,12 +15,12 @@ pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
     Opener::new().url(url).pages(pages).heals().open().unwrap()
 }
 
-pub(crate) fn submit(lane: &mut dyn Lane, tag: u64, op: Op) {
-    lane.submit(Request { tag, priority: Priority::Demand, deadline: LONG, op }).expect("room");
-}
-
 pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
-    submit(lane, 0, op);
+    let mut request = Request { tag: 0, priority: Priority::Demand, deadline: LONG, op };
+    while let Err(back) = lane.submit(request) {
+        request = back;
+        lane.wait(Duration::from_millis(1));
+    }
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(100));
@@ -103,10 +103,10 @@ pub(crate) fn brings_up_to_date(url: &str) {
     panic!("nothing died");
 }
 
-const PAGES: u64 = 400;
+pub(crate) const PAGES: u64 = 400;
 
 /// What every page holds, by the version written last; operations on several lanes at a time, none of which meet on a page.
-struct Model {
+pub(crate) struct Model {
     versions: Vec<u64>,
     busy: Vec<bool>,
     /// By tag: first page, pages, and the version that is written (`None`: read, `Some(0)`: discarded).
@@ -114,7 +114,11 @@ struct Model {
 }
 
 impl Model {
-    fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
+    pub(crate) fn new() -> Model {
+        Model { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] }
+    }
+
+    pub(crate) fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
         let Some(tag) = self.under_way.iter().position(Option::is_none) else { return };
         let page = random.below(PAGES);
         let count = (1 + [0, 3, 40][random.below(3) as usize]).min(PAGES - page);
@@ -122,18 +126,21 @@ impl Model {
         if self.busy[pages.clone()].iter().any(|busy| *busy) {
             return;
         }
-        self.busy[pages].fill(true);
         let lane = random.below(lanes.len() as u64) as usize;
         let (op, writes) = match random.below(8) {
             0 => (Op::Discard { page: PageId(page), count }, Some(0)),
             1..4 => (Op::Write { page: PageId(page), buffer: filled(count as usize, page, version) }, Some(version)),
             _ => (Op::Read { page: PageId(page), buffer: Buffer::new(count as usize) }, None),
         };
-        self.under_way[tag] = Some((page, count, writes));
-        submit(&mut *lanes[lane], tag as u64, op);
+        // It may take nothing now.
+        let request = Request { tag: tag as u64, priority: Priority::Demand, deadline: LONG, op };
+        if lanes[lane].submit(request).is_ok() {
+            self.busy[pages].fill(true);
+            self.under_way[tag] = Some((page, count, writes));
+        }
     }
 
-    fn end(&mut self, completion: Completion) {
+    pub(crate) fn end(&mut self, completion: Completion) {
         let (page, count, writes) = self.under_way[completion.tag as usize].take().expect("it was submitted");
         assert_eq!(completion.result, Ok(()), "{count} pages from {page} on, {writes:?}");
         for index in 0..count {
@@ -152,6 +159,16 @@ impl Model {
             }
         }
     }
+
+    /// Nothing is under way: does every page hold what it should?
+    pub(crate) fn check(&self, lane: &mut dyn Lane, context: &str) {
+        for page in 0..PAGES {
+            let buffer = read(lane, page, 1);
+            let version = self.versions[page as usize];
+            let right = if version == 0 { vec![0; PAGE_BYTES] } else { filled(1, page, version).bytes().to_vec() };
+            assert!(buffer.bytes() == right, "page {page} is not version {version} at the end: {context}");
+        }
+    }
 }
 
 /// Random operations on three lanes, and at the end every page is what was written last. `die=last` is a death after all of them: by then a spare holds everything.
@@ -164,8 +181,7 @@ pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
     let backend = if heals { opener.heals() } else { opener }.open().unwrap();
     let mut lanes: Vec<_> = (0..3).map(|_| backend.open_lane().unwrap()).collect();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut model =
-        Model { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] };
+    let mut model = Model::new();
     let mut done = Vec::with_capacity(16);
     for version in 1..=operations {
         model.begin(&mut random, &mut lanes, version);
@@ -205,10 +221,5 @@ pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
             model.versions[7..27].fill(version);
         }
     }
-    for page in 0..PAGES {
-        let buffer = read(&mut *lanes[0], page, 1);
-        let version = model.versions[page as usize];
-        let right = if version == 0 { vec![0; PAGE_BYTES] } else { filled(1, page, version).bytes().to_vec() };
-        assert!(buffer.bytes() == right, "page {page} is not version {version} at the end: {context}");
-    }
+    model.check(&mut *lanes[0], &context);
 }

@@ -20,6 +20,7 @@
 //! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `write_back` | what the pool has before somebody else looks at it |
+//! | `switcher` | where far is from now on |
 //! | `publisher` | who sees from outside how it is doing |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
 
@@ -48,6 +49,7 @@ mod scope;
 mod scopes;
 mod segments;
 mod shares;
+mod switcher;
 mod threads;
 mod throttle;
 mod verify;
@@ -71,6 +73,7 @@ pub(crate) use runs::free_run;
 pub use scope::Scope;
 pub(crate) use segments::Unit;
 pub(crate) use shares::{ShareKey, unshare};
+pub use switcher::PoolSwitch;
 pub(crate) use threads::{Record, add, count};
 pub use write_back::FarRange;
 
@@ -86,7 +89,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use evictor::{Evictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Health};
+use farfield_pool::{Backend, Health, Opener, SwitchBackend};
 use frames::Frames;
 use poller::Poller;
 use publisher::Publisher;
@@ -95,6 +98,7 @@ use segments::Segments;
 use shares::Shares;
 use std::sync::Arc;
 use std::time::Instant;
+use switcher::Switcher;
 use threads::Threads;
 use throttle::Throttle;
 use waiters::Waiters;
@@ -138,7 +142,10 @@ pub(crate) struct Core {
     pub(crate) vacancies: Vacancies,
     /// Values whose destructor has to wait.
     graves: objects::Graves,
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Arc<SwitchBackend>,
+    /// Of other pools for it.
+    opener: Opener,
+    switcher: Switcher,
     pub(crate) patience: Duration,
     pub(crate) near: AtomicU64,
     /// Near memory of collections' tables.
@@ -177,7 +184,7 @@ impl Heap {
 
     pub(crate) fn from_config(config: Config) -> Result<Heap, BuildError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
-        let backend = config.opener.open()?;
+        let backend = Arc::new(SwitchBackend::new(config.opener.open()?).map_err(FarError::from)?);
         let pages = config.far_pages as u32;
         let frames = Frames::new(config.frames, config.paranoid)?;
         let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
@@ -212,6 +219,8 @@ impl Heap {
             vacancies: Vacancies::default(),
             graves: objects::Graves::default(),
             backend,
+            opener: config.opener,
+            switcher: Switcher::default(),
             patience: config.patience,
             near: AtomicU64::new(config.near),
             charged: AtomicU64::new(0),
@@ -286,6 +295,16 @@ impl Heap {
     /// How the pool is: degraded while a server of a stripe is gone, or while a leg of a mirror lacks something.
     pub fn health(&self) -> Health {
         self.core().backend.health()
+    }
+
+    /// Moves everything that is far to another pool, `url` as in [`Builder::pool`](crate::Builder::pool), while the heap is used; it returns when the move has begun.
+    ///
+    /// Until it is over the present pool holds everything: whatever happens to the new one, nothing is lost but the move. For that time
+    /// both need the memory, and each page that leaves is written twice. A new pool that is full, or dies, ends the move, and the
+    /// present one stays.
+    pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
+        let core = self.core();
+        core.switcher.start(&core.backend, &core.opener.elsewhere(url))
     }
 
     /// For tests: checks everything that the heap believes of itself, and panics where it is wrong. No other thread
@@ -396,6 +415,7 @@ impl Core {
         let (pauses, longest_pause) = self.threads.pauses();
         let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
         let (prefetch_depth, answer_ns) = self.threads.link();
+        let switch = self.backend.progress();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -439,6 +459,9 @@ impl Core {
             prefetches_unused: self.evictor.ahead.load(Ordering::Relaxed),
             prefetch_depth,
             answer_time: Duration::from_nanos(answer_ns),
+            pool_switches: switch.switches,
+            pool_pages_to_move: switch.pages,
+            pool_pages_moved: switch.moved_pages,
         }
     }
 
@@ -476,6 +499,7 @@ impl Core {
             core.reclaimer.stop();
             core.poller.stop();
             core.publisher.stop();
+            core.switcher.stop();
             // The last thing that a thread does in a heap is to leave its scope.
             let mut patience = Patience::new(core.patience);
             while !core.threads.is_quiet() {

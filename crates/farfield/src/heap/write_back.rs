@@ -86,7 +86,7 @@ mod tests {
     use crate::{FarBox, FarVec, Plane};
     use core::time::Duration;
     use farfield_core::PageId;
-    use farfield_pool::{Buffer, Lane, Op, Priority, Request};
+    use farfield_pool::{Backend, Buffer, Lane, Op, Priority, Request};
 
     fn builder() -> crate::Builder {
         Heap::builder().near(16 << 20).near_max(16 << 20).far(1 << 30).paranoid(true)

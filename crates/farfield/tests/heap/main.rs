@@ -24,6 +24,7 @@ mod once;
 mod places;
 mod rest;
 mod room;
+mod switch;
 mod tasks;
 mod tokio;
 mod vacancies;

@@ -35,6 +35,8 @@ mod once;
 mod rest;
 #[path = "../heap/room.rs"]
 mod room;
+#[path = "../heap/switch.rs"]
+mod switch;
 #[path = "../heap/tasks.rs"]
 mod tasks;
 #[path = "../heap/tokio.rs"]

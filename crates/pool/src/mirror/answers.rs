@@ -30,8 +30,8 @@ impl MirrorLane {
     pub(super) fn errand_ended(&mut self, Completion { tag, result, buffer }: Completion) {
         let Some(Errand { target, leg, is_direct, started_at }) = self.errands[tag as usize].take() else { return };
         self.free_errands.push(tag as u16);
-        if matches!(result, Err(PoolError::ServerGone { .. })) {
-            self.table.lose(leg);
+        if let Err(error @ PoolError::ServerGone { .. }) = result {
+            self.table.give_up(leg, error);
         }
         let own = |lane: &mut Self, buffer: Option<Buffer>| {
             if let (Some(buffer), Some(known)) = (buffer, &mut lane.legs[leg]) {
@@ -68,9 +68,15 @@ impl MirrorLane {
                             PoolError::TimedOut { .. } => piece.unsure = piece.unsure.or(Legs::one(leg)),
                             _ => {}
                         }
-                        // That it is full is for the caller to know; that a leg is gone only if all are.
-                        let is_worse = matches!(error, PoolError::PoolFull { .. });
-                        if is_worse || piece.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. })) {
+                        // That it is full is for the caller to know, unless it can go on without that leg; that a leg is gone only if all are.
+                        let is_full = matches!(error, PoolError::PoolFull { .. });
+                        let is_worse = is_full && self.table.follower() != Some(leg);
+                        if is_full && !is_worse {
+                            self.table.give_up(leg, error);
+                        }
+                        if is_worse
+                            || !is_full && piece.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. }))
+                        {
                             piece.error = Some(error);
                         }
                     }
@@ -134,9 +140,10 @@ impl MirrorLane {
         let Some(piece) = &self.pieces[index] else { return };
         if !piece.have.is_empty() {
             // What was not answered may still arrive, on top of what is written there next.
-            piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+            let leader = self.table.leader();
+            piece.unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.lose(leg));
         }
-        let kept = self.table.end_write(piece.page, piece.count, piece.have);
+        let kept = self.table.end_write(piece.page, piece.count, piece.asked(), piece.have);
         let result = match piece.error {
             Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
             error if !kept => Err(error.unwrap_or(self.table.gone())),
@@ -192,6 +199,10 @@ impl MirrorLane {
                     continue;
                 }
                 let slow = piece.under_way();
+                if self.table.leader().is_some_and(|leader| slow.has(leader)) {
+                    // It decides.
+                    continue;
+                }
                 slow.iter().for_each(|leg| self.table.set_late(leg));
                 self.end_write(index);
             } else if !piece.is_hedged && self.free_errands.len() > Legs::MAX {

@@ -113,8 +113,11 @@ impl Copier {
                 self.round = None;
                 return None;
             }
-            let chunk = round.next;
-            round.next += 1;
+            let chunk = table.next_touched(round.next);
+            round.next = chunk.saturating_add(1);
+            if chunk >= end {
+                continue;
+            }
             let word = table.word(chunk);
             if !word.is_touched() || word.valid().has(leg) {
                 continue;
@@ -152,7 +155,9 @@ impl Copier {
             None => {}
         }
         if let Err(error) = result {
-            if !was_read && matches!(error, PoolError::TimedOut { .. }) {
+            if !was_read && table.follower() == Some(leg) {
+                table.give_up(leg, error);
+            } else if !was_read && matches!(error, PoolError::TimedOut { .. }) {
                 // It may still arrive.
                 table.lose(leg);
             }
@@ -161,6 +166,10 @@ impl Copier {
             if wrong && table.suspect(job.page, job.count, job.source) {
                 self.finish(table, index, false);
                 return None;
+            }
+            if wrong && let Some(follower) = table.follower() {
+                // Nobody has the right ones: what cannot be read cannot be moved.
+                table.give_up(follower, error);
             }
             self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
             self.finish(table, index, false);

@@ -13,7 +13,7 @@ use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
 use crate::backend::hand_over;
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::RUN_PAGES;
+use crate::legs::{LegLane, RUN_PAGES};
 use crate::{Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::{Legs, PageId};
@@ -30,7 +30,7 @@ const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
 /// So often is a read sent to another leg than the best, which may have become better.
 const PROBE_EVERY: u64 = 4096;
 
-pub(super) struct MirrorLane {
+pub(crate) struct MirrorLane {
     pub(super) table: Arc<LegTable>,
     pub(super) legs: LegLanes,
     pub(super) parents: Box<[Option<Parent>]>,
@@ -53,11 +53,19 @@ pub(super) struct MirrorLane {
 
 impl MirrorLane {
     /// With so many copies of chunks at a time.
-    pub(super) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
-        let legs = LegLanes::new(table.open_lanes(ERRANDS)?);
-        Ok(MirrorLane {
+    pub(crate) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
+        Ok(MirrorLane::over(table, table.open_lanes(ERRANDS)?, copies))
+    }
+
+    /// Of a pair: over a lane to the new leg. It has none to the old one yet.
+    pub(crate) fn over_new(table: &Arc<LegTable>, lane: Box<dyn Lane>) -> MirrorLane {
+        MirrorLane::over(table, vec![None, Some(LegLane::new(lane, ERRANDS))], 0)
+    }
+
+    fn over(table: &Arc<LegTable>, legs: Vec<Option<LegLane>>, copies: usize) -> MirrorLane {
+        MirrorLane {
             table: table.clone(),
-            legs,
+            legs: LegLanes::new(legs),
             parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             free_parents: (0..SLOTS).rev().collect(),
             queued: VecDeque::with_capacity(SLOTS),
@@ -71,7 +79,31 @@ impl MirrorLane {
             copier: (copies > 0).then(|| Copier::new(copies)),
             alarm_at: u64::MAX,
             reads: 0,
-        })
+        }
+    }
+
+    /// The lane of one leg, of a lane without operations; `None` while the leg still works for one that has ended.
+    pub(crate) fn take_leg(&mut self, leg: usize) -> Option<Box<dyn Lane>> {
+        self.collect();
+        self.legs[leg].take_if(|leg| leg.is_idle()).map(|leg| leg.lane)
+    }
+
+    /// Has it a lane of this leg?
+    pub(crate) fn has_leg(&self, leg: usize) -> bool {
+        self.legs[leg].is_some()
+    }
+
+    /// A lane of a leg that had none.
+    pub(crate) fn give_leg(&mut self, leg: usize, lane: Box<dyn Lane>) {
+        self.legs[leg] = Some(LegLane::new(lane, ERRANDS));
+    }
+
+    /// Copies up to so many chunks, and waits until that has ended; was there anything to do?
+    pub(crate) fn copy_chunks(&mut self, chunks: usize) -> bool {
+        (0..chunks).for_each(|_| self.work());
+        let is_busy = self.is_caring();
+        self.finish_care();
+        is_busy
     }
 
     /// Legs that this lane can use now.

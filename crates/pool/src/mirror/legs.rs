@@ -1,27 +1,31 @@
 //! What all lanes of a mirror share: its legs and the words of its chunks.
 
 use super::lane::MirrorLane;
-use crate::PoolError;
 use crate::healer::Patient;
-use crate::legs::{Leg, Roster};
+use crate::legs::{Leg, LegLane, Roster};
+use crate::touched::Touched;
+use crate::{Backend, PoolError};
 use core::ops::Deref;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Pages that are valid or stale together.
-pub(super) const CHUNK_PAGES: u64 = 64;
+pub(crate) const CHUNK_PAGES: u64 = 64;
 /// Chunks that the thread copies at a time.
 const THREAD_COPIES: usize = 4;
 
 /// See the module.
-pub(super) struct LegTable {
+pub(crate) struct LegTable {
     roster: Roster,
     pub(super) pages: u64,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
     pub(super) near: Legs,
+    /// Of a pair: see [`LegTable::pair`]. [`NOBODY`] otherwise.
+    leader: AtomicU8,
+    pair: Option<Pair>,
     words: Words,
     /// No chunk from here on was ever written.
     chunks_end: AtomicU64,
@@ -44,7 +48,110 @@ impl Patient for LegTable {
     }
 }
 
+/// There is no leader.
+const NOBODY: u8 = u8::MAX;
+
+/// Two legs between which a switch goes on.
+struct Pair {
+    /// What was ever written, also before there was a pair.
+    touched: Arc<Touched>,
+    /// Why the new leg was given up.
+    cause: Mutex<Option<PoolError>>,
+}
+
 impl LegTable {
+    /// The old leg of a pair, and the new one.
+    pub(crate) const OLD: usize = 0;
+    pub(crate) const NEW: usize = 1;
+
+    /// `old`, which holds everything, and `new`, which holds zeros and waits as a spare until it is [admitted](LegTable::admit). The old
+    /// leg *leads*: a write has succeeded if it has succeeded there, and whatever goes wrong at the other one ends no operation.
+    pub(crate) fn pair(
+        old: Arc<dyn Backend>,
+        new: Arc<dyn Backend>,
+        touched: Arc<Touched>,
+    ) -> Result<LegTable, PoolError> {
+        let leg = |backend: Arc<dyn Backend>| vec![Leg { backend: Some(backend), leaves: 1, server: 0 }];
+        let pages = old.pages();
+        let mut table = LegTable::new(leg(old), leg(new), pages, false)?;
+        table.leader = AtomicU8::new(LegTable::OLD as u8);
+        table.pair = Some(Pair { touched, cause: Mutex::new(None) });
+        Ok(table)
+    }
+
+    /// The new leg takes part from now on. All lanes are lanes of the pair.
+    pub(crate) fn admit(&self) {
+        let Some(pair) = &self.pair else { return };
+        for chunk in pair.touched.iter() {
+            self.chunks_end.fetch_max(chunk + 1, Ordering::SeqCst);
+            self.words.change(chunk, |word| Some(word.touch()));
+        }
+        self.call_spare(LegTable::NEW);
+    }
+
+    /// The old leg of a pair.
+    pub(crate) fn old(&self) -> Option<Arc<dyn Backend>> {
+        self.legs[LegTable::OLD].backend.clone()
+    }
+
+    /// The leg that leads, while it lives.
+    pub(super) fn leader(&self) -> Option<usize> {
+        let leader = self.leader.load(Ordering::SeqCst);
+        (leader != NOBODY && !self.lost().has(leader.into())).then_some(leader.into())
+    }
+
+    pub(crate) fn set_leader(&self, leader: Option<usize>) {
+        self.leader.store(leader.map_or(NOBODY, |leg| leg as u8), Ordering::SeqCst);
+    }
+
+    /// The leg whose failures are for whoever carries out the switch to know, and for nobody else.
+    pub(super) fn follower(&self) -> Option<usize> {
+        let leads = self.leader.load(Ordering::SeqCst) == LegTable::NEW as u8;
+        (self.pair.is_some() && !leads).then_some(LegTable::NEW)
+    }
+
+    /// A leg has failed, for good: others go on without it.
+    pub(crate) fn give_up(&self, leg: usize, error: PoolError) {
+        if let Some(pair) = &self.pair
+            && leg == LegTable::NEW
+            && let Ok(mut cause) = pair.cause.try_lock()
+        {
+            cause.get_or_insert(error);
+        }
+        self.lose(leg);
+    }
+
+    /// A lane to each leg that is there; the new one of a pair is not there if it gives none.
+    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
+        let lanes = self.roster.open_lanes_but(requests, &|leg, error| {
+            let is_follower = self.follower() == Some(leg);
+            if is_follower {
+                self.give_up(leg, error);
+            }
+            is_follower
+        })?;
+        // Nothing can be written without the leg that leads.
+        let lacks_leader = self.leader().is_some_and(|leader| lanes[leader].is_none());
+        if lacks_leader { Err(self.gone()) } else { Ok(lanes) }
+    }
+
+    /// Why the new leg was given up.
+    pub(crate) fn cause(&self) -> Option<PoolError> {
+        self.pair.as_ref().and_then(|pair| pair.cause.try_lock().ok().and_then(|cause| *cause))
+    }
+
+    /// How many chunks the leg holds of those that were ever written, and how many there are.
+    pub(crate) fn held(&self, leg: usize) -> (u64, u64) {
+        let Some(pair) = &self.pair else { return (0, 0) };
+        let is_held = |chunk: u64| self.words.load(chunk).is_touched() && self.words.load(chunk).valid().has(leg);
+        pair.touched.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
+    }
+
+    /// The next chunk from this one on that may have been written.
+    pub(super) fn next_touched(&self, chunk: u64) -> u64 {
+        self.pair.as_ref().map_or(chunk, |pair| pair.touched.next(chunk).unwrap_or(u64::MAX))
+    }
+
     pub(super) fn new(legs: Vec<Leg>, spares: Vec<Leg>, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
         let waiting = Legs::first(legs.len() + spares.len()).but(Legs::first(legs.len()));
         let roster = Roster::new(legs, spares, 1, inherited);
@@ -56,6 +163,8 @@ impl LegTable {
         Ok(LegTable {
             pages,
             near: roster.which(|_, backend| backend.mapped().is_some()),
+            leader: AtomicU8::new(NOBODY),
+            pair: None,
             words: Words::new(chunks, first).map_err(PoolError::Os)?,
             chunks_end: AtomicU64::new(if inherited { chunks } else { 0 }),
             roster,
@@ -78,7 +187,11 @@ impl LegTable {
 
     /// Was nothing ever written here?
     pub(super) fn is_untouched(&self, page: u64, count: u64) -> bool {
-        chunks(page, count).all(|chunk| !self.words.load(chunk).is_touched())
+        let is_touched = |chunk| match &self.pair {
+            Some(pair) => pair.touched.has(chunk),
+            None => self.words.load(chunk).is_touched(),
+        };
+        !chunks(page, count).any(is_touched)
     }
 
     /// A write to all `active` legs begins. `false`: not now.
@@ -105,13 +218,18 @@ impl LegTable {
         chunks(page, count).all(|chunk| !self.words.load(chunk).valid().and(have).is_empty())
     }
 
-    /// It ends; `false`: in vain.
-    pub(super) fn end_write(&self, page: u64, count: u64, have: Legs) -> bool {
+    /// It ends, at the legs that `have` it of those that were `asked`; `false`: in vain.
+    pub(super) fn end_write(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
         let mut all_kept = true;
+        // What others have is worth nothing if the leg that leads has not. One that came to lead meanwhile and was not asked is behind, like any other.
+        let failed_leader = self.leader().filter(|leader| asked.has(*leader) && !have.has(*leader));
         for chunk in chunks(page, count) {
             let mut kept = false;
             let changed = self.words.change(chunk, |word| {
-                let (next, is_kept) = word.end_write(have, self.all());
+                let (next, is_kept) = match failed_leader {
+                    Some(leader) if word.valid().has(leader) => (word.fail_write(leader, self.all()), false),
+                    _ => word.end_write(have, self.all()),
+                };
                 kept = is_kept;
                 Some(next)
             });
@@ -156,7 +274,7 @@ impl LegTable {
     }
 }
 
-fn chunks(page: u64, count: u64) -> core::ops::Range<u64> {
+pub(crate) fn chunks(page: u64, count: u64) -> core::ops::Range<u64> {
     page / CHUNK_PAGES..(page + count).div_ceil(CHUNK_PAGES)
 }
 

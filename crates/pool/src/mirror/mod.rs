@@ -16,8 +16,8 @@ mod tests;
 use crate::healer::Healer;
 use crate::legs::Leg;
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
-use lane::MirrorLane;
-use legs::LegTable;
+pub(crate) use lane::MirrorLane;
+pub(crate) use legs::{CHUNK_PAGES, LegTable, chunks};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Several backends that hold the same.

@@ -53,6 +53,11 @@ impl Piece {
     pub(super) fn under_way(&self) -> Legs {
         (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
     }
+
+    /// All legs that were asked.
+    pub(super) fn asked(&self) -> Legs {
+        self.have.or(self.failed).or(self.under_way())
+    }
 }
 
 /// For whom a leg works.

@@ -2,9 +2,11 @@
 use super::legs::LegTable;
 use crate::conformance::Random;
 use crate::legs::Leg;
+use crate::touched::Touched;
 use crate::trial::{self, NEVER, assert_version, open, survive, wait_until, write};
 use crate::{Health, Opener, PoolError, conformance};
 use farfield_core::Legs;
+use std::sync::Arc;
 
 #[test]
 fn mirrors_conform() {
@@ -72,8 +74,29 @@ fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     assert!(table.is_whole(2));
     assert!(table.begin_write(0, 1, seen));
     assert!(!table.is_whole(2), "it lacks the chunk");
-    assert!(table.end_write(0, 1, seen));
+    assert!(table.end_write(0, 1, seen, seen));
     assert_eq!(table.to_heal(), Legs::one(2));
+}
+
+#[test]
+fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
+    let (side, touched) = (|| open("ram:", 64), Touched::new(1).unwrap());
+    let table = LegTable::pair(side(), side(), Arc::new(touched)).unwrap();
+    table.admit();
+    let (old, both) = (Legs::one(LegTable::OLD), Legs::first(2));
+    assert!(table.begin_write(0, 1, both) && table.end_write(0, 1, both, both));
+    table.set_healed(LegTable::NEW, table.hurts(LegTable::NEW));
+    assert!(table.is_whole(LegTable::NEW));
+    // Whoever writes chose the legs before the new one was admitted, and was delayed.
+    assert!(table.begin_write(0, 1, old));
+    table.set_leader(Some(LegTable::NEW));
+    assert!(table.end_write(0, 1, old, old), "the old leg has it");
+    assert!(!table.is_whole(LegTable::NEW) && table.is_whole(LegTable::OLD));
+    assert_eq!(table.valid(0, 1, both), old);
+    // One that was asked and has not got it decides.
+    assert!(table.begin_write(0, 1, both));
+    table.set_leader(Some(LegTable::OLD));
+    assert!(!table.end_write(0, 1, both, Legs::one(LegTable::NEW)));
 }
 
 #[test]

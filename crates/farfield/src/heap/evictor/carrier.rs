@@ -6,7 +6,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
-use farfield_pool::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use std::time::Instant;
 
 pub(super) struct Carrier {

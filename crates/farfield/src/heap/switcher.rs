@@ -1,0 +1,98 @@
+//! Exchanges the pool of a heap that is in use: a thread that carries out what the pool knows how to do.
+
+use crate::error::BuildError;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use farfield_pool::{Opener, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A move of everything that is far to another pool, begun by [`Heap::switch_pool`](crate::Heap::switch_pool). It goes on without this.
+pub struct PoolSwitch {
+    order: Arc<Order>,
+    backend: Arc<SwitchBackend>,
+}
+
+struct Order {
+    is_wanted: AtomicBool,
+    end: Mutex<Option<Result<(), SwitchError>>>,
+    bell: Condvar,
+}
+
+impl Order {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<(), SwitchError>>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SwitchHost for Order {
+    fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::SeqCst)
+    }
+
+    fn alone(&self, act: &mut dyn FnMut() -> bool) {
+        // Heaps never load from far memory directly.
+        act();
+    }
+}
+
+impl PoolSwitch {
+    /// How far it is.
+    pub fn progress(&self) -> SwitchProgress {
+        self.backend.progress()
+    }
+
+    /// Waits for its end, at most so long; how it ended, `None` if it has not.
+    pub fn wait(&self, most: Duration) -> Option<Result<(), SwitchError>> {
+        let wait = self.order.bell.wait_timeout_while(self.order.lock(), most, |end| end.is_none());
+        *wait.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// It shall end with everything where it was. [`PoolSwitch::wait`] says when it has, and whether it was over already.
+    pub fn cancel(&self) {
+        self.order.is_wanted.store(false, Ordering::SeqCst);
+    }
+}
+
+impl core::fmt::Debug for PoolSwitch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "PoolSwitch({:?}, {:?})", self.progress(), *self.order.lock())
+    }
+}
+
+/// Handle on the thread of the switch that was begun last.
+#[derive(Default)]
+pub(crate) struct Switcher(Mutex<Option<(Arc<Order>, JoinHandle<()>)>>);
+
+impl Switcher {
+    pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, opener: &Opener) -> Result<PoolSwitch, BuildError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_some_and(|(order, _)| order.lock().is_none()) {
+            return Err(BuildError::Argument(
+                "the pool is being switched already: wait for the end of that, or cancel it",
+            ));
+        }
+        let to = opener.open()?;
+        let order = Arc::new(Order { is_wanted: AtomicBool::new(true), end: Mutex::new(None), bell: Condvar::new() });
+        let handle = PoolSwitch { order: order.clone(), backend: backend.clone() };
+        let (given, pool) = (order.clone(), backend.clone());
+        let body = move || {
+            let end = pool.switch(to, &*given);
+            *given.lock() = Some(end);
+            given.bell.notify_all();
+        };
+        let thread = std::thread::Builder::new().name("farfield-switch".to_owned()).spawn(body);
+        let thread = thread.map_err(|error| BuildError::Os { what: "a thread", why: error.to_string() })?;
+        *last = Some((order, thread));
+        Ok(handle)
+    }
+
+    /// The heap ends, and so does the switch.
+    pub(crate) fn stop(&self) {
+        if let Some((order, thread)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            order.is_wanted.store(false, Ordering::SeqCst);
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Carries out a switch.
+
+use super::lane::{Berth, Inner, Slot};
+use super::{SwitchBackend, SwitchError, SwitchHost};
+use crate::mirror::{LegTable, MirrorLane};
+use crate::{Backend, Health, PoolError};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use farfield_core::Incarnation;
+use farfield_os::process::{now_ns, sleep};
+use std::sync::{Arc, PoisonError};
+
+/// Chunks that are copied at a time while nobody uses the pool; else one.
+const COPIES: usize = 4;
+/// While somebody does, the copies take one part of the time in so many.
+const DUTY: u32 = 4;
+/// How long it sleeps when there is nothing to do, or nothing can be done now.
+const REST: Duration = Duration::from_micros(500);
+/// Between two looks whether a leg has ended what nobody waits for any more.
+const QUIET_LOOK: Duration = Duration::from_micros(50);
+const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
+
+impl SwitchBackend {
+    /// Moves everything to `to`, which holds zeros, and makes it the only side; or ends with everything on the old one. Takes as long as it takes: call
+    /// it from a thread that has nothing else to do.
+    ///
+    /// Only when the old side dies is anything lost: what had not moved yet.
+    pub fn switch(&self, to: Arc<dyn Backend>, host: &dyn SwitchHost) -> Result<(), SwitchError> {
+        if to.pages() < self.pages {
+            return Err(SwitchError::TooSmall { pages: to.pages(), wanted: self.pages });
+        }
+        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.pair_up(&to)?;
+        if self.enter_pair(&table, &to, host) {
+            table.admit();
+        }
+        drop(work);
+        let result = self.copy_and_commit(&table, host);
+        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(()) => self.leave_pair(&table, LegTable::NEW),
+            // Who has lost the old side has what is on the new one, and its words say what that is.
+            Err(SwitchError::Old(_)) => {}
+            Err(_) => {
+                table.lose(LegTable::NEW);
+                table.set_leader(Some(LegTable::OLD));
+                self.leave_pair(&table, LegTable::OLD);
+            }
+        }
+        self.is_active.store(false, Ordering::SeqCst);
+        drop(work);
+        result
+    }
+
+    /// From here on lanes are opened at both.
+    fn pair_up(&self, to: &Arc<dyn Backend>) -> Result<Arc<LegTable>, SwitchError> {
+        let mut stage = self.stage();
+        if stage.pair.is_some() {
+            return Err(if self.is_active.load(Ordering::SeqCst) { SwitchError::Busy } else { SwitchError::Old(GONE) });
+        }
+        let table = LegTable::pair(stage.side.clone(), to.clone(), self.touched.clone());
+        let table = Arc::new(table.map_err(SwitchError::New)?);
+        self.is_active.store(true, Ordering::SeqCst);
+        (stage.pair, stage.next) = (Some(table.clone()), Some(to.clone()));
+        Ok(table)
+    }
+
+    fn berths(&self) -> Vec<Arc<Berth>> {
+        self.stage().berths.iter().filter_map(|berth| berth.upgrade()).collect()
+    }
+
+    /// Moves all lanes to the pair. `false`: the new side is lost already.
+    fn enter_pair(&self, table: &Arc<LegTable>, to: &Arc<dyn Backend>, host: &dyn SwitchHost) -> bool {
+        for berth in self.berths() {
+            let lane = match opened(host, || to.open_lane()) {
+                Ok(lane) => lane,
+                Err(error) => {
+                    table.give_up(LegTable::NEW, error);
+                    return false;
+                }
+            };
+            let mut pair = Box::new(MirrorLane::over_new(table, lane));
+            berth.when_empty(move |slot| {
+                match core::mem::replace(&mut slot.inner, Inner::Nowhere) {
+                    Inner::Side(old) => {
+                        pair.give_leg(LegTable::OLD, old);
+                        slot.inner = Inner::Pair(pair);
+                    }
+                    // It was opened at both, or is a lane to what is lost.
+                    other => slot.inner = other,
+                }
+            });
+        }
+        true
+    }
+
+    fn copy_and_commit(&self, table: &Arc<LegTable>, host: &dyn SwitchHost) -> Result<(), SwitchError> {
+        let mut lane = opened(host, || MirrorLane::open(table, COPIES)).map_err(SwitchError::New)?;
+        let mut operations = 0;
+        loop {
+            let started = now_ns();
+            let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+            self.look_at_sides();
+            if table.lost().has(LegTable::NEW) {
+                return Err(SwitchError::New(table.cause().unwrap_or(GONE)));
+            }
+            if table.is_whole(LegTable::NEW) {
+                if self.commit(table, host) {
+                    return Ok(());
+                }
+            } else if table.lost().has(LegTable::OLD) {
+                return Err(SwitchError::Old(GONE));
+            }
+            if !host.is_wanted() && table.is_whole(LegTable::OLD) {
+                return Err(SwitchError::Cancelled);
+            }
+            let now: u64 = self.berths().iter().map(|berth| berth.operations()).sum();
+            let is_used = core::mem::replace(&mut operations, now) != now;
+            let copied = lane.copy_chunks(if is_used { 1 } else { COPIES });
+            drop(work);
+            let took = Duration::from_nanos(now_ns() - started);
+            match (copied, is_used) {
+                (true, true) => sleep(took * (DUTY - 1)),
+                (true, false) => {}
+                (false, _) => sleep(REST),
+            }
+        }
+    }
+
+    /// A side that is gone and is not asked for anything says so only when it is looked at.
+    fn look_at_sides(&self) {
+        self.health();
+        if self.loaded().health() == Health::Gone {
+            // What has moved already can be had through lanes.
+            self.is_loaded.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// The new side holds everything: it leads, if that is still so when all lanes have been empty once. `false`: it is not.
+    fn commit(&self, table: &Arc<LegTable>, host: &dyn SwitchHost) -> bool {
+        let mut is_committed = false;
+        host.alone(&mut || {
+            table.set_leader(Some(LegTable::NEW));
+            // Afterwards no write that has succeeded, or will, has done so on the old side alone.
+            self.berths().iter().for_each(|berth| berth.when_empty(|_| ()));
+            is_committed = table.is_whole(LegTable::NEW);
+            if !is_committed {
+                table.set_leader(table.is_whole(LegTable::OLD).then_some(LegTable::OLD));
+                return false;
+            }
+            table.lose(LegTable::OLD);
+            let mut stage = self.stage();
+            if let Some(next) = stage.next.clone() {
+                self.is_loaded.store(next.mapped().is_some(), Ordering::SeqCst);
+                *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
+                // The pair lives as long as lanes of it.
+                stage.side = next;
+            }
+            true
+        });
+        is_committed
+    }
+
+    /// Moves all lanes from the pair to the side that stays, and gives the other one back.
+    fn leave_pair(&self, table: &Arc<LegTable>, leg: usize) {
+        let mut stage = self.stage();
+        let gone = if leg == LegTable::NEW { table.old() } else { stage.next.clone() };
+        (stage.pair, stage.next) = (None, None);
+        drop(stage);
+        for berth in self.berths() {
+            while !berth.when_empty(|slot| leave(slot, leg)) {
+                sleep(QUIET_LOOK);
+            }
+        }
+        if leg == LegTable::NEW {
+            self.switches.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(gone) = gone {
+            gone.release();
+        }
+    }
+}
+
+/// What `open` makes in the way that the host wants it.
+fn opened<T>(host: &dyn SwitchHost, mut open: impl FnMut() -> Result<T, PoolError>) -> Result<T, PoolError> {
+    let mut result = Err(GONE);
+    host.open(&mut || result = open());
+    result
+}
+
+/// `false`: the leg still works for operations that have ended.
+fn leave(slot: &mut Slot, leg: usize) -> bool {
+    let Inner::Pair(pair) = &mut slot.inner else { return true };
+    if !pair.has_leg(leg) {
+        // The leg was lost before the lane was opened.
+        return true;
+    }
+    let Some(lane) = pair.take_leg(leg) else { return false };
+    slot.inner = Inner::Side(lane);
+    true
+}

@@ -1,0 +1,159 @@
+//! A lane that can be moved to another side.
+
+use crate::mirror::{MirrorLane, chunks};
+use crate::touched::Touched;
+use crate::{Completion, Lane, Op, Request};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+/// Completions that may be waiting for the owner: more than any lane takes operations.
+const ENDED: usize = 1024;
+/// How long whoever moves lanes sleeps between two looks.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// The lane behind a lane.
+pub(super) enum Inner {
+    Side(Box<dyn Lane>),
+    Pair(Box<MirrorLane>),
+    /// For a moment, while it is moved.
+    Nowhere,
+}
+
+impl Inner {
+    fn lane(&mut self) -> &mut dyn Lane {
+        match self {
+            Inner::Side(lane) => &mut **lane,
+            Inner::Pair(lane) => &mut **lane,
+            Inner::Nowhere => unreachable!("moved with the berth locked"),
+        }
+    }
+}
+
+/// Where the owner of a lane and whoever moves it meet.
+pub(super) struct Berth {
+    slot: Mutex<Slot>,
+    /// It takes nothing new until it was moved.
+    is_halted: AtomicBool,
+    /// Operations so far.
+    operations: AtomicU64,
+}
+
+pub(super) struct Slot {
+    pub(super) inner: Inner,
+    /// What ended while the owner did not look.
+    ended: Vec<Completion>,
+}
+
+impl Berth {
+    pub(super) fn new(inner: Inner) -> Berth {
+        Berth {
+            slot: Mutex::new(Slot { inner, ended: Vec::with_capacity(ENDED) }),
+            is_halted: AtomicBool::new(false),
+            operations: AtomicU64::new(0),
+        }
+    }
+
+    /// Never waits: both sides only ever try.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Slot>> {
+        match self.slot.try_lock() {
+            Ok(slot) => Some(slot),
+            Err(TryLockError::Poisoned(slot)) => Some(slot.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the lane has no operation, and acts on it then.
+    pub(super) fn when_empty<T>(&self, act: impl FnOnce(&mut Slot) -> T) -> T {
+        self.is_halted.store(true, Ordering::SeqCst);
+        loop {
+            if let Some(mut slot) = self.try_lock() {
+                let Slot { inner, ended } = &mut *slot;
+                // The owner may be busy with something else for long.
+                inner.lane().poll(ended);
+                if inner.lane().in_flight() == 0 {
+                    let result = act(&mut slot);
+                    self.is_halted.store(false, Ordering::SeqCst);
+                    return result;
+                }
+            }
+            farfield_os::process::sleep(LOOK);
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct SwitchLane {
+    berth: Arc<Berth>,
+    touched: Arc<Touched>,
+    pages: u64,
+    in_flight: usize,
+    /// Something was given back since it took something: whoever waits does so for room.
+    is_refused: bool,
+}
+
+impl SwitchLane {
+    pub(super) fn new(berth: Arc<Berth>, touched: Arc<Touched>, pages: u64) -> SwitchLane {
+        SwitchLane { berth, touched, pages, in_flight: 0, is_refused: false }
+    }
+}
+
+impl SwitchLane {
+    fn try_submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.berth.is_halted.load(Ordering::Acquire) || self.in_flight >= ENDED {
+            return Err(request);
+        }
+        let Some(mut slot) = self.berth.try_lock() else { return Err(request) };
+        if let Op::Write { page, buffer } = &request.op {
+            let count = buffer.pages() as u64;
+            // What is outside is for the side to refuse.
+            if page.0.checked_add(count).is_some_and(|end| end <= self.pages) {
+                chunks(page.0, count).for_each(|chunk| self.touched.mark(chunk));
+            }
+        }
+        slot.inner.lane().submit(request)?;
+        self.in_flight += 1;
+        self.berth.operations.store(self.berth.operations() + 1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Lane for SwitchLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        let result = self.try_submit(request);
+        self.is_refused = result.is_err();
+        result
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        let Some(mut slot) = self.berth.try_lock() else { return 0 };
+        let mut moved = slot.ended.len().min(done.capacity() - done.len());
+        done.extend(slot.ended.drain(..moved));
+        if slot.ended.is_empty() {
+            moved += slot.inner.lane().poll(done);
+        }
+        self.in_flight -= moved;
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let waits_for_room = self.is_refused && self.in_flight == 0;
+        if waits_for_room || self.berth.is_halted.load(Ordering::Acquire) {
+            // It is being moved, or was just now: that takes a moment.
+            return farfield_os::process::yield_now();
+        }
+        match self.berth.try_lock() {
+            Some(mut slot) if slot.ended.is_empty() => slot.inner.lane().wait(timeout),
+            Some(_) => {}
+            None => farfield_os::process::yield_now(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Which chunks of a region were ever written: a bit for each, in memory that exists where one is set.
+
+use crate::table::Words;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module.
+pub(crate) struct Touched {
+    words: Words<AtomicU64>,
+    /// No bit from here on is set.
+    end: AtomicU64,
+}
+
+impl Touched {
+    pub(crate) fn new(chunks: u64) -> Result<Touched, farfield_os::Errno> {
+        Ok(Touched { words: Words::new(chunks.div_ceil(64))?, end: AtomicU64::new(0) })
+    }
+
+    fn word(&self, chunk: u64) -> &AtomicU64 {
+        self.words.at(chunk / 64)
+    }
+
+    pub(crate) fn has(&self, chunk: u64) -> bool {
+        chunk < self.end.load(Ordering::SeqCst) && self.word(chunk).load(Ordering::SeqCst) & 1 << (chunk % 64) != 0
+    }
+
+    /// Something is about to be written there.
+    pub(crate) fn mark(&self, chunk: u64) {
+        if !self.has(chunk) {
+            self.word(chunk).fetch_or(1 << (chunk % 64), Ordering::SeqCst);
+            self.end.fetch_max(chunk + 1, Ordering::SeqCst);
+        }
+    }
+
+    /// The first that was written, from this one on.
+    pub(crate) fn next(&self, from: u64) -> Option<u64> {
+        let end = self.end.load(Ordering::SeqCst);
+        let mut chunk = from;
+        while chunk < end {
+            let rest = self.word(chunk).load(Ordering::SeqCst) >> (chunk % 64);
+            if rest != 0 {
+                return Some(chunk + u64::from(rest.trailing_zeros()));
+            }
+            chunk = (chunk / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// All of them, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let chunk = self.next(from)?;
+            from = chunk + 1;
+            Some(chunk)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_marked_is_found() {
+        let touched = Touched::new(1 << 26).unwrap();
+        let chunks = [0, 1, 63, 64, 190, 5000, (1 << 26) - 1];
+        chunks.iter().rev().for_each(|chunk| touched.mark(*chunk));
+        assert_eq!(touched.iter().collect::<Vec<_>>(), chunks);
+        assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some((1 << 26) - 1)));
+        assert!(touched.has(190) && !touched.has(189));
+        assert_eq!(Touched::new(1).unwrap().next(0), None);
+    }
+}
