@@ -13,12 +13,13 @@ pub(crate) struct Part {
 }
 
 /// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 12] = [
+pub(crate) const PARTS: [Part; 13] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
     Part { name: "faults", alone: true },
     Part { name: "heaps", alone: true },
     Part { name: "survival", alone: true },
+    Part { name: "switch", alone: true },
     Part { name: "leftovers", alone: true },
     Part { name: "kills", alone: true },
     Part { name: "budget", alone: true },

@@ -3,6 +3,7 @@
 mod advise;
 mod doctor;
 mod pipe;
+mod pool;
 mod profile;
 mod run;
 mod serve;
@@ -39,6 +40,7 @@ enum Command {
     Advise(advise::AdviseArgs),
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
+    Pool(pool::PoolArgs),
     Doctor(doctor::DoctorArgs),
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(farfield_bench::Cli),
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::Advise(args) => finish(advise::run(&args)),
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
+        Command::Pool(args) => pool::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => match args.run() {
             Ok(code) => ExitCode::from(code as u8),

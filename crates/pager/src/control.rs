@@ -96,10 +96,51 @@ pub struct Control {
     pub urls: [AtomicU64; TEXT_BYTES / 8],
     /// Token for the servers, empty if none.
     pub token: [AtomicU64; TEXT_BYTES / 8],
+    /// Number of the pool that the job shall have now: 0 is the one that it began with. `pools[pool_epoch % 2]` says which that is, and the other
+    /// one says which it was before.
+    pub pool_epoch: AtomicU32,
+    /// The process that is about to change it; 0: nobody.
+    pub pool_writer: AtomicU32,
+    /// Length of `pool_reason` in bytes.
+    pub pool_reason_len: AtomicU32,
+    /// Why the pool of the last switch was given up, UTF-8.
+    pub pool_reason: [AtomicU64; 64],
+    /// See `pool_epoch`.
+    pub pools: [Pool; 2],
     /// Counters of processes that have ended, added up by the runner.
     pub past: Counters,
     /// One per living process.
     pub slots: [Slot; SLOTS],
+}
+
+/// Where far is.
+#[repr(C)]
+pub struct Pool {
+    /// Length of `urls` in bytes.
+    pub urls_len: AtomicU32,
+    /// Length of `token` in bytes.
+    pub token_len: AtomicU32,
+    /// Pool URLs with numeric addresses, separated by newlines.
+    pub urls: [AtomicU64; TEXT_BYTES / 8],
+    /// Token for the servers, empty if none.
+    pub token: [AtomicU64; TEXT_BYTES / 8],
+}
+
+impl Pool {
+    /// Texts that fit, for somebody who is told of them afterwards.
+    pub fn write(&self, urls: &[u8], token: &[u8]) {
+        write_text(&self.urls, &self.urls_len, urls);
+        write_text(&self.token, &self.token_len, token);
+    }
+
+    /// URLs and token.
+    pub fn read(&self) -> (Vec<String>, Vec<u8>) {
+        let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
+        let urls = read_text(&self.urls, &self.urls_len, &mut urls);
+        let token = read_text(&self.token, &self.token_len, &mut token);
+        // Written from text.
+        (core::str::from_utf8(urls).unwrap_or_default().lines().map(str::to_owned).collect(), token.to_vec())
+    }
 }
 
 /// A living process of the job.
@@ -115,6 +156,12 @@ pub struct Slot {
     pub meta_bytes: AtomicI64,
     /// Bytes far.
     pub far_bytes: AtomicI64,
+    /// The pool that it has ([`Control::pool_epoch`]), if it is armed.
+    pub pool_epoch: AtomicU32,
+    /// While it moves to another pool: pages that it has far or had, and those of them that were moved.
+    pub pool_pages: AtomicU64,
+    /// See `pool_pages`.
+    pub pool_moved_pages: AtomicU64,
     /// What happened.
     pub counters: Counters,
 }
@@ -174,6 +221,28 @@ impl Control {
             0 => None,
             word => Some(((word & !Self::FAILING) as i32, word & Self::FAILING == 0)),
         }
+    }
+
+    /// The pool that the job shall have, and its number.
+    pub fn pool(&self) -> (u32, Vec<String>, Vec<u8>) {
+        loop {
+            let epoch = self.pool_epoch.load(Ordering::SeqCst);
+            let (urls, token) = self.pools[epoch as usize % 2].read();
+            // It is written while it is not the one.
+            if self.pool_epoch.load(Ordering::SeqCst) == epoch {
+                return (epoch, urls, token);
+            }
+        }
+    }
+
+    /// The job shall have the pool that it had before `epoch` again, unless something else was decided since; `why` if that is nobody's wish.
+    pub fn give_up_pool(&self, epoch: u32, why: &[u8]) -> bool {
+        let next = epoch.wrapping_add(1);
+        let changed = self.pool_epoch.compare_exchange(epoch, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if changed {
+            write_text(&self.pool_reason, &self.pool_reason_len, &why[..why.len().min(self.pool_reason.len() * 8)]);
+        }
+        changed
     }
 
     /// Bit of `failure` while the reason is being written.

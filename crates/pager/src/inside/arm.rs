@@ -9,10 +9,11 @@ use super::guard::hold_all;
 use super::keys;
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
+use super::switching::{self, Inherited, Place};
 use super::thread::Run;
-use crate::control::{Mode, TEXT_BYTES, exit};
+use crate::control::{Mode, exit};
 use crate::window;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -20,7 +21,7 @@ use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::{Fault, Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
-use farfield_pool::{CloneTicket, Opener};
+use farfield_pool::{Opener, SwitchBackend};
 
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
@@ -97,6 +98,7 @@ extern "C" fn monitor(_: usize) -> ! {
                     runtime.armed().store.look_for_server();
                 }
                 let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
+                switching::look(runtime);
                 runtime.threads.look(turn);
                 turn = turn.wrapping_add(1);
                 super::flights::look(runtime);
@@ -132,33 +134,32 @@ fn evicts_ahead(runtime: &Runtime) -> bool {
     near > limit || (runtime.dirty_share.get() > 48 && runtime.armed().store.is_mapped())
 }
 
-/// Makes faults ours. `ticket` names the snapshot of the region to go on with, in the child of a fork.
-pub fn arm(runtime: &Runtime, ticket: Option<&CloneTicket>) {
+/// Makes faults ours. `inherited` names the snapshot of the region to go on with, in the child of a fork.
+pub fn arm(runtime: &Runtime, inherited: Option<Inherited>) {
     if !runtime.is_borrowed() {
-        runtime.loans.open_descriptors_for_good(|| arm_now(runtime, ticket));
+        runtime.loans.open_descriptors_for_good(|| arm_now(runtime, inherited));
     }
 }
 
-fn arm_now(runtime: &Runtime, ticket: Option<&CloneTicket>) {
+fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
+    let is_child = inherited.is_some();
     // With the space held: nobody who holds it ever waits for the end of Arming.
     let space = runtime.space.lock();
     if !runtime.advance(Phase::Dormant, Phase::Arming) {
         return;
     }
-    let armed = with_descriptors(|| open(runtime, ticket));
+    let armed = with_descriptors(|| open(runtime, inherited));
     let limit_pages = runtime.near().1 as usize / PAGE_BYTES;
     {
         let mut queue = runtime.queue.lock();
-        if ticket.is_none()
-            && let Err(errno) = queue.reserve(limit_pages * 2 + 8192)
-        {
+        if !is_child && let Err(errno) = queue.reserve(limit_pages * 2 + 8192) {
             fail(exit::INTERNAL, format_args!("no memory for the eviction queue: {errno}"));
         }
     }
     runtime.set_armed(armed);
     let armed = runtime.armed();
     // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
-    if ticket.is_none() {
+    if !is_child {
         for record in runtime.threads.all() {
             for frame in record.all_frames() {
                 populate_frame(runtime, frame);
@@ -175,7 +176,7 @@ fn arm_now(runtime: &Runtime, ticket: Option<&CloneTicket>) {
     }
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);
-    if ticket.is_none() {
+    if !is_child {
         take_stock(runtime, armed, &space.mapped_in(crate::space::Range { start: 0, end: window::PAGES }));
     }
     let advanced = runtime.advance(Phase::Arming, Phase::Armed);
@@ -265,31 +266,42 @@ pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-fn open(runtime: &Runtime, ticket: Option<&CloneTicket>) -> Armed {
+/// Opens the pool in this place, as this process can.
+pub fn opener(runtime: &Runtime, place: &Place) -> Opener {
+    let opener = Opener::new()
+        .inside_a_program()
+        .client_name("farfield run")
+        .pages(window::PAGES)
+        .deadline(Duration::from_secs(10))
+        // The runner has seen all servers; since then a leg of a mirror may have died.
+        .degraded()
+        .urls(keys::reach(runtime.control(), &place.urls));
+    if place.token.is_empty() { opener } else { opener.token(place.token.as_str()) }
+}
+
+fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     let internal = |what: &'static str| {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
     let control = runtime.control();
-    let token = text(&control.token, control.token_len.load(Ordering::Acquire));
-    let mut opener = Opener::new()
-        .inside_a_program()
-        .client_name("farfield run")
-        .pages(window::PAGES)
-        .deadline(Duration::from_secs(10));
-    // The runner has seen all servers; since then a leg of a mirror may have died.
-    opener = opener.degraded().urls(keys::urls(control));
-    if !token.is_empty() {
-        opener = opener.token(token);
-    }
-    let opened = match ticket {
-        Some(ticket) => opener.claim(ticket),
-        None => opener.open(),
+    let (place, opened) = match inherited {
+        Some(Inherited { place, ticket, heritage }) => {
+            let side = opener(runtime, &place).claim(&ticket);
+            (place, side.map(|side| Ok(SwitchBackend::inherit(side, heritage))))
+        }
+        None => {
+            let place = Place::wanted(control);
+            let side = opener(runtime, &place).open();
+            (place, side.map(SwitchBackend::new))
+        }
     };
     let backend = match opened {
-        Ok(backend) => backend,
+        Ok(Ok(backend)) => backend,
+        Ok(Err(error)) => super::store::lost(error),
         Err(error) => fail(exit::SERVER_LOST, format_args!("{error}")),
     };
-    let store = match Store::new(backend) {
+    runtime.slot().pool_epoch.store(place.epoch, Ordering::SeqCst);
+    let store = match Store::new(backend, place) {
         Ok(store) => store,
         Err(error) => super::store::lost(error),
     };
@@ -370,10 +382,4 @@ extern "C" fn serve_faults(_: usize) -> ! {
             process::wait_readable(runtime.armed().uffd.fd(), TICK);
         }
     }
-}
-
-/// A text of the control block.
-fn text(words: &[AtomicU64; TEXT_BYTES / 8], len: u32) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
-    String::from_utf8_lossy(&bytes[..(len as usize).min(bytes.len())]).into_owned()
 }

@@ -17,6 +17,7 @@ use farfield_core::page_word::{PageWord, State};
 use farfield_os::seccomp::{Instruction, Program};
 use farfield_os::signals::{self, Action, SignalSet};
 use farfield_os::{gate, memory, process};
+use farfield_pool::Backend;
 
 /// Advice that libc does not name yet.
 const MADV_DONTNEED_LOCKED: i32 = 24;

@@ -6,13 +6,13 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
+use super::switching::Inherited;
 use super::{arm, emulate, evict, fault, flights, heap, store, sync, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::State;
 use farfield_os::{gate, process};
-use farfield_pool::CloneTicket;
 
 /// Makes the call `clone(args)` without `CLONE_VM`.
 pub fn fork(_context: &Context, args: [usize; 6]) -> Outcome {
@@ -54,6 +54,8 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 
 fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     evict::make_room_for_copy(runtime);
+    // Before everything else that whoever moves to another pool might need.
+    let still = runtime.armed().store.backend().hold_still();
     // Before freezing: who holds the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
@@ -72,8 +74,8 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     evict::make_room_for_copy_frozen(runtime);
     let evictor = armed.evictor.lock();
     armed.store.drain();
-    let ticket: CloneTicket = match arm::with_descriptors(|| armed.store.backend().clone_region()) {
-        Ok(ticket) => ticket,
+    let heirloom = match arm::with_descriptors(|| Inherited::of(&armed.store)) {
+        Ok(heirloom) => heirloom,
         Err(error) => store::lost(error),
     };
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
@@ -81,17 +83,19 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let heap = heap::lock();
     let me = thread::current();
     let inherited = Inheritance::take(runtime);
+    // The monitor may be asking the pool how it is: the child would wait for that for ever.
+    let lanes = armed.store.backend().hold_lanes();
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
-    drop((heap, actions));
+    drop((lanes, heap, actions));
     match result {
         Ok(child) => mark_shared(runtime, &queue, child == 0),
         Err(_) => inherited.give_back(runtime),
     }
     if result != Ok(0) {
-        ticket.forget();
+        heirloom.ticket.forget();
     }
-    drop((queue, evictor, books, space, end));
+    drop((queue, evictor, books, space, end, still));
     if result == Ok(0) {
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
         unsafe { runtime.drop_inherited() };
@@ -99,7 +103,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         runtime.charge_far(inherited.far_bytes / PAGE_BYTES as i64);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
-        arm::arm(runtime, Some(&ticket));
+        arm::arm(runtime, Some(heirloom));
     }
     runtime.frozen_by.store(0, Ordering::SeqCst);
     if result == Ok(0) {
@@ -147,6 +151,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inher
     };
     runtime.set_slot(slot);
     runtime.monitor.store(0, Ordering::Relaxed);
+    runtime.switcher.store(0, Ordering::Relaxed);
     runtime.busy.store(0, Ordering::SeqCst);
     // SAFETY: no other thread exists.
     unsafe { runtime.loans.forked() };

@@ -52,16 +52,15 @@ fn keep(path: &CStr, flags: i32, key: i32) {
     }
 }
 
-/// How this process reaches the servers of its job.
-pub fn urls(control: &Control) -> Vec<String> {
+/// How this process reaches these servers, which its job has now; of those that it began with, there may be keys.
+pub fn reach(control: &Control, urls: &[String]) -> Vec<String> {
     let mut buffer = [0; TEXT_BYTES];
-    let mut keys = keys();
-    let mut reach = |leaf: &str| -> Result<String, core::convert::Infallible> {
-        let key = keys.next().unwrap_or(-1);
-        let by_key = socket_path(leaf).is_some() && file::is_socket(key);
-        Ok(if by_key { format!("unix:/proc/self/fd/{key}") } else { leaf.to_owned() })
+    let first: Vec<_> = servers(control, &mut buffer).collect();
+    let reach = |leaf: &str| -> Result<String, core::convert::Infallible> {
+        let key = first.iter().find(|(key, url)| *url == leaf && socket_path(url).is_some() && file::is_socket(*key));
+        Ok(key.map_or(leaf.to_owned(), |(key, _)| format!("unix:/proc/self/fd/{key}")))
     };
-    let Ok(urls) = pools(control, &mut buffer).map(|url| replace_leaves(url, &mut reach)).collect();
+    let Ok(urls) = urls.iter().map(|url| replace_leaves(url, reach)).collect();
     urls
 }
 

@@ -26,6 +26,7 @@ pub mod runtime;
 pub mod signal;
 pub mod start;
 pub mod store;
+pub mod switching;
 pub mod sync;
 pub mod table;
 pub mod thread;

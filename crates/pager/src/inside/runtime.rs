@@ -15,6 +15,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memory::OwnMemory;
 use farfield_os::process::{self, ThreadCount};
 use farfield_os::{pagemap::Pagemap, uffd::Uffd};
+use farfield_pool::Backend;
 
 /// The one runtime of this process.
 pub static RUNTIME: Runtime = Runtime::new();
@@ -77,7 +78,9 @@ pub struct Runtime {
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
-    /// Thread that froze the world for a fork; 0 = nobody.
+    /// 1 once the thread runs that moves far memory to another pool.
+    pub switcher: AtomicU32,
+    /// Thread that froze the world for a fork, or for another pool; 0 = nobody.
     pub frozen_by: AtomicU32,
     /// Threads inside a fault or an emulated call.
     pub busy: AtomicU32,
@@ -120,6 +123,7 @@ impl Runtime {
             evictions: AtomicU32::new(0),
             epoch: AtomicU32::new(1),
             monitor: AtomicU32::new(0),
+            switcher: AtomicU32::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),
             break_end: Lock::new(window::BASE),
@@ -220,11 +224,11 @@ impl Runtime {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
     }
 
-    /// Is the calling thread the only one that can write the program's memory now? The monitor does not, and nobody can
+    /// Is the calling thread the only one that can write the program's memory now? The monitor and the switcher do not, and nobody can
     /// start another thread meanwhile.
     pub fn is_alone(&self) -> bool {
         let armed = self.armed();
-        let ours = u64::from(self.monitor.load(Ordering::Relaxed));
+        let ours = u64::from(self.monitor.load(Ordering::Relaxed) + self.switcher.load(Ordering::Relaxed));
         KERNEL_KNOWS_THREADS
             && armed.mode == Mode::Signal
             && thread::current().is_some()

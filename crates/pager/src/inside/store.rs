@@ -6,6 +6,7 @@
 use super::evict::{Share, make_room};
 use super::lock::{Guard, Lock};
 use super::runtime::{RUNTIME, Runtime, fail};
+use super::switching::Place;
 use super::sync::{AtomicU64, AtomicUsize, Ordering, pause, tid};
 use crate::control::{Mode, exit};
 use crate::window;
@@ -16,8 +17,9 @@ use core::time::Duration;
 use farfield_core::page_word::{PageWord, State};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, uffd::Track};
-use farfield_pool::{Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
-use std::sync::Arc;
+use farfield_pool::{
+    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, SwitchBackend,
+};
 
 /// Lanes of one process.
 const LANES: usize = 3;
@@ -69,7 +71,11 @@ impl Spare {
 
 /// See the module.
 pub struct Store {
-    backend: Arc<dyn Backend>,
+    backend: SwitchBackend,
+    /// Where that is, and where it will be. Changed only by whoever moves it, while it is [held still](SwitchBackend::hold_still).
+    pub place: Lock<Place>,
+    /// See `place`.
+    pub next_place: Lock<Option<Place>>,
     /// The first ones are open; the rest is opened when all are busy.
     channels: [Lock<Option<Channel>>; LANES],
     open: AtomicUsize,
@@ -81,12 +87,14 @@ pub struct Store {
 
 impl Store {
     /// Opens the first lane.
-    pub fn new(backend: Arc<dyn Backend>) -> Result<Store, PoolError> {
+    pub fn new(backend: SwitchBackend, place: Place) -> Result<Store, PoolError> {
         let first = Channel::open(&backend, 0)?;
         let mut channels = [const { Lock::new(None) }; LANES];
         channels[0] = Lock::new(Some(first));
         Ok(Store {
             backend,
+            place: Lock::new(place),
+            next_place: Lock::new(None),
             channels,
             open: AtomicUsize::new(1),
             lanes_max: AtomicUsize::new(LANES),
@@ -95,7 +103,7 @@ impl Store {
     }
 
     /// The backend.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
+    pub fn backend(&self) -> &SwitchBackend {
         &self.backend
     }
 
@@ -350,7 +358,7 @@ impl DerefMut for Borrowed<'_> {
 }
 
 impl Channel {
-    fn open(backend: &Arc<dyn Backend>, place: usize) -> Result<Channel, PoolError> {
+    fn open(backend: &SwitchBackend, place: usize) -> Result<Channel, PoolError> {
         Ok(Channel {
             place,
             lane: backend.open_lane()?,

@@ -51,6 +51,7 @@ pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
     block.mode.store(settings.mode as u32, Ordering::Relaxed);
     write_text(&block.urls, &block.urls_len, urls.as_bytes());
     write_text(&block.token, &block.token_len, &settings.token);
+    block.pools[0].write(urls.as_bytes(), &settings.token);
     // Last: whoever sees the magic sees the rest.
     block.magic.store(MAGIC, Ordering::Release);
     Ok(block)

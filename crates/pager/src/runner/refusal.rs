@@ -67,6 +67,8 @@ pub enum Refusal {
     Url { reason: String },
     #[error("far memory cannot be used: {reason}")]
     Far { reason: String },
+    #[error("{reason}")]
+    Pool { reason: String },
     #[error("--report {}: {error}; choose a folder that can be written and has room", path.display())]
     Report { path: PathBuf, error: io::Error },
     #[error("the private memory server did not start: {reason}; use --far URL to choose a server that runs already")]

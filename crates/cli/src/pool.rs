@@ -1,0 +1,130 @@
+//! `farfield pool`: which pool a running job has, and another one for it.
+
+use clap::{Args, Subcommand};
+use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
+use std::io::{IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Look at the pool of a running job, or give it another one.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PoolArgs {
+    #[command(subcommand)]
+    command: PoolCommand,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield pool switch 4711 tcp://big:7400              All that is far moves to the machine called big
+  farfield pool switch 4711 'ssd:/var/tmp?size=32G'     To a file
+  farfield pool switch 4711 first                       To where it was when the job began
+  farfield pool status 4711                             Where it is, and what still moves
+  farfield pool cancel 4711                             Back to where it was
+
+JOB is a process of the job: the program, a child of it, or its `farfield run`.";
+
+#[derive(Subcommand, Debug)]
+enum PoolCommand {
+    /// Move everything that the job has far to another pool, while it runs, and wait for that
+    ///
+    /// Until all has moved, the old pool holds everything: if the new one is full, dies, or is not wanted any more, the job goes on with the
+    /// old one. For that time both need the memory.
+    Switch(SwitchArgs),
+    /// Say where the job's far memory is, and what still moves
+    Status(JobArgs),
+    /// Move back what a switch has moved
+    Cancel(JobArgs),
+}
+
+#[derive(Args, Debug)]
+struct JobArgs {
+    /// A process of the job
+    #[arg(value_name = "JOB")]
+    pid: u32,
+}
+
+#[derive(Args, Debug)]
+struct SwitchArgs {
+    /// A process of the job
+    #[arg(value_name = "JOB")]
+    pid: u32,
+    /// A pool as in `farfield run --far`, or `first`: the one that the job began with
+    #[arg(value_name = "URL")]
+    url: String,
+    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Do not wait for the end: `farfield pool status` tells
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// 0, or an error on stderr and 1.
+pub(crate) fn run(args: PoolArgs) -> ExitCode {
+    crate::finish(match args.command {
+        PoolCommand::Switch(args) => switch(args),
+        PoolCommand::Status(args) => find_control(args.pid).map_err(Into::into).map(|(_, control)| status(&control)),
+        PoolCommand::Cancel(args) => cancel(&args),
+    })
+}
+
+fn switch(args: SwitchArgs) -> anyhow::Result<()> {
+    let token = crate::token::read(args.token_file.as_deref())?;
+    let (runner, control) = find_control(args.pid)?;
+    let url = (args.url != "first").then_some(args.url.as_str());
+    let epoch = runner::switch_pool(&control, url, &token)?;
+    if args.no_wait {
+        return Ok(());
+    }
+    let live = std::io::stderr().is_terminal();
+    loop {
+        let status = PoolStatus::read(&control);
+        if live {
+            let _ = write!(std::io::stderr(), "\r{:<60}\r", progress(&status));
+        }
+        if status.epoch != epoch {
+            // Who gives it up says why right afterwards.
+            std::thread::sleep(Duration::from_millis(100));
+            let PoolStatus { urls, reason, .. } = PoolStatus::read(&control);
+            let reason = if reason.is_empty() { "something else was decided meanwhile" } else { &reason };
+            anyhow::bail!("the job stays with {}: {reason}", urls.join(" "));
+        }
+        if status.moving.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(Path::new(&format!("/proc/{runner}")).exists(), "the job has ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn progress(status: &PoolStatus) -> String {
+    let sum = |count: fn(&runner::MovingProcess) -> u64| status.moving.iter().map(count).sum::<u64>();
+    let (pages, moved) = (sum(|process| process.pages), sum(|process| process.moved_pages));
+    match (status.moving.len(), pages) {
+        (0, _) => String::new(),
+        (processes, 0) => format!("{processes} to move"),
+        (processes, _) => format!("{processes} to move, {} of {} MiB moved", moved / 256, pages.div_ceil(256)),
+    }
+}
+
+fn status(control: &ControlBlock) {
+    let status = PoolStatus::read(control);
+    let mut text = format!("{}\n", status.urls.join(" "));
+    for process in &status.moving {
+        let (moved, pages) = (process.moved_pages / 256, process.pages.div_ceil(256));
+        text += &format!("process {} moves there: {moved} of {pages} MiB\n", process.pid);
+    }
+    if !status.reason.is_empty() {
+        text += &format!("it has come back from {}: {}\n", status.before.join(" "), status.reason);
+    }
+    // Nobody may be left who reads it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn cancel(args: &JobArgs) -> anyhow::Result<()> {
+    let (_, control) = find_control(args.pid)?;
+    anyhow::ensure!(runner::cancel_switch(&control), "the job is not on the way to another pool");
+    Ok(())
+}

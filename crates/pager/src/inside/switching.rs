@@ -1,0 +1,189 @@
+//! Moves the far memory of this process when its job shall have another pool.
+//!
+//! Which pool that is stands in the control block ([`Control::pool_epoch`]). The monitor sees that it is another one than this process has, and starts
+//! a thread of ours, once, which opens it, moves everything (`farfield_pool::SwitchBackend`), and says so in the process's slot. A
+//! process for which that fails says so for the job: all go back to the pool before. The child of a fork goes on with a snapshot of the side that holds everything,
+//! and then does the same by itself.
+
+use super::arm::{opener, with_descriptors};
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::store::Store;
+use super::sync::{pause, tid};
+use super::{flights, signal};
+use crate::control::Control;
+use core::cell::Cell;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use farfield_os::{process, signals};
+use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost};
+
+/// Between two looks whether there is something to do, and between two that say how far it is.
+const LOOK: Duration = Duration::from_millis(2);
+const TELL_NS: u64 = 50_000_000;
+
+/// Where far is.
+#[derive(Clone)]
+pub struct Place {
+    /// Its number among those that the job had.
+    pub epoch: u32,
+    /// As the job knows them.
+    pub urls: Vec<String>,
+    /// For them.
+    pub token: String,
+}
+
+impl Place {
+    /// The one that the job shall have.
+    pub fn wanted(control: &Control) -> Place {
+        let (epoch, urls, token) = control.pool();
+        // The runner has taken text.
+        Place { epoch, urls, token: String::from_utf8(token).unwrap_or_default() }
+    }
+}
+
+/// What the child of a fork goes on with.
+pub struct Inherited {
+    /// Where the snapshot is.
+    pub place: Place,
+    /// The right to it.
+    pub ticket: CloneTicket,
+    /// What it may hold.
+    pub heritage: Heritage,
+}
+
+impl Inherited {
+    /// Of a store that is held still and has nothing under way.
+    pub fn of(store: &Store) -> Result<Inherited, PoolError> {
+        let (ticket, is_next) = store.backend().clone_side()?;
+        let next = store.next_place.lock().clone().filter(|_| is_next);
+        let place = next.unwrap_or_else(|| store.place.lock().clone());
+        Ok(Inherited { place, ticket, heritage: store.backend().heritage() })
+    }
+}
+
+/// Is there another pool to move to? Called by the monitor while armed.
+pub fn look(runtime: &Runtime) {
+    let wanted = runtime.control().pool_epoch.load(Ordering::Relaxed);
+    if runtime.slot().pool_epoch.load(Ordering::Relaxed) != wanted
+        && runtime.switcher.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    {
+        // SAFETY: `carry_out` never returns and keeps to the laws of this module.
+        if unsafe { process::spawn_bare(carry_out, 0) }.is_err() {
+            // It is tried again at the next look.
+            runtime.switcher.store(0, Ordering::Release);
+        }
+    }
+}
+
+extern "C" fn carry_out(_: usize) -> ! {
+    signals::set_mask(!signal::OURS);
+    loop {
+        if RUNTIME.phase() == Phase::Armed {
+            follow(&RUNTIME);
+        }
+        process::sleep(LOOK);
+    }
+}
+
+/// Moves to the pool that the job shall have, if it is another one.
+fn follow(runtime: &Runtime) {
+    let (control, slot, store) = (runtime.control(), runtime.slot(), &runtime.armed().store);
+    if slot.pool_epoch.load(Ordering::Relaxed) == control.pool_epoch.load(Ordering::SeqCst) {
+        return;
+    }
+    let wanted = Place::wanted(control);
+    let here = store.place.lock().clone();
+    if wanted.urls == here.urls {
+        // It never left, or has come back.
+        let still = store.backend().hold_still();
+        store.place.lock().epoch = wanted.epoch;
+        drop(still);
+        return slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst);
+    }
+    let result = move_to(runtime, store, &wanted);
+    slot.pool_pages.store(0, Ordering::Relaxed);
+    slot.pool_moved_pages.store(0, Ordering::Relaxed);
+    match result {
+        Ok(()) => slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst),
+        // Somebody has decided otherwise: what, says the next look.
+        Err(Failure::Switch(SwitchError::Cancelled)) => {}
+        // It ends, and has given its far memory up.
+        Err(_) if runtime.ending.load(Ordering::Acquire) != 0 => {}
+        Err(failure) => {
+            let reason = match failure {
+                Failure::Open(text) => text,
+                Failure::Switch(error) => error.to_string(),
+            };
+            control.give_up_pool(wanted.epoch, reason.as_bytes());
+        }
+    }
+}
+
+enum Failure {
+    Open(String),
+    Switch(SwitchError),
+}
+
+fn move_to(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
+    let host = Host { runtime, store, wanted, told_at: Cell::new(0) };
+    // A fork meanwhile would take connections along that nobody knows of yet.
+    let still = store.backend().hold_still();
+    let mut opened = None;
+    host.open(&mut || opened = Some(opener(runtime, wanted).open()));
+    let opened =
+        opened.map_or(Err("the pool was not opened".to_owned()), |result| result.map_err(|error| error.to_string()));
+    let to = opened.map_err(Failure::Open)?;
+    *store.next_place.lock() = Some(wanted.clone());
+    drop(still);
+    let result = store.backend().switch(to, &host);
+    let _still = store.backend().hold_still();
+    *store.next_place.lock() = None;
+    result.map_err(Failure::Switch)
+}
+
+/// This process, as the pool that is moved sees it.
+struct Host<'a> {
+    runtime: &'a Runtime,
+    store: &'a Store,
+    wanted: &'a Place,
+    told_at: Cell<u64>,
+}
+
+impl SwitchHost for Host<'_> {
+    fn is_wanted(&self) -> bool {
+        let now = process::now_ns();
+        if now - self.told_at.get() > TELL_NS {
+            self.told_at.set(now);
+            let progress = self.store.backend().progress();
+            self.runtime.slot().pool_pages.store(progress.pages, Ordering::Relaxed);
+            self.runtime.slot().pool_moved_pages.store(progress.moved_pages, Ordering::Relaxed);
+        }
+        self.runtime.control().pool_epoch.load(Ordering::SeqCst) == self.wanted.epoch
+    }
+
+    /// As for a fork: nobody is inside a fault, or loads from far memory.
+    fn alone(&self, act: &mut dyn FnMut() -> bool) {
+        let runtime = self.runtime;
+        let end = runtime.break_end.lock();
+        let space = runtime.space.lock();
+        let books = flights::BOOKS.lock();
+        let mut spins = 0;
+        let me = tid() as u32;
+        while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+            pause(&mut spins);
+        }
+        while runtime.busy.load(Ordering::SeqCst) != 0 {
+            self.store.progress();
+            pause(&mut spins);
+        }
+        if act() {
+            *self.store.place.lock() = self.wanted.clone();
+        }
+        runtime.frozen_by.store(0, Ordering::SeqCst);
+        drop((books, space, end));
+    }
+
+    fn open(&self, open: &mut dyn FnMut()) {
+        self.runtime.loans.open_descriptors_for_good(|| with_descriptors(open));
+    }
+}

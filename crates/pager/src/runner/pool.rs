@@ -1,0 +1,115 @@
+//! Another pool for a job that runs.
+
+use super::{ControlBlock, Refusal, far};
+use crate::control::{SLOTS, TEXT_BYTES, read_text, write_text};
+use std::sync::atomic::Ordering;
+
+/// Which pool a job has, and how far its processes are on the way there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolStatus {
+    /// Its number among the pools that the job had: 0 for the one that it began with.
+    pub epoch: u32,
+    /// Its URLs.
+    pub urls: Vec<String>,
+    /// Those of the one before.
+    pub before: Vec<String>,
+    /// Processes that still move there.
+    pub moving: Vec<MovingProcess>,
+    /// Why the pool of the last switch was given up; empty if it was not.
+    pub reason: String,
+}
+
+/// A process on the way to another pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MovingProcess {
+    /// Which.
+    pub pid: u32,
+    /// Pages that it has far or had, rounded up; 0 if it has not begun.
+    pub pages: u64,
+    /// Of these, those that were moved.
+    pub moved_pages: u64,
+}
+
+impl PoolStatus {
+    /// Of a job.
+    pub fn read(control: &ControlBlock) -> PoolStatus {
+        let (epoch, urls, _) = control.pool();
+        let before = if epoch == 0 { Vec::new() } else { control.pools[epoch.wrapping_sub(1) as usize % 2].read().0 };
+        let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
+        let moving = control.slots[..taken].iter().filter_map(|slot| {
+            let pid = slot.pid.load(Ordering::Acquire);
+            let is_armed = slot.state.load(Ordering::Acquire) != 0;
+            let moves = pid != 0 && is_armed && slot.pool_epoch.load(Ordering::SeqCst) != epoch;
+            let pages = slot.pool_pages.load(Ordering::Relaxed);
+            moves.then(|| MovingProcess { pid, pages, moved_pages: slot.pool_moved_pages.load(Ordering::Relaxed) })
+        });
+        let mut reason = [0; 512];
+        let reason = String::from_utf8_lossy(read_text(&control.pool_reason, &control.pool_reason_len, &mut reason));
+        PoolStatus { epoch, urls, before, moving: moving.collect(), reason: reason.into_owned() }
+    }
+}
+
+/// The job shall have this pool from now on: that with which it `began`, or one that is looked at first. The number of the new pool.
+pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
+    let refuse = |reason: &str| Refusal::Pool { reason: reason.to_owned() };
+    let (urls, token) = match url {
+        Some(url) => (far::resolve(&[url.to_owned()])?, token.to_vec()),
+        None => first(control),
+    };
+    let text = urls.join("\n");
+    if text.len() > TEXT_BYTES || token.len() > TEXT_BYTES {
+        return Err(refuse("the URL, and the token, can have at most 4096 bytes"));
+    }
+    far::check(&urls, &token)?;
+    let Some(_turn) = Turn::take(control) else {
+        return Err(refuse("somebody else is giving the job another pool in this moment: try again"));
+    };
+    let status = PoolStatus::read(control);
+    if !status.moving.is_empty() {
+        return Err(refuse("the job is still on the way to another pool: wait for it, or cancel that"));
+    }
+    if status.urls == urls {
+        return Err(refuse("the job has this pool already"));
+    }
+    let next = status.epoch.wrapping_add(1);
+    control.pools[next as usize % 2].write(text.as_bytes(), &token);
+    write_text(&control.pool_reason, &control.pool_reason_len, b"");
+    // A process that gave up the last one could only have done so while it moved.
+    control.pool_epoch.store(next, Ordering::SeqCst);
+    Ok(next)
+}
+
+/// The right to change the pool of a job. Who has died has none.
+struct Turn<'a>(&'a ControlBlock);
+
+impl Turn<'_> {
+    fn take(control: &ControlBlock) -> Option<Turn<'_>> {
+        let holder = control.pool_writer.load(Ordering::Acquire);
+        if holder != 0 && std::path::Path::new(&format!("/proc/{holder}")).exists() {
+            return None;
+        }
+        let me = std::process::id();
+        let taken = control.pool_writer.compare_exchange(holder, me, Ordering::AcqRel, Ordering::Relaxed);
+        taken.ok().map(|_| Turn(control))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.pool_writer.store(0, Ordering::Release);
+    }
+}
+
+/// What the job began with.
+fn first(control: &ControlBlock) -> (Vec<String>, Vec<u8>) {
+    let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
+    let urls = String::from_utf8_lossy(read_text(&control.urls, &control.urls_len, &mut urls)).into_owned();
+    let token = read_text(&control.token, &control.token_len, &mut token).to_vec();
+    (urls.lines().map(str::to_owned).collect(), token)
+}
+
+/// Those that have moved come back, the others stay. `false`: everybody is there already, or came back.
+pub fn cancel_switch(control: &ControlBlock) -> bool {
+    let status = PoolStatus::read(control);
+    !status.moving.is_empty() && control.give_up_pool(status.epoch, b"it was cancelled")
+}

@@ -1,0 +1,209 @@
+//! Do jobs and heaps go on, with every byte right, while their pool is exchanged, whatever becomes of the new one?
+//!
+//! Danger: a page that is read where it was not written last; a process that is left behind, or dies with a server that it does not need.
+//! `FARFIELD_SEED` repeats the choices.
+
+use farfield::{FarBox, Heap, Plane};
+use farfield_tests::{
+    Command, Ended, FarRun, MIB, PATIENCE, Random, Running, Scratch, Server, compile, farfield, tier, wait_until,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// `farfield pool WORDS`.
+fn pool(scratch: &Scratch, words: &[&str]) -> Ended {
+    let farfield = farfield();
+    let all = [farfield.to_str().expect("an ASCII path"), "pool"].into_iter().chain(words.iter().copied());
+    Command::new(&scratch.folder("pool"), all).run()
+}
+
+fn pid(job: &Running) -> String {
+    job.pid().to_string()
+}
+
+fn status(scratch: &Scratch, job: &Running) -> String {
+    pool(scratch, &["status", &pid(job)]).text()
+}
+
+/// A server that takes long for what a job has.
+fn slow(server: &Server) -> String {
+    format!("throttle(bandwidth=4M,{})", server.url())
+}
+
+fn ssd(scratch: &Scratch) -> String {
+    format!("ssd:{}?size=512M", scratch.path().display())
+}
+
+/// A job that checks every word of its memory again and again, in two processes, and is busy with that for a while.
+fn hog(scratch: &Scratch, mode: &str, rounds: &str) -> Option<Running> {
+    let hog = compile("hog", scratch.path())?;
+    let job =
+        FarRun::new(scratch, ["--near", "16M", "--mode", mode], [hog.to_str().expect("ASCII"), "64", rounds, "2", "2"]);
+    let job = job.start();
+    wait_until("some of it is far", || job.is_over() || is_armed(scratch, &job));
+    Some(job)
+}
+
+fn is_armed(scratch: &Scratch, job: &Running) -> bool {
+    let words = [
+        farfield().to_str().expect("an ASCII path").to_owned(),
+        "top".into(),
+        "--once".into(),
+        "--json".into(),
+        pid(job),
+    ];
+    let top = Command::new(&scratch.folder("top"), words).run();
+    let Ok(seen) = serde_json::from_str::<serde_json::Value>(&top.text()) else { return false };
+    seen["jobs"][0]["far_bytes"].as_u64().is_some_and(|bytes| bytes > 8 * MIB)
+}
+
+#[test]
+fn jobs_move_to_and_fro() {
+    let scratch = Scratch::new("switch-jobs");
+    let server = Server::start_tcp(&scratch, "tcp", ["--capacity", "256M"]);
+    let near = Server::start(&scratch, "near", ["--capacity", "256M"]);
+    let mirror = format!("mirror({},{})", server.url(), near.url());
+    let urls = [server.url(), &ssd(&scratch), "first", &mirror, near.url(), "first"];
+    for mode in ["signal", "thread"] {
+        let Some(job) = hog(&scratch, mode, "0") else { return };
+        for _ in 0..tier(1, 20) {
+            for url in urls {
+                let ended = pool(&scratch, &["switch", &pid(&job), url]);
+                assert_eq!(ended.code, 0, "{mode}, {url}: {}", ended.errors);
+            }
+        }
+        // It would have ended if a word had been wrong.
+        assert!(!job.is_over(), "{mode}: {}", job.errors());
+    }
+}
+
+#[test]
+fn children_that_are_forked_in_the_middle_of_a_switch_move_too() {
+    let scratch = Scratch::new("switch-forks");
+    let Some(program) = compile("fork_far", scratch.path()) else { return };
+    let server = Server::start_tcp(&scratch, "tcp", ["--capacity", "1G"]);
+    let native = Command::new(&scratch.folder("native"), [&program]).run();
+    for _ in 0..tier(2, 20) {
+        let job = FarRun::new(&scratch, ["--near", "16M"], [program.to_str().expect("an ASCII path")]).start();
+        for url in [server.url(), "first"].iter().cycle() {
+            // A job that ends, or whose child has just ended in the middle of it, says so.
+            let _ = pool(&scratch, &["switch", "--no-wait", &pid(&job), url]);
+            if job.is_over() {
+                break;
+            }
+        }
+        let ended = job.wait();
+        assert_eq!((ended.code, ended.text()), (native.code, native.text()), "{}", ended.errors);
+    }
+}
+
+#[test]
+fn a_new_server_that_is_killed_or_full_or_not_wanted_changes_nothing() {
+    let scratch = Scratch::new("switch-fails");
+    let Some(job) = hog(&scratch, "auto", "0") else { return };
+    let before = status(&scratch, &job);
+    let begin = |url: &str| {
+        assert_eq!(pool(&scratch, &["switch", "--no-wait", &pid(&job), url]).code, 0);
+        wait_until("something has moved", || {
+            let status = status(&scratch, &job);
+            status.contains("moves there") && !status.contains(": 0 of")
+        });
+    };
+    let back = |why: &str| {
+        wait_until("all is as before", || {
+            let status = status(&scratch, &job);
+            status.starts_with(&before) && status.contains(why) && !status.contains("moves there")
+        });
+    };
+    // Killed.
+    let server = Server::start_tcp(&scratch, "killed", ["--capacity", "256M"]);
+    begin(&slow(&server));
+    let again = pool(&scratch, &["switch", &pid(&job), "ssd:/tmp?size=1G"]);
+    assert!(again.code == 1 && again.errors.contains("on the way"), "{}", again.errors);
+    server.kill();
+    back("is gone");
+    // Not wanted any more.
+    let server = Server::start_tcp(&scratch, "cancelled", ["--capacity", "256M"]);
+    begin(&slow(&server));
+    assert_eq!(pool(&scratch, &["cancel", &pid(&job)]).code, 0);
+    back("cancelled");
+    assert_eq!(pool(&scratch, &["cancel", &pid(&job)]).code, 1, "there is nothing to cancel");
+    // Too small.
+    let small = Server::start_tcp(&scratch, "small", ["--capacity", "16M"]);
+    let full = pool(&scratch, &["switch", &pid(&job), small.url()]);
+    assert!(full.code == 1 && full.errors.contains("is full"), "{}", full.errors);
+    back("is full");
+    // Wrong.
+    for (url, said) in
+        [("tcp:1", "tcp://"), ("lz:?size=1G", "heaps"), ("first", "already"), ("unix:/no/such", "/no/such")]
+    {
+        let wrong = pool(&scratch, &["switch", &pid(&job), url]);
+        assert!(wrong.code == 1 && wrong.errors.contains(said), "{url}: {}", wrong.errors);
+    }
+    let me = pool(&scratch, &["status", &std::process::id().to_string()]);
+    assert!(me.code == 1 && me.errors.contains("does not belong to a job"), "{}", me.errors);
+    // It would have ended if a word had been wrong.
+    assert!(!job.is_over(), "{}", job.errors());
+}
+
+#[test]
+fn heaps_move_between_servers_and_survive_those_that_die() {
+    let mut random = Random::new(17);
+    let scratch = Scratch::new("switch-heaps");
+    let tcp = Server::start_tcp(&scratch, "tcp", ["--capacity", "256M"]);
+    let near = Server::start(&scratch, "near", ["--capacity", "256M"]);
+    for plane in [Plane::Page, Plane::Hybrid] {
+        let heap = Heap::builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).plane(plane).pool(tcp.url());
+        let heap = heap.patience(PATIENCE).build().expect("the server accepts");
+        let value = |index: usize, round: u64| [(index as u64) << 32 | round; 256];
+        let mut values: Vec<FarBox<[u64; 256]>> =
+            (0..4000).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
+        let mut rounds = vec![0; values.len()];
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let switcher = scope.spawn(|| {
+                let over = Over(&is_over);
+                let mirror = format!("mirror({},{})", tcp.url(), near.url());
+                for url in [near.url(), &ssd(&scratch), "lz:?size=256M", &mirror, tcp.url()] {
+                    let dying = Server::start_tcp(&scratch, "dying", ["--capacity", "256M"]);
+                    let moving = heap.switch_pool(slow(&dying)).expect("it opens");
+                    wait_until("something has moved", || moving.progress().moved_pages > 0);
+                    dying.kill();
+                    let failed = moving.wait(PATIENCE).expect("it ends");
+                    assert!(failed.is_err(), "{failed:?}");
+                    let moved = heap.switch_pool(url).expect("it opens").wait(PATIENCE).expect("it ends");
+                    assert_eq!(moved, Ok(()), "{url}");
+                }
+                drop(over);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                let index = random.below(values.len());
+                let scope = heap.enter();
+                let held = values[index].get_mut(&scope).expect("a pool that lives");
+                assert!(*held == value(index, rounds[index]), "value {index}");
+                if random.below(2) == 0 {
+                    rounds[index] += 1;
+                    *held = value(index, rounds[index]);
+                }
+            }
+            switcher.join().expect("it ends");
+        });
+        for (index, held) in values.iter().enumerate() {
+            assert!(
+                *held.get(&heap.enter()).expect("a pool that lives") == value(index, rounds[index]),
+                "value {index}"
+            );
+        }
+        assert_eq!(heap.stats().pool_switches, 5);
+        drop(values);
+        heap.verify();
+    }
+}
+
+/// Says that it is over when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
