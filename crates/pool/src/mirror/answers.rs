@@ -41,9 +41,9 @@ impl MirrorLane {
         match target {
             For::Nobody => own(self, buffer),
             For::LateWrite => {
-                if result.is_err() {
+                if let Err(error) = result {
                     // It may still arrive, at any time.
-                    self.table.lose(leg);
+                    self.table.give_up(leg, error);
                 }
                 self.table.late_came(leg);
                 own(self, buffer);
