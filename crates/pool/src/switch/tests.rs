@@ -141,6 +141,23 @@ fn when_the_old_side_dies_what_had_moved_is_right() {
 }
 
 #[test]
+fn when_both_sides_die_the_switch_ends() {
+    for (old, new) in [(40, 1), (60, 20), (60, 60), (90, 200)] {
+        let pool = pool(&format!("fault:die={old}@ram:"), 64 * 64);
+        let mut lane = pool.open_lane().unwrap();
+        (0..32).for_each(|chunk| write(&mut *lane, chunk * 64, 1, 1).unwrap());
+        let result = switch(&pool, &format!("fault:die={new}@ram:"));
+        assert!(matches!(result, Err(SwitchError::New(_) | SwitchError::Old(_))), "{result:?}");
+        let gone = |lane: &mut dyn crate::Lane| {
+            let buffer = crate::Buffer::new(1);
+            let result = one(lane, Op::Read { page: PageId(64 * 31), buffer }).result;
+            matches!(result, Err(PoolError::ServerGone { .. }))
+        };
+        assert!((0..200).any(|_| gone(&mut *lane)), "{old} {new}");
+    }
+}
+
+#[test]
 fn a_switch_can_be_cancelled_and_only_one_goes_on() {
     let pool = Arc::new(pool("fault:delay=1ms@ram:", 64 * 500));
     let mut lane = pool.open_lane().unwrap();
