@@ -8,6 +8,7 @@ use crate::line::Sample;
 use crate::machine;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
+use crate::switching;
 use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, bail, ensure};
@@ -30,6 +31,10 @@ pub(crate) enum Contender {
     Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
     Heap(Far, &'static str),
+    /// The same on the page plane, whose far memory moves to a second server of that kind.
+    HeapSwitch(Far),
+    /// `farfield run` whose far memory moves so.
+    FarfieldSwitch(Far),
     /// The program asks somebody for each object.
     Peer(Peer),
     /// fio, instead of the program.
@@ -100,6 +105,10 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "loopback" => Contender::Peer(Peer::Loopback),
         "redis" => Contender::Peer(Peer::Redis),
         "heap-lz" => Contender::Heap(Far::Compressed, "page"),
+        "heap-switch" => Contender::HeapSwitch(Far::Private),
+        "heap-switch-tcp" => Contender::HeapSwitch(Far::Tcp),
+        "farfield-switch" => Contender::FarfieldSwitch(Far::Private),
+        "farfield-switch-tcp" => Contender::FarfieldSwitch(Far::Tcp),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
         "lane-ssd" => Contender::Peer(Peer::DiskLane),
@@ -109,12 +118,13 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-ssd, lane-lz, heap-lz, fio"
+             lane-ssd, lane-lz, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, farfield-switch-tcp, fio"
         ),
     })
 }
 
 /// One sample to take.
+#[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub(crate) workload: &'a Workload,
     pub(crate) program: &'a Path,
@@ -144,6 +154,8 @@ impl Contender {
             Contender::Farfield(far) => farfield(far, job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, job),
+            Contender::HeapSwitch(far) => switching::heap(far, job),
+            Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Fio => fio::sample(job),
         }
@@ -233,48 +245,59 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
 }
 
 fn farfield(far: Far, job: &Job) -> Result<Sample> {
-    let binary = binary(job)?;
     let server = match far {
         Far::Private | Far::Compressed => None,
-        Far::Tcp | Far::LateTcp => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
+        Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),
     };
-    let report = job.scratch.join("report.json");
-    fs::remove_file(&report).ok();
-    let mut command = Command::new(binary);
-    command.args(["run", "--near", &format!("{}B", job.near_bytes), "--quiet", "--report"]).arg(&report);
-    if let Some(server) = &server {
-        command.args(["--far", &server.url]);
-    }
-    command.arg("--").arg(job.program).args(job.arguments);
-    let finished = child::run(command, job.scratch, job.patience)?;
-    let mut sample = sample(job, &finished).context("under farfield run")?;
-    let text = fs::read_to_string(&report).context("farfield run wrote no report")?;
-    sample.figures.extend(report_figures(&text, job, &sample)?);
+    let mut sample = job_on(server.as_ref().map(|server| server.url.as_str()), job)?;
     if let Some(server) = server {
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }
     Ok(sample)
 }
 
+/// `farfield run` with its far memory there, or at a private server.
+pub(crate) fn job_on(url: Option<&str>, job: &Job) -> Result<Sample> {
+    let report = job.scratch.join("report.json");
+    fs::remove_file(&report).ok();
+    let mut command = Command::new(binary(job)?);
+    command.args(["run", "--near", &format!("{}B", job.near_bytes), "--quiet", "--report"]).arg(&report);
+    if let Some(url) = url {
+        command.args(["--far", url]);
+    }
+    command.arg("--").arg(job.program).args(job.arguments);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    let mut sample = sample(job, &finished).context("under farfield run")?;
+    let text = fs::read_to_string(&report).context("farfield run wrote no report")?;
+    sample.figures.extend(report_figures(&text, job, &sample)?);
+    Ok(sample)
+}
+
 fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
-    ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
     let server = match far {
-        Far::Private => Some(shared_server(job)?),
-        Far::Tcp | Far::LateTcp => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
         Far::Compressed => None,
+        Far::Private | Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),
     };
     let pool = match (far, &server) {
         (Far::LateTcp, Some(server)) => format!("fault:delay=100us@{}", server.url),
         (_, Some(server)) => server.url.clone(),
         (_, None) => format!("lz:?size={}", twice(job)),
     };
-    let mut command = Command::new(job.program);
-    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", &pool, "--plane", plane]);
-    let finished = child::run(command, job.scratch, job.patience)?;
-    let mut sample = sample(job, &finished).context("in a far heap")?;
+    let mut sample = heap_on(&pool, plane, &[], job)?;
     if let Some(server) = server {
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }
+    Ok(sample)
+}
+
+/// The program with its data in a far heap there.
+pub(crate) fn heap_on(pool: &str, plane: &str, more: &[&str], job: &Job) -> Result<Sample> {
+    ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
+    let mut command = Command::new(job.program);
+    command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", pool, "--plane", plane]);
+    command.args(more);
+    let finished = child::run(command, job.scratch, job.patience)?;
+    let mut sample = sample(job, &finished).context("in a far heap")?;
     if let Some(peak) = sample.figures.get("near_peak_bytes") {
         sample.figures.insert("near_peak_over_limit".into(), peak / job.near_bytes as f64);
     }
@@ -289,9 +312,15 @@ fn twice(job: &Job) -> String {
     format!("{}M", (2 * job.data_bytes).div_ceil(1 << 20))
 }
 
-/// A memory server that shares its memory with the program.
-fn shared_server(job: &Job) -> Result<Server> {
-    Server::farfield(job, &format!("unix:{}", job.scratch.join("server.sock").display()))
+/// A memory server of that kind.
+pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
+    match far {
+        // It shares its memory with the program.
+        Far::Private | Far::Compressed => {
+            Server::farfield(job, &format!("unix:{}", job.scratch.join(format!("{name}.sock")).display()))
+        }
+        Far::Tcp | Far::LateTcp => Server::farfield(job, "tcp://127.0.0.1:0"),
+    }
 }
 
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
@@ -299,8 +328,8 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     ensure!(name == "remote" || name == "pages", "the workload {name} asks nobody for objects");
     let server = match peer {
         Peer::Redis => Some(Server::redis(job)?),
-        Peer::Lane => Some(Server::farfield(job, "tcp://127.0.0.1:0")?),
-        Peer::SharedLane => Some(shared_server(job)?),
+        Peer::Lane => Some(server_at(Far::Tcp, "server", job)?),
+        Peer::SharedLane => Some(server_at(Far::Private, "server", job)?),
         Peer::Loopback | Peer::DiskLane | Peer::CompressedLane => None,
     };
     let bytes = twice(job);

@@ -21,6 +21,7 @@ pub mod report;
 mod server;
 pub mod stats;
 mod swap;
+mod switching;
 mod sys;
 mod undo;
 pub mod workload;

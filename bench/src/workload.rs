@@ -72,6 +72,7 @@ const WORKLOADS: &[Workload] = &[
     rust("count-views", "count", "view"),
     rust("count-views-uniform", "count", "view"),
     rust("shuffle", "move", "element"),
+    rust("switch", "during", "access"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");
 

@@ -138,6 +138,14 @@ fn crowds() {
 }
 
 #[test]
+fn switches() {
+    let words = ["--data-mib", "24", "--ops", "3000", "--write-percent", "30"];
+    check("switch", "during", 8, &[&words[..], &["--to", "ram:"]].concat());
+    let (_, phases) = work(&[&["switch"], &words[..]].concat());
+    assert_eq!(phases, ["before", "during", "after"]);
+}
+
+#[test]
 fn remote_objects() {
     let (_, phases) =
         work(&["remote", "--data-mib", "1", "--ops", "20000", "--in-flight", "32", "--peer", "loopback:"]);

@@ -20,6 +20,7 @@ mod random;
 mod real;
 mod remote;
 mod shuffle;
+mod switch;
 mod tasks;
 mod triangles;
 mod views;
@@ -96,6 +97,12 @@ struct Options {
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool.
     #[arg(long)]
     peer: Option<String>,
+    /// The pool to which `switch` moves the heap's far memory.
+    #[arg(long)]
+    to: Option<String>,
+    /// Where `switch` asks for such a move, without a heap: a folder.
+    #[arg(long)]
+    handshake: Option<String>,
     /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
     #[arg(long, default_value_t = 0)]
     car_percent: u64,
@@ -154,6 +161,8 @@ enum Workload {
     CountViewsUniform,
     /// Columns copied and shuffled.
     Shuffle,
+    /// Pages in random order while far memory moves.
+    Switch,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -235,6 +244,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::CountViews => views::run(options, views::Input::Skewed),
         Workload::CountViewsUniform => views::run(options, views::Input::Uniform),
         Workload::Shuffle => shuffle::run(options),
+        Workload::Switch => switch::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

@@ -1,0 +1,70 @@
+//! Programs whose far memory moves from one memory server to another while they run.
+
+use crate::contender::{Far, Job, binary, heap_on, job_on, server_at};
+use crate::line::Sample;
+use crate::server::Server;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A heap that moves to a second server by itself.
+pub(crate) fn heap(far: Far, job: &Job) -> Result<Sample> {
+    let [from, to] = servers(far, job)?;
+    let mut sample = heap_on(&from.url, "page", &["--to", &to.url], job)?;
+    add_servers(&mut sample, [from, to]);
+    Ok(sample)
+}
+
+/// `farfield run`, and `farfield pool switch` when the program asks for it.
+pub(crate) fn run(far: Far, job: &Job) -> Result<Sample> {
+    let [from, to] = servers(far, job)?;
+    let folder = job.scratch.join("handshake");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder)?;
+    let words = ["--handshake".to_owned(), folder.display().to_string()];
+    let arguments: Vec<String> = job.arguments.iter().cloned().chain(words).collect();
+    let told = Job { arguments: &arguments, ..*job };
+    let is_over = AtomicBool::new(false);
+    let sample = std::thread::scope(|scope| {
+        let switcher = scope.spawn(|| switch_when_asked(binary(job)?, &folder, &to.url, &is_over));
+        let sample = job_on(Some(&from.url), &told);
+        is_over.store(true, Ordering::Release);
+        let switched = switcher.join().expect("it does not panic");
+        // What the program says of a switch that failed is what the command said.
+        sample.and_then(|sample| switched.map(|()| sample))
+    });
+    fs::remove_dir_all(&folder)?;
+    let mut sample = sample?;
+    add_servers(&mut sample, [from, to]);
+    Ok(sample)
+}
+
+fn servers(far: Far, job: &Job) -> Result<[Server; 2]> {
+    Ok([server_at(far, "from", job)?, server_at(far, "to", job)?])
+}
+
+fn add_servers(sample: &mut Sample, servers: [Server; 2]) {
+    let seconds: f64 = servers.iter().map(Server::cpu_seconds).sum();
+    sample.figures.insert("server_cpu_s".into(), seconds);
+}
+
+/// Waits until the program asks, and answers.
+fn switch_when_asked(binary: &Path, folder: &Path, url: &str, is_over: &AtomicBool) -> Result<()> {
+    let pid = loop {
+        if let Ok(pid) = fs::read_to_string(folder.join("begin")) {
+            break pid;
+        }
+        ensure!(!is_over.load(Ordering::Acquire), "the program never asked for a switch");
+        std::thread::sleep(LOOK);
+    };
+    let output = Command::new(binary).args(["pool", "switch", &pid, url]).output().context("farfield pool")?;
+    let said = if output.status.success() { "ok".into() } else { String::from_utf8_lossy(&output.stderr) };
+    fs::write(folder.join("end.new"), said.as_ref())?;
+    fs::rename(folder.join("end.new"), folder.join("end"))?;
+    Ok(())
+}
