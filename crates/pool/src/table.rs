@@ -4,7 +4,9 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memfd::{self, Access, Mapping};
-use farfield_os::{Errno, memory, net};
+#[cfg(not(miri))]
+use farfield_os::memory;
+use farfield_os::{Errno, net};
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// A table of atomic numbers that begin as zero.
