@@ -196,8 +196,9 @@ mod tests {
         path
     }
 
+    /// Children that other tests start have a locked file until they are programs of their own.
     fn open(path: &Path) -> Ledger {
-        Ledger::open(path, Duration::ZERO).unwrap()
+        Ledger::open(path, Duration::from_secs(10)).unwrap()
     }
 
     #[test]
