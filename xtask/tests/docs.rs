@@ -31,6 +31,10 @@ fn what_documents_name_is_there() {
     collect(root, root, &mut paths);
     let read = |path: &String| std::fs::read_to_string(root.join(path)).expect("text");
     let source: String = paths.iter().filter(|path| path.ends_with(".rs")).map(read).collect();
+    // A test, or a figure of an experiment.
+    let is_in_source = |word: &str| {
+        source.contains(&format!("fn {}", word.trim_end_matches('…'))) || source.contains(&format!("\"{word}\""))
+    };
     let mut missing = Vec::new();
     // Decisions and the changelog tell what was, too.
     let is_now = |path: &&String| path.ends_with(".md") && !path.contains("decisions/") && *path != "CHANGELOG.md";
@@ -46,8 +50,8 @@ fn what_documents_name_is_there() {
                 word.matches('_').count() > 3 && word.chars().all(|c| "_…".contains(c) || c.is_ascii_lowercase());
             // Capitals and stars stand for what the reader chooses.
             let is_plain = !word.contains(|c: char| c.is_whitespace() || c.is_uppercase() || c == '*');
-            let is_wrong = is_path && is_plain && !paths.iter().any(|path| names(word, path))
-                || is_test && !source.contains(&format!("fn {}", word.trim_end_matches('…')));
+            let is_wrong =
+                is_path && is_plain && !paths.iter().any(|path| names(word, path)) || is_test && !is_in_source(word);
             missing.extend(is_wrong.then(|| format!("{document}: {word}")));
         }
     }
