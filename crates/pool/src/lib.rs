@@ -31,6 +31,7 @@ mod tcp;
 mod touched;
 #[cfg(test)]
 mod trial;
+mod unclaimed;
 mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};

@@ -114,11 +114,11 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new() -> Model {
+    fn new() -> Model {
         Model { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] }
     }
 
-    pub(crate) fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
+    fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
         let Some(tag) = self.under_way.iter().position(Option::is_none) else { return };
         let page = random.below(PAGES);
         let count = (1 + [0, 3, 40][random.below(3) as usize]).min(PAGES - page);
@@ -140,7 +140,7 @@ impl Model {
         }
     }
 
-    pub(crate) fn end(&mut self, completion: Completion) {
+    fn end(&mut self, completion: Completion) {
         let (page, count, writes) = self.under_way[completion.tag as usize].take().expect("it was submitted");
         assert_eq!(completion.result, Ok(()), "{count} pages from {page} on, {writes:?}");
         for index in 0..count {
@@ -160,6 +160,15 @@ impl Model {
         }
     }
 
+    /// Until nothing is under way in the lane.
+    fn finish(&mut self, lane: &mut dyn Lane) {
+        let mut done = Vec::with_capacity(16);
+        while lane.in_flight() > 0 {
+            lane.poll(&mut done);
+            done.drain(..).for_each(|completion| self.end(completion));
+        }
+    }
+
     /// Nothing is under way: does every page hold what it should?
     pub(crate) fn check(&self, lane: &mut dyn Lane, context: &str) {
         for page in 0..PAGES {
@@ -171,18 +180,11 @@ impl Model {
     }
 }
 
-/// Random operations on three lanes, and at the end every page is what was written last. `die=last` is a death after all of them: by then a spare holds everything.
-pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
-    let dies_last = url.contains("die=last");
-    let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));
-    let context = format!("FARFIELD_SEED={seed} {url} heals: {heals}");
-    println!("{context}");
-    let opener = Opener::new().url(url).pages(PAGES);
-    let backend = if heals { opener.heals() } else { opener }.open().unwrap();
+/// So many random operations on three lanes, some of which go and come: the lanes, with nothing under way any more, and what every page should hold.
+pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) -> (Vec<Box<dyn Lane>>, Model) {
     let mut lanes: Vec<_> = (0..3).map(|_| backend.open_lane().unwrap()).collect();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut model = Model::new();
-    let mut done = Vec::with_capacity(16);
+    let (mut model, mut done) = (Model::new(), Vec::with_capacity(16));
     for version in 1..=operations {
         model.begin(&mut random, &mut lanes, version);
         let lane = random.below(3) as usize;
@@ -190,19 +192,23 @@ pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
         done.drain(..).for_each(|completion| model.end(completion));
         if version % 1500 == 0 {
             // A thread goes, another comes.
-            while lanes[lane].in_flight() > 0 {
-                lanes[lane].poll(&mut done);
-                done.drain(..).for_each(|completion| model.end(completion));
-            }
+            model.finish(&mut *lanes[lane]);
             lanes[lane] = backend.open_lane().unwrap();
         }
     }
-    for lane in &mut lanes {
-        while lane.in_flight() > 0 {
-            lane.poll(&mut done);
-            done.drain(..).for_each(|completion| model.end(completion));
-        }
-    }
+    lanes.iter_mut().for_each(|lane| model.finish(&mut **lane));
+    (lanes, model)
+}
+
+/// A random history, and at the end every page is what was written last. `die=last` is a death after all of them: by then a spare holds everything.
+pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
+    let dies_last = url.contains("die=last");
+    let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));
+    let context = format!("FARFIELD_SEED={seed} {url} heals: {heals}");
+    println!("{context}");
+    let opener = Opener::new().url(url).pages(PAGES);
+    let backend = if heals { opener.heals() } else { opener }.open().unwrap();
+    let (mut lanes, mut model) = random_history(&*backend, seed, operations);
     if url.contains("spare=ram:") {
         wait_until("the spare holds everything", || {
             lanes.iter_mut().for_each(|lane| {

@@ -20,6 +20,7 @@ mod writes;
 
 use crate::healer::Healer;
 use crate::legs::Leg;
+use crate::unclaimed::Unclaimed;
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::ops::Range;
 use farfield_core::gf256::Code;
@@ -36,28 +37,6 @@ struct Snapshot {
     index: Index,
     /// The leg at each seat.
     seats: [usize; farfield_core::Legs::MAX],
-}
-
-/// What belongs to snapshots that nobody has claimed yet, newest last. In a child of `fork` it is there as well; in its parent nobody asks for it any
-/// more. When there is more than fits, the oldest goes.
-struct Unclaimed<T, const MAX: usize>([Option<(u128, T)>; MAX]);
-
-impl<T, const MAX: usize> Unclaimed<T, MAX> {
-    const fn new() -> Self {
-        Unclaimed([const { None }; MAX])
-    }
-
-    /// What went for it.
-    fn put(&mut self, key: u128, what: T) -> Option<(u128, T)> {
-        let place = self.0.iter().position(Option::is_none).unwrap_or(0);
-        self.0[place..].rotate_left(1);
-        self.0[MAX - 1].replace((key, what))
-    }
-
-    fn take(&mut self, key: u128) -> Option<T> {
-        let place = self.0.iter_mut().find(|place| place.as_ref().is_some_and(|(known, _)| *known == key))?;
-        place.take().map(|(_, what)| what)
-    }
 }
 
 /// What tells the snapshots of several pools apart: the secrets of the legs.

@@ -1,5 +1,5 @@
 //! Guards against an erasure code that gives an old version, or an error while enough legs live: whatever dies, lies or is late, and whoever mends.
-use super::{EcBackend, Unclaimed};
+use super::EcBackend;
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::ram::RamBackend;
@@ -119,21 +119,6 @@ fn a_snapshot_is_what_was_written_when_it_was_made() {
         assert!(opener.claim(&ticket).is_err(), "good once");
     }
     assert_eq!(backend.health(), Health::Good, "the spare has come in");
-}
-
-#[test]
-fn snapshots_wait_for_their_claim_whatever_comes_and_goes_beside_them() {
-    let mut snapshots = Unclaimed::<u32, 3>::new();
-    assert_eq!(snapshots.put(1, 10), None);
-    for key in 2..20 {
-        assert_eq!(snapshots.put(key, 20), None);
-        assert_eq!((snapshots.take(key), snapshots.take(key)), (Some(20), None), "good once");
-    }
-    assert_eq!((snapshots.put(20, 20), snapshots.put(21, 21)), (None, None));
-    assert_eq!(snapshots.put(22, 22), Some((1, 10)), "the oldest goes");
-    assert_eq!(snapshots.take(21), Some(21));
-    assert_eq!((snapshots.put(23, 23), snapshots.put(24, 24)), (None, Some((20, 20))));
-    assert_eq!((snapshots.take(1), snapshots.take(22)), (None, Some(22)));
 }
 
 /// A leg that says that it has stored what it has not, now and then.

@@ -13,6 +13,7 @@ pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
 use crate::stock::{NoPlace, Stock};
+use crate::unclaimed::Unclaimed;
 use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{Ordering, fence};
@@ -21,7 +22,6 @@ use farfield_core::{PageId, checksum};
 use farfield_os::{Errno, disk, file, serving};
 use lane::MappedLane;
 use place::{Nature, Place};
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A page that changes again and again while it is read is looked at so often.
@@ -188,23 +188,16 @@ impl From<NoPlace> for StoreError {
     }
 }
 
-/// Snapshots that nobody has claimed yet, newest last. A child of `fork` has them as well, and the memory of both is the same.
-static SNAPSHOTS: Mutex<VecDeque<(u128, Region)>> = Mutex::new(VecDeque::new());
-/// Most of them: four of the largest pool. Older ones are lost.
-const SNAPSHOTS_MAX: usize = 4 * CloneTicket::SERVERS_MAX;
+/// Four of the largest pool. The memory of parent and child of a `fork` is the same.
+static SNAPSHOTS: Mutex<Unclaimed<Region, { 4 * CloneTicket::SERVERS_MAX }>> = Mutex::new(Unclaimed::new());
 
-/// Takes a snapshot with one of these secrets out, if there is one.
-fn take_snapshot(secrets: &[u128]) -> Option<Region> {
-    let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let index = snapshots.iter().position(|(known, _)| secrets.contains(known))?;
-    snapshots.remove(index).map(|(_, region)| region)
+fn take_snapshot(secret: u128) -> Option<Region> {
+    SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(secret)
 }
 
 /// This process does not need the snapshots of the ticket: it went to a child of `fork`.
 pub(crate) fn forget(ticket: &CloneTicket) {
-    while let Some(region) = take_snapshot(&ticket.secrets) {
-        drop(region);
-    }
+    ticket.secrets.iter().for_each(|secret| drop(take_snapshot(*secret)));
 }
 
 /// A region in memory that the processor loads from.
@@ -221,7 +214,7 @@ impl MappedBackend {
     /// The snapshot with this secret.
     pub(crate) fn claim(server: u16, secret: u128) -> Result<MappedBackend, PoolError> {
         let reason = "the ticket is unknown, used or expired";
-        let mut region = take_snapshot(&[secret]).ok_or(PoolError::Refused { server, reason })?;
+        let mut region = take_snapshot(secret).ok_or(PoolError::Refused { server, reason })?;
         region.place.stock.server = server;
         Ok(MappedBackend { region: Arc::new(region) })
     }
@@ -244,10 +237,7 @@ impl Backend for MappedBackend {
         serving::fill_random(&mut secret).map_err(PoolError::Os)?;
         // Zero means "none".
         let secret = u128::from_le_bytes(secret) | 1;
-        let mut snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = if snapshots.len() >= SNAPSHOTS_MAX { snapshots.pop_front() } else { None };
-        snapshots.push_back((secret, copy));
-        drop(snapshots);
+        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(secret, copy);
         drop(old);
         Ok(CloneTicket::of_leaf(secret))
     }

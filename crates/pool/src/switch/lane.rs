@@ -100,9 +100,7 @@ impl SwitchLane {
     pub(super) fn new(berth: Arc<Berth>, touched: Arc<Touched>, pages: u64) -> SwitchLane {
         SwitchLane { berth, touched, pages, in_flight: 0, is_refused: false }
     }
-}
 
-impl SwitchLane {
     fn try_submit(&mut self, request: Request) -> Result<(), Request> {
         if self.berth.is_halted.load(Ordering::Acquire) || self.in_flight >= ENDED {
             return Err(request);

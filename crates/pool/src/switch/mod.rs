@@ -132,12 +132,12 @@ impl SwitchBackend {
 
     /// No switch goes on, and none begins, as long as this is held: not even in the background does anything happen to the lanes.
     pub fn hold_still(&self) -> impl Drop {
-        Still(self.work.lock().unwrap_or_else(PoisonError::into_inner))
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For the moment of a fork, besides: nobody even looks at its lanes and its health. Whoever does so must wait, the caller too.
     pub fn hold_lanes(&self) -> impl Drop {
-        Still(self.stage())
+        self.stage()
     }
 
     /// A snapshot of the side that leads, while the caller [holds still](SwitchBackend::hold_still) and has no operation in flight; and
@@ -171,13 +171,6 @@ impl SwitchBackend {
     fn loaded(&self) -> Arc<dyn Backend> {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// See [`SwitchBackend::hold_still`].
-struct Still<'a, T>(#[expect(dead_code, reason = "held")] MutexGuard<'a, T>);
-
-impl<T> Drop for Still<'_, T> {
-    fn drop(&mut self) {}
 }
 
 impl Stage {

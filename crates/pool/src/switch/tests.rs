@@ -1,7 +1,7 @@
 //! Guards against a switch that loses a write or brings back an old version, whatever is written, dies, fills up or is cancelled meanwhile.
 use super::{SwitchBackend, SwitchError, SwitchHost};
 use crate::conformance::{self, Random};
-use crate::trial::{Model, PAGES, assert_version, one, read, wait_until, write};
+use crate::trial::{PAGES, assert_version, one, random_history, read, wait_until, write};
 use crate::{Backend, Health, Op, Opener, PoolError};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -240,29 +240,8 @@ fn random_switches_lose_nothing() {
             }
             done
         });
-        let mut lanes: Vec<_> = (0..3).map(|_| pool.open_lane().unwrap()).collect();
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let (mut model, mut done) = (Model::new(), Vec::with_capacity(16));
-        for version in 1..=30_000 {
-            model.begin(&mut random, &mut lanes, version);
-            let lane = random.below(3) as usize;
-            lanes[lane].poll(&mut done);
-            done.drain(..).for_each(|completion| model.end(completion));
-            if version % 1500 == 0 {
-                while lanes[lane].in_flight() > 0 {
-                    lanes[lane].poll(&mut done);
-                    done.drain(..).for_each(|completion| model.end(completion));
-                }
-                lanes[lane] = pool.open_lane().unwrap();
-            }
-        }
+        let (mut lanes, model) = random_history(&*pool, seed, 30_000);
         stop.store(true, Ordering::SeqCst);
-        for lane in &mut lanes {
-            while lane.in_flight() > 0 {
-                lane.poll(&mut done);
-                done.drain(..).for_each(|completion| model.end(completion));
-            }
-        }
         println!("{} switches", thread.join().unwrap());
         model.check(&mut *lanes[1], &context);
     }

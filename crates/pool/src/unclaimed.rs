@@ -1,0 +1,43 @@
+//! What snapshots are made of, until somebody claims them.
+
+/// What belongs to snapshots that nobody has claimed yet, by their secrets, newest last. In a child of `fork` it is there as well. When there is more
+/// than fits, the oldest goes.
+pub(crate) struct Unclaimed<T, const MAX: usize>([Option<(u128, T)>; MAX]);
+
+impl<T, const MAX: usize> Unclaimed<T, MAX> {
+    pub(crate) const fn new() -> Self {
+        Unclaimed([const { None }; MAX])
+    }
+
+    /// What went for it.
+    pub(crate) fn put(&mut self, secret: u128, what: T) -> Option<(u128, T)> {
+        let place = self.0.iter().position(Option::is_none).unwrap_or(0);
+        self.0[place..].rotate_left(1);
+        self.0[MAX - 1].replace((secret, what))
+    }
+
+    pub(crate) fn take(&mut self, secret: u128) -> Option<T> {
+        let place = self.0.iter_mut().find(|place| place.as_ref().is_some_and(|(known, _)| *known == secret))?;
+        place.take().map(|(_, what)| what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_wait_for_their_claim_whatever_comes_and_goes_beside_them() {
+        let mut snapshots = Unclaimed::<u32, 3>::new();
+        assert_eq!(snapshots.put(1, 10), None);
+        for key in 2..20 {
+            assert_eq!(snapshots.put(key, 20), None);
+            assert_eq!((snapshots.take(key), snapshots.take(key)), (Some(20), None), "good once");
+        }
+        assert_eq!((snapshots.put(20, 20), snapshots.put(21, 21)), (None, None));
+        assert_eq!(snapshots.put(22, 22), Some((1, 10)), "the oldest goes");
+        assert_eq!(snapshots.take(21), Some(21));
+        assert_eq!((snapshots.put(23, 23), snapshots.put(24, 24)), (None, Some((20, 20))));
+        assert_eq!((snapshots.take(1), snapshots.take(22)), (None, Some(22)));
+    }
+}
