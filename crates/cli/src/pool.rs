@@ -5,7 +5,7 @@ use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Look at the pool of a running job, or give it another one.
 #[derive(Args, Debug)]
@@ -85,17 +85,27 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
             let _ = write!(std::io::stderr(), "\r{:<60}\r", progress(&status));
         }
         if status.epoch != epoch {
-            // Who gives it up says why right afterwards.
-            std::thread::sleep(Duration::from_millis(100));
-            let PoolStatus { urls, reason, .. } = PoolStatus::read(&control);
-            let reason = if reason.is_empty() { "something else was decided meanwhile" } else { &reason };
-            anyhow::bail!("the job stays with {}: {reason}", urls.join(" "));
+            anyhow::bail!(given_up(&control));
         }
         if status.moving.is_empty() {
             return Ok(());
         }
         anyhow::ensure!(Path::new(&format!("/proc/{runner}")).exists(), "the job has ended");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Why the job stays where it is. Who gives a switch up says so right afterwards.
+fn given_up(control: &ControlBlock) -> String {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        let PoolStatus { urls, reason, .. } = PoolStatus::read(control);
+        let is_late = Instant::now() > deadline;
+        if is_late || !reason.is_empty() {
+            let reason = if reason.is_empty() { "something else was decided meanwhile" } else { &reason };
+            return format!("the job stays with {}: {reason}", urls.join(" "));
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
