@@ -100,6 +100,12 @@ impl PageTable {
         self.entry(page).swap(word, Ordering::AcqRel).checked_sub(1).map(u64::from)
     }
 
+    /// Gives `page` the place `to` if it has `from`.
+    pub(crate) fn exchange(&self, page: u64, from: u64, to: u64) -> bool {
+        let word = |place: u64| place as u32 + 1;
+        self.entry(page).compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     /// Calls `each` for every page from `page` on up to `end` that may be somewhere, in order; those of long runs that never were are left out.
     pub(crate) fn each(&self, page: u64, end: u64, mut each: impl FnMut(u64)) -> Result<(), Errno> {
         if end - page <= SPARSE {

@@ -1,12 +1,13 @@
 //! A lane to compressed pages: whatever is submitted ends at the next poll, demand first.
 
+use super::pack::{self, Packer};
 use super::{COMPRESSED_MAX, Form, Head, Region};
 use crate::backend::hand_over;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub(super) struct LzLane {
     /// What a page becomes.
     compressed: Box<[u8]>,
     table: CompressTable,
+    packer: Packer,
     zero_sum: u64,
 }
 
@@ -39,6 +41,7 @@ impl LzLane {
             kept: Box::new([0; PAGE_BYTES]),
             compressed: vec![0; get_maximum_output_size(PAGE_BYTES)].into_boxed_slice(),
             table: CompressTable::small(),
+            packer: Packer::new(),
             zero_sum: checksum(&[0; PAGE_BYTES]),
         }
     }
@@ -56,24 +59,8 @@ impl LzLane {
                 return Ok(());
             };
             let target = buffer.page_mut(index);
-            let kept = &self.kept[..head.bytes];
-            let is_whole = match head.form() {
-                Some(Form::Raw) => {
-                    kept.len() == PAGE_BYTES && {
-                        target.copy_from_slice(kept);
-                        true
-                    }
-                }
-                Some(Form::Repeated) => {
-                    kept.len() == 8 && {
-                        target.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
-                        true
-                    }
-                }
-                Some(Form::Lz4) => decompress_into(kept, target).is_ok_and(|len| len == PAGE_BYTES),
-                None => false,
-            };
-            if is_whole && checksum(target) == head.sum {
+            if self.packer.unpacker.unpack(head, &self.kept[..head.bytes], target) && checksum(target) == head.sum {
+                self.region.is_used(page);
                 buffer.sums_mut()[index] = head.sum;
                 return Ok(());
             }
@@ -102,8 +89,18 @@ impl LzLane {
                 _ => (Form::Raw, bytes),
             }
         };
-        let unit = self.region.keep(Head::new(sum, form, kept.len()), kept)?;
-        self.region.publish(page, Some(unit));
+        let head = Head::new(sum, form, kept.len());
+        let mut unit = self.region.keep(head, kept);
+        for _ in 0..pack::STEPS_WHEN_FULL {
+            if unit.is_ok() || !self.packer.step(&self.region) {
+                break;
+            }
+            unit = self.region.keep(head, kept);
+        }
+        self.region.publish(page, Some(unit?));
+        if self.region.is_scarce() {
+            self.packer.step(&self.region);
+        }
         Ok(())
     }
 

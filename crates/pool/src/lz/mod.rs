@@ -1,14 +1,16 @@
 //! Member `lz`: pages in the memory of this process, compressed.
 //!
 //! A page of zeros takes nothing, one that repeats eight bytes takes 64, one that lz4 makes a quarter smaller what is left, in pieces of
-//! its size; any other is stored as it is. Checksums are of the page before it was compressed.
+//! its size; any other is stored as it is. Pages that nobody has used for long are packed again, by zstd, when memory becomes scarce (`pack`).
+//! Checksums are of the page before it was compressed.
 
 mod lane;
+mod pack;
 mod slabs;
 
-use crate::table::PageTable;
+use crate::table::{PageTable, Words};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::Errno;
@@ -52,6 +54,8 @@ enum Form {
     Repeated,
     /// By lz4.
     Lz4,
+    /// By zstd.
+    Zstd,
 }
 
 /// What stands before the bytes of a page: two words.
@@ -81,7 +85,7 @@ impl Head {
 
     /// `None`: it is damaged.
     fn form(self) -> Option<Form> {
-        [Form::Raw, Form::Repeated, Form::Lz4].into_iter().find(|form| *form as u32 == self.form)
+        [Form::Raw, Form::Repeated, Form::Lz4, Form::Zstd].into_iter().find(|form| *form as u32 == self.form)
     }
 }
 
@@ -93,6 +97,14 @@ struct Region {
     places: PageTable,
     slabs: Slabs,
     stored: AtomicU64,
+    /// Two bits for each page.
+    marks: Words<AtomicU64>,
+    /// All pages that are somewhere are below it.
+    end: AtomicU64,
+    /// The page that is looked at next.
+    hand: AtomicU64,
+    /// A lane packs at the moment.
+    is_packing: AtomicBool,
 }
 
 impl Region {
@@ -100,9 +112,24 @@ impl Region {
         if pages > 1 << 32 {
             return Err(PoolError::Refused { server, reason: "the region is larger than 16 TiB" });
         }
-        let parts = || Ok::<_, Errno>((PageTable::new(pages)?, Slabs::new(size_bytes)?));
-        let (places, slabs) = parts().map_err(PoolError::Os)?;
-        Ok(Region { server, pages, size_bytes, places, slabs, stored: AtomicU64::new(0) })
+        let parts = || {
+            let marks = Words::new(pages.div_ceil(pack::PAGES_OF_WORD))?;
+            Ok::<_, Errno>((PageTable::new(pages)?, Slabs::new(size_bytes)?, marks))
+        };
+        let (places, slabs, marks) = parts().map_err(PoolError::Os)?;
+        let [stored, end, hand] = [const { AtomicU64::new(0) }; 3];
+        Ok(Region {
+            server,
+            pages,
+            size_bytes,
+            places,
+            slabs,
+            stored,
+            marks,
+            end,
+            hand,
+            is_packing: AtomicBool::new(false),
+        })
     }
 
     fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
@@ -138,10 +165,15 @@ impl Region {
         Ok(unit)
     }
 
+    /// Where the page is.
+    fn unit(&self, page: u64) -> Option<u64> {
+        self.places.get(page).map(pack::unit_of)
+    }
+
     /// Copies what is kept of `page` into `bytes`: its head, or `None` if it is nowhere.
     fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Head> {
         loop {
-            let unit = self.places.get(page)?;
+            let unit = self.unit(page)?;
             let word = |index: usize| self.word(unit, index).load(Ordering::Relaxed);
             let head = Head::from_words([word(0), word(1)]);
             // The last piece of all ends with the memory of slabs.
@@ -152,7 +184,7 @@ impl Region {
                 *target = word(2 + index).to_le_bytes();
             }
             fence(Ordering::Acquire);
-            if self.places.get(page) == Some(unit) {
+            if self.unit(page) == Some(unit) {
                 return Some(Head { bytes: len, ..head });
             }
         }
@@ -160,9 +192,13 @@ impl Region {
 
     /// Makes this piece the page, or nothing.
     fn publish(&self, page: u64, unit: Option<u64>) {
-        let before = self.places.set(page, unit);
+        let before = self.places.set(page, unit).map(pack::unit_of);
         if let Some(before) = before {
             self.slabs.give(before);
+        }
+        if unit.is_some() {
+            self.end.fetch_max(page + 1, Ordering::Relaxed);
+            self.is_new(page);
         }
         match (before, unit) {
             (None, Some(_)) => drop(self.stored.fetch_add(1, Ordering::Relaxed)),

@@ -69,7 +69,8 @@ pub(super) struct Slabs {
 impl Slabs {
     /// At most so many bytes.
     pub(super) fn new(bytes: u64) -> Result<Slabs, Errno> {
-        let count = bytes / SLAB_BYTES;
+        // One unit fewer than 31 bits would name.
+        let count = (bytes / SLAB_BYTES).min((1 << 31) / UNITS - 1);
         Ok(Slabs {
             start: memory::map_anonymous((count * SLAB_BYTES) as usize)?,
             count,
@@ -99,7 +100,7 @@ impl Slabs {
     }
 
     /// Units of the piece that holds so many bytes: what is lost by fewer sizes is below an eighth.
-    fn units_for(bytes: usize) -> u64 {
+    pub(super) fn units_for(bytes: usize) -> u64 {
         let units = bytes.div_ceil(UNIT_BYTES);
         assert!(units <= UNITS_MAX);
         let step = match units {

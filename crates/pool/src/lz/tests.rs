@@ -50,6 +50,20 @@ fn any_page(random: &mut Random) -> Vec<u8> {
     page
 }
 
+fn zstd_pages(region: &Region) -> usize {
+    let mut bytes = [0; PAGE_BYTES];
+    let is_zstd = |page: &u64| region.copy(*page, &mut bytes).is_some_and(|head| head.form() == Some(Form::Zstd));
+    (0..region.pages).filter(is_zstd).count()
+}
+
+/// What zstd makes smaller than lz4 does.
+fn text(page: u64) -> Vec<u8> {
+    let mut random = Random(page << 20 | 0x7e47);
+    let line =
+        |line| format!("{line} GET /item/{} 200 {} ms\n", random.below(100_000), random.below(1000)).into_bytes();
+    (0..).flat_map(line).take(PAGE_BYTES).collect()
+}
+
 #[test]
 fn lz_conforms() {
     conformance::run(&Opener::new().url("lz:?size=64M"));
@@ -98,6 +112,7 @@ fn pages_of_all_kinds_agree_with_a_model() {
         }
     }
     assert!(full > 0, "it is never full");
+    assert!(zstd_pages(&backend.region) > 0, "nothing was packed again");
     assert!(backend.region.slabs.held_bytes() <= 4 << 20);
     one(&mut *lanes[0], Op::Discard { page: PageId(0), count: 1 << 14 }).result.unwrap();
     assert_eq!((backend.region.slabs.held_bytes(), backend.region.stored.load(Ordering::Relaxed)), (0, 0));
@@ -125,6 +140,82 @@ fn memory_is_what_the_pages_need_and_not_more() {
     };
     let of_noise = held(&mut { noise });
     assert!(of_noise < 19 << 20, "{of_noise} bytes for 16 MiB of noise");
+}
+
+#[test]
+fn pages_that_nobody_uses_are_packed_again_when_memory_is_scarce() {
+    let backend = LzBackend::new(0, Config { size_bytes: 4 << 20 }, 4096).unwrap();
+    let region = &backend.region;
+    let mut lane = backend.open_lane().unwrap();
+    let mut at = 0;
+    while !region.is_scarce() {
+        write(&mut *lane, at, &text(at)).unwrap();
+        at += 1;
+    }
+    assert!(zstd_pages(region) <= 1, "there was room");
+    let fits = at * 2;
+    // Again and again used.
+    let hot = 7;
+    while let Ok(()) = write(&mut *lane, at, &text(at)) {
+        at += 1;
+        assert!(read(&mut *lane, hot, 1).unwrap().page(0) == text(hot));
+    }
+    assert!(at > fits * 6 / 5, "{at} pages where lz4 alone has room for {fits}");
+    assert!(zstd_pages(region) as u64 > at / 2, "{} of {at}", zstd_pages(region));
+    let head = region.copy(hot, &mut [0; PAGE_BYTES]).unwrap();
+    assert_eq!(head.form(), Some(Form::Lz4), "it is used");
+    for page in 0..at {
+        assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(page), "page {page}");
+    }
+    // What is written is new.
+    one(&mut *lane, Op::Discard { page: PageId(hot + 1), count: 1000 }).result.unwrap();
+    write(&mut *lane, 1, &text(2)).unwrap();
+    assert_eq!(region.copy(1, &mut [0; PAGE_BYTES]).unwrap().form(), Some(Form::Lz4));
+}
+
+#[test]
+fn what_is_written_while_it_is_packed_stays() {
+    let backend = LzBackend::new(0, Config { size_bytes: 4 << 20 }, 64).unwrap();
+    let (backend, is_over) = (&backend, &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let packers: [_; 2] = core::array::from_fn(|_| {
+            scope.spawn(move || {
+                let mut packer = pack::Packer::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    packer.step(&backend.region);
+                }
+            })
+        });
+        // Each thread has pages of its own, and always knows what they hold.
+        let writers: [_; 2] = core::array::from_fn(|me| {
+            scope.spawn(move || {
+                let mut lane = backend.open_lane().unwrap();
+                let mut packed = 0;
+                for version in 1..4000 {
+                    let page = me as u64 * 2 + version % 2;
+                    write(&mut *lane, page, &text(version)).unwrap();
+                    if version % 8 == 0 {
+                        std::thread::yield_now();
+                    }
+                    let head = backend.region.copy(page, &mut [0; PAGE_BYTES]).unwrap();
+                    packed += u32::from(head.form() == Some(Form::Zstd));
+                    assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(version), "version {version}");
+                    assert!(
+                        version == 1 || read(&mut *lane, page ^ 1, 1).unwrap().page(0) == text(version - 1),
+                        "version {version}"
+                    );
+                }
+                packed
+            })
+        });
+        let packed: u32 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
+        is_over.store(true, Ordering::Relaxed);
+        packers.into_iter().for_each(|packer| packer.join().unwrap());
+        assert!(packed > 0, "nothing was packed");
+    });
+    let mut lane = backend.open_lane().unwrap();
+    one(&mut *lane, Op::Discard { page: PageId(0), count: 64 }).result.unwrap();
+    assert_eq!(backend.region.slabs.held_bytes(), 0, "every piece came back");
 }
 
 #[test]

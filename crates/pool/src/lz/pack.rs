@@ -1,0 +1,158 @@
+//! Pages that nobody has used for long are packed again, by zstd.
+//!
+//! Only when memory is scarce: zstd takes several times as long as lz4. A hand goes round over the pages, by one for each page that is written (and by more when there
+//! is no room). A page that was read since it came by last is left for the next round; one that zstd made little smaller is not tried again until it is written. Whoever
+//! writes a page writes it by lz4, as ever.
+
+use super::slabs::Slabs;
+use super::{Form, HEAD_BYTES, Head, Region};
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield_core::checksum;
+use farfield_core::geometry::PAGE_BYTES;
+use lz4_flex::block::decompress_into;
+use zstd_safe::{CCtx, DCtx};
+
+/// The more, the slower; beyond this pages of 4 KiB become hardly smaller (a text: 2.60 times, 2.64 by level 3, 1.83 by lz4).
+const LEVEL: i32 = 1;
+/// Pages that are looked at for one that has no room: some ten milliseconds at most.
+pub(super) const STEPS_WHEN_FULL: u32 = 512;
+/// Entries that are nowhere and passed over in one step.
+const LOOKS: u32 = 64;
+
+/// Pages whose marks are in one word.
+pub(super) const PAGES_OF_WORD: u64 = 32;
+/// Somebody has read it since the hand came by.
+const USED: u64 = 1;
+/// To pack it again is of no use.
+const TRIED: u64 = 2;
+
+/// In the table of pages: it is being packed. One lane at a time packs, and whoever writes the page takes the mark away; so what was packed of the version before is not published,
+/// even if the page is by now in the same piece again.
+const IN_WORK: u64 = 1 << 31;
+
+/// A place in the table of pages without its mark.
+pub(super) fn unit_of(place: u64) -> u64 {
+    place & !IN_WORK
+}
+
+impl Region {
+    fn marks(&self, page: u64) -> (&AtomicU64, u64) {
+        (self.marks.at(page / PAGES_OF_WORD), page % PAGES_OF_WORD * 2)
+    }
+
+    /// Somebody has read it.
+    pub(super) fn is_used(&self, page: u64) {
+        let (word, shift) = self.marks(page);
+        if word.load(Ordering::Relaxed) >> shift & USED == 0 {
+            word.fetch_or(USED << shift, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody has written it.
+    pub(super) fn is_new(&self, page: u64) {
+        let (word, shift) = self.marks(page);
+        if word.load(Ordering::Relaxed) >> shift & TRIED != 0 {
+            word.fetch_and(!(TRIED << shift), Ordering::Relaxed);
+        }
+    }
+
+    /// More than half of the memory is used.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.slabs.held_bytes() > self.size_bytes / 2
+    }
+
+    /// The next page that is somewhere. `None`: not among those that were looked at.
+    fn next_page(&self) -> Option<u64> {
+        let end = self.end.load(Ordering::Relaxed).max(1);
+        (0..LOOKS).map(|_| self.hand.fetch_add(1, Ordering::Relaxed) % end).find(|page| self.unit(*page).is_some())
+    }
+}
+
+/// Makes pages from what is kept of them.
+pub(super) struct Unpacker(DCtx<'static>);
+
+impl Unpacker {
+    /// `false`: it is damaged. What it makes may be damaged without that being seen here.
+    pub(super) fn unpack(&mut self, head: Head, kept: &[u8], page: &mut [u8]) -> bool {
+        match head.form() {
+            Some(Form::Raw) if kept.len() == PAGE_BYTES => page.copy_from_slice(kept),
+            Some(Form::Repeated) if kept.len() == 8 => {
+                page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
+            }
+            Some(Form::Lz4) => return decompress_into(kept, page).is_ok_and(|bytes| bytes == PAGE_BYTES),
+            Some(Form::Zstd) => return self.0.decompress(page, kept) == Ok(PAGE_BYTES),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// What a lane packs and unpacks with. It has all its memory from the beginning.
+pub(super) struct Packer {
+    pub(super) unpacker: Unpacker,
+    packs: CCtx<'static>,
+    kept: Box<[u8; PAGE_BYTES]>,
+    page: Box<[u8; PAGE_BYTES]>,
+    packed: Box<[u8; PAGE_BYTES]>,
+}
+
+impl Packer {
+    pub(super) fn new() -> Packer {
+        let [kept, page, mut packed] = [const { [0; PAGE_BYTES] }; 3].map(Box::new);
+        let mut packs = CCtx::create();
+        // It takes its memory with its first page.
+        let first = packs.compress(&mut packed[..], &page[..], LEVEL);
+        assert!(first.is_ok(), "zeros can be packed");
+        Packer { unpacker: Unpacker(DCtx::create()), packs, kept, page, packed }
+    }
+
+    /// Looks at one more page, and packs it again if that is worth it. `false`: nothing was near, or another lane is at it.
+    pub(super) fn step(&mut self, region: &Region) -> bool {
+        if region.is_packing.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        let page = region.next_page();
+        if let Some(page) = page {
+            self.look_at(region, page);
+        }
+        region.is_packing.store(false, Ordering::Release);
+        page.is_some()
+    }
+
+    fn look_at(&mut self, region: &Region, page: u64) {
+        let (marks, shift) = region.marks(page);
+        let before = marks.fetch_and(!(USED << shift), Ordering::Relaxed) >> shift;
+        if before & (USED | TRIED) != 0 {
+            return;
+        }
+        let Some(unit) = region.unit(page) else { return };
+        if !region.places.exchange(page, unit, unit | IN_WORK) {
+            return;
+        }
+        match self.pack(region, page) {
+            Some(packed) if region.places.exchange(page, unit | IN_WORK, packed) => region.slabs.give(unit),
+            Some(packed) => region.slabs.give(packed),
+            None => {
+                marks.fetch_or(TRIED << shift, Ordering::Relaxed);
+                region.places.exchange(page, unit | IN_WORK, unit);
+            }
+        }
+    }
+
+    /// A piece with the page, smaller than the one that it has. `None`: there is none to be had.
+    fn pack(&mut self, region: &Region, page: u64) -> Option<u64> {
+        let head = region.copy(page, &mut self.kept)?;
+        let is_packable = matches!(head.form(), Some(Form::Raw | Form::Lz4));
+        let is_whole = is_packable && self.unpacker.unpack(head, &self.kept[..head.bytes], &mut self.page[..]);
+        // Whoever reads a damaged page finds out.
+        if !is_whole || checksum(&self.page[..]) != head.sum {
+            return None;
+        }
+        let bytes = self.packs.compress(&mut self.packed[..], &self.page[..], LEVEL).ok()?;
+        let [now, then] = [head.bytes, bytes].map(|bytes| Slabs::units_for(HEAD_BYTES + bytes));
+        if then * 8 > now * 7 {
+            return None;
+        }
+        region.keep(Head::new(head.sum, Form::Zstd, bytes), &self.packed[..bytes]).ok()
+    }
+}
