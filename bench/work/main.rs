@@ -106,6 +106,9 @@ struct Options {
     /// Hybrid plane: the least share of a page that must have been used for it to come whole, in percent; 0: the heap adapts.
     #[arg(long, default_value_t = 0)]
     car_percent: u64,
+    /// Hybrid plane: values of more than so many bytes can come alone; if it is not said, as the heap has it.
+    #[arg(long)]
+    alone_above: Option<usize>,
     /// So many times, evenly over the time, it is noted how many pages come whole; 0: it is not.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100))]
     moments: u64,
@@ -199,6 +202,9 @@ impl Options {
         let mut builder = Heap::builder().plane(plane).hotness(hotness).near(near).near_max(near).far(far).pool(pool);
         if self.car_percent > 0 {
             builder = builder.car_threshold(self.car_percent as f64 / 100.0);
+        }
+        if let Some(bytes) = self.alone_above {
+            builder = builder.alone_above(bytes);
         }
         Ok(Some(builder.build()?))
     }

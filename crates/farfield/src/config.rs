@@ -16,6 +16,7 @@ pub struct Builder {
     far: Option<u64>,
     plane: Plane,
     car_threshold: Option<f64>,
+    alone_above: usize,
     hotness: Hotness,
     opener: Opener,
     has_pool: bool,
@@ -33,6 +34,7 @@ pub(crate) struct Config {
     pub(crate) far_pages: u64,
     pub(crate) plane: Plane,
     pub(crate) car_threshold: Option<f64>,
+    pub(crate) alone_above: usize,
     pub(crate) hotness: Hotness,
     /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
     pub(crate) handles: u32,
@@ -54,6 +56,8 @@ const FAR_MAX: u64 = 8 << 40;
 const HANDLES_PER_PAGE: u64 = 64;
 const HANDLES_MAX: u64 = 1 << 30;
 const NAME_BYTES_MAX: usize = 64;
+/// Smaller ones would be more than a third larger, with handle and tag.
+const ALONE_ABOVE: usize = 32;
 
 impl Builder {
     pub(crate) fn new() -> Builder {
@@ -63,6 +67,7 @@ impl Builder {
             far: None,
             plane: Plane::Page,
             car_threshold: None,
+            alone_above: ALONE_ABOVE,
             hotness: Hotness::Mark,
             opener: Opener::new().client_name("farfield heap").heals(),
             has_pool: false,
@@ -102,6 +107,13 @@ impl Builder {
     /// what saves more misses, from how well pages did that came whole, and how much near memory is missed.
     pub fn car_threshold(mut self, share: f64) -> Builder {
         self.car_threshold = Some(share);
+        self
+    }
+
+    /// Hybrid plane: values of more than so many bytes can come alone; smaller ones come with their page, as on [`Plane::Page`]. To come alone costs
+    /// each value twelve bytes, eight of which are always near: much for a small one. 0: all can come alone. Default: 32.
+    pub fn alone_above(mut self, bytes: usize) -> Builder {
+        self.alone_above = bytes;
         self
     }
 
@@ -185,6 +197,7 @@ impl Builder {
             far_pages,
             plane: self.plane,
             car_threshold: self.car_threshold,
+            alone_above: self.alone_above,
             hotness: self.hotness,
             handles,
             opener: opener.pages(far_pages).deadline(self.patience),

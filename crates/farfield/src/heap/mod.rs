@@ -192,7 +192,7 @@ impl Heap {
             Plane::Page => None,
             Plane::Object => Some(Objects::new(pages, config.handles, config.hotness, None)?),
             Plane::Hybrid => {
-                let paths = Paths::new(config.car_threshold, pages)?;
+                let paths = Paths::new(config.car_threshold, config.alone_above, pages)?;
                 Some(Objects::new(pages, config.handles, config.hotness, Some(paths))?)
             }
         };

@@ -96,8 +96,8 @@ impl Core {
         renewable: bool,
     ) -> Result<(u32, Place), FarError> {
         if let (Some(objects), Some(class)) = (&self.objects, class)
+            && !objects.makes_without_handle(class, layout.size())
             && self.may_have_handle(objects, record)
-            && !objects.makes_without_handle(class)
         {
             let (object, place) = self.make_object(record, objects, class, renewable)?;
             return Ok((self.pages + object, place));

@@ -24,6 +24,7 @@ pub enum Plane {
     /// far, and a little more time for each dereference. Entries of maps and short texts are such values, too.
     Object,
     /// The page if enough of it is used to be worth its near memory, else only the value (after Atlas). What is used together comes to lie
-    /// together, value by value, and comes page by page from then on. Costs what [`Plane::Object`] does.
+    /// together, value by value, and comes page by page from then on. Costs what [`Plane::Object`] does, except for the smallest values, which
+    /// always [come by pages](crate::Builder::alone_above).
     Hybrid,
 }

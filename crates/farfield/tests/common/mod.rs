@@ -47,9 +47,9 @@ pub(crate) fn plane() -> Plane {
     }
 }
 
-/// Of a heap on the plane under test.
+/// Of a heap on the plane under test. Small values can come alone however small they are, where they can at all.
 pub(crate) fn builder() -> Builder {
-    Heap::builder().plane(plane())
+    Heap::builder().plane(plane()).alone_above(0)
 }
 
 /// A paranoid heap with so many MiB near.

@@ -1,14 +1,19 @@
 //! The hybrid plane: pages that were used whole come whole, values of others alone. What holds on each plane is tested on this one, too, by
 //! `heap_hybrid`. Dangers: the path never changes, or never back; a page comes whole while values are taken out of it; what comes whole is
-//! written again though nobody changed it.
+//! written again though nobody changed it; what is too small to come alone does so, or is mistaken for what can.
 
 use crate::common::twin::steps;
 use crate::common::{MIB, Random, assert_in_budget, seed};
-use farfield::{Builder, FarBox, FarError, Heap, Plane, PoolError, Stats};
+use farfield::{Builder, FarBox, FarBytes, FarError, Heap, Plane, PoolError, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 fn builder(near: u64) -> Builder {
+    mixed(near).alone_above(0)
+}
+
+/// Small values come with their page, larger ones may come alone.
+fn mixed(near: u64) -> Builder {
     Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).plane(Plane::Hybrid)
 }
 
@@ -229,5 +234,69 @@ fn pages_and_values_come_at_the_same_time() {
     assert!(stats.whole_pages > 0 && stats.misses > stats.whole_pages, "{stats:?}");
     assert_in_budget(stats);
     drop(values);
+    heap.verify();
+}
+
+/// Neither handle nor tag, and a far address of their own, which what moves has not.
+#[test]
+fn small_values_come_with_their_page() {
+    let check = |builder: Builder, moves: [bool; 3]| {
+        let heap = builder.build().unwrap();
+        let (tiny, small) = (heap.alloc([1u8]).unwrap(), heap.alloc([2u64; 4]).unwrap());
+        let larger = heap.alloc([3u8; 33]).unwrap();
+        let ranges = [heap.far_range(&tiny), heap.far_range(&small), heap.far_range(&larger)];
+        assert_eq!(ranges.map(|range| range.is_none()), moves);
+    };
+    check(mixed(MIB), [false, false, true]);
+    check(mixed(MIB).car_threshold(0.8), [false, false, true]);
+    check(mixed(MIB).alone_above(31), [false, true, true]);
+    check(mixed(MIB).alone_above(0), [true; 3]);
+    check(mixed(MIB).alone_above(usize::MAX), [false; 3]);
+    check(mixed(MIB).alone_above(0).plane(Plane::Page), [false; 3]);
+    check(mixed(MIB).plane(Plane::Object), [true; 3]);
+}
+
+#[test]
+fn values_that_cannot_come_alone_cost_no_tables() {
+    let tables = |above: usize| {
+        let heap = mixed(2 * MIB).alone_above(above).build().unwrap();
+        let values = far_values(&heap, 20_000);
+        read(&heap, values.iter().enumerate());
+        heap.stats().table_bytes
+    };
+    let (with, without) = (tables(63), tables(64));
+    assert!(without + 20_000 * 8 <= with, "{without} bytes of tables without handles, {with} with them");
+}
+
+/// Texts of all sizes, so that those that can come alone and those that cannot are used, changed and freed among each other.
+#[test]
+fn values_that_can_come_alone_live_with_those_that_cannot() {
+    let mut random = Random(seed());
+    let heap = mixed(MIB).build().unwrap();
+    let text = |random: &mut Random| vec![random.below(256) as u8; 1 + random.below(160)];
+    let mut twins: Vec<Vec<u8>> = (0..40_000).map(|_| text(&mut random)).collect();
+    let mut texts: Vec<FarBytes> = twins.iter().map(|twin| FarBytes::copy_of(&heap.enter(), twin).unwrap()).collect();
+    for _ in 0..steps(60_000) {
+        let at = random.below(twins.len());
+        let scope = heap.enter();
+        assert_eq!(texts[at].get(&scope).unwrap(), twins[at]);
+        match random.below(4) {
+            0 => {
+                twins[at] = text(&mut random);
+                texts[at] = FarBytes::copy_of(&scope, &twins[at]).unwrap();
+            }
+            1 => {
+                texts[at].get_mut(&scope).unwrap()[0] ^= 1;
+                twins[at][0] ^= 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(texts.iter().zip(&twins).all(|(text, twin)| text.get(&heap.enter()).unwrap() == twin));
+    let stats = heap.stats();
+    assert!(stats.object_misses > 1_000 && stats.misses > stats.object_misses + stats.whole_pages + 1_000, "{stats:?}");
+    assert_in_budget(stats);
+    heap.verify();
+    drop(texts);
     heap.verify();
 }

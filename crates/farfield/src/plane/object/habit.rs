@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn programs_that_read_everything_in_turn_come_to_have_no_handles() {
         for (plane, expected) in [(Plane::Hybrid, true), (Plane::Object, false)] {
-            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(plane).build().unwrap();
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(plane).alone_above(0).build().unwrap();
             let make = |index: u64| heap.alloc([index; 8]).unwrap();
             let mut values: Vec<FarBox<[u64; 8]>> = (0..60_000).map(make).collect();
             let check = |values: &[FarBox<[u64; 8]>]| {

@@ -30,6 +30,8 @@ use farfield_core::heap::{LogClass, LogWord, Path};
 pub(crate) struct Paths {
     /// The least CAR with which a page comes whole; `None`: as the price says.
     threshold: Option<f64>,
+    /// Values of at most so many bytes have no handles.
+    alone_above: usize,
     trials: [Trials; LogClass::COUNT],
     habits: [Habit; LogClass::COUNT],
     pub(crate) price: Price,
@@ -86,10 +88,11 @@ impl Burst {
 
 impl Paths {
     /// For a heap of so many pages.
-    pub(crate) fn new(threshold: Option<f64>, pages: u32) -> Result<Paths, BuildError> {
+    pub(crate) fn new(threshold: Option<f64>, alone_above: usize, pages: u32) -> Result<Paths, BuildError> {
         let trials = |_| Trials { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
         Ok(Paths {
             threshold,
+            alone_above,
             trials: core::array::from_fn(trials),
             habits: Default::default(),
             price: Price::new(pages)?,
@@ -105,9 +108,9 @@ impl Paths {
         u64::from(high_page) * 2 * size_of::<u32>() as u64
     }
 
-    /// Is a new value of this class to be made without a handle?
-    fn makes_without_handle(&self, class: LogClass) -> bool {
-        self.threshold.is_none() && self.habits[class.index()].makes_without(class)
+    /// Is a new value of this class and size to be made without a handle?
+    fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
+        bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].makes_without(class)
     }
 
     /// How the objects of a page with this word are to come, of which so many were used.
@@ -233,9 +236,9 @@ impl Core {
 }
 
 impl Objects {
-    /// Is a new value of this class better off without a handle?
-    pub(crate) fn makes_without_handle(&self, class: LogClass) -> bool {
-        self.paths.as_ref().is_some_and(|paths| paths.makes_without_handle(class))
+    /// Is a new value of this class and size better off without a handle?
+    pub(crate) fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
+        self.paths.as_ref().is_some_and(|paths| paths.makes_without_handle(class, bytes))
     }
 
     /// How an object of this page is to come, if the page is Far, with so much near memory; `None` if it is on its way, or dead.
@@ -259,7 +262,7 @@ mod tests {
 
     /// Each page that leaves is missed so many times shortly afterwards.
     fn paths_at(misses: u32) -> Paths {
-        let paths = Paths::new(None, 1 << 16).unwrap();
+        let paths = Paths::new(None, 0, 1 << 16).unwrap();
         for page in 0..16 * FRAMES {
             paths.price.leaves(Unit { page, pages: 1 }, FRAMES);
             (0..misses).for_each(|_| paths.price.missed(page, FRAMES));
@@ -348,7 +351,8 @@ mod tests {
     #[test]
     fn the_rest_of_a_page_comes_when_its_objects_are_missed_in_a_row() {
         for (threshold, expected) in [(None, 2), (Some(0.8), 60)] {
-            let mut builder = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).plane(Plane::Hybrid);
+            let mut builder =
+                Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).plane(Plane::Hybrid).alone_above(0);
             if let Some(share) = threshold {
                 builder = builder.car_threshold(share);
             }
