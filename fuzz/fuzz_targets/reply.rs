@@ -1,7 +1,10 @@
 //! Answers: what a lying server may say to any question.
 #![no_main]
 
-use farfield_core::wire::{HEAD_BYTES, Head, MapReply, Reply, WireReply, encode_map, encode_stat};
+use farfield_core::wire::{
+    ExposeReply, HEAD_BYTES, Head, MapReply, Reply, StationReply, WireReply, encode_expose, encode_map, encode_stat,
+    encode_station,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -15,6 +18,16 @@ fuzz_target!(|bytes: &[u8]| {
             encode_map(answer.tag, &map, &mut again);
         }
         Reply::Stat(stat) => encode_stat(answer.tag, &stat, &mut again),
+        Reply::Station => {
+            let station = StationReply::decode(&bytes[HEAD_BYTES..]).unwrap();
+            encode_station(answer.tag, &station, &mut again);
+        }
+        Reply::Expose => {
+            let windows = ExposeReply::decode(&bytes[HEAD_BYTES..]).unwrap();
+            assert!((1..=MapReply::LAYERS_MAX).contains(&windows.layers_total));
+            assert!(windows.first_layer + windows.layers().len() as u32 <= windows.layers_total);
+            encode_expose(answer.tag, &windows, windows.layers(), &mut again);
+        }
         _ => return,
     }
     let head = Head::decode(&again).unwrap().unwrap();

@@ -42,6 +42,12 @@ pub(crate) fn build() -> Result<()> {
     Ok(())
 }
 
+/// Can the member `fabric` be built here?
+pub(crate) fn has_libfabric() -> bool {
+    let found = std::process::Command::new("pkg-config").args(["--exists", "libfabric >= 1.17"]).status();
+    found.is_ok_and(|status| status.success())
+}
+
 pub(crate) fn fmt(rest: &[String]) -> Result<()> {
     let mut words = vec!["fmt".to_owned(), "--all".into()];
     words.extend(rest.iter().cloned());

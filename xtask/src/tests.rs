@@ -13,9 +13,10 @@ pub(crate) struct Part {
 }
 
 /// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 13] = [
+pub(crate) const PARTS: [Part; 14] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
+    Part { name: "fabric", alone: true },
     Part { name: "faults", alone: true },
     Part { name: "heaps", alone: true },
     Part { name: "survival", alone: true },
@@ -29,16 +30,36 @@ pub(crate) const PARTS: [Part; 13] = [
     Part { name: "programs", alone: false },
 ];
 
+/// What is compiled otherwise, or not at all, without libfabric.
+const FABRIC: [&str; 10] = [
+    "-p",
+    "farfield-fabric",
+    "-p",
+    "farfield-server",
+    "-p",
+    "farfield-cli",
+    "--features",
+    "farfield-fabric/libfabric,farfield-server/fabric,farfield-cli/fabric",
+    "--test",
+    "fabric",
+];
+
 impl Part {
     pub(crate) fn run(self, runner_words: &[String], environment: &[(&str, &OsStr)]) -> Result<()> {
         println!("\n== {} ==", self.name);
         if self.name == "unit" {
             chores::check_fuzz()?;
         }
+        if self.name == "fabric" && !chores::has_libfabric() {
+            ensure!(std::env::var_os("CI").is_none(), "libfabric-dev and pkg-config must be installed");
+            println!("skipped: libfabric-dev and pkg-config are not installed");
+            return Ok(());
+        }
         let mut words: Vec<String> = vec!["test".into(), "--no-fail-fast".into()];
         let what: &[&str] = match self.name {
             "unit" => &["--workspace", "--exclude", "farfield-tests", "--features", "farfield/serde"],
             "models" => &["-p", "farfield-pager", "--features", "model", "--test", "model"],
+            "fabric" => &FABRIC,
             name => &["-p", "farfield-tests", "--test", name],
         };
         words.extend(what.iter().map(|word| word.to_string()));

@@ -27,6 +27,10 @@ pub(crate) struct ServeArgs {
     /// Who may use it: a file with a line `NAME TOKEN QUOTA` for each tenant. Without it, whoever can connect
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Let heaps on other machines read their memory by themselves, through libfabric's provider tcp: --far fabric:tcp://HOST:PORT.
+    /// Needs a farfield that was built with --features fabric
+    #[arg(long, value_name = "PROVIDER")]
+    fabric: Option<String>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -170,6 +174,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         capacity_bytes: Some(args.capacity.map_or_else(default_capacity, |size| size.bytes(machine::memory_bytes()))),
         tenants: tenants(&args)?,
         lease,
+        fabric: args.fabric.clone(),
         metrics: args.metrics,
         connections_max: args.max_connections,
         spin: args.spin,

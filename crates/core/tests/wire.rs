@@ -48,6 +48,9 @@ fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
         (region.clone(), any::<u32>()).prop_map(|(region, first_layer)| Request::MapRegion { region, first_layer }),
         (region.clone(), any::<u32>()).prop_map(|(region, pages)| Request::Reserve { region, pages }),
         (region, any::<u32>()).prop_map(|(region, pages)| Request::Release { region, pages }),
+        Just(Request::Station),
+        (any::<u64>().prop_map(RegionId), any::<u32>())
+            .prop_map(|(region, first_layer)| Request::Expose { region, first_layer }),
         Just(Request::Bye),
     ]
     .prop_flat_map(|request| (Just(request), any::<u8>()))
@@ -61,6 +64,10 @@ fn feed(bytes: &[u8]) {
     let _ = Welcome::decode(&head, body);
     let _ = WireReply::decode(&head, body);
     let _ = part_reply(body);
+    let _ = StationReply::decode(body);
+    if let Some(reply) = ExposeReply::decode(body) {
+        assert!(reply.first_layer + reply.layers().len() as u32 <= reply.layers_total);
+    }
     if let Ok(WireRequest { request: Request::Write { pages, .. }, .. }) = WireRequest::decode(&head, body) {
         assert_eq!(pages.iter().count(), pages.count() as usize);
         assert_eq!(pages.bytes().len(), pages.count() as usize * PAGE_BYTES);
@@ -194,6 +201,38 @@ proptest! {
     }
 
     #[test]
+    fn answers_about_a_fabric_survive(
+        tag: u64, provider in "[a-z;_]{0,32}", address in prop::collection::vec(any::<u8>(), 0..=256),
+        pages: u64, generation: u64, keys in prop::collection::vec(any::<(u64, u64)>(), 2..=58), more in 0u32..100,
+    ) {
+        let station = StationReply { provider: &provider, address: &address };
+        let mut frame = Vec::new();
+        encode_station(tag, &station, &mut frame);
+        let (head, body) = split(&frame);
+        let reply = WireReply { tag, kind: Some(Kind::Station), reply: Reply::Station };
+        prop_assert_eq!(WireReply::decode(&head, body), Ok(reply));
+        prop_assert_eq!(StationReply::decode(body), Some(station));
+        prop_assert_eq!(StationReply::decode(&body[..body.len() - 1]), None);
+
+        let windows: Vec<Window> = keys.iter().map(|(key, base)| Window { key: *key, base: *base }).collect();
+        let layers_total = (more + windows.len() as u32 - 2).max(1);
+        let first_layer = layers_total + 2 - windows.len() as u32;
+        let reply = ExposeReply::new(pages, generation, layers_total, first_layer, [windows[0], windows[1]]);
+        let mut frame = Vec::new();
+        encode_expose(tag, &reply, windows[2..].iter().copied(), &mut frame);
+        let (head, body) = split(&frame);
+        let answer = WireReply { tag, kind: Some(Kind::Expose), reply: Reply::Expose };
+        prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
+        let decoded = ExposeReply::decode(body).unwrap();
+        prop_assert!(decoded.layers().eq(windows[2..].iter().copied()));
+        let told = |reply: &ExposeReply<'_>| {
+            (reply.pages, reply.generation, reply.layers_total, reply.first_layer, reply.page_map, reply.sums)
+        };
+        prop_assert_eq!(told(&decoded), told(&reply));
+        prop_assert_eq!(ExposeReply::decode(&body[..body.len() - 1]), None);
+    }
+
+    #[test]
     fn read_answers_survive(present in prop::collection::vec(any::<bool>(), 1..200), seed: u64) {
         let count = present.len() as u32;
         let sum = |index: u32| seed.wrapping_mul(u64::from(index) + 1);
@@ -221,7 +260,7 @@ proptest! {
 
     #[test]
     fn nearly_right_messages_are_refused_or_understood(
-        mut head in head(), kind in 0usize..14, answer: bool, body in prop::collection::vec(any::<u8>(), 0..200),
+        mut head in head(), kind in 0usize..Kind::ALL.len(), answer: bool, body in prop::collection::vec(any::<u8>(), 0..200),
         magic: bool,
     ) {
         let kind = Kind::ALL[kind];

@@ -211,6 +211,14 @@ impl Mapping {
         self.bytes
     }
 
+    /// Lets go of the file and keeps the address: what is there reads as zeros from now on and can no longer be written.
+    pub fn blank(&mut self) -> Result<()> {
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE) as usize;
+        let args = [self.start as usize, self.bytes, libc::PROT_READ as usize, flags, usize::MAX, 0];
+        // SAFETY: exactly what `part` mapped, and still ours; whoever has the pointer may go on reading.
+        unsafe { syscall(libc::SYS_mmap, args) }.map(|_| ())
+    }
+
     /// Never: an empty mapping cannot be made.
     pub fn is_empty(&self) -> bool {
         false
@@ -276,6 +284,10 @@ mod tests {
             writer.as_ptr().add(5000).write_volatile(9);
             assert_eq!(reader.as_ptr().add(5000).read_volatile(), 9);
         }
+        let mut blank = Mapping::new(looking.as_fd(), 4 * PAGE, Access::Read).unwrap();
+        blank.blank().unwrap();
+        // SAFETY: still mapped.
+        assert_eq!(unsafe { blank.as_ptr().add(5000).read_volatile() }, 0, "nothing of the file is left");
         assert_eq!(Mapping::new(looking.as_fd(), PAGE, Access::ReadWrite).unwrap_err(), Errno(libc::EACCES));
         assert_eq!(write_at(looking.as_fd(), &[1], 0), Err(Errno(libc::EBADF)));
     }

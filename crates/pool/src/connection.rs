@@ -124,7 +124,7 @@ impl From<PoolError> for HandshakeError {
 }
 
 /// Longest body of an answer to a control request.
-const CONTROL_BODY_MAX: usize = 1024;
+pub(crate) const CONTROL_BODY_MAX: usize = 1024;
 
 impl Session {
     /// Connects and starts a new session.
@@ -174,6 +174,18 @@ impl Session {
         Ok(reply)
     }
 
+    /// The same for requests whose answer is more than a [`Reply`]: all of its body, in `body`; its length.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn ask_for_body(
+        &self,
+        request: Request<'_>,
+        within: Duration,
+        body: &mut [u8; CONTROL_BODY_MAX],
+    ) -> Result<(Reply, usize), PoolError> {
+        let (reply, length, _) = self.ask_for_all(request, within, body, &mut [])?;
+        Ok((reply, length))
+    }
+
     /// The same for requests whose answer brings descriptors. Their number; the caller closes them.
     pub(crate) fn ask_for_descriptors(
         &self,
@@ -181,6 +193,18 @@ impl Session {
         within: Duration,
         fds: &mut [i32],
     ) -> Result<(Reply, usize), PoolError> {
+        let (reply, _, count) = self.ask_for_all(request, within, &mut [0; CONTROL_BODY_MAX], fds)?;
+        Ok((reply, count))
+    }
+
+    /// Answer, length of its body, number of descriptors.
+    fn ask_for_all(
+        &self,
+        request: Request<'_>,
+        within: Duration,
+        body: &mut [u8; CONTROL_BODY_MAX],
+        fds: &mut [i32],
+    ) -> Result<(Reply, usize, usize), PoolError> {
         if self.gone.load(Ordering::Relaxed) {
             return Err(self.gone_error());
         }
@@ -192,10 +216,10 @@ impl Session {
             farfield_os::process::yield_now();
         }
         let tag = self.tags.fetch_add(1, Ordering::Relaxed);
-        let answer = ask_on(self.control, tag, request, until, fds);
+        let answer = exchange(self.control, tag, request, until, body, fds);
         self.control_busy.store(false, Ordering::Release);
         match answer {
-            Ok((Reply::Failed { code, page }, count)) => {
+            Ok((Reply::Failed { code, page }, _, count)) => {
                 fds[..count].iter().for_each(|fd| file::close(*fd));
                 Err(self.failure(code, PageId(page), within))
             }
@@ -314,6 +338,19 @@ pub(crate) fn ask_on(
     until: u64,
     fds: &mut [i32],
 ) -> Result<(Reply, usize), AskError> {
+    let (reply, _, count) = exchange(fd, tag, request, until, &mut [0; CONTROL_BODY_MAX], fds)?;
+    Ok((reply, count))
+}
+
+/// The same, with the body of the answer: answer, length of its body, number of descriptors.
+fn exchange(
+    fd: i32,
+    tag: u64,
+    request: Request<'_>,
+    until: u64,
+    body: &mut [u8; CONTROL_BODY_MAX],
+    fds: &mut [i32],
+) -> Result<(Reply, usize, usize), AskError> {
     let left = Duration::from_nanos(until.saturating_sub(now_ns()));
     let request = WireRequest { tag, background: false, deadline: Some(left), request };
     let mut bytes = [0; HEAD_BYTES + 16];
@@ -324,12 +361,11 @@ pub(crate) fn ask_on(
         len += 16;
     }
     send_all(fd, &bytes[..len], until)?;
-    let mut body = [0; CONTROL_BODY_MAX];
-    let (head, len, count) = receive_frame(fd, &mut body, until, fds)?;
+    let (head, len, count) = receive_frame(fd, body, until, fds)?;
     let wanted = request.head().kind;
     match WireReply::decode(&head, &body[..len]) {
         Ok(answer) if answer.tag == tag && answer.kind.is_none_or(|kind| kind as u8 == wanted) => {
-            Ok((answer.reply, count))
+            Ok((answer.reply, len, count))
         }
         _ => {
             fds[..count].iter().for_each(|fd| file::close(*fd));
@@ -438,7 +474,7 @@ fn greet(
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
-        features: features::CLONE | features::PART | if local { features::MAP } else { 0 },
+        features: features::CLONE | features::PART | if local { features::MAP } else { features::FABRIC },
         session,
         token: &identity.token,
         client_name: &identity.client_name,

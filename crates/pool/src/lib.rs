@@ -11,6 +11,8 @@ mod buffer;
 pub mod conformance;
 mod connection;
 mod ec;
+#[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
+mod fabric;
 mod fault;
 mod healer;
 mod leg_lanes;

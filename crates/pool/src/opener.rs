@@ -2,6 +2,7 @@
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
 use crate::ec::EcBackend;
+use crate::fabric;
 use crate::fault::FaultBackend;
 use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
@@ -37,7 +38,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -373,6 +374,15 @@ impl Opener {
         let address = match target {
             Target::Tcp(address) => Address::Tcp(address),
             Target::Unix(path) => Address::Unix(path),
+            Target::Fabric(_) if self.is_inside_a_program => {
+                let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a page: fabric is for heaps";
+                return Err(HandshakeError::Refused(text.into()));
+            }
+            Target::Fabric(config) => {
+                let session = self.open_session(server, Address::Tcp(config.address()))?;
+                let (region, pages) = want.ask(&session)?;
+                return fabric::open(session, config, region, pages);
+            }
             Target::Ram => {
                 return Ok(Arc::new(match want {
                     Want::Pages(pages) => RamBackend::new(server, pages),
@@ -403,17 +413,23 @@ impl Opener {
                 }));
             }
         };
-        let identity = Identity {
-            token: self.token.clone().into_bytes(),
-            client_name: self.client_name.clone(),
-            deadline: self.deadline,
-        };
-        let session = Arc::new(Session::open(server, address, identity)?);
+        let session = self.open_session(server, address)?;
         let (region, pages) = want.ask(&session)?;
         if session.welcome.features & features::MAP != 0 {
             return Ok(Arc::new(ShmBackend::new(session, region, pages)?));
         }
         Ok(Arc::new(TcpBackend::new(session, region, pages)))
+    }
+}
+
+impl Opener {
+    fn open_session(&self, server: u16, address: Address) -> Result<Arc<Session>, HandshakeError> {
+        let identity = Identity {
+            token: self.token.clone().into_bytes(),
+            client_name: self.client_name.clone(),
+            deadline: self.deadline,
+        };
+        Ok(Arc::new(Session::open(server, address, identity)?))
     }
 }
 
@@ -449,6 +465,7 @@ impl Want<'_> {
 enum Target {
     Tcp(SocketAddr),
     Unix(Vec<u8>),
+    Fabric(fabric::Config),
     Ram,
     Ssd(ssd::Config),
     Lz(lz::Config),
@@ -475,6 +492,7 @@ impl Target {
                 }
                 Ok(Target::Unix(rest.as_bytes().to_vec()))
             }
+            "fabric" => Ok(Target::Fabric(fabric::Config::parse(rest).map_err(|why| wrong(&why))?)),
             "ram" => Ok(Target::Ram),
             "lz" => Ok(Target::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
             "numa" => Ok(Target::Mapped(mapped::Config::parse_numa(rest).map_err(|why| wrong(&why))?)),
@@ -497,7 +515,7 @@ fn resolve_url(url: &str) -> Result<String, OpenError> {
 }
 
 fn resolve_leaf(url: &str) -> Result<String, OpenError> {
-    let Some(host) = url.strip_prefix("tcp://") else {
+    let Some(scheme) = ["tcp://", "fabric:tcp://"].into_iter().find(|scheme| url.starts_with(scheme)) else {
         let absolute = match Target::parse(url)? {
             Target::Ssd(config) => config.absolute(url),
             Target::Mapped(config) => config.absolute(url),
@@ -505,10 +523,11 @@ fn resolve_leaf(url: &str) -> Result<String, OpenError> {
         };
         return absolute.map_err(|why| OpenError::Url { url: url.to_owned(), why });
     };
+    let host = &url[scheme.len()..];
     let unresolved = |why: String| OpenError::Resolve { host: host.to_owned(), why };
     let mut addresses = host.to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| unresolved("the name has no address".to_owned()))?;
-    Ok(format!("tcp://{address}"))
+    Ok(format!("{scheme}{address}"))
 }
 
 #[cfg(test)]
@@ -549,9 +568,11 @@ mod tests {
         let numeric =
             ["tcp://127.0.0.1:9", "fault:die=3@tcp://[::1]:9", "shm:/x", "stripe(ram:, stripe(tcp://[::1]:9))"];
         assert_eq!(resolve_urls(&numeric).unwrap(), numeric);
-        let resolved = resolve_urls(&["stripe(shm:/x, fault:die=3@tcp://localhost:9)"]).unwrap();
-        let local = ["127.0.0.1", "[::1]"].map(|host| format!("stripe(shm:/x, fault:die=3@tcp://{host}:9)"));
-        assert!(local.contains(&resolved[0]), "{resolved:?}");
+        for scheme in ["tcp", "fabric:tcp"] {
+            let resolved = resolve_urls(&[format!("stripe(shm:/x, fault:die=3@{scheme}://localhost:9)")]).unwrap();
+            let local = ["127.0.0.1", "[::1]"].map(|host| format!("stripe(shm:/x, fault:die=3@{scheme}://{host}:9)"));
+            assert!(local.contains(&resolved[0]), "{resolved:?}");
+        }
         assert!(matches!(resolve_urls(&["rdma:x"]), Err(OpenError::Scheme { .. })));
         let here = std::env::current_dir().unwrap().join("far");
         let resolved = resolve_urls(&["stripe(ssd:far?size=8G&io=pread, ram:)"]).unwrap();

@@ -197,7 +197,7 @@ enum Expect {
     },
 }
 
-struct TcpLane {
+pub(crate) struct TcpLane {
     session: Arc<Session>,
     connection: Connection,
     pages: u64,
@@ -223,7 +223,7 @@ struct TcpLane {
 unsafe impl Send for TcpLane {}
 
 impl TcpLane {
-    fn new(session: Arc<Session>, connection: Connection, region: RegionId, pages: u64) -> TcpLane {
+    pub(crate) fn new(session: Arc<Session>, connection: Connection, region: RegionId, pages: u64) -> TcpLane {
         TcpLane {
             conversation: ClientConversation::new(region, SLOTS, session.welcome.in_flight_max, BACKGROUND_PAGES_MAX),
             connection,
@@ -597,8 +597,19 @@ impl TcpLane {
         }
     }
 
+    /// What a sleeping lane waits for: its descriptor, events on it, and a moment.
+    pub(crate) fn sleeps_on(&self) -> (i32, i16, u64) {
+        let out = if self.train.is_sent() { 0 } else { libc::POLLOUT };
+        (self.connection.fd, libc::POLLIN | out, self.conversation.next_deadline().0)
+    }
+
+    /// Is there something to collect?
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// Sends, receives and lets time pass; says what time it is.
-    fn work(&mut self) -> u64 {
+    pub(crate) fn work(&mut self) -> u64 {
         let now = Moment(now_ns());
         if self.dead.is_some() {
             return now.0;
@@ -671,7 +682,7 @@ impl Lane for TcpLane {
         let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
             let now = self.work();
-            if !self.ended.is_empty() || self.in_flight() == 0 {
+            if self.has_ended() || self.in_flight() == 0 {
                 return;
             }
             if now >= limit {
@@ -684,13 +695,9 @@ impl Lane for TcpLane {
                 }
                 continue;
             }
-            let until = limit.min(self.conversation.next_deadline().0);
-            let mut events = libc::POLLIN;
-            if !self.train.is_sent() {
-                events |= libc::POLLOUT;
-            }
-            let sleep = Duration::from_nanos(until.saturating_sub(now));
-            if let Err(errno) = net::poll(self.connection.fd, events, sleep) {
+            let (fd, events, until) = self.sleeps_on();
+            let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
+            if let Err(errno) = net::poll(fd, events, sleep) {
                 self.die_of(errno);
             }
         }

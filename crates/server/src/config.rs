@@ -66,6 +66,8 @@ pub struct Config {
     pub lease: Duration,
     /// How long a snapshot waits to be claimed.
     pub ticket_life: Duration,
+    /// Provider of libfabric through which regions can be read one-sided, at the host of the first TCP address in `listen`.
+    pub fabric: Option<String>,
     /// Where `GET /metrics` is answered.
     pub metrics: Option<SocketAddr>,
     /// Most connections at a time.
@@ -88,6 +90,7 @@ impl Default for Config {
             tenants: None,
             lease: Duration::from_secs(10),
             ticket_life: Duration::from_secs(30),
+            fabric: None,
             metrics: None,
             connections_max: 4096,
             spin: Duration::from_micros(50),

@@ -7,6 +7,8 @@
 mod config;
 mod connection;
 mod counters;
+#[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
+mod fabric;
 mod metrics;
 mod scrape;
 mod server;

@@ -114,6 +114,8 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Stat => "stat",
         Kind::Ping => "ping",
         Kind::MapRegion => "map_region",
+        Kind::Station => "station",
+        Kind::Expose => "expose",
         Kind::Reserve => "reserve",
         Kind::Release => "release",
         Kind::Bye => "bye",

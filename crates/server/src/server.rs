@@ -3,6 +3,7 @@
 use crate::config::{Config, ListenUrl};
 use crate::connection::{Connection, Transport, random_u128};
 use crate::counters::Counters;
+use crate::fabric::Fabric;
 use crate::metrics;
 use crate::sessions::{Sessions, Tenant};
 use crate::spin::Spinners;
@@ -41,6 +42,14 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// Regions cannot be read one-sided.
+    #[error("cannot offer one-sided reads by {provider:?}: {why}")]
+    Fabric {
+        /// The provider.
+        provider: String,
+        /// Why.
+        why: String,
+    },
     /// The kernel refused something else.
     #[error("the operating system refused: {0}")]
     Os(#[from] std::io::Error),
@@ -53,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) incarnation: Incarnation,
     started: Instant,
     pub(crate) capacity: Arc<Meter>,
+    pub(crate) fabric: Option<Fabric>,
     /// In the order of the token file; one without a name if there is none.
     pub(crate) tenants: Vec<Arc<Tenant>>,
     pub(crate) sessions: Sessions,
@@ -190,7 +200,13 @@ impl Server {
                 Some(TcpListener::bind(address).map_err(|source| listen_error(url, source))?)
             }
         };
+        let tcp = endpoints.iter().find_map(|endpoint| endpoint.strip_prefix("tcp://")?.parse::<SocketAddr>().ok());
+        let fabric = config.fabric.as_ref().map(|provider| {
+            let opened = Fabric::open(provider, tcp.map(|address| address.ip()), config.spin);
+            opened.map_err(|why| StartError::Fabric { provider: provider.clone(), why })
+        });
         let shared = Arc::new(Shared {
+            fabric: fabric.transpose()?,
             incarnation: Incarnation(random_u128().map_err(std::io::Error::from)? as u64),
             started: Instant::now(),
             capacity: Arc::new(Meter::new(config.capacity_bytes.map(pages))),

@@ -11,6 +11,7 @@
 //! What a session holds is freed when it ends, and no request finds it afterwards. The session itself is counted until then:
 //! who sees no session any more sees no memory of one either.
 
+use crate::fabric::Exposure;
 use crate::store::{Account, Meter, Region, Snapshot};
 use farfield_core::RegionId;
 use farfield_core::wire::SessionSecret;
@@ -34,6 +35,8 @@ pub(crate) struct Session {
     pub(crate) secret: SessionSecret,
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) client_name: String,
+    /// What is read one-sided.
+    pub(crate) exposure: Exposure,
     /// `None` after the end.
     regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
 }
@@ -60,7 +63,9 @@ impl Session {
     /// Takes a region out; it is freed when the last request on it is over.
     pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<Region>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        regions.as_mut()?.remove(&id)
+        let removed = regions.as_mut()?.remove(&id);
+        self.exposure.remove(id);
+        removed
     }
 
     fn region_count(&self) -> usize {
@@ -76,6 +81,7 @@ impl Session {
 
     fn end(&self) -> Vec<Arc<Region>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.exposure.end();
         regions.take().into_iter().flatten().map(|(_, region)| region).collect()
     }
 }
@@ -141,6 +147,7 @@ impl Sessions {
             secret,
             tenant,
             client_name: client_name.to_owned(),
+            exposure: Exposure::default(),
             regions: RwLock::new(Some(HashMap::new())),
         });
         let entry = Entry { session: session.clone(), connections: 1, lost_at: None, ending: false };

@@ -17,7 +17,7 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
     for _ in 0..dice.roll(8) {
         let page = PageId(dice.roll(120));
         let count = dice.roll(20) as u32;
-        let request = match dice.roll(14) {
+        let request = match dice.roll(16) {
             0 => Request::CreateRegion { pages: dice.roll(1000) },
             1 => Request::DropRegion { region },
             2..=4 => Request::Read { region, page, count },
@@ -29,6 +29,8 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
             10 => Request::Reserve { region, pages: count },
             11 => Request::Release { region, pages: count },
             12 => Request::Ping,
+            13 => Request::Station,
+            14 => Request::Expose { region, first_layer: count },
             _ => {
                 bytes.extend_from_slice(&client.write_frame(region, page.0, &[7; 3]).1);
                 continue;

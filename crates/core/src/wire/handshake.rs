@@ -13,6 +13,8 @@ pub mod features {
     pub const CLONE: u64 = 2;
     /// Parts of pages can be read (`ReadPart`).
     pub const PART: u64 = 4;
+    /// Pages can be read over a fabric (`Station`, `Expose`).
+    pub const FABRIC: u64 = 8;
 }
 
 /// Names a session. Who knows it may join, so it is random and never shown.

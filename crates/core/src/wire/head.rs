@@ -26,6 +26,8 @@ pub enum Kind {
     Release = 0x0d,
     Bye = 0x0e,
     ReadPart = 0x0f,
+    Station = 0x10,
+    Expose = 0x11,
 }
 
 impl Kind {
@@ -37,7 +39,7 @@ impl Kind {
     pub const REFUSAL: u8 = 0xfe;
 
     /// All kinds.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Hello,
         Kind::CreateRegion,
         Kind::DropRegion,
@@ -53,6 +55,8 @@ impl Kind {
         Kind::Release,
         Kind::Bye,
         Kind::ReadPart,
+        Kind::Station,
+        Kind::Expose,
     ];
 
     /// The kind of a request byte.

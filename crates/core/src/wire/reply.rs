@@ -1,7 +1,7 @@
 //! What a server answers.
 
 use super::bytes::{Fields, u64_at};
-use super::{BATCH_PAGES_LIMIT, Head, Kind, PagePart, WireError};
+use super::{BATCH_PAGES_LIMIT, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
 use alloc::vec::Vec;
@@ -313,6 +313,10 @@ pub enum Reply {
     Stat(Stat),
     /// Memory files of a region.
     Map(MapReply),
+    /// Where memory is read one-sided: [`super::StationReply`] decodes the rest.
+    Station,
+    /// Windows of a region: [`super::ExposeReply`] decodes the rest.
+    Expose,
     /// The request failed.
     Failed {
         /// Why.
@@ -356,6 +360,14 @@ impl WireReply {
             Kind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
             Kind::Stat => Reply::Stat(Stat::decode(body)),
             Kind::MapRegion => Reply::Map(MapReply::decode(head, body)?),
+            Kind::Station => {
+                StationReply::decode(body).ok_or(head.length_error())?;
+                Reply::Station
+            }
+            Kind::Expose => {
+                ExposeReply::decode(body).ok_or(WireError::Field("windows"))?;
+                Reply::Expose
+            }
             Kind::DropRegion | Kind::Write | Kind::Discard | Kind::Ping | Kind::Reserve | Kind::Release | Kind::Bye => {
                 head.expect_body(0)?;
                 Reply::Done
@@ -365,7 +377,7 @@ impl WireReply {
     }
 }
 
-fn append(head: Head, body: &[u8], out: &mut Vec<u8>) {
+pub(super) fn append(head: Head, body: &[u8], out: &mut Vec<u8>) {
     let head = Head { body: body.len() as u32, ..head };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(body);

@@ -93,6 +93,15 @@ pub enum Request<'a> {
         /// Number of pages.
         pages: u32,
     },
+    /// Asks where the session's memory can be read one-sided. Answer: [`super::StationReply`].
+    Station,
+    /// Asks for the windows of a region, of layers `first_layer` and up. Answer: [`super::ExposeReply`].
+    Expose {
+        /// Region of the session.
+        region: RegionId,
+        /// Index of the first layer wanted.
+        first_layer: u32,
+    },
     /// Ends the session at once: its regions are freed without waiting for the lease.
     Bye,
 }
@@ -205,6 +214,8 @@ impl Request<'_> {
             Request::MapRegion { .. } => Kind::MapRegion,
             Request::Reserve { .. } => Kind::Reserve,
             Request::Release { .. } => Kind::Release,
+            Request::Station => Kind::Station,
+            Request::Expose { .. } => Kind::Expose,
             Request::Bye => Kind::Bye,
         }
     }
@@ -251,6 +262,8 @@ impl<'a> WireRequest<'a> {
                     Kind::Reserve => Request::Reserve { region, pages: count },
                     Kind::Release => Request::Release { region, pages: count },
                     Kind::Bye => Request::Bye,
+                    Kind::Station => Request::Station,
+                    Kind::Expose => Request::Expose { region, first_layer: count },
                     Kind::Hello | Kind::Write | Kind::ClaimRegion => unreachable!("handled above"),
                 }
             }
@@ -284,11 +297,13 @@ impl<'a> WireRequest<'a> {
                 head.body = write_body_bytes(count) as u32;
             }
             Request::ClaimRegion { .. } => head.body = 16,
-            Request::MapRegion { region, first_layer } => (head.region, head.count) = (region.0, first_layer),
+            Request::MapRegion { region, first_layer } | Request::Expose { region, first_layer } => {
+                (head.region, head.count) = (region.0, first_layer);
+            }
             Request::Reserve { region, pages } | Request::Release { region, pages } => {
                 (head.region, head.count) = (region.0, pages);
             }
-            Request::Stat | Request::Ping | Request::Bye => {}
+            Request::Stat | Request::Ping | Request::Station | Request::Bye => {}
         }
         head
     }

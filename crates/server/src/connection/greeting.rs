@@ -63,6 +63,9 @@ pub(super) fn greet(
     if transport == Transport::Unix {
         features |= wire::features::MAP;
     }
+    if shared.fabric.is_some() {
+        features |= wire::features::FABRIC;
+    }
     let welcome = wire::Welcome {
         version,
         lease_ms: u32::try_from(shared.config.lease.as_millis()).unwrap_or(u32::MAX),

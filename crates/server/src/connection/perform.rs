@@ -2,6 +2,7 @@
 
 use super::link::lost;
 use super::{Connection, End, Transport, is_late, random_u128};
+use crate::fabric::FabricError;
 use crate::sessions::{NoRegion, Session};
 use crate::store::{Region, StoreError};
 use farfield_core::wire::{self, ErrorCode, Kind, Request, WireRequest};
@@ -126,6 +127,20 @@ impl Connection<'_> {
                 local()?;
                 find(region)?.release(u64::from(pages)).map_err(error_code)?;
             }
+            Request::Station => {
+                let fabric = self.shared.fabric.as_ref().ok_or((ErrorCode::Unsupported, 0))?;
+                let address = session.exposure.station(fabric).map_err(fabric_code)?;
+                let station = wire::StationReply { provider: fabric.provider(), address: &address };
+                self.answer(|out| wire::encode_station(tag, &station, out));
+                return Ok(());
+            }
+            Request::Expose { region: id, first_layer } => {
+                let fabric = self.shared.fabric.as_ref().ok_or((ErrorCode::Unsupported, 0))?;
+                let region = find(id)?;
+                let layout = session.exposure.layout(fabric, id, &region).map_err(fabric_code)?;
+                self.answer(|out| layout.encode(tag, first_layer, out));
+                return Ok(());
+            }
             Request::Bye => {
                 tracing::debug!(session = session.number, "session ended by its client");
                 self.shared.sessions.end(session);
@@ -179,6 +194,11 @@ impl Connection<'_> {
             }
         }
     }
+}
+
+fn fabric_code(error: FabricError) -> (ErrorCode, u64) {
+    tracing::error!(%error, "cannot open memory for one-sided reads");
+    (ErrorCode::Internal, 0)
 }
 
 fn no_region(reason: NoRegion) -> (ErrorCode, u64) {

@@ -12,6 +12,8 @@ mod tests;
 
 pub(crate) use account::{Account, Full, Meter};
 pub(crate) use parts::Scratch;
+#[cfg(feature = "fabric")]
+pub(crate) use region::Mappings;
 pub(crate) use region::{Found, Reader, Region, Snapshot};
 
 use farfield_core::PageId;

@@ -28,6 +28,8 @@ use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::BATCH_PAGES_LIMIT;
 use farfield_os::memfd;
+#[cfg(feature = "fabric")]
+use farfield_os::memfd::{Access, Mapping};
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -126,6 +128,8 @@ pub(crate) struct Region {
     map_pieces: Box<[AtomicU64]>,
     /// Did descriptors of this region leave the server? Then pages come and go without us.
     mapped_by_client: AtomicBool,
+    /// Can a client read by itself, without our processor? Then holes may be filled that nobody wrote to.
+    exposed: AtomicBool,
     /// Pages that were overwritten or discarded while they lived in a frozen layer, since the last sweep.
     stale_pages: AtomicU64,
 }
@@ -137,6 +141,17 @@ pub(crate) struct Snapshot {
     layers: Vec<Option<Arc<Layer>>>,
     map: Table<AtomicU8>,
     sums: Table<AtomicU64>,
+}
+
+/// Memory of a region, to be read by a client on another machine.
+#[cfg(feature = "fabric")]
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    pub(crate) generation: u64,
+    /// Page map and checksums.
+    pub(crate) tables: [Mapping; 2],
+    /// Those asked for, up to the top.
+    pub(crate) layers: Vec<Mapping>,
 }
 
 /// Descriptors of a region, for a client on this machine.
@@ -188,6 +203,7 @@ impl Region {
             sums,
             notes: Notes::new(),
             mapped_by_client: AtomicBool::new(false),
+            exposed: AtomicBool::new(false),
             stale_pages: AtomicU64::new(0),
         })
     }
@@ -452,7 +468,7 @@ impl Region {
     /// Returns the number of pages given back.
     pub(crate) fn sweep(&self) -> Result<u64, StoreError> {
         let stale = self.stale_pages.swap(0, Ordering::Relaxed);
-        if stale == 0 && !self.mapped_by_client.load(Ordering::Relaxed) && !self.has_orphans() {
+        if stale == 0 && !self.is_open_to_client() && !self.has_orphans() {
             return Ok(0);
         }
         let mut given = 0;
@@ -536,9 +552,14 @@ impl Region {
         stack.top().charged_pages().saturating_sub(stack.top().real_pages().unwrap_or(0))
     }
 
+    /// Does memory come and go that we know nothing of?
+    fn is_open_to_client(&self) -> bool {
+        self.mapped_by_client.load(Ordering::Relaxed) || self.exposed.load(Ordering::Relaxed)
+    }
+
     /// Counts pages that a client stored without having room set aside. Says whether that put somebody over the limit.
     pub(crate) fn audit(&self) -> Result<Option<Full>, StoreError> {
-        if !self.mapped_by_client.load(Ordering::Relaxed) {
+        if !self.is_open_to_client() {
             return Ok(None);
         }
         let stack = self.write_lock();
@@ -578,6 +599,20 @@ impl Region {
         })
     }
 
+    /// The memory of a region, of layers from `known.1` on if the layers are still of generation `known.0`, else of all. From now on the owner
+    /// reads without asking.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn mappings(&self, known: Option<(u64, usize)>) -> Result<Mappings, StoreError> {
+        let stack = self.write_lock();
+        let first = known.filter(|(generation, _)| *generation == stack.generation).map_or(0, |(_, layers)| layers);
+        let map = |fd: BorrowedFd<'_>| Ok(Mapping::new(fd, memfd::usage(fd)?.size_bytes, Access::Read)?);
+        // As for descriptors: any layer will do in an empty place.
+        let layer = |layer: &Option<Arc<Layer>>| map(layer.as_ref().unwrap_or(stack.top()).fd());
+        let layers = stack.layers.iter().skip(first).map(layer).collect::<Result<Vec<_>, StoreError>>()?;
+        self.exposed.store(true, Ordering::Relaxed);
+        Ok(Mappings { generation: stack.generation, tables: [map(self.map.fd())?, map(self.sums.fd())?], layers })
+    }
+
     /// What is noted of parts; nothing if there is no memory for it.
     fn notes(&self) -> Option<&Table<Blocks>> {
         self.notes.get_or_init(|| Table::new(c"farfield-parts", self.pages).ok()).as_ref()
@@ -597,7 +632,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if *self.mapped_by_client.get_mut() {
+        if self.is_open_to_client() {
             // The client may keep its mappings, but not the memory behind them.
             let stack = self.stack.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
             for layer in stack.layers.iter().flatten().filter(|layer| Arc::strong_count(layer) == 1) {

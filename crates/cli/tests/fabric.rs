@@ -1,0 +1,47 @@
+//! One-sided reads on the command line. Without the feature: errors that say what to do.
+
+mod common;
+
+use common::*;
+use std::process::Stdio;
+
+#[cfg(feature = "fabric")]
+#[test]
+fn a_server_with_a_fabric_is_measured_and_unmodified_programs_do_not_get_it() {
+    let folder = Folder::new("fabric");
+    let mut command = farfield();
+    let socket = format!("unix:{}", folder.path("socket").display());
+    command.args([
+        "serve",
+        "--listen",
+        "tcp://127.0.0.1:0",
+        "--listen",
+        &socket,
+        "--fabric",
+        "tcp",
+        "--log-format",
+        "json",
+    ]);
+    let server = Running::start(command.stderr(Stdio::null()));
+    let ready: serde_json::Value = serde_json::from_str(&server.line()).unwrap();
+    let url = format!("fabric:{}", ready["endpoints"][0].as_str().unwrap());
+    let output = farfield().args(["doctor", "--json", "--pool", &url]).output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success() && said.contains("libfabric"), "{said}");
+    let output = farfield().args(["run", "--far", &url, "--", "true"]).output().unwrap();
+    assert!(!output.status.success() && text(&output).contains("fabric is for heaps"), "{}", text(&output));
+}
+
+#[cfg(not(feature = "fabric"))]
+#[test]
+fn without_libfabric_it_is_said_how_to_get_it() {
+    let serve = farfield()
+        .args(["serve", "--listen", "tcp://127.0.0.1:0", "--fabric", "tcp"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let pool = farfield().args(["doctor", "--pool", "fabric:tcp://127.0.0.1:1"]).output().unwrap();
+    for output in [serve, pool] {
+        assert!(!output.status.success() && text(&output).contains("libfabric-dev"), "{}", text(&output));
+    }
+}

@@ -1,0 +1,135 @@
+//! Answers about memory that is read over a fabric: where, and with which keys.
+
+use super::bytes::Fields;
+use super::reply::append;
+use super::{Head, Kind};
+use alloc::vec::Vec;
+
+/// A piece of the server's memory, as a fabric names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Window {
+    /// Who knows it may read.
+    pub key: u64,
+    /// Address of the first byte.
+    pub base: u64,
+}
+
+impl Window {
+    const BYTES: usize = 16;
+
+    fn encode(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.key.to_le_bytes());
+        out.extend_from_slice(&self.base.to_le_bytes());
+    }
+
+    fn decode(fields: &mut Fields<'_>) -> Option<Window> {
+        Some(Window { key: fields.u64()?, base: fields.u64()? })
+    }
+}
+
+/// Where the memory of a session can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StationReply<'a> {
+    /// Provider of the fabric.
+    pub provider: &'a str,
+    /// Address, in the provider's own form.
+    pub address: &'a [u8],
+}
+
+impl<'a> StationReply<'a> {
+    /// Longest name of a provider.
+    pub const PROVIDER_BYTES_MAX: usize = 32;
+    /// Longest address.
+    pub const ADDRESS_BYTES_MAX: usize = 256;
+
+    /// Reads the body of an answer; `None` if it is none.
+    pub fn decode(body: &'a [u8]) -> Option<StationReply<'a>> {
+        let mut fields = Fields(body);
+        let (provider, address) = (usize::from(fields.u16()?), usize::from(fields.u16()?));
+        let texts = fields.0;
+        if provider > Self::PROVIDER_BYTES_MAX || address > Self::ADDRESS_BYTES_MAX || texts.len() != provider + address
+        {
+            return None;
+        }
+        let (provider, address) = texts.split_at(provider);
+        Some(StationReply { provider: core::str::from_utf8(provider).ok()?, address })
+    }
+}
+
+/// The windows through which a region is read: page map, checksums, then layers from `first_layer` on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExposeReply<'a> {
+    /// Pages of the region.
+    pub pages: u64,
+    /// Changes whenever layers that a client knows are replaced; it must ask for all of them again.
+    pub generation: u64,
+    /// Layers of the region; the last is the one that is written.
+    pub layers_total: u32,
+    /// Index of the first layer that comes with this answer.
+    pub first_layer: u32,
+    /// Window of the page map.
+    pub page_map: Window,
+    /// Window of the checksums.
+    pub sums: Window,
+    layers: &'a [u8],
+}
+
+impl<'a> ExposeReply<'a> {
+    /// Most layers in one answer, so that control answers stay small.
+    pub const LAYERS_AT_ONCE: u32 = 56;
+
+    /// What comes before the layers, from `first_layer` on or, if there are not so many, none of them. Windows: page map, checksums.
+    pub fn new(pages: u64, generation: u64, layers_total: u32, first_layer: u32, windows: [Window; 2]) -> Self {
+        let [page_map, sums] = windows;
+        let first_layer = first_layer.min(layers_total);
+        ExposeReply { pages, generation, layers_total, first_layer, page_map, sums, layers: &[] }
+    }
+
+    /// Reads the body of an answer; `None` if it is none.
+    pub fn decode(body: &'a [u8]) -> Option<ExposeReply<'a>> {
+        let mut fields = Fields(body);
+        let reply = ExposeReply {
+            pages: fields.u64()?,
+            generation: fields.u64()?,
+            layers_total: fields.u32()?,
+            first_layer: fields.u32()?,
+            page_map: Window::decode(&mut fields)?,
+            sums: Window::decode(&mut fields)?,
+            layers: fields.0,
+        };
+        let layers = u32::try_from(reply.layers.len() / Window::BYTES).ok()?;
+        let is_right = reply.layers.len().is_multiple_of(Window::BYTES)
+            && (1..=super::MapReply::LAYERS_MAX).contains(&reply.layers_total)
+            && layers <= Self::LAYERS_AT_ONCE
+            && reply.first_layer.checked_add(layers)? <= reply.layers_total;
+        is_right.then_some(reply)
+    }
+
+    /// Windows of the layers that come with this answer.
+    pub fn layers(&self) -> impl ExactSizeIterator<Item = Window> + use<'a> {
+        self.layers.chunks_exact(Window::BYTES).map(|bytes| Window::decode(&mut Fields(bytes)).unwrap_or_default())
+    }
+}
+
+/// Appends a [`StationReply`].
+pub fn encode_station(tag: u64, station: &StationReply<'_>, out: &mut Vec<u8>) {
+    let mut body = Vec::with_capacity(4 + station.provider.len() + station.address.len());
+    body.extend_from_slice(&(station.provider.len() as u16).to_le_bytes());
+    body.extend_from_slice(&(station.address.len() as u16).to_le_bytes());
+    body.extend_from_slice(station.provider.as_bytes());
+    body.extend_from_slice(station.address);
+    append(Head { kind: Kind::Station.answer(), tag, ..Head::default() }, &body, out);
+}
+
+/// Appends an [`ExposeReply`] with these layers.
+pub fn encode_expose(tag: u64, reply: &ExposeReply<'_>, layers: impl Iterator<Item = Window>, out: &mut Vec<u8>) {
+    let mut body = Vec::with_capacity(1024);
+    body.extend_from_slice(&reply.pages.to_le_bytes());
+    body.extend_from_slice(&reply.generation.to_le_bytes());
+    body.extend_from_slice(&reply.layers_total.to_le_bytes());
+    body.extend_from_slice(&reply.first_layer.to_le_bytes());
+    reply.page_map.encode(&mut body);
+    reply.sums.encode(&mut body);
+    layers.for_each(|window| window.encode(&mut body));
+    append(Head { kind: Kind::Expose.answer(), tag, ..Head::default() }, &body, out);
+}

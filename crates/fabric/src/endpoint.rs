@@ -1,0 +1,103 @@
+//! An endpoint: where transfers begin and end.
+
+use crate::ADDRESS_BYTES_MAX;
+use crate::domain::{Domain, FabricError, Registration, check};
+use crate::shim;
+use core::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// Most completions that one look gives.
+pub(crate) const COMPLETIONS_MAX: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    endpoint: NonNull<shim::Endpoint>,
+    domain: Arc<Domain>,
+    descriptor: i32,
+}
+
+// SAFETY: opened in a domain with FI_THREAD_SAFE: any thread may use it, several at a time.
+unsafe impl Send for Endpoint {}
+// SAFETY: as above.
+unsafe impl Sync for Endpoint {}
+
+impl Endpoint {
+    pub(crate) fn open(domain: Arc<Domain>) -> Result<Endpoint, FabricError> {
+        let mut endpoint = null_mut();
+        // SAFETY: the domain is open, and stays so as long as this lives.
+        check(unsafe { shim::ff_endpoint_open(domain.as_ptr(), &mut endpoint) })?;
+        let endpoint = NonNull::new(endpoint).expect("an endpoint");
+        let mut endpoint = Endpoint { endpoint, domain, descriptor: -1 };
+        // SAFETY: the endpoint is open.
+        endpoint.descriptor = check(unsafe { shim::ff_endpoint_descriptor(endpoint.as_ptr()) })? as i32;
+        Ok(endpoint)
+    }
+
+    fn as_ptr(&self) -> *mut shim::Endpoint {
+        self.endpoint.as_ptr()
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    pub(crate) fn address(&self) -> Result<Vec<u8>, FabricError> {
+        let mut bytes = vec![0; ADDRESS_BYTES_MAX];
+        let mut length = bytes.len();
+        // SAFETY: the endpoint is open, and there is so much room.
+        check(unsafe { shim::ff_endpoint_address(self.as_ptr(), bytes.as_mut_ptr().cast(), &mut length) })?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
+    pub(crate) fn peer(&self, address: &[u8]) -> Result<u64, FabricError> {
+        // Addresses of one provider and family have one length; libfabric reads as much as ours have.
+        if address.len() != self.address()?.len() {
+            return Err(FabricError(libc::EADDRNOTAVAIL));
+        }
+        let mut peer = 0;
+        // SAFETY: the endpoint is open, and the address is as long as it must be.
+        check(unsafe { shim::ff_endpoint_peer(self.as_ptr(), address.as_ptr().cast(), &mut peer) })?;
+        Ok(peer)
+    }
+
+    /// # Safety
+    /// `into..into + bytes` lies in `local`, which stays registered until the transfer or this endpoint has ended.
+    #[allow(clippy::too_many_arguments, reason = "those of libfabric")]
+    pub(crate) unsafe fn read(
+        &self,
+        into: *mut u8,
+        bytes: usize,
+        local: &Registration,
+        peer: u64,
+        remote: u64,
+        key: u64,
+        context: u64,
+    ) -> Result<(), FabricError> {
+        // SAFETY: the endpoint is open; the caller promises the rest.
+        let result = unsafe {
+            shim::ff_endpoint_read(self.as_ptr(), into.cast(), bytes, local.as_ptr(), peer, remote, key, context)
+        };
+        check(result).map(|_| ())
+    }
+
+    pub(crate) fn poll(&self, out: &mut [shim::Completion; COMPLETIONS_MAX]) -> Result<usize, FabricError> {
+        // SAFETY: the endpoint is open, and there is so much room.
+        check(unsafe { shim::ff_endpoint_poll(self.as_ptr(), out.as_mut_ptr(), out.len()) })
+    }
+
+    /// What to wait for, if nothing waits to be polled already.
+    pub(crate) fn sleeps_on(&self) -> Option<i32> {
+        // SAFETY: the endpoint is open.
+        (unsafe { shim::ff_endpoint_may_sleep(self.as_ptr()) } != 0).then_some(self.descriptor)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // SAFETY: open until here. It fails only while something is bound to the endpoint, and nothing is.
+        let closed = check(unsafe { shim::ff_endpoint_close(self.as_ptr()) });
+        // Memory that its transfers touch goes after this line.
+        closed.expect("an endpoint can be closed");
+    }
+}

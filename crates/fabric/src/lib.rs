@@ -1,0 +1,32 @@
+//! libfabric, as far as Farfield needs it: one side opens memory, the other reads it without asking.
+//!
+//! A [`Station`] is the passive side: windows into memory files, and an endpoint through which whoever has a window's key
+//! reads them. A [`Reader`] is the active side: an endpoint with memory of its own, the *landing*, where transfers end. Both
+//! are safe to drop at any time: an endpoint is closed, which ends its transfers, before memory that they touch goes.
+//!
+//! Nothing here has a thread. Software providers (`tcp`) move bytes while one of the two is polled; so whoever has a station
+//! polls it ([`Station::serve`]). Why this is a crate: `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
+
+#[cfg(feature = "libfabric")]
+mod domain;
+#[cfg(feature = "libfabric")]
+mod endpoint;
+mod provider;
+#[cfg(feature = "libfabric")]
+mod reader;
+#[cfg(feature = "libfabric")]
+mod shim;
+#[cfg(feature = "libfabric")]
+mod station;
+
+pub use provider::{BadProvider, Provider};
+
+#[cfg(feature = "libfabric")]
+pub use {
+    domain::FabricError,
+    reader::{Ended, Post, Reader},
+    station::{Station, Window},
+};
+
+/// Longest address of an endpoint, in bytes.
+pub const ADDRESS_BYTES_MAX: usize = 256;

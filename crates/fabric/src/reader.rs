@@ -1,0 +1,111 @@
+//! The active side: reads what a station shows.
+
+use crate::domain::{Domain, FabricError, Registration, Use};
+use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
+use crate::provider::Provider;
+use crate::shim;
+use core::ops::Range;
+use farfield_os::memory;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Did a transfer begin?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Post {
+    /// Yes.
+    Begun,
+    /// Not yet: poll, then try again.
+    Later,
+}
+
+/// A transfer that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// What was given with it.
+    pub context: u64,
+    /// Did all bytes arrive?
+    pub result: Result<(), FabricError>,
+}
+
+/// Memory where transfers end: its own mapping, which goes after the endpoint.
+#[derive(Debug)]
+struct Landing {
+    start: usize,
+    bytes: usize,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `Reader::open` with this length, and nobody is left who could touch it (order of fields there).
+        let _ = unsafe { memory::munmap(self.start, self.bytes) };
+    }
+}
+
+/// An endpoint that reads from one station into memory of its own.
+#[derive(Debug)]
+pub struct Reader {
+    // The order in which they go: first the transfers, then where they end.
+    endpoint: Endpoint,
+    registration: Registration,
+    landing: Landing,
+    station: u64,
+}
+
+impl Reader {
+    /// Opens one for the station with this address, on a machine with that one. Transfers end in `landing_bytes` of memory.
+    pub fn open(provider: Provider, node: IpAddr, station: &[u8], landing_bytes: usize) -> Result<Reader, FabricError> {
+        let domain = Arc::new(Domain::open(provider, Some(node), false)?);
+        let start = memory::map_anonymous(landing_bytes).map_err(|errno| FabricError(errno.0))?;
+        let landing = Landing { start, bytes: landing_bytes };
+        // SAFETY: the landing goes last (order of fields below); if this function fails, nothing was begun.
+        let registration = unsafe { Registration::new(&domain, start as *mut u8, landing_bytes, 1, Use::Landing) }?;
+        let endpoint = Endpoint::open(domain)?;
+        let station = endpoint.peer(station)?;
+        Ok(Reader { endpoint, registration, landing, station })
+    }
+
+    /// What libfabric made of the name of the provider.
+    pub fn provider(&self) -> String {
+        self.endpoint.domain().provider()
+    }
+
+    /// Begins to read what is at `remote` of the window with this key into `landing`, a place in the reader's own memory. `context` comes back when
+    /// the transfer ended.
+    pub fn post(&self, landing: Range<usize>, remote: u64, key: u64, context: u64) -> Result<Post, FabricError> {
+        assert!(landing.start <= landing.end && landing.end <= self.landing.bytes);
+        let into = (self.landing.start + landing.start) as *mut u8;
+        // SAFETY: inside the landing, which stays until the endpoint was closed.
+        let posted =
+            unsafe { self.endpoint.read(into, landing.len(), &self.registration, self.station, remote, key, context) };
+        match posted {
+            Ok(()) => Ok(Post::Begun),
+            Err(FabricError(libc::EAGAIN)) => Ok(Post::Later),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives each transfer that ended, a few at most; their number.
+    pub fn poll(&self, mut ended: impl FnMut(Ended)) -> Result<usize, FabricError> {
+        let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
+        let count = self.endpoint.poll(&mut completions)?;
+        for shim::Completion { context, error } in &completions[..count] {
+            let result = if *error == 0 { Ok(()) } else { Err(FabricError(*error)) };
+            ended(Ended { context: *context, result });
+        }
+        Ok(count)
+    }
+
+    /// Copies what landed. The caller knows that no transfer to this place is under way; if one is, what is copied is any mixture.
+    pub fn copy(&self, landing: usize, into: &mut [u8]) {
+        assert!(landing <= self.landing.bytes && into.len() <= self.landing.bytes - landing);
+        // SAFETY: inside the landing, which nobody else has a reference to. Raw copy, because a transfer may be writing there.
+        unsafe {
+            core::ptr::copy_nonoverlapping((self.landing.start + landing) as *const u8, into.as_mut_ptr(), into.len())
+        }
+    }
+
+    /// A descriptor that becomes readable when there is something to poll for; `None`: there is already.
+    pub fn sleeps_on(&self) -> Option<i32> {
+        self.endpoint.sleeps_on()
+    }
+}

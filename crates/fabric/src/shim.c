@@ -1,0 +1,183 @@
+/* What we need of libfabric, as plain functions: most of its interface is inline functions and structures that change.
+ *
+ * Every function answers 0 or more, or a negative error number of libfabric. Nothing here keeps state of its own.
+ */
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ff_domain {
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+};
+
+struct ff_endpoint {
+    struct ff_domain *domain;
+    struct fid_cq *completions;
+    struct fid_av *addresses;
+    struct fid_ep *endpoint;
+};
+
+/* One finished transfer: what was given with it, and 0 or an error number. */
+struct ff_completion {
+    uint64_t context;
+    int32_t error;
+};
+
+void ff_domain_close(struct ff_domain *self) {
+    if (self->domain)
+        fi_close(&self->domain->fid);
+    if (self->fabric)
+        fi_close(&self->fabric->fid);
+    if (self->info)
+        fi_freeinfo(self->info);
+    free(self);
+}
+
+/* `node`: the own address (`is_own`), or one that shall be reached. */
+int ff_domain_open(const char *provider, const char *node, int is_own, struct ff_domain **out) {
+    struct ff_domain *self = calloc(1, sizeof(*self));
+    struct fi_info *hints = fi_allocinfo();
+    int result = -FI_ENOMEM;
+    if (!self || !hints)
+        goto fail;
+    hints->caps = FI_RMA | FI_READ | FI_REMOTE_READ;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->threading = FI_THREAD_SAFE;
+    /* Not FI_MR_ALLOCATED: who needs it pins memory, and ours is sparse. */
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
+    hints->fabric_attr->prov_name = strdup(provider);
+    /* A service makes the node an address; 0 is any port. */
+    result = fi_getinfo(FI_VERSION(1, 17), node, node ? "0" : NULL, is_own && node ? FI_SOURCE : 0, hints, &self->info);
+    if (result)
+        goto fail;
+    result = fi_fabric(self->info->fabric_attr, &self->fabric, NULL);
+    if (result)
+        goto fail;
+    result = fi_domain(self->fabric, self->info, &self->domain, NULL);
+    if (result)
+        goto fail;
+    fi_freeinfo(hints);
+    *out = self;
+    return 0;
+fail:
+    if (hints)
+        fi_freeinfo(hints);
+    if (self)
+        ff_domain_close(self);
+    return result;
+}
+
+const char *ff_domain_provider(const struct ff_domain *self) { return self->info->fabric_attr->prov_name; }
+
+/* `is_remote`: others may read it; else transfers of ours end there. The base is the address of its first byte for others. */
+int ff_memory_register(struct ff_domain *self, void *start, size_t bytes, int is_remote, uint64_t wanted_key,
+                       struct fid_mr **out, uint64_t *key, uint64_t *base) {
+    int result = fi_mr_reg(self->domain, start, bytes, is_remote ? FI_REMOTE_READ : FI_READ, 0, wanted_key, 0, out, NULL);
+    if (result)
+        return result;
+    *key = fi_mr_key(*out);
+    *base = self->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)start : 0;
+    return 0;
+}
+
+int ff_memory_close(struct fid_mr *memory) { return fi_close(&memory->fid); }
+
+int ff_endpoint_close(struct ff_endpoint *self) {
+    int result = self->endpoint ? fi_close(&self->endpoint->fid) : 0;
+    if (result)
+        return result;
+    if (self->addresses)
+        fi_close(&self->addresses->fid);
+    if (self->completions)
+        fi_close(&self->completions->fid);
+    free(self);
+    return 0;
+}
+
+int ff_endpoint_open(struct ff_domain *domain, struct ff_endpoint **out) {
+    struct fi_cq_attr completions = {.format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_FD};
+    struct fi_av_attr addresses = {.type = FI_AV_UNSPEC};
+    struct ff_endpoint *self = calloc(1, sizeof(*self));
+    int result = -FI_ENOMEM;
+    if (!self)
+        return result;
+    self->domain = domain;
+    if ((result = fi_cq_open(domain->domain, &completions, &self->completions, NULL)) ||
+        (result = fi_av_open(domain->domain, &addresses, &self->addresses, NULL)) ||
+        (result = fi_endpoint(domain->domain, domain->info, &self->endpoint, NULL)) ||
+        (result = fi_ep_bind(self->endpoint, &self->completions->fid, FI_TRANSMIT | FI_RECV)) ||
+        (result = fi_ep_bind(self->endpoint, &self->addresses->fid, 0)) || (result = fi_enable(self->endpoint))) {
+        ff_endpoint_close(self);
+        return result;
+    }
+    *out = self;
+    return 0;
+}
+
+/* `length`: room at `bytes`, then what was written there. */
+int ff_endpoint_address(struct ff_endpoint *self, void *bytes, size_t *length) {
+    return fi_getname(&self->endpoint->fid, bytes, length);
+}
+
+/* Makes a peer of an address. Its length is that of the addresses of this endpoint. */
+int ff_endpoint_peer(struct ff_endpoint *self, const void *address, uint64_t *peer) {
+    fi_addr_t found = FI_ADDR_UNSPEC;
+    int inserted = fi_av_insert(self->addresses, address, 1, &found, 0, NULL);
+    if (inserted < 0)
+        return inserted;
+    if (inserted != 1)
+        return -FI_EADDRNOTAVAIL;
+    *peer = found;
+    return 0;
+}
+
+int ff_endpoint_read(struct ff_endpoint *self, void *into, size_t bytes, struct fid_mr *local, uint64_t peer,
+                     uint64_t remote, uint64_t key, uint64_t context) {
+    return (int)fi_read(self->endpoint, into, bytes, fi_mr_desc(local), peer, remote, key, (void *)(uintptr_t)context);
+}
+
+/* Number of finished transfers; also lets those of others come forward. */
+int ff_endpoint_poll(struct ff_endpoint *self, struct ff_completion *out, size_t room) {
+    struct fi_cq_entry entries[16];
+    struct fi_cq_err_entry failed = {0};
+    ssize_t count = fi_cq_read(self->completions, entries, room < 16 ? room : 16);
+    if (count == -FI_EAGAIN)
+        return 0;
+    if (count == -FI_EAVAIL) {
+        count = fi_cq_readerr(self->completions, &failed, 0);
+        if (count == -FI_EAGAIN)
+            return 0;
+        if (count < 0)
+            return (int)count;
+        out[0].context = (uint64_t)(uintptr_t)failed.op_context;
+        out[0].error = failed.err ? failed.err : FI_EOTHER;
+        return 1;
+    }
+    for (ssize_t index = 0; index < count; index++) {
+        out[index].context = (uint64_t)(uintptr_t)entries[index].op_context;
+        out[index].error = 0;
+    }
+    return (int)count;
+}
+
+/* A descriptor that can be read from when there is something to poll for, if `ff_endpoint_may_sleep`. */
+int ff_endpoint_descriptor(struct ff_endpoint *self) {
+    int descriptor = -1;
+    int result = fi_control(&self->completions->fid, FI_GETWAIT, &descriptor);
+    return result ? result : descriptor;
+}
+
+int ff_endpoint_may_sleep(struct ff_endpoint *self) {
+    struct fid *fids[1] = {&self->completions->fid};
+    return fi_trywait(self->domain->fabric, fids, 1) == FI_SUCCESS;
+}
+
+const char *ff_error_text(int error) { return fi_strerror(error); }

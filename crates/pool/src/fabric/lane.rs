@@ -1,0 +1,540 @@
+//! A lane of `fabric`: reads in two steps, everything else by message.
+//!
+//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads what page map and checksums say of its pages, then the pages, a
+//! transfer for each run in one layer. All of it ends in memory of the lane's reader and is copied from there: a transfer cannot
+//! be called back, and one that comes after its deadline must not land in memory that its owner has back. Its piece is free again
+//! when it has ended.
+
+use super::{Layout, Region};
+use crate::backend::hand_over;
+use crate::tcp::TcpLane;
+use crate::{Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{PageId, checksum};
+use farfield_fabric::{Ended, Post, Reader};
+use farfield_os::net;
+use farfield_os::process::{now_ns, yield_now};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Operations of one lane that may be submitted and not yet collected.
+const SLOTS: usize = 256;
+/// Pages of a large piece; there are small ones of one page, too.
+const PIECE_PAGES: usize = 16;
+const LARGE_PIECES: usize = 12;
+const SMALL_PIECES: usize = 64;
+/// Bytes of the page itself, its checksum, and its entry in the page map (with room, so that all is aligned).
+const LANDING_PER_PAGE: usize = PAGE_BYTES + 8 + 8;
+/// Bytes that a lane's transfers end in.
+pub(super) const LANDING_BYTES: usize = (LARGE_PIECES * PIECE_PAGES + SMALL_PIECES) * LANDING_PER_PAGE;
+/// Most transfers of a piece at a time: each page may live in another layer than its neighbours.
+const TRANSFERS_MAX: usize = PIECE_PAGES;
+/// How often a lane that only reads looks whether the server is still there.
+const PULSE: Duration = Duration::from_millis(1);
+/// How long a waiting lane polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it polls before it offers the core to others between two looks.
+const YIELD_AFTER: Duration = Duration::from_micros(12);
+/// How long it sleeps when transfers wait for the fabric and not for the server.
+const NAP: Duration = Duration::from_micros(200);
+
+/// A read that is under way.
+struct Read {
+    tag: u64,
+    priority: Priority,
+    page: PageId,
+    part: Option<PagePart>,
+    buffer: Buffer,
+    wait: Duration,
+    deadline: u64,
+    /// Pages of which pieces were made.
+    begun: usize,
+    pieces: usize,
+    failed: bool,
+}
+
+/// One transfer: from where, to which place of the piece.
+#[derive(Clone, Copy)]
+struct Transfer {
+    landing: usize,
+    bytes: usize,
+    remote: u64,
+    key: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Page map and checksums are on their way.
+    Tables,
+    /// Pages are.
+    Pages,
+}
+
+/// Some pages of a read, and where they land.
+struct Piece {
+    landing: usize,
+    pages_max: usize,
+    /// `None`: its read ended without it.
+    read: Option<usize>,
+    /// Which pages of the read.
+    pages: Range<usize>,
+    step: Step,
+    /// Transfers to begin, the last first.
+    waiting: Vec<Transfer>,
+    under_way: usize,
+    failed: bool,
+    /// Layer of each page, counted from 1; 0: absent.
+    numbers: [u8; PIECE_PAGES],
+    sums: [u64; PIECE_PAGES],
+}
+
+impl Piece {
+    fn new(landing: usize, pages_max: usize) -> Piece {
+        Piece {
+            landing,
+            pages_max,
+            read: None,
+            pages: 0..0,
+            step: Step::Tables,
+            waiting: Vec::with_capacity(TRANSFERS_MAX),
+            under_way: 0,
+            failed: false,
+            numbers: [0; PIECE_PAGES],
+            sums: [0; PIECE_PAGES],
+        }
+    }
+
+    fn sums_at(&self) -> usize {
+        self.landing + self.pages_max * PAGE_BYTES
+    }
+
+    fn numbers_at(&self) -> usize {
+        self.sums_at() + self.pages_max * 8
+    }
+
+    /// Takes pages of a read on.
+    fn begin(&mut self, read: usize, first: u64, pages: Range<usize>, layout: &Layout) {
+        let (at, count) = (first + pages.start as u64, pages.len());
+        (self.read, self.pages, self.step, self.failed) = (Some(read), pages, Step::Tables, false);
+        let Layout { page_map, sums, .. } = layout;
+        self.waiting.clear();
+        let sums = Transfer { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
+        let map = Transfer { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
+        self.waiting.extend([sums, map]);
+    }
+
+    /// Page map and checksums are here: what they say, and transfers for the pages that are there. `false`: they cannot be true.
+    fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &Layout) -> bool {
+        let count = self.pages.len();
+        reader.copy(self.numbers_at(), &mut self.numbers[..count]);
+        let mut sums = [0; PIECE_PAGES * 8];
+        reader.copy(self.sums_at(), &mut sums[..count * 8]);
+        for (sum, bytes) in self.sums.iter_mut().zip(sums.as_chunks::<8>().0) {
+            *sum = u64::from_le_bytes(*bytes);
+        }
+        self.step = Step::Pages;
+        let mut index = 0;
+        while index < count {
+            let number = self.numbers[index];
+            let run = self.numbers[index..count].iter().take_while(|other| **other == number).count();
+            if let Some(layer) = usize::from(number).checked_sub(1) {
+                let Some(window) = layout.layers.get(layer) else { return false };
+                self.waiting.push(Transfer {
+                    landing: self.landing + index * PAGE_BYTES,
+                    bytes: run * PAGE_BYTES,
+                    remote: window.base + PageId(first + (self.pages.start + index) as u64).offset(),
+                    key: window.key,
+                });
+            }
+            index += run;
+        }
+        true
+    }
+
+    /// The pages are here: puts them where they are wanted. `false`: they are not what was stored.
+    fn deliver(&self, reader: &Reader, buffer: &mut Buffer, zero_sum: u64) -> bool {
+        for (index, page) in self.pages.clone().enumerate() {
+            if self.numbers[index] == 0 {
+                buffer.page_mut(page).fill(0);
+                buffer.sums_mut()[page] = zero_sum;
+                continue;
+            }
+            reader.copy(self.landing + index * PAGE_BYTES, buffer.page_mut(page));
+            if checksum(buffer.page(page)) != self.sums[index] {
+                return false;
+            }
+            buffer.sums_mut()[page] = self.sums[index];
+        }
+        true
+    }
+}
+
+pub(super) struct FabricLane {
+    region: Arc<Region>,
+    layout: Arc<Layout>,
+    version: u64,
+    /// Writes, discards, and reads that failed.
+    messages: TcpLane,
+    reader: ManuallyDrop<Reader>,
+    /// libfabric gave up: everything goes by message.
+    is_broken: bool,
+    reads: Box<[Option<Read>]>,
+    free_reads: Vec<usize>,
+    /// Reads that are not all begun.
+    demand: VecDeque<usize>,
+    background: VecDeque<usize>,
+    pieces: Box<[Piece]>,
+    free_large: Vec<usize>,
+    free_small: Vec<usize>,
+    /// Pieces with transfers to begin.
+    waiting: VecDeque<usize>,
+    ended: VecDeque<Completion>,
+    zero_sum: u64,
+    next_deadline: u64,
+    next_pulse: u64,
+}
+
+impl Drop for FabricLane {
+    fn drop(&mut self) {
+        // What a child of `fork` has of a reader belongs to its parent.
+        if !self.region.session.is_abandoned() {
+            // SAFETY: here only.
+            unsafe { ManuallyDrop::drop(&mut self.reader) };
+        }
+    }
+}
+
+impl FabricLane {
+    pub(super) fn new(region: Arc<Region>, messages: TcpLane, reader: Reader) -> FabricLane {
+        let mut landing = 0;
+        let mut piece = |pages_max: usize| {
+            landing += pages_max * LANDING_PER_PAGE;
+            Piece::new(landing - pages_max * LANDING_PER_PAGE, pages_max)
+        };
+        let large = (0..LARGE_PIECES).map(|_| PIECE_PAGES);
+        let pieces = large.chain((0..SMALL_PIECES).map(|_| 1)).map(&mut piece).collect();
+        FabricLane {
+            version: region.version.load(Ordering::Acquire),
+            layout: region.layout(),
+            region,
+            messages,
+            reader: ManuallyDrop::new(reader),
+            is_broken: false,
+            reads: (0..SLOTS).map(|_| None).collect(),
+            free_reads: (0..SLOTS).collect(),
+            demand: VecDeque::with_capacity(SLOTS),
+            background: VecDeque::with_capacity(SLOTS),
+            pieces,
+            free_large: (0..LARGE_PIECES).collect(),
+            free_small: (LARGE_PIECES..LARGE_PIECES + SMALL_PIECES).collect(),
+            waiting: VecDeque::with_capacity(LARGE_PIECES + SMALL_PIECES),
+            ended: VecDeque::with_capacity(SLOTS),
+            zero_sum: checksum(&[0; PAGE_BYTES]),
+            next_deadline: u64::MAX,
+            next_pulse: 0,
+        }
+    }
+
+    /// Reads under way here, not by message.
+    fn own_reads(&self) -> usize {
+        SLOTS - self.free_reads.len()
+    }
+
+    fn queue(&mut self, priority: Priority) -> &mut VecDeque<usize> {
+        match priority {
+            Priority::Demand => &mut self.demand,
+            Priority::Background => &mut self.background,
+        }
+    }
+
+    /// Makes pieces of the reads that wait, demand first, as long as there are free ones.
+    fn begin(&mut self) {
+        while let Some(&slot) = self.demand.front().or(self.background.front()) {
+            let Some(read) = &mut self.reads[slot] else { unreachable!("reads that ended are in no queue") };
+            let left = read.buffer.pages() - read.begun;
+            let free = match left {
+                1 => self.free_small.pop().or_else(|| self.free_large.pop()),
+                _ => self.free_large.pop().or_else(|| self.free_small.pop()),
+            };
+            let Some(free) = free else { return };
+            let piece = &mut self.pieces[free];
+            let end = read.begun + left.min(piece.pages_max);
+            piece.begin(slot, read.page.0, read.begun..end, &self.layout);
+            self.waiting.push_back(free);
+            read.begun = end;
+            read.pieces += 1;
+            let (is_begun, priority) = (end == read.buffer.pages(), read.priority);
+            if is_begun {
+                self.queue(priority).pop_front();
+            }
+        }
+    }
+
+    /// Begins the transfers that wait, as far as the fabric takes them.
+    fn post(&mut self) {
+        while let Some(&index) = self.waiting.front() {
+            let piece = &mut self.pieces[index];
+            while let Some(&Transfer { landing, bytes, remote, key }) = piece.waiting.last() {
+                match self.reader.post(landing..landing + bytes, remote, key, index as u64) {
+                    Ok(Post::Begun) => {
+                        piece.waiting.pop();
+                        piece.under_way += 1;
+                    }
+                    Ok(Post::Later) => return,
+                    Err(_) => {
+                        piece.failed = true;
+                        piece.waiting.clear();
+                    }
+                }
+            }
+            self.waiting.pop_front();
+            if self.pieces[index].under_way == 0 {
+                self.advance(index);
+            }
+        }
+    }
+
+    /// Takes what arrived.
+    fn collect(&mut self) {
+        loop {
+            let mut arrived = [(0, false); 16];
+            let mut count = 0;
+            let polled = self.reader.poll(|Ended { context, result }| {
+                arrived[count] = (context as usize, result.is_ok());
+                count += 1;
+            });
+            for (index, is_well) in &arrived[..count] {
+                let piece = &mut self.pieces[*index];
+                piece.under_way -= 1;
+                piece.failed |= !is_well;
+                if piece.under_way == 0 && piece.waiting.is_empty() {
+                    self.advance(*index);
+                }
+            }
+            match polled {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(_) => return self.give_up(),
+            }
+        }
+    }
+
+    /// Nothing of this piece is under way or waits: the next step, or the end.
+    fn advance(&mut self, index: usize) {
+        let piece = &mut self.pieces[index];
+        let slot = piece.read;
+        if let Some(read) = slot.and_then(|slot| self.reads[slot].as_mut()) {
+            if piece.step == Step::Tables && !piece.failed && !read.failed {
+                piece.failed = !piece.ask_for_pages(&self.reader, read.page.0, &self.layout);
+                if !piece.failed && !piece.waiting.is_empty() {
+                    return self.waiting.push_back(index);
+                }
+                piece.waiting.clear();
+            }
+            read.failed |= piece.failed || !piece.deliver(&self.reader, &mut read.buffer, self.zero_sum);
+            read.pieces -= 1;
+        }
+        let pages_max = piece.pages_max;
+        piece.read = None;
+        if pages_max == 1 { &mut self.free_small } else { &mut self.free_large }.push(index);
+        if let Some(slot) = slot {
+            self.settle(slot);
+        }
+    }
+
+    /// Ends a read whose pages are all here, and asks by message for one that failed.
+    fn settle(&mut self, slot: usize) {
+        let Some(read) = &self.reads[slot] else { return };
+        if read.pieces > 0 || (read.begun < read.buffer.pages() && !read.failed) {
+            return;
+        }
+        if !read.failed {
+            return self.end(slot, Ok(()));
+        }
+        if let Some(read) = self.take(slot) {
+            let left = Duration::from_nanos(read.deadline.saturating_sub(now_ns()));
+            self.ask(read, left);
+        }
+    }
+
+    /// The same by message, whose checksums the server has looked at.
+    fn ask(&mut self, read: Read, deadline: Duration) {
+        let Read { tag, priority, page, part, buffer, .. } = read;
+        let op = match part {
+            Some(part) => Op::ReadPart { page, part, buffer },
+            None => Op::Read { page, buffer },
+        };
+        if self.messages.submit(Request { tag, priority, deadline, op }).is_err() {
+            unreachable!("both together take as many as one of them has room for");
+        }
+    }
+
+    /// Takes a read out; its pieces go on without it.
+    fn take(&mut self, slot: usize) -> Option<Read> {
+        let read = self.reads[slot].take()?;
+        self.free_reads.push(slot);
+        if read.begun < read.buffer.pages() {
+            self.queue(read.priority).retain(|other| *other != slot);
+        }
+        if read.pieces > 0 {
+            self.pieces.iter_mut().filter(|piece| piece.read == Some(slot)).for_each(|piece| piece.read = None);
+        }
+        Some(read)
+    }
+
+    fn end(&mut self, slot: usize, result: Result<(), PoolError>) {
+        if let Some(Read { tag, buffer, .. }) = self.take(slot) {
+            self.ended.push_back(Completion { tag, result, buffer: Some(buffer) });
+        }
+    }
+
+    /// libfabric is of no use any more.
+    fn give_up(&mut self) {
+        self.is_broken = true;
+        for slot in 0..SLOTS {
+            if let Some(read) = self.take(slot) {
+                let left = Duration::from_nanos(read.deadline.saturating_sub(now_ns()));
+                self.ask(read, left);
+            }
+        }
+    }
+
+    /// Ends the reads whose time is over.
+    fn expire(&mut self, now: u64) {
+        let server = self.region.session.server;
+        self.next_deadline = u64::MAX;
+        for slot in 0..SLOTS {
+            let Some(Read { deadline, wait, .. }) = self.reads[slot] else { continue };
+            if deadline <= now {
+                self.end(slot, Err(PoolError::TimedOut { server, after: wait }));
+            } else {
+                self.next_deadline = self.next_deadline.min(deadline);
+            }
+        }
+    }
+
+    /// Lets reads come forward and time pass; says what time it is.
+    fn work(&mut self) -> u64 {
+        let now = now_ns();
+        if self.own_reads() > 0 {
+            if self.region.session.is_gone() {
+                let error = self.region.session.gone_error();
+                (0..SLOTS).for_each(|slot| self.end(slot, Err(error)));
+                return now;
+            }
+            self.begin();
+            self.post();
+            self.collect();
+            // What arrived made room, and brought pieces to their second step.
+            self.begin();
+            self.post();
+            if now >= self.next_deadline {
+                self.expire(now);
+            }
+        }
+        now
+    }
+
+    /// Has the lane of messages something to do, or was it long ago that it looked whether the server lives?
+    fn has_messages(&mut self, now: u64) -> bool {
+        if self.messages.in_flight() == 0 && now < self.next_pulse {
+            return false;
+        }
+        self.next_pulse = now + PULSE.as_nanos() as u64;
+        true
+    }
+
+    /// The layout, if it changed. Nothing is in flight then.
+    fn renew(&mut self) {
+        let version = self.region.version.load(Ordering::Acquire);
+        if version != self.version {
+            (self.version, self.layout) = (version, self.region.layout());
+        }
+    }
+
+    /// Takes a read on. One that came to late, or that the server's windows do not have, is the business of messages.
+    fn submit_read(&mut self, read: Read) {
+        let count = read.buffer.pages() as u64;
+        let is_inside = read.page.0.checked_add(count).is_some_and(|end| end <= self.region.pages);
+        if !is_inside || self.is_broken || self.region.session.is_gone() {
+            let wait = read.wait;
+            return self.ask(read, wait);
+        }
+        self.renew();
+        let Some(slot) = self.free_reads.pop() else { unreachable!("there is room for as many as may be in flight") };
+        self.next_deadline = self.next_deadline.min(read.deadline);
+        self.queue(read.priority).push_back(slot);
+        self.reads[slot] = Some(read);
+    }
+}
+
+impl Lane for FabricLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Request { tag, priority, deadline: wait, op } = request;
+        let deadline = now_ns().saturating_add(wait.as_nanos() as u64);
+        let read = |page, part, buffer| {
+            let (begun, pieces, failed) = (0, 0, false);
+            Read { tag, priority, page, part, buffer, wait, deadline, begun, pieces, failed }
+        };
+        match op {
+            Op::Read { page, buffer } => self.submit_read(read(page, None, buffer)),
+            Op::ReadPart { page, part, buffer } if buffer.pages() == 1 => {
+                self.submit_read(read(page, Some(part), buffer));
+            }
+            op => return self.messages.submit(Request { tag, priority, deadline: wait, op }),
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        let now = self.work();
+        let moved = hand_over(&mut self.ended, done);
+        if self.has_messages(now) { moved + self.messages.poll(done) } else { moved }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.own_reads() + self.ended.len() + self.messages.in_flight()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if self.own_reads() == 0 {
+            if self.ended.is_empty() {
+                self.messages.wait(timeout);
+            }
+            return;
+        }
+        let start = now_ns();
+        let limit = start.saturating_add(timeout.as_nanos() as u64);
+        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
+        loop {
+            let now = self.work();
+            if self.has_messages(now) {
+                self.messages.work();
+            }
+            if !self.ended.is_empty() || self.messages.has_ended() || self.in_flight() == 0 || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    yield_now();
+                }
+                continue;
+            }
+            let (fd, events, until) = self.messages.sleeps_on();
+            let sleep = Duration::from_nanos(limit.min(until).min(self.next_deadline).saturating_sub(now));
+            // Transfers that did not begin wait for libfabric, which has nothing to be woken by.
+            let sleep = if self.waiting.is_empty() { sleep } else { sleep.min(NAP) };
+            if let Some(own) = self.reader.sleeps_on() {
+                let _ = net::poll_either([(fd, events), (own, libc::POLLIN)], sleep);
+                self.next_pulse = 0;
+            }
+        }
+    }
+}

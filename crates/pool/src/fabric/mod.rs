@@ -1,0 +1,203 @@
+//! Member `fabric`: a memory server whose memory is read without asking it, through libfabric.
+//!
+//! A region at the server is a page map, checksums and layers, as for `shm`; here they are *windows*, which a lane reads by
+//! transfers of its own. What it finds is compared with its checksum. Writes and discards travel as messages over the lane's
+//! connection, so whatever happens to either side in the middle of one, the server stores whole pages or none. A read that fails,
+//! or whose bytes are not what they should be, is asked for by message before anybody hears of it.
+
+mod lane;
+
+use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
+use crate::tcp::{TcpLane, clone_region};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use farfield_core::RegionId;
+use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
+use farfield_fabric::{Ended, FabricError, Post, Provider, Reader};
+use farfield_os::process::now_ns;
+use lane::{FabricLane, LANDING_BYTES};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What a URL says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Config {
+    provider: Provider,
+    address: SocketAddr,
+}
+
+impl Config {
+    pub(crate) fn parse(rest: &str) -> Result<Config, String> {
+        let usage = || "write fabric:tcp://HOST:PORT, with a numeric address of a server that runs with --fabric tcp";
+        let (provider, address) = rest.split_once("://").ok_or_else(usage)?;
+        let provider = Provider::named(provider).map_err(|error| error.to_string())?;
+        Ok(Config { provider, address: address.parse().map_err(|_| usage())? })
+    }
+
+    /// Where the server listens for messages.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// Where the pages of a region are. It changes only inside [`Backend::clone_region`], whose caller has no operation in flight.
+#[derive(Clone, Debug)]
+struct Layout {
+    generation: u64,
+    page_map: Window,
+    sums: Window,
+    layers: Vec<Window>,
+}
+
+/// What backend and lanes share.
+struct Region {
+    session: Arc<Session>,
+    id: RegionId,
+    pages: u64,
+    layout: Mutex<Arc<Layout>>,
+    /// Counts layouts, so that lanes see whether theirs is the present one.
+    version: AtomicU64,
+}
+
+impl Region {
+    fn layout(&self) -> Arc<Layout> {
+        self.layout.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// Asks the server for the windows that `layout` lacks.
+    fn ask(session: &Session, id: RegionId, pages: u64, known: Option<&Layout>) -> Result<Layout, PoolError> {
+        let nonsense = || PoolError::Refused { server: session.server, reason: "its answer makes no sense" };
+        let mut layout = known.cloned();
+        loop {
+            let have = layout.as_ref().map_or(0, |layout| layout.layers.len());
+            let request = Request::Expose { region: id, first_layer: have as u32 };
+            let mut body = [0; CONTROL_BODY_MAX];
+            let (reply, length) = session.ask_for_body(request, session.deadline(), &mut body)?;
+            let windows =
+                ExposeReply::decode(&body[..length]).filter(|_| reply == Reply::Expose).ok_or_else(nonsense)?;
+            let ExposeReply { generation, page_map, sums, .. } = windows;
+            if layout.as_ref().is_some_and(|layout| layout.generation != generation) {
+                // The server merged layers: what we have belongs to the past.
+                layout = None;
+                continue;
+            }
+            let taken = layout.get_or_insert(Layout { generation, page_map, sums, layers: Vec::new() });
+            taken.layers.extend(windows.layers());
+            let is_all = taken.layers.len() == windows.layers_total as usize;
+            if windows.pages != pages
+                || windows.first_layer as usize != have
+                || (windows.layers().len() == 0 && !is_all)
+            {
+                return Err(nonsense());
+            }
+            if is_all {
+                return layout.take().ok_or_else(nonsense);
+            }
+        }
+    }
+}
+
+/// A region that is read over a fabric.
+struct FabricBackend {
+    region: Arc<Region>,
+    config: Config,
+    /// Address of the session's station.
+    station: Vec<u8>,
+    /// What libfabric made of the name of the provider.
+    how: String,
+}
+
+/// The region of this session, if its server has a fabric and it can be reached.
+pub(crate) fn open(
+    session: Arc<Session>,
+    config: Config,
+    id: RegionId,
+    pages: u64,
+) -> Result<Arc<dyn Backend>, HandshakeError> {
+    let refuse = |text: String| Err(HandshakeError::Refused(text));
+    let provider = config.provider.name();
+    if session.welcome.features & features::FABRIC == 0 {
+        return refuse(format!("it offers no one-sided reads: start it with --fabric {provider}"));
+    }
+    let mut body = [0; CONTROL_BODY_MAX];
+    let (_, length) = session.ask_for_body(Request::Station, session.deadline(), &mut body)?;
+    let Some(reply) = StationReply::decode(&body[..length]) else {
+        return refuse("its answer makes no sense".to_owned());
+    };
+    if reply.provider != provider {
+        return refuse(format!("its fabric is {0}: write fabric:{0}://HOST:PORT", reply.provider));
+    }
+    let layout = Region::ask(&session, id, pages, None)?;
+    let station = reply.address.to_vec();
+    let how = match reach(&session, config, &station, layout.page_map) {
+        Ok(provider) => format!("reads by libfabric, provider {provider}; writes by message"),
+        Err(why) => return refuse(format!("its memory cannot be read by libfabric ({why}): is a firewall between?")),
+    };
+    let region = Region { session, id, pages, layout: Mutex::new(Arc::new(layout)), version: AtomicU64::new(0) };
+    Ok(Arc::new(FabricBackend { region: Arc::new(region), config, station, how }))
+}
+
+/// Reads one byte, so that what stands in the way is found now. The name of the provider, or what stands in the way.
+fn reach(session: &Session, config: Config, station: &[u8], window: Window) -> Result<String, String> {
+    let reader =
+        Reader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
+    let until = now_ns().saturating_add(session.deadline().as_nanos() as u64);
+    let (mut posted, mut ended) = (false, None);
+    while ended.is_none() {
+        if now_ns() > until {
+            return Err(format!("no answer within {:?}", session.deadline()));
+        }
+        let step = |error: FabricError| error.to_string();
+        posted = posted || reader.post(0..1, window.base, window.key, 0).map_err(step)? == Post::Begun;
+        reader.poll(|Ended { result, .. }| ended = Some(result)).map_err(step)?;
+        farfield_os::process::yield_now();
+    }
+    ended.unwrap_or(Ok(())).map(|()| reader.provider()).map_err(|error| error.to_string())
+}
+
+impl Backend for FabricBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        let session = &self.region.session;
+        if session.is_gone() {
+            return Err(session.gone_error());
+        }
+        let messages = TcpLane::new(session.clone(), session.join()?, self.region.id, self.region.pages);
+        let reader = Reader::open(self.config.provider, self.config.address.ip(), &self.station, LANDING_BYTES);
+        let reader = reader.map_err(|_| {
+            let reason = "libfabric opens no endpoint for another lane";
+            PoolError::Refused { server: session.server, reason }
+        })?;
+        Ok(Box::new(FabricLane::new(self.region.clone(), messages, reader)))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let Region { session, id, pages, .. } = &*self.region;
+        let ticket = clone_region(session, *id)?;
+        // From here on pages may live in layers that we do not know.
+        let layout =
+            Region::ask(session, *id, *pages, Some(&self.region.layout())).inspect_err(|_| session.set_gone())?;
+        *self.region.layout.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(layout);
+        self.region.version.fetch_add(1, Ordering::Release);
+        Ok(ticket)
+    }
+
+    fn pages(&self) -> u64 {
+        self.region.pages
+    }
+
+    fn health(&self) -> Health {
+        if self.region.session.is_gone() { Health::Gone } else { Health::Good }
+    }
+
+    fn how(&self) -> String {
+        self.how.clone()
+    }
+
+    fn release(&self) {
+        self.region.session.farewell();
+    }
+
+    fn abandon(&self) {
+        self.region.session.abandon();
+    }
+}

@@ -1,0 +1,200 @@
+//! One-sided reads: what of a session's memory clients on other machines read by themselves, through libfabric.
+//!
+//! Every session has a station of its own, opened when it is first asked for, and a thread that serves it: keys of one session
+//! are good for nothing at the station of another. Windows of a region are its page map, its checksums and its layers, none of which
+//! can be written. Whatever they show is checked by who reads it.
+
+use crate::store::{Mappings, Region, StoreError};
+use farfield_core::RegionId;
+use farfield_core::wire::{self, ExposeReply};
+use farfield_fabric::{Provider, Station, Window};
+use farfield_os::memfd::Mapping;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How soon a thread notices that its session ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Why memory cannot be read one-sided.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FabricError {
+    /// The session is over.
+    #[error("the session is over")]
+    Ended,
+    /// The memory is not to be had.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No thread could be started.
+    #[error("no thread: {0}")]
+    Thread(std::io::Error),
+    /// libfabric said no.
+    #[error(transparent)]
+    Fabric(#[from] farfield_fabric::FabricError),
+}
+
+/// Where stations of this server are.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    provider: Provider,
+    node: Option<IpAddr>,
+    spin: Duration,
+}
+
+impl Fabric {
+    /// Stations by this provider, at the address at which the server listens unless that is any.
+    pub(crate) fn open(provider: &str, node: Option<IpAddr>, spin: Duration) -> Result<Fabric, String> {
+        let provider = Provider::named(provider).map_err(|error| error.to_string())?;
+        let Some(node) = node else {
+            return Err("clients find it by a TCP address: give --listen tcp://HOST:PORT, too".to_owned());
+        };
+        let fabric = Fabric { provider, node: (!node.is_unspecified()).then_some(node), spin };
+        // Better now than when the first client comes.
+        let station = Station::open(fabric.provider, fabric.node).map_err(|error| error.to_string())?;
+        tracing::info!(provider = station.provider(), "one-sided reads are offered");
+        Ok(fabric)
+    }
+
+    pub(crate) fn provider(&self) -> &'static str {
+        self.provider.name()
+    }
+}
+
+/// What a session shows.
+#[derive(Debug, Default)]
+pub(crate) struct Exposure(Mutex<State>);
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Unasked,
+    Open(Open),
+    Ended,
+}
+
+#[derive(Debug)]
+struct Open {
+    station: Arc<Station>,
+    ended: Arc<AtomicBool>,
+    regions: HashMap<RegionId, Layout>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // The thread is the last to let go of the station.
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Exposure {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Address of the session's station.
+    pub(crate) fn station(&self, fabric: &Fabric) -> Result<Vec<u8>, FabricError> {
+        Ok(opened(&mut self.state(), fabric)?.station.address()?)
+    }
+
+    /// Windows of a region as it is now.
+    pub(crate) fn layout(&self, fabric: &Fabric, id: RegionId, region: &Region) -> Result<Layout, FabricError> {
+        let mut state = self.state();
+        let open = opened(&mut state, fabric)?;
+        let known = open.regions.get(&id).map(|layout| (layout.generation, layout.layers.len()));
+        let Mappings { generation, tables, layers } = region.mappings(known)?;
+        let station = &open.station;
+        let expose = |memory: Mapping| -> Result<Window, FabricError> {
+            let key = crate::connection::random_u128().map_err(StoreError::from)? as u64;
+            Ok(station.expose(memory, key)?)
+        };
+        let layout = match open.regions.entry(id) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let [page_map, sums] = tables;
+                let (page_map, sums) = (expose(page_map)?, expose(sums)?);
+                entry.insert(Layout { pages: region.pages(), generation, page_map, sums, layers: Vec::new() })
+            }
+        };
+        if layout.generation != generation {
+            layout.layers.drain(..).for_each(|layer| station.withdraw(layer));
+            layout.generation = generation;
+        }
+        for layer in layers {
+            layout.layers.push(expose(layer)?);
+        }
+        Ok(layout.clone())
+    }
+
+    /// The region is gone.
+    pub(crate) fn remove(&self, id: RegionId) {
+        if let State::Open(open) = &mut *self.state()
+            && let Some(layout) = open.regions.remove(&id)
+        {
+            layout.windows().for_each(|window| open.station.withdraw(window));
+        }
+    }
+
+    /// The session is over.
+    pub(crate) fn end(&self) {
+        if let State::Open(open) = std::mem::replace(&mut *self.state(), State::Ended) {
+            // The thread may hold the station a little longer, but no memory.
+            let windows = open.regions.values().flat_map(Layout::windows);
+            windows.for_each(|window| open.station.withdraw(window));
+        }
+    }
+}
+
+fn opened<'s>(state: &'s mut State, fabric: &Fabric) -> Result<&'s mut Open, FabricError> {
+    if let State::Unasked = state {
+        let station = Arc::new(Station::open(fabric.provider, fabric.node)?);
+        let ended = Arc::new(AtomicBool::new(false));
+        let (served, over, spin) = (station.clone(), ended.clone(), fabric.spin);
+        let serve = move || {
+            while !over.load(Ordering::Relaxed) {
+                if let Err(error) = served.serve(spin, LOOK_AGAIN) {
+                    tracing::error!(%error, "one-sided reads of a session fail; its clients ask instead");
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("farfield-fabric".to_owned()).spawn(serve);
+        thread.map_err(FabricError::Thread)?;
+        *state = State::Open(Open { station, ended, regions: HashMap::new() });
+    }
+    match state {
+        State::Open(open) => Ok(open),
+        _ => Err(FabricError::Ended),
+    }
+}
+
+/// The windows of a region.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pages: u64,
+    generation: u64,
+    page_map: Window,
+    sums: Window,
+    layers: Vec<Window>,
+}
+
+impl Layout {
+    fn windows(&self) -> impl Iterator<Item = Window> {
+        [self.page_map, self.sums].into_iter().chain(self.layers.iter().copied())
+    }
+
+    /// Appends the answer about layers from `first` on.
+    pub(crate) fn encode(&self, tag: u64, first: u32, out: &mut Vec<u8>) {
+        let on_wire = |window: Window| wire::Window { key: window.key, base: window.base };
+        let reply = ExposeReply::new(
+            self.pages,
+            self.generation,
+            self.layers.len() as u32,
+            first,
+            [self.page_map, self.sums].map(on_wire),
+        );
+        let layers = self.layers.iter().skip(reply.first_layer as usize).take(ExposeReply::LAYERS_AT_ONCE as usize);
+        wire::encode_expose(tag, &reply, layers.map(|window| on_wire(*window)), out);
+    }
+}
