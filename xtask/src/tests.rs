@@ -31,15 +31,17 @@ pub(crate) const PARTS: [Part; 14] = [
 ];
 
 /// What is compiled otherwise, or not at all, without libfabric.
-const FABRIC: [&str; 10] = [
+const FABRIC: [&str; 12] = [
     "-p",
     "farfield-fabric",
+    "-p",
+    "farfield-pool",
     "-p",
     "farfield-server",
     "-p",
     "farfield-cli",
     "--features",
-    "farfield-fabric/libfabric,farfield-server/fabric,farfield-cli/fabric",
+    "farfield-fabric/libfabric,farfield-pool/fabric,farfield-server/fabric,farfield-cli/fabric",
     "--test",
     "fabric",
 ];
