@@ -18,6 +18,7 @@ pub mod page_word;
 pub mod policy;
 pub mod row_word;
 pub mod session;
+pub mod tier_word;
 pub mod time;
 pub mod wire;
 #[cfg(test)]

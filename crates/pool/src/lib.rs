@@ -30,6 +30,7 @@ mod stripe;
 mod switch;
 mod table;
 mod tcp;
+mod tier;
 mod touched;
 #[cfg(test)]
 mod trial;

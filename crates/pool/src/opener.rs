@@ -13,6 +13,7 @@ use crate::shm::ShmBackend;
 use crate::ssd::{self, SsdBackend};
 use crate::stripe::StripeBackend;
 use crate::tcp::TcpBackend;
+use crate::tier::TierBackend;
 use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError};
 use core::time::Duration;
@@ -38,7 +39,7 @@ pub enum OpenError {
     },
     /// A scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// What stands before the colon.
@@ -261,6 +262,7 @@ impl Opener {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
             Tree::Mirror { legs, spares } => Ok(Arc::new(self.open_mirror(legs, spares, server, want)?)),
+            Tree::Tier(tiers) => Ok(Arc::new(self.open_tier(tiers, server, want)?)),
             Tree::Ec { code, legs, spares } => Ok(Arc::new(self.open_ec(*code, legs, spares, server, want)?)),
             Tree::Stripe(members) => {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
@@ -290,6 +292,18 @@ impl Opener {
         let inherited = matches!(want, Want::Claim { .. });
         MirrorBackend::new(legs, spares, pages, inherited, self.heals)
             .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
+    }
+
+    fn open_tier(&self, tiers: &[Tree], server: u16, want: Want<'_>) -> Result<TierBackend, OpenError> {
+        let (legs, _) = self.open_legs("tier", 1, tiers, &[], server, want)?;
+        match want {
+            Want::Pages(pages) => TierBackend::new(legs, pages, self.heals),
+            Want::Claim { secrets, .. } => {
+                let leaves = tiers.iter().map(Tree::leaves).sum();
+                TierBackend::claim(legs, &secrets[..leaves], self.heals)
+            }
+        }
+        .map_err(|error| OpenError::Pool { url: "tier".to_owned(), error })
     }
 
     fn open_ec(
@@ -383,9 +397,9 @@ impl Opener {
                 let (region, pages) = want.ask(&session)?;
                 return fabric::open(session, config, region, pages);
             }
-            Target::Ram => {
+            Target::Ram(stored_max) => {
                 return Ok(Arc::new(match want {
-                    Want::Pages(pages) => RamBackend::new(server, pages),
+                    Want::Pages(pages) => RamBackend::with_size(server, pages, stored_max),
                     Want::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
                 }));
             }
@@ -466,7 +480,8 @@ enum Target {
     Tcp(SocketAddr),
     Unix(Vec<u8>),
     Fabric(fabric::Config),
-    Ram,
+    /// With room for so many pages.
+    Ram(usize),
     Ssd(ssd::Config),
     Lz(lz::Config),
     Mapped(mapped::Config),
@@ -493,7 +508,7 @@ impl Target {
                 Ok(Target::Unix(rest.as_bytes().to_vec()))
             }
             "fabric" => Ok(Target::Fabric(fabric::Config::parse(rest).map_err(|why| wrong(&why))?)),
-            "ram" => Ok(Target::Ram),
+            "ram" => Ok(Target::Ram(RamBackend::parse_size(rest).map_err(|why| wrong(&why))?)),
             "lz" => Ok(Target::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
             "numa" => Ok(Target::Mapped(mapped::Config::parse_numa(rest).map_err(|why| wrong(&why))?)),
             "dax" => Ok(Target::Mapped(mapped::Config::parse_dax(rest).map_err(|why| wrong(&why))?)),

@@ -1,4 +1,4 @@
-//! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance.
+//! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance. `ram:?size=1M` is full at some time.
 
 use crate::backend::hand_over;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
@@ -22,6 +22,8 @@ pub(crate) struct RamBackend {
 struct Region {
     server: u16,
     pages: u64,
+    /// Most pages at a time.
+    stored_max: usize,
     stored: Mutex<Pages>,
 }
 
@@ -29,18 +31,33 @@ struct Region {
 static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
 
 /// Snapshots that nobody has claimed yet. The key is the ticket's secret.
-static CLONES: Mutex<BTreeMap<u128, (u64, Pages)>> = Mutex::new(BTreeMap::new());
+static CLONES: Mutex<BTreeMap<u128, (u64, usize, Pages)>> = Mutex::new(BTreeMap::new());
 
 impl RamBackend {
+    #[cfg(test)]
     pub(crate) fn new(server: u16, pages: u64) -> RamBackend {
-        RamBackend { region: Arc::new(Region { server, pages, stored: Mutex::new(Pages::new()) }) }
+        RamBackend::with_size(server, pages, usize::MAX)
+    }
+
+    /// With room for so many pages.
+    pub(crate) fn with_size(server: u16, pages: u64, stored_max: usize) -> RamBackend {
+        RamBackend { region: Arc::new(Region { server, pages, stored_max, stored: Mutex::new(Pages::new()) }) }
+    }
+
+    /// What stands behind `ram:` in a URL, as pages.
+    pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
+        match text.strip_prefix("?size=") {
+            Some(size) => Ok((crate::size::parse(size)? / PAGE_BYTES as u64) as usize),
+            None if text.is_empty() => Ok(usize::MAX),
+            None => Err("write ram: or ram:?size=1M".to_owned()),
+        }
     }
 
     pub(crate) fn claim(server: u16, secret: u128) -> Result<RamBackend, PoolError> {
         let claimed = CLONES.lock().unwrap_or_else(PoisonError::into_inner).remove(&secret);
         let reason = "the ticket is unknown, used or expired";
-        let (pages, stored) = claimed.ok_or(PoolError::Refused { server, reason })?;
-        Ok(RamBackend { region: Arc::new(Region { server, pages, stored: Mutex::new(stored) }) })
+        let (pages, stored_max, stored) = claimed.ok_or(PoolError::Refused { server, reason })?;
+        Ok(RamBackend { region: Arc::new(Region { server, pages, stored_max, stored: Mutex::new(stored) }) })
     }
 }
 
@@ -55,7 +72,7 @@ impl Backend for RamBackend {
         let mut clones = CLONES.lock().unwrap_or_else(PoisonError::into_inner);
         // Not a secret: whoever is in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
-        clones.insert(secret, (self.region.pages, self.region.lock().clone()));
+        clones.insert(secret, (self.region.pages, self.region.stored_max, self.region.lock().clone()));
         Ok(CloneTicket::of_leaf(secret))
     }
 
@@ -108,12 +125,19 @@ impl Region {
                 return Err(PoolError::Corrupt { page: PageId(page.0 + index as u64), server: self.server });
             }
         }
-        for index in 0..buffer.pages() {
-            let new = (buffer.sums()[index], Arc::from(buffer.page(index)));
-            let old = self.lock().insert(page.0 + index as u64, new);
-            // Memory goes back without the lock.
-            drop(old);
+        let pages = || (0..buffer.pages()).map(|index| (page.0 + index as u64, index));
+        let mut stored = self.lock();
+        if self.stored_max < usize::MAX {
+            let more = pages().filter(|(id, _)| !stored.contains_key(id)).count();
+            if stored.len() + more > self.stored_max {
+                return Err(PoolError::PoolFull { server: self.server });
+            }
         }
+        let new = |index: usize| (buffer.sums()[index], Arc::from(buffer.page(index)));
+        let old: Vec<_> = pages().map(|(id, index)| stored.insert(id, new(index))).collect();
+        drop(stored);
+        // Memory goes back without the lock.
+        drop(old);
         Ok(())
     }
 
@@ -172,10 +196,22 @@ impl Lane for RamLane {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Opener, conformance};
+    use crate::trial::{assert_version, open, write};
+    use crate::{Opener, PoolError, conformance};
 
     #[test]
     fn ram_conforms() {
         conformance::run(&Opener::new().url("ram:"));
+        assert!(Opener::new().url("ram:7").pages(1).open().is_err());
+    }
+
+    #[test]
+    fn what_is_full_takes_new_versions() {
+        let backend = open("ram:?size=64K", 64);
+        let mut lane = backend.open_lane().unwrap();
+        assert_eq!(write(&mut *lane, 8, 16, 1), Ok(()));
+        assert_eq!(write(&mut *lane, 7, 2, 2), Err(PoolError::PoolFull { server: 0 }));
+        assert_eq!(write(&mut *lane, 23, 1, 2), Ok(()));
+        assert_version(&mut *lane, 8, 15, 1);
     }
 }

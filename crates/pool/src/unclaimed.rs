@@ -22,6 +22,11 @@ impl<T, const MAX: usize> Unclaimed<T, MAX> {
     }
 }
 
+/// What tells the snapshots of several pools apart: the secrets of the legs.
+pub(crate) fn key(secrets: &[u128]) -> u128 {
+    secrets.iter().fold(0, |key, secret| key.rotate_left(7) ^ secret)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use crate::fault::FaultPlan;
 use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_core::gf256::Code;
+use farfield_core::tier_word::TierWord;
 use std::borrow::Cow;
 
 /// How deep backends may stand in backends.
@@ -28,6 +29,8 @@ pub(crate) enum Tree {
     Stripe(Vec<Tree>),
     /// All of them hold the same; the spares after one of the others is lost.
     Mirror { legs: Vec<Tree>, spares: Vec<Tree> },
+    /// What is new lies in the first that has room, what is old in the next.
+    Tier(Vec<Tree>),
     /// Rows of this code, one page at each leg.
     Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree> },
 }
@@ -45,7 +48,7 @@ impl Tree {
         match self {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
-            Tree::Stripe(members) => members.iter().map(Tree::leaves).sum(),
+            Tree::Stripe(members) | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
             Tree::Mirror { legs, spares } | Tree::Ec { legs, spares, .. } => {
                 legs.iter().chain(spares).map(Tree::leaves).sum()
             }
@@ -105,6 +108,15 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
             }
             Ok(Tree::Mirror { legs, spares })
         }
+        Some(Token::Open("tier")) => match items(tokens)? {
+            (tiers, spares) if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&tiers.len()) => {
+                Ok(Tree::Tier(tiers))
+            }
+            _ => Err(wrong(
+                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares: write tier(lz:?size=1G, ssd:/var/tmp)"
+                    .to_owned(),
+            )),
+        },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
             let (legs, spares) = items(tokens)?;
@@ -118,7 +130,7 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
             Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
         Some(Token::Open(name)) => Err(wrong(format!(
-            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL) and throttle(latency=100us, URL)"
+            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
         ))),
         Some(Token::Spare) => Err(wrong(
             "a spare stands behind the legs of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
@@ -375,6 +387,16 @@ mod tests {
         assert_eq!(Tree::parse("mirror(a:, stripe(b:,c:), spare=d:, spare= e:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 5);
         assert_eq!(Tree::parse("spare=a"), Ok(leaf("spare=a")));
+    }
+
+    #[test]
+    fn tiers_have_an_order() {
+        let tree = Tree::Tier(vec![leaf("lz:?size=1G"), Tree::Stripe(vec![leaf("b:"), leaf("c:")]), leaf("d:")]);
+        assert_eq!(Tree::parse("tier(lz:?size=1G, stripe(b:,c:), d:)"), Ok(tree.clone()));
+        assert_eq!(tree.leaves(), 4);
+        for url in ["tier(a:)", "tier(a:,b:,spare=c:)", "tier(a:,b:,c:,d:,e:,f:,g:,h:,i:)"] {
+            assert!(error(url).contains("2 to 8 tiers"), "{url}");
+        }
     }
 
     #[test]

@@ -155,6 +155,8 @@ fn an_open_lane_never_allocates() {
     does_not_allocate(&[&format!("mirror({tcp},fault:die=300@{tcp},spare={unix})")]);
     does_not_allocate(&[&format!("ec(1,1,{tcp},{unix})")]);
     does_not_allocate(&[&format!("ec(2,2,{tcp},{unix},fault:die=300@{tcp},{unix},spare={unix})")]);
+    does_not_allocate(&[&format!("tier({tcp},{unix})")]);
+    does_not_allocate(&[&format!("tier(fault:full=300@{tcp},fault:die=300@{unix},{tcp})")]);
     does_not_allocate(&["ram:", &format!("fault:delay=1us@{tcp}")][1..]);
 }
 
@@ -189,6 +191,18 @@ fn erasure_codes_of_servers_are_backends() {
     }
     let [one, two, three] = [0, 1, 2].map(|server| &servers[server].endpoints()[0]);
     let url = format!("ec(2,1,{one},{two},{three})");
+    conformance::death(&Opener::new().url(url), move || drop(servers));
+}
+
+#[test]
+fn tiers_of_servers_are_backends() {
+    let servers = [serve(|config| config.capacity_bytes = Some(300 << 12)), serve(|_| {})];
+    for ways in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let [one, two] = [0, 1].map(|server| &servers[server].endpoints()[ways[server]]);
+        conformance::run(&Opener::new().url(format!("tier({one},{two})")));
+        conformance::run(&Opener::new().url(format!("tier({one},{two})")).heals());
+    }
+    let url = format!("tier({},{})", servers[0].endpoints()[0], servers[1].endpoints()[1]);
     conformance::death(&Opener::new().url(url), move || drop(servers));
 }
 

@@ -6,3 +6,4 @@ pub mod hold;
 pub mod link;
 pub mod prefetch;
 pub mod profile;
+pub mod room;

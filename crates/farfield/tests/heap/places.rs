@@ -21,6 +21,8 @@ fn urls() -> Vec<String> {
         format!("ssd:{folder}?size=64M&io=pread"),
         "lz:?size=32M".to_owned(),
         format!("stripe(lz:?size=32M, ssd:{folder}?size=32M)"),
+        format!("tier(lz:?size=16M, ssd:{folder}?size=64M)"),
+        format!("tier(ram:?size=1M, lz:?size=16M, ssd:{folder}?size=64M)"),
         format!("dax:{folder}?size=64M"),
     ];
     urls.extend(may_bind().then(|| "numa:0?size=64M".to_owned()));

@@ -20,7 +20,7 @@ mod writes;
 
 use crate::healer::Healer;
 use crate::legs::Leg;
-use crate::unclaimed::Unclaimed;
+use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::ops::Range;
 use farfield_core::gf256::Code;
@@ -37,11 +37,6 @@ struct Snapshot {
     index: Index,
     /// The leg at each seat.
     seats: [usize; farfield_core::Legs::MAX],
-}
-
-/// What tells the snapshots of several pools apart: the secrets of the legs.
-fn key(secrets: &[u128]) -> u128 {
-    secrets.iter().fold(0, |key, secret| key.rotate_left(7) ^ secret)
 }
 
 /// Several backends, each of which holds one page of every row.

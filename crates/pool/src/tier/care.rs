@@ -1,0 +1,232 @@
+//! What nobody waits for: pages that are old move to the next tier, and copies that do not count are given back.
+
+use super::lane::{PIECES, Piece, Task, TierLane};
+use super::table::TierTable;
+use crate::{Buffer, Op, PoolError};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::policy::room::{Look, look};
+use farfield_core::tier_word::TierWord;
+use farfield_os::process::now_ns;
+
+/// Pages that are moved together, and pages that are looked at in one go.
+const MOVE_PAGES: u64 = 64;
+const LOOK: u64 = 4096;
+/// How long nothing begins after something has failed.
+const REST: Duration = Duration::from_millis(100);
+/// Steps of a lane for each operation of its owner that changes pages, a move and what it leaves behind; and most that it has before it.
+const STEPS: u32 = 2;
+const STEPS_MAX: u32 = 8;
+
+/// What one lane does besides.
+pub(super) struct Care {
+    /// `None`: as much as there is. Else steps that it may begin, while its owner changes pages.
+    steps: Option<u32>,
+    /// Those that are free, of as many as there are steps at a time.
+    buffers: Vec<Buffer>,
+    most: usize,
+    busy: usize,
+    /// Where the clock hand of each tier is, and where copies are looked for.
+    hands: [u64; TierWord::TIERS_MAX],
+    sweeps_from: u64,
+    rests_until: u64,
+}
+
+impl Care {
+    pub(super) fn of_owner() -> Care {
+        Care { steps: Some(0), ..Care::of_thread(1) }
+    }
+
+    pub(super) fn of_thread(most: usize) -> Care {
+        Care {
+            steps: None,
+            buffers: (0..most).map(|_| Buffer::new(MOVE_PAGES as usize)).collect(),
+            most,
+            busy: 0,
+            hands: [0; TierWord::TIERS_MAX],
+            sweeps_from: 0,
+            rests_until: 0,
+        }
+    }
+
+    /// The owner changes pages.
+    pub(super) fn on_change(&mut self) {
+        self.steps = self.steps.map(|steps| (steps + STEPS).min(STEPS_MAX));
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy > 0
+    }
+
+    /// Nothing more than what is under way.
+    pub(super) fn stop(&mut self) {
+        self.rests_until = u64::MAX;
+    }
+
+    pub(super) fn go_on(&mut self) {
+        self.rests_until = 0;
+    }
+
+    fn rest(&mut self) {
+        self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
+    }
+
+    /// May a step begin?
+    fn is_free(&self, changes: usize) -> bool {
+        let is_allowed = self.steps.is_none_or(|steps| steps > 0 && changes > 0);
+        is_allowed && self.busy < self.most && (self.rests_until == 0 || now_ns() >= self.rests_until)
+    }
+
+    pub(super) fn on_sent(&mut self) {
+        self.busy += 1;
+    }
+
+    pub(super) fn on_ended(&mut self) {
+        self.busy -= 1;
+    }
+
+    fn find(&mut self, table: &TierTable) -> Option<Step> {
+        if table.has_garbage() {
+            return self.find_garbage(table);
+        }
+        (0..table.legs.len()).find_map(|from| self.find_to_move(table, from, table.move_to(from)?))
+    }
+
+    fn find_garbage(&mut self, table: &TierTable) -> Option<Step> {
+        for _ in 0..LOOK {
+            let first = table.next_written(self.sweeps_from);
+            if first == table.pages {
+                self.sweeps_from = 0;
+                return None;
+            }
+            if let Some(tier) = table.word(first).garbage().iter().next() {
+                // It may be more than one tier's.
+                self.sweeps_from = first;
+                return Some(Step::Sweep { first, tier });
+            }
+            self.sweeps_from = first + 1;
+        }
+        None
+    }
+
+    /// The clock hand of a tier goes on to pages that were not written since it was there last. They are claimed.
+    fn find_to_move(&mut self, table: &TierTable, from: usize, to: usize) -> Option<Step> {
+        for _ in 0..LOOK {
+            let first = table.next_written(self.hands[from]);
+            if first == table.pages {
+                self.hands[from] = 0;
+                return None;
+            }
+            self.hands[from] = first + 1;
+            match look(table.word(first), from) {
+                Look::Pass => {}
+                Look::Spare(_) => table.age(first),
+                Look::Leave => {
+                    let (count, added) = table.claim_move(first, MOVE_PAGES, from, to);
+                    if count > 0 {
+                        self.hands[from] = first + count;
+                        return Some(Step::Move { first, count, from, to, added });
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What can be done next.
+enum Step {
+    Sweep { first: u64, tier: usize },
+    Move { first: u64, count: u64, from: usize, to: usize, added: u64 },
+}
+
+impl TierLane {
+    /// Begins the next thing, if there is one.
+    pub(super) fn begin_care(&mut self) {
+        let Some(care) = self.care.as_mut().filter(|care| care.is_free(self.changes)) else { return };
+        if self.free_pieces.len() < PIECES / 2 {
+            return;
+        }
+        let Some(step) = care.find(&self.table) else { return };
+        care.steps = care.steps.map(|steps| steps - 1);
+        match step {
+            Step::Sweep { first, tier } => {
+                self.sweep(first, self.table.pages, tier, None);
+            }
+            Step::Move { first, count, from, to, added } => match care.buffers.pop() {
+                Some(mut buffer) if self.legs[from].is_some() => {
+                    buffer.set_pages(count as usize);
+                    let piece = Piece { task: Task::MoveRead { to, added }, tier: from, page: first, count };
+                    self.send(piece, Op::Read { page: PageId(first), buffer });
+                }
+                buffer => {
+                    care.buffers.extend(buffer);
+                    self.table.finish_move(first, count, to, false);
+                }
+            },
+        }
+    }
+
+    /// Pages that shall move have been read.
+    pub(super) fn move_read(
+        &mut self,
+        piece: Piece,
+        (to, added): (usize, u64),
+        result: Result<(), PoolError>,
+        buffer: Buffer,
+    ) {
+        if result.is_ok() && self.legs[to].is_some() {
+            let task = Task::MoveWrite { added };
+            return self.send(Piece { task, tier: to, ..piece }, Op::Write { page: PageId(piece.page), buffer });
+        }
+        self.table.finish_move(piece.page, piece.count, to, false);
+        self.give_back(buffer, true);
+    }
+
+    /// They have been written.
+    pub(super) fn move_ended(&mut self, piece: Piece, added: u64, result: Result<(), PoolError>, buffer: Buffer) {
+        let Piece { tier, page, count, .. } = piece;
+        match result {
+            // It may still arrive: nobody else writes there any more.
+            Err(PoolError::TimedOut { .. }) => {}
+            Err(error) => {
+                if matches!(error, PoolError::PoolFull { .. }) {
+                    self.table.set_full(tier, added);
+                }
+                self.table.finish_move(page, count, tier, false);
+            }
+            Ok(()) => {
+                if added > 0 {
+                    self.table.took(tier);
+                }
+                self.table.finish_move(page, count, tier, true);
+            }
+        }
+        self.give_back(buffer, result.is_err());
+        if let Some(care) = &mut self.care {
+            care.sweeps_from = page;
+        }
+    }
+
+    fn give_back(&mut self, buffer: Buffer, rests: bool) {
+        if let Some(care) = &mut self.care {
+            care.buffers.push(buffer);
+            if rests {
+                care.rest();
+            }
+        }
+    }
+
+    /// Copies have been given back.
+    pub(super) fn sweep_ended(&mut self, Piece { tier, page, count, .. }: Piece, result: Result<(), PoolError>) {
+        match result {
+            Ok(()) | Err(PoolError::ServerGone { .. }) => self.table.finish_sweep(page, count, tier, true),
+            // It may still arrive, on top of what would be written there next.
+            Err(PoolError::TimedOut { .. }) => {}
+            Err(_) => {
+                self.table.finish_sweep(page, count, tier, false);
+                self.care.iter_mut().for_each(Care::rest);
+            }
+        }
+    }
+}

@@ -1,0 +1,618 @@
+//! A thread's channel to all tiers.
+//!
+//! An operation is a *job*: pages that have to set out. Neighbours that lie in the same tier, or go to the same, set out as one *piece*. Pages whose piece was in vain (they had moved meanwhile, or the
+//! tier was full) are a job again.
+
+use super::care::Care;
+use super::table::{Choice, TierTable};
+use crate::backend::hand_over;
+use crate::healer::Nurse;
+use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
+use crate::legs::RUN_PAGES;
+use crate::{Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{Legs, PageId, checksum};
+use farfield_os::process::now_ns;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Operations of one lane at a time, and pieces of them.
+const SLOTS: usize = 256;
+pub(super) const PIECES: usize = 512;
+/// Pages of a discard that are looked at in one go.
+const DISCARD_LOOK: u64 = 1 << 16;
+/// For one step of what nobody waits for, and for giving back old copies.
+const CARE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a lane sleeps that has nothing under way and waits for others.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Part(PagePart),
+    Write,
+    Discard,
+}
+
+impl Kind {
+    /// Does it change pages?
+    fn changes(self) -> bool {
+        matches!(self, Kind::Write | Kind::Discard)
+    }
+}
+
+/// An operation of the caller.
+struct Parent {
+    tag: u64,
+    priority: Priority,
+    deadline: Duration,
+    started_at: u64,
+    kind: Kind,
+    page: u64,
+    count: u64,
+    /// Pages that have not ended.
+    left: u64,
+    buffer: Option<Buffer>,
+    result: Result<(), PoolError>,
+}
+
+/// Pages of a parent that have to set out: for tiers from this one on, if they are written.
+#[derive(Clone, Copy)]
+struct Job {
+    parent: usize,
+    offset: u64,
+    count: u64,
+    from: usize,
+}
+
+/// What became of a job.
+enum Cut {
+    /// So many pages have set out, or ended.
+    Pages(u64),
+    /// There is no room in the lane, for any of its kind.
+    NoRoom,
+    /// Not now.
+    Later,
+}
+
+/// What a tier does.
+#[derive(Clone, Copy)]
+pub(super) enum Task {
+    /// Pages of a parent from this offset on, with what shall be their stamp afterwards.
+    Read {
+        parent: usize,
+        offset: u64,
+        stamp: u64,
+    },
+    /// So many of the pages are new to the tier.
+    Write {
+        parent: usize,
+        offset: u64,
+        added: u64,
+    },
+    /// Old copies are given back, for a parent or for nobody.
+    Sweep {
+        parent: Option<usize>,
+    },
+    /// Pages that are moved.
+    MoveRead {
+        to: usize,
+        added: u64,
+    },
+    MoveWrite {
+        added: u64,
+    },
+}
+
+impl Task {
+    fn is_care(self) -> bool {
+        matches!(self, Task::Sweep { parent: None } | Task::MoveRead { .. } | Task::MoveWrite { .. })
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) task: Task,
+    pub(super) tier: usize,
+    pub(super) page: u64,
+    pub(super) count: u64,
+}
+
+pub(super) struct TierLane {
+    pub(super) table: Arc<TierTable>,
+    pub(super) legs: LegLanes,
+    parents: Box<[Option<Parent>]>,
+    free_parents: Vec<usize>,
+    jobs: VecDeque<Job>,
+    pieces: Box<[Option<Piece>]>,
+    pub(super) free_pieces: Vec<usize>,
+    arrived: Vec<Completion>,
+    ended: VecDeque<Completion>,
+    /// Those that changed pages: they are handed over when nothing is moved here.
+    ended_changes: VecDeque<Completion>,
+    /// Operations that change pages, until they are handed over.
+    pub(super) changes: usize,
+    pub(super) care: Option<Care>,
+    zero_sum: u64,
+}
+
+impl TierLane {
+    /// With `cares` it moves pages while its owner changes some.
+    pub(super) fn open(table: &Arc<TierTable>, cares: bool) -> Result<TierLane, PoolError> {
+        TierLane::with(table, cares.then(Care::of_owner))
+    }
+
+    /// For the thread, which does so many things at a time.
+    pub(super) fn open_for_thread(table: &Arc<TierTable>, cares: usize) -> Result<TierLane, PoolError> {
+        TierLane::with(table, Some(Care::of_thread(cares)))
+    }
+
+    fn with(table: &Arc<TierTable>, care: Option<Care>) -> Result<TierLane, PoolError> {
+        Ok(TierLane {
+            table: table.clone(),
+            legs: LegLanes::new(table.open_lanes(PIECES)?),
+            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_parents: (0..SLOTS).rev().collect(),
+            jobs: VecDeque::with_capacity(SLOTS + PIECES),
+            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_pieces: (0..PIECES).rev().collect(),
+            arrived: Vec::with_capacity(64),
+            ended: VecDeque::with_capacity(SLOTS),
+            ended_changes: VecDeque::with_capacity(SLOTS),
+            changes: 0,
+            care,
+            zero_sum: checksum(&[0; PAGE_BYTES]),
+        })
+    }
+
+    /// Tiers that this lane can use.
+    fn usable(&self) -> Legs {
+        self.legs.open(self.table.living())
+    }
+
+    /// Cuts jobs into pieces, demand first, as far as there is room.
+    fn start(&mut self) {
+        self.legs.submit_waiting();
+        for priority in [Priority::Demand, Priority::Background] {
+            let mut has_room = true;
+            for _ in 0..self.jobs.len() {
+                let Some(mut job) = self.jobs.pop_front() else { break };
+                let is_its_turn = self.parents[job.parent].as_ref().is_some_and(|known| known.priority == priority);
+                while has_room && is_its_turn && job.count > 0 {
+                    match self.cut(job) {
+                        Cut::Pages(count) => {
+                            job.offset += count;
+                            job.count -= count;
+                        }
+                        Cut::NoRoom => has_room = false,
+                        Cut::Later => break,
+                    }
+                }
+                if job.count > 0 {
+                    self.jobs.push_back(job);
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self, job: Job) -> Cut {
+        let Some(known) = &self.parents[job.parent] else { return Cut::Pages(job.count) };
+        if self.free_pieces.is_empty() {
+            return Cut::NoRoom;
+        }
+        let (first, is_whole) = (known.page + job.offset, job.count == known.count);
+        match known.kind {
+            Kind::Read | Kind::Part(_) => self.cut_read(job, first, is_whole),
+            Kind::Write => self.cut_write(job, first, is_whole),
+            Kind::Discard => self.cut_discard(job, first),
+        }
+    }
+
+    fn cut_read(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
+        let at = self.table.word(first).at();
+        let alike = |page: &u64| self.table.word(*page).at() == at;
+        let count = run(first, job.count, is_whole, alike);
+        let Some(tier) = at else {
+            if let Some(buffer) = self.parents[job.parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+                for index in job.offset..job.offset + count {
+                    buffer.page_mut(index as usize).fill(0);
+                    buffer.sums_mut()[index as usize] = self.zero_sum;
+                }
+            }
+            self.end_pages(job.parent, count, Ok(()));
+            return Cut::Pages(count);
+        };
+        if self.legs[tier].is_none() {
+            self.end_pages(job.parent, count, Err(self.table.gone(tier)));
+            return Cut::Pages(count);
+        }
+        let Some(stamp) = self.table.stamp(first, count, tier) else { return Cut::Later };
+        let Some(buffer) = self.take_buffer(job.parent, tier, count) else { return Cut::NoRoom };
+        let part = self.parents[job.parent].as_ref().map(|known| known.kind);
+        let page = PageId(first);
+        let op = match part {
+            Some(Kind::Part(part)) => Op::ReadPart { page, part, buffer },
+            _ => Op::Read { page, buffer },
+        };
+        let task = Task::Read { parent: job.parent, offset: job.offset, stamp };
+        self.send(Piece { task, tier, page: first, count }, op);
+        Cut::Pages(count)
+    }
+
+    fn cut_write(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
+        let usable = self.usable();
+        let choose = |page: u64| self.table.choose(self.table.word(page), usable, job.from);
+        let choice = choose(first);
+        let tier = match choice {
+            Choice::Tier(tier) => tier,
+            Choice::Later if !self.is_over_time(job.parent) => return Cut::Later,
+            Choice::Later | Choice::Full | Choice::Gone => {
+                let error = match choice {
+                    Choice::Later => self.timed_out(job.parent),
+                    Choice::Full => self.table.full(),
+                    _ => self.table.gone(0),
+                };
+                self.end_pages(job.parent, 1, Err(error));
+                return Cut::Pages(1);
+            }
+        };
+        let count = run(first, job.count, is_whole, |page| choose(*page) == choice);
+        let Some(mut buffer) = self.take_buffer(job.parent, tier, count) else { return Cut::NoRoom };
+        let (mut begun, mut added) = (0, 0);
+        while begun < count
+            && let Some(is_new) = self.table.begin_write(first + begun, tier)
+        {
+            begun += 1;
+            added += u64::from(is_new);
+        }
+        let is_direct = self.parents[job.parent].as_ref().is_some_and(|known| known.buffer.is_none());
+        if begun == 0 || is_direct && begun < count {
+            // Somebody has claimed one of them just now.
+            self.table.end_write(first, begun, tier, false);
+            self.give_buffer(job.parent, tier, buffer);
+            return Cut::Later;
+        }
+        if let Some(whole) = self.parents[job.parent].as_ref().and_then(|known| known.buffer.as_ref()) {
+            buffer.set_pages(begun as usize);
+            for index in 0..begun as usize {
+                let from = job.offset as usize + index;
+                buffer.page_mut(index).copy_from_slice(whole.page(from));
+                buffer.sums_mut()[index] = whole.sums()[from];
+            }
+        }
+        let task = Task::Write { parent: job.parent, offset: job.offset, added };
+        self.send(Piece { task, tier, page: first, count: begun }, Op::Write { page: PageId(first), buffer });
+        Cut::Pages(begun)
+    }
+
+    /// The pages are zeros from here on; their copies are given back as far as nobody else works on them. (Who moves pages does the rest.)
+    fn cut_discard(&mut self, job: Job, first: u64) -> Cut {
+        let (end, stop) = (first + job.count, first + job.count.min(DISCARD_LOOK));
+        let (mut page, mut swept) = (first, 0);
+        while page < stop {
+            let next = self.table.next_written(page).min(end);
+            if next > page {
+                page = next;
+                continue;
+            }
+            if self.free_pieces.is_empty() {
+                break;
+            }
+            self.table.discard(page);
+            let count = match self.table.word(page).garbage().iter().next() {
+                Some(tier) => self.sweep(page, stop, tier, Some(job.parent)),
+                None => 0,
+            };
+            swept += count;
+            page += count.max(1);
+        }
+        self.end_pages(job.parent, page - first - swept, Ok(()));
+        Cut::Pages(page - first)
+    }
+
+    /// The old copies of this page, and of those behind it, at `tier`. How many.
+    pub(super) fn sweep(&mut self, first: u64, end: u64, tier: usize, parent: Option<usize>) -> u64 {
+        let count = self.table.claim_sweep(first, end, tier, parent.is_some());
+        if count > 0 && self.usable().has(tier) {
+            let piece = Piece { task: Task::Sweep { parent }, tier, page: first, count };
+            self.send(piece, Op::Discard { page: PageId(first), count });
+        } else if count > 0 {
+            self.table.finish_sweep(first, count, tier, true);
+            if let Some(parent) = parent {
+                self.end_pages(parent, count, Ok(()));
+            }
+        }
+        count
+    }
+
+    /// The parent's own, if it is for all of it, else one of the lane's.
+    fn take_buffer(&mut self, parent: usize, tier: usize, count: u64) -> Option<Buffer> {
+        let known = self.parents[parent].as_mut()?;
+        if count == known.count { known.buffer.take() } else { self.legs[tier].as_mut()?.take_buffer(count) }
+    }
+
+    fn give_buffer(&mut self, parent: usize, tier: usize, buffer: Buffer) {
+        match (&mut self.parents[parent], &mut self.legs[tier]) {
+            (Some(known), _) if known.buffer.is_none() => known.buffer = Some(buffer),
+            (_, Some(leg)) => leg.give_buffer(buffer),
+            _ => unreachable!("it came from one of the two"),
+        }
+    }
+
+    /// Gives a tier something to do.
+    pub(super) fn send(&mut self, piece: Piece, op: Op) {
+        let of = |parent: usize| self.parents[parent].as_ref();
+        let (priority, deadline) = match piece.task {
+            Task::Read { parent, .. } | Task::Write { parent, .. } => {
+                of(parent).map_or((Priority::Background, CARE_DEADLINE), |known| (known.priority, known.time_left()))
+            }
+            Task::Sweep { parent: Some(parent) } => of(parent).map_or((Priority::Background, CARE_DEADLINE), |known| {
+                (known.priority, known.time_left().min(CARE_DEADLINE))
+            }),
+            Task::Sweep { parent: None } | Task::MoveRead { .. } | Task::MoveWrite { .. } => {
+                (Priority::Background, CARE_DEADLINE)
+            }
+        };
+        if piece.task.is_care() {
+            self.care.iter_mut().for_each(Care::on_sent);
+        }
+        let index = self.free_pieces.pop().expect("looked at before");
+        self.pieces[index] = Some(piece);
+        let leg = self.legs[piece.tier].as_mut().expect("usable");
+        leg.submit(Request { tag: index as u64, priority, deadline, op });
+    }
+
+    fn is_over_time(&self, parent: usize) -> bool {
+        self.parents[parent].as_ref().is_none_or(|known| known.time_left() == Parent::NO_TIME)
+    }
+
+    fn timed_out(&self, parent: usize) -> PoolError {
+        let after = self.parents[parent].as_ref().map_or(Duration::ZERO, |known| known.deadline);
+        PoolError::TimedOut { server: self.table.legs[0].server, after }
+    }
+
+    fn collect(&mut self) {
+        for tier in 0..self.legs.len() {
+            while self.legs.poll(tier, &mut self.arrived) {
+                while let Some(completion) = self.arrived.pop() {
+                    self.piece_ended(completion);
+                }
+            }
+        }
+    }
+
+    fn piece_ended(&mut self, Completion { tag, result, buffer }: Completion) {
+        let Some(piece) = self.pieces[tag as usize].take() else { return };
+        self.free_pieces.push(tag as usize);
+        let Piece { task, tier, page, count } = piece;
+        if task.is_care() {
+            self.care.iter_mut().for_each(Care::on_ended);
+        }
+        if matches!(result, Err(PoolError::ServerGone { .. })) {
+            self.table.lose(tier);
+        }
+        match (task, buffer) {
+            (Task::Read { parent, offset, stamp }, Some(buffer)) => {
+                self.read_ended(piece, parent, offset, stamp, result, buffer);
+            }
+            (Task::Write { parent, offset, added }, Some(buffer)) => {
+                if !matches!(result, Err(PoolError::TimedOut { .. })) {
+                    self.table.end_write(page, count, tier, result.is_ok());
+                }
+                self.give_buffer(parent, tier, buffer);
+                let from = match result {
+                    Err(PoolError::PoolFull { .. }) => {
+                        self.table.set_full(tier, added);
+                        self.next_after_full(parent, tier)
+                    }
+                    Err(PoolError::ServerGone { .. }) => 0,
+                    Ok(()) | Err(_) => {
+                        if result.is_ok() && added > 0 {
+                            self.table.took(tier);
+                        }
+                        return self.end_pages(parent, count, result);
+                    }
+                };
+                self.jobs.push_back(Job { parent, offset, count, from });
+            }
+            (Task::Sweep { parent }, _) => {
+                self.sweep_ended(piece, result);
+                if let Some(parent) = parent {
+                    // Zeros they are in any case.
+                    self.end_pages(parent, count, Ok(()));
+                }
+            }
+            (Task::MoveRead { to, added }, Some(buffer)) => self.move_read(piece, (to, added), result, buffer),
+            (Task::MoveWrite { added }, Some(buffer)) => self.move_ended(piece, added, result, buffer),
+            (_, None) => unreachable!("buffers always come back"),
+        }
+    }
+
+    /// Where a page goes that this tier had no room for.
+    fn next_after_full(&mut self, parent: usize, tier: usize) -> usize {
+        let is_last = self.usable().iter().last() == Some(tier);
+        if is_last && self.table.has_garbage() && !self.is_over_time(parent) {
+            // There is going to be room.
+            self.care.iter_mut().for_each(Care::on_change);
+            return 0;
+        }
+        tier + 1
+    }
+
+    fn read_ended(
+        &mut self,
+        Piece { tier, page, count, .. }: Piece,
+        parent: usize,
+        offset: u64,
+        stamp: u64,
+        result: Result<(), PoolError>,
+        buffer: Buffer,
+    ) {
+        let is_right = self.table.stamp(page, count, tier) == Some(stamp);
+        if let (true, Ok(()), Some(known)) = (is_right, result, &mut self.parents[parent])
+            && let Some(whole) = &mut known.buffer
+        {
+            for index in 0..count as usize {
+                let to = offset as usize + index;
+                whole.page_mut(to).copy_from_slice(buffer.page(index));
+                whole.sums_mut()[to] = buffer.sums()[index];
+            }
+        }
+        self.give_buffer(parent, tier, buffer);
+        if is_right {
+            self.end_pages(parent, count, result);
+        } else {
+            // It was written, or moved, meanwhile.
+            self.jobs.push_back(Job { parent, offset, count, from: 0 });
+        }
+    }
+
+    /// So many pages of a parent have ended.
+    fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
+        let Some(known) = &mut self.parents[parent] else { return };
+        if known.result.is_ok() {
+            known.result = result;
+        }
+        known.left -= count;
+        if known.left == 0
+            && let Some(Parent { tag, kind, buffer, result, .. }) = self.parents[parent].take()
+        {
+            self.free_parents.push(parent);
+            let ended = if kind.changes() { &mut self.ended_changes } else { &mut self.ended };
+            ended.push_back(Completion { tag, result, buffer });
+        }
+    }
+}
+
+/// Of the pages from `first` on, those that are `alike`. More than a lane's buffer takes only if they are all that there are.
+fn run(first: u64, count: u64, is_whole: bool, alike: impl FnMut(&u64) -> bool) -> u64 {
+    let most = if is_whole { count } else { count.min(RUN_PAGES) };
+    let alike = 1 + (first + 1..first + most).take_while(alike).count() as u64;
+    if alike == count && is_whole { count } else { alike.min(RUN_PAGES) }
+}
+
+impl Parent {
+    /// No deadline at all would be none.
+    const NO_TIME: Duration = Duration::from_micros(1);
+
+    fn time_left(&self) -> Duration {
+        let passed = Duration::from_nanos(now_ns().saturating_sub(self.started_at));
+        self.deadline.saturating_sub(passed).max(Parent::NO_TIME)
+    }
+}
+
+impl Legged for TierLane {
+    fn legs(&mut self) -> &mut LegLanes {
+        &mut self.legs
+    }
+
+    fn work(&mut self) {
+        self.start();
+        self.collect();
+        if !self.jobs.is_empty() {
+            self.start();
+        }
+        self.begin_care();
+    }
+
+    fn has_ended(&self) -> bool {
+        !self.ended.is_empty() || !self.ended_changes.is_empty() && !self.is_caring()
+    }
+
+    fn alarm_at(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+impl Lane for TierLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= SLOTS {
+            return Err(request);
+        }
+        let Some(index) = self.free_parents.pop() else { return Err(request) };
+        let Request { tag, priority, deadline, op } = request;
+        let (page, count, kind, buffer) = match op {
+            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
+            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
+            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
+            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
+        };
+        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.pages);
+        let server = self.table.legs[0].server;
+        let result =
+            if is_outside { Err(PoolError::Refused { server, reason: "pages outside the region" }) } else { Ok(()) };
+        let left = if is_outside { 0 } else { count };
+        let started_at = now_ns();
+        self.parents[index] =
+            Some(Parent { tag, priority, deadline, started_at, kind, page, count, left, buffer, result });
+        if kind.changes() {
+            self.changes += 1;
+            self.care.iter_mut().for_each(Care::on_change);
+        }
+        if left == 0 {
+            self.end_pages(index, 0, Ok(()));
+            return Ok(());
+        }
+        self.jobs.push_back(Job { parent: index, offset: 0, count, from: 0 });
+        if self.jobs.len() == 1 {
+            self.start();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        self.work();
+        let mut moved = hand_over(&mut self.ended, done);
+        if !self.is_caring() {
+            // Nothing is claimed while the owner does something else.
+            let changes = hand_over(&mut self.ended_changes, done);
+            self.changes -= changes;
+            moved += changes;
+        }
+        moved
+    }
+
+    fn in_flight(&self) -> usize {
+        SLOTS - self.free_parents.len() + self.ended.len() + self.ended_changes.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        self.wait_for_legs(timeout);
+        if !self.has_ended() && self.free_pieces.len() == PIECES && !self.jobs.is_empty() {
+            farfield_os::process::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+impl Nurse for TierLane {
+    fn is_caring(&self) -> bool {
+        self.care.as_ref().is_some_and(Care::is_busy)
+    }
+
+    fn finish_care(&mut self) {
+        self.care.iter_mut().for_each(Care::stop);
+        while self.is_caring() {
+            self.work();
+            self.legs.sleep(SLEEP_SLICE);
+        }
+        self.care.iter_mut().for_each(Care::go_on);
+    }
+}
+
+impl Drop for TierLane {
+    fn drop(&mut self) {
+        if self.table.is_abandoned() {
+            return;
+        }
+        // What is claimed here is given back when its end is known. It has a deadline.
+        self.jobs.clear();
+        self.care.iter_mut().for_each(Care::stop);
+        let is_sweep = |piece: &Piece| matches!(piece.task, Task::Sweep { .. });
+        while self.is_caring() || self.pieces.iter().flatten().any(is_sweep) {
+            self.work();
+            self.legs.sleep(SLEEP_SLICE);
+        }
+        // Pages that are being written stay written for ever: that may still arrive.
+    }
+}

@@ -1,0 +1,108 @@
+//! Pool of several tiers, by age: what was written last lies in the first one that has room, what is old moves on to the next.
+//!
+//! A page has the same number in every tier; a word for each says which one has it ([`farfield_core::tier_word`]). Writes go to the first tier with room, and when
+//! one is full to the next at once. From then on pages that were not written for long are copied to the next tier before the first one is full again
+//! ([`farfield_core::policy::room`], `care`): by a thread, or by lanes while their owner writes.
+
+mod care;
+mod lane;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use crate::healer::Healer;
+use crate::legs::Leg;
+use crate::unclaimed::{Unclaimed, key};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use core::fmt::Write;
+use lane::TierLane;
+use std::sync::{Arc, Mutex, PoisonError};
+use table::{Places, TierTable};
+
+/// What snapshots of the tiers do not say. As many as tiered pools in one pool, which have two tiers at least.
+static SNAPSHOTS: Mutex<Unclaimed<Places, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
+
+/// See the module.
+pub(crate) struct TierBackend {
+    table: Arc<TierTable>,
+    /// Locked while the thread moves pages, and while a snapshot is made.
+    caring: Arc<Mutex<()>>,
+    healer: Option<Healer>,
+}
+
+impl TierBackend {
+    /// `legs`, first things first, all of which hold zeros. With `heals` a thread moves pages; without, lanes do.
+    pub(crate) fn new(legs: Vec<Leg>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
+        Ok(TierBackend::start(TierTable::new(legs, pages)?, heals))
+    }
+
+    /// The snapshot whose tiers were claimed with these secrets.
+    pub(crate) fn claim(legs: Vec<Leg>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
+        let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
+        let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
+        let places = found.ok_or(PoolError::Refused { server, reason })?;
+        Ok(TierBackend::start(TierTable::inherited(legs, places), heals))
+    }
+
+    fn start(table: TierTable, heals: bool) -> TierBackend {
+        let (table, caring) = (Arc::new(table), Arc::new(Mutex::new(())));
+        let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
+        TierBackend { table, caring, healer }
+    }
+}
+
+impl Backend for TierBackend {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        Ok(Box::new(TierLane::open(&self.table, self.healer.is_none())?))
+    }
+
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        let _still = self.caring.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = self.table.copy_places()?;
+        let (mut secrets, mut leaf) = ([0; CloneTicket::SERVERS_MAX], 0);
+        for (tier, leg) in self.table.legs.iter().enumerate() {
+            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
+                Some(Ok(ticket)) => secrets[leaf..][..leg.leaves].copy_from_slice(&ticket.secrets[..leg.leaves]),
+                // What is lost here is lost there.
+                Some(Err(PoolError::ServerGone { .. })) => self.table.lose(tier),
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+            leaf += leg.leaves;
+        }
+        if self.table.living().is_empty() {
+            return Err(self.table.gone(0));
+        }
+        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), places);
+        drop(old);
+        Ok(CloneTicket { secrets })
+    }
+
+    fn pages(&self) -> u64 {
+        self.table.pages
+    }
+
+    fn health(&self) -> Health {
+        self.table.health()
+    }
+
+    fn how(&self) -> String {
+        let (held, moved) = self.table.counts();
+        let mut text = String::new();
+        for (tier, (pages, leg)) in held.iter().zip(&self.table.legs).enumerate() {
+            let how = leg.backend.as_ref().map_or("gone".to_owned(), |backend| backend.how());
+            let how = if how.is_empty() { how } else { format!(" ({how})") };
+            let _ = write!(text, "{}{pages} pages in tier {}{how}", if tier > 0 { ", " } else { "" }, tier + 1);
+        }
+        text + &format!("; {moved} have moved on")
+    }
+
+    fn release(&self) {
+        self.table.legs.iter().filter_map(|leg| leg.backend.as_ref()).for_each(|backend| backend.release());
+    }
+
+    fn abandon(&self) {
+        self.healer.iter().for_each(Healer::abandon);
+        self.table.abandon();
+    }
+}

@@ -1,0 +1,393 @@
+//! What all lanes share: where each page is, and what is known of the tiers' room.
+
+use super::lane::TierLane;
+use crate::healer::Patient;
+use crate::legs::{Leg, LegLane};
+use crate::table::Words;
+use crate::touched::Touched;
+use crate::{Health, PoolError};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::policy::room::{Look, Room, look};
+use farfield_core::tier_word::TierWord;
+use farfield_core::time::Moment;
+use farfield_core::{Incarnation, Legs};
+use farfield_os::process::now_ns;
+use std::sync::Arc;
+
+/// Pages that are noted together as perhaps written.
+const CHUNK_PAGES: u64 = 64;
+/// A tier that was full is asked again so much later, though nothing has left it.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+/// Most pages whose copies are given back in one go.
+const SWEEP_PAGES: u64 = 4096;
+/// What the thread has under way at a time.
+const THREAD_CARES: usize = 4;
+
+/// Where a page is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    Tier(usize),
+    /// The only tier that could take it is busy with it.
+    Later,
+    /// All are full.
+    Full,
+    /// All are gone.
+    Gone,
+}
+
+struct Tier {
+    /// See [`Room`].
+    held: AtomicU64,
+    limit: AtomicU64,
+    full_until: AtomicU64,
+    is_gone: AtomicBool,
+}
+
+/// Where each page is.
+pub(super) struct Places {
+    pages: u64,
+    words: Words<AtomicU64>,
+    touched: Touched,
+}
+
+impl Places {
+    fn new(pages: u64) -> Result<Places, PoolError> {
+        let touched = Touched::new(pages.div_ceil(CHUNK_PAGES)).map_err(PoolError::Os)?;
+        Ok(Places { pages, words: Words::new(pages).map_err(PoolError::Os)?, touched })
+    }
+
+    fn word(&self, page: u64) -> TierWord {
+        TierWord(self.words.at(page).load(Ordering::SeqCst))
+    }
+
+    /// The first page from `page` on that may have been written, or the end.
+    fn next_written(&self, page: u64) -> u64 {
+        let chunk = page / CHUNK_PAGES;
+        match self.touched.next(chunk) {
+            Some(next) if next == chunk => page,
+            Some(next) => (next * CHUNK_PAGES).min(self.pages),
+            None => self.pages,
+        }
+    }
+
+    /// Those that were written, and are not zeros and forgotten.
+    fn written(&self) -> impl Iterator<Item = (u64, TierWord)> {
+        let mut from = 0;
+        let pages = std::iter::from_fn(move || {
+            let page = self.next_written(from);
+            from = page + 1;
+            (page < self.pages).then_some(page)
+        });
+        pages.map(|page| (page, self.word(page))).filter(|(_, word)| !word.copies().is_empty())
+    }
+
+    /// As they are now, for a snapshot of the tiers. Nobody changes them meanwhile.
+    fn copy(&self) -> Result<Places, PoolError> {
+        let copy = Places::new(self.pages)?;
+        for (page, word) in self.written() {
+            copy.touched.mark(page / CHUNK_PAGES);
+            copy.words.at(page).store(word.settled().0, Ordering::SeqCst);
+        }
+        Ok(copy)
+    }
+}
+
+/// See the module.
+pub(super) struct TierTable {
+    pub(super) legs: Vec<Leg>,
+    pub(super) pages: u64,
+    places: Places,
+    tiers: Vec<Tier>,
+    /// Copies that can be given back.
+    garbage: AtomicU64,
+    /// Pages that went to the next tier, ever.
+    moved: AtomicU64,
+    is_abandoned: AtomicBool,
+}
+
+impl Patient for TierTable {
+    type Lane = TierLane;
+    fn needs_care(&self) -> bool {
+        !self.is_abandoned() && (self.has_garbage() || (0..self.legs.len()).any(|tier| self.move_to(tier).is_some()))
+    }
+    fn open_for_care(self: &Arc<TierTable>) -> Option<TierLane> {
+        TierLane::open_for_thread(self, THREAD_CARES).ok()
+    }
+}
+
+impl TierTable {
+    pub(super) fn new(legs: Vec<Leg>, pages: u64) -> Result<TierTable, PoolError> {
+        let least = legs.iter().filter_map(|leg| leg.backend.as_ref()).map(|backend| backend.pages()).min();
+        Ok(TierTable::with(legs, Places::new(pages.min(least.unwrap_or(0)))?))
+    }
+
+    /// Of a snapshot.
+    pub(super) fn inherited(legs: Vec<Leg>, places: Places) -> TierTable {
+        let table = TierTable::with(legs, places);
+        table.places.written().for_each(|(_, word)| table.count(TierWord::default(), word));
+        table
+    }
+
+    fn with(legs: Vec<Leg>, places: Places) -> TierTable {
+        let tier = |leg: &Leg| Tier {
+            held: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            full_until: AtomicU64::new(0),
+            is_gone: AtomicBool::new(leg.backend.is_none()),
+        };
+        TierTable {
+            tiers: legs.iter().map(tier).collect(),
+            legs,
+            pages: places.pages,
+            places,
+            garbage: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            is_abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// What snapshots of the tiers do not say, while nothing is under way.
+    pub(super) fn copy_places(&self) -> Result<Places, PoolError> {
+        self.places.copy()
+    }
+
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::SeqCst);
+        self.legs.iter().filter_map(|leg| leg.backend.as_ref()).for_each(|backend| backend.abandon());
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    // Words.
+
+    pub(super) fn word(&self, page: u64) -> TierWord {
+        self.places.word(page)
+    }
+
+    /// The only place where words change. `None`: as it is, it cannot.
+    pub(super) fn change<T>(
+        &self,
+        page: u64,
+        mut change: impl FnMut(TierWord) -> Option<(TierWord, T)>,
+    ) -> Option<(TierWord, T)> {
+        let at = self.places.words.at(page);
+        let mut before = at.load(Ordering::SeqCst);
+        loop {
+            let (next, told) = change(TierWord(before))?;
+            match at.compare_exchange_weak(before, next.0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    self.count(TierWord(before), next);
+                    return Some((TierWord(before), told));
+                }
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// What a change of a word does to the sums.
+    fn count(&self, before: TierWord, after: TierWord) {
+        for tier in after.copies().but(before.copies()).iter() {
+            self.tiers[tier].held.fetch_add(1, Ordering::SeqCst);
+        }
+        for tier in before.copies().but(after.copies()).iter() {
+            self.tiers[tier].held.fetch_sub(1, Ordering::SeqCst);
+        }
+        let (was, is) = (before.garbage().count() as u64, after.garbage().count() as u64);
+        if was != is {
+            self.garbage.fetch_add(is.wrapping_sub(was), Ordering::SeqCst);
+        }
+    }
+
+    /// `None`: not there, and not now. Else whether the tier had no bytes of it.
+    pub(super) fn begin_write(&self, page: u64, tier: usize) -> Option<bool> {
+        self.places.touched.mark(page / CHUNK_PAGES);
+        let (before, ()) = self.change(page, |word| Some((word.begin_write(tier)?, ())))?;
+        Some(!before.copies().has(tier))
+    }
+
+    pub(super) fn end_write(&self, first: u64, count: u64, tier: usize, written: bool) {
+        for page in first..first + count {
+            self.change(page, |word| Some((word.end_write(tier, written), ())));
+        }
+    }
+
+    pub(super) fn discard(&self, page: u64) {
+        self.change(page, |word| Some((word.discard()?, ())));
+    }
+
+    /// The sum of the generations: whatever happens to one of the pages, it is another one. `None`: not all of them are at `tier`.
+    pub(super) fn stamp(&self, first: u64, count: u64, tier: usize) -> Option<u64> {
+        let is_there = |word: &TierWord| word.at() == Some(tier);
+        let words = (first..first + count).map(|page| Some(self.word(page)).filter(is_there));
+        words.map(|word| Some(u64::from(word?.generation()))).sum()
+    }
+
+    /// The first page from `page` on that may have been written, or the end.
+    pub(super) fn next_written(&self, page: u64) -> u64 {
+        self.places.next_written(page)
+    }
+
+    /// Claims the copy at `tier` of this page and of those behind it.
+    pub(super) fn claim_sweep(&self, first: u64, end: u64, tier: usize, discards: bool) -> u64 {
+        let end = end.min(first + SWEEP_PAGES);
+        let claim = |page: &u64| {
+            if discards {
+                self.discard(*page);
+            }
+            self.change(*page, |word| Some((word.claim_sweep(tier)?, ()))).is_some()
+        };
+        (first..end).take_while(claim).count() as u64
+    }
+
+    pub(super) fn finish_sweep(&self, first: u64, count: u64, tier: usize, swept: bool) {
+        for page in first..first + count {
+            self.change(page, |word| Some((word.finish_sweep(tier, swept), ())));
+        }
+    }
+
+    /// Was written before the clock hand came by.
+    pub(super) fn age(&self, page: u64) {
+        self.change(page, |word| Some((word.age()?, ())));
+    }
+
+    /// Claims this page and those behind it that shall leave, and how many of them are new to the tier where they go.
+    pub(super) fn claim_move(&self, first: u64, count: u64, from: usize, to: usize) -> (u64, u64) {
+        let mut added = 0;
+        let claim = |page: &u64| {
+            let leaves = |word: TierWord| look(word, from) == Look::Leave;
+            let claimed = self
+                .change(*page, |word| leaves(word).then(|| word.claim_move(from, to)).flatten().map(|word| (word, ())));
+            added += u64::from(claimed.is_some_and(|(before, ())| !before.copies().has(to)));
+            claimed.is_some()
+        };
+        let end = (first + count).min(self.pages);
+        let count = (first..end).take_while(claim).count() as u64;
+        (count, added)
+    }
+
+    pub(super) fn finish_move(&self, first: u64, count: u64, to: usize, copied: bool) {
+        let moved = (first..first + count).filter(|page| {
+            let end = self.change(*page, |word| Some(word.finish_move(to, copied)));
+            end.is_some_and(|(_, is_there)| is_there)
+        });
+        self.moved.fetch_add(moved.count() as u64, Ordering::Relaxed);
+    }
+
+    // Room.
+
+    fn room(&self, tier: usize) -> Room {
+        let tier = &self.tiers[tier];
+        Room {
+            held: tier.held.load(Ordering::SeqCst),
+            limit: tier.limit.load(Ordering::SeqCst),
+            full_until: Moment(tier.full_until.load(Ordering::SeqCst)),
+        }
+    }
+
+    fn is_open(&self, tier: usize) -> bool {
+        self.room(tier).is_open(|| Moment(now_ns()))
+    }
+
+    /// It was full for so many pages that it had no bytes of.
+    pub(super) fn set_full(&self, tier: usize, pages: u64) {
+        let limit = self.room(tier).limit_when_full(pages);
+        self.tiers[tier].limit.store(limit, Ordering::SeqCst);
+        self.tiers[tier].full_until.store(Moment(now_ns()).after(ASK_AGAIN).0, Ordering::SeqCst);
+    }
+
+    /// It took pages that it had no bytes of.
+    pub(super) fn took(&self, tier: usize) {
+        let room = self.room(tier);
+        if room.held > room.limit {
+            self.tiers[tier].limit.fetch_max(room.held, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn has_garbage(&self) -> bool {
+        self.garbage.load(Ordering::SeqCst) != 0
+    }
+
+    fn lives(&self, tier: usize) -> bool {
+        !self.tiers[tier].is_gone.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn living(&self) -> Legs {
+        (0..self.legs.len()).filter(|tier| self.lives(*tier)).fold(Legs(0), |legs, tier| legs.or(Legs::one(tier)))
+    }
+
+    pub(super) fn lose(&self, tier: usize) {
+        self.tiers[tier].is_gone.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn gone(&self, tier: usize) -> PoolError {
+        PoolError::ServerGone { server: self.legs[tier].server, incarnation: Incarnation(0) }
+    }
+
+    /// Where pages of `tier` go, if some shall leave and there is room for them.
+    pub(super) fn move_to(&self, tier: usize) -> Option<usize> {
+        if self.room(tier).to_move() == 0 || !self.lives(tier) {
+            return None;
+        }
+        (tier + 1..self.legs.len()).find(|next| self.lives(*next) && self.is_open(*next))
+    }
+
+    /// The first of the `usable` tiers, from `from` on, that a page with this word can be written to.
+    pub(super) fn choose(&self, word: TierWord, usable: Legs, from: usize) -> Choice {
+        let Some(last) = usable.iter().last() else { return Choice::Gone };
+        let mut is_busy = false;
+        for tier in usable.iter().filter(|tier| *tier >= from) {
+            let may_have_room = || word.at() == Some(tier) || tier == last || self.is_open(tier);
+            if word.claimed() == Some(tier) {
+                is_busy = true;
+            } else if may_have_room() {
+                return Choice::Tier(tier);
+            }
+        }
+        if is_busy { Choice::Later } else { Choice::Full }
+    }
+
+    /// The server that is full when all are.
+    pub(super) fn full(&self) -> PoolError {
+        let last = self.living().iter().last().unwrap_or(0);
+        PoolError::PoolFull { server: self.legs[last].server }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        let health = |leg: &Leg| leg.backend.as_ref().map_or(Health::Gone, |backend| backend.health());
+        let all: Vec<Health> = self.legs.iter().map(health).collect();
+        if all.iter().all(|health| *health == Health::Gone) {
+            Health::Gone
+        } else if all.iter().all(|health| *health == Health::Good) {
+            Health::Good
+        } else {
+            Health::Degraded
+        }
+    }
+
+    /// Pages that each tier has bytes of, and pages that went to the next one.
+    pub(super) fn counts(&self) -> (Vec<u64>, u64) {
+        let held = (0..self.legs.len()).map(|tier| self.room(tier).held).collect();
+        (held, self.moved.load(Ordering::Relaxed))
+    }
+
+    // Lanes.
+
+    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
+        let mut lanes = Vec::with_capacity(self.legs.len());
+        for (tier, leg) in self.legs.iter().enumerate() {
+            lanes.push(match leg.backend.as_ref().map(|backend| backend.open_lane()) {
+                Some(Ok(lane)) => Some(LegLane::new(lane, requests)),
+                Some(Err(PoolError::ServerGone { .. })) => {
+                    self.lose(tier);
+                    None
+                }
+                Some(Err(error)) => return Err(error),
+                None => None,
+            });
+        }
+        if lanes.iter().all(Option::is_none) { Err(self.gone(0)) } else { Ok(lanes) }
+    }
+}
