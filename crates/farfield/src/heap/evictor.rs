@@ -17,9 +17,8 @@ mod log_pages;
 mod merge;
 mod take;
 
+use super::Core;
 use super::segments::Unit;
-use super::{Core, Patience};
-use crate::error::FarError;
 use crate::plane::object::Evacuator;
 use carrier::Carrier;
 use cooler::{Cooler, Next};
@@ -83,7 +82,7 @@ pub(crate) struct Evictor {
 }
 
 /// Pages made Leaving together.
-struct Batch {
+pub(crate) struct Batch {
     /// Its name: frames remember it.
     epoch: u64,
     /// Scopes of later epochs see its pages Leaving.
@@ -207,18 +206,29 @@ impl Evictor {
         Some(outcome)
     }
 
-    /// Makes these units leave now, as far as nobody uses them meanwhile. Waits for the scopes of this moment; the caller is in none.
-    pub(crate) fn send_away(&self, core: &Core, pages: &[u32], patience: &mut Patience) -> Result<(), FarError> {
-        let Some(batch) = self.cooler().cool_pages(core, pages) else { return Ok(()) };
-        while !core.threads.is_over(batch.last) {
-            if let Err(error) = patience.wait() {
-                self.cooler().put_last(batch);
-                return Err(error);
+    /// A step towards these units leaving, as far as nobody uses them meanwhile: they become the batch, or leave with it when the scopes of the moment at
+    /// which they did so are over.
+    pub(crate) fn send_away(&self, core: &Core, pages: &[u32], batch: &mut Option<Batch>) -> Result<(), PoolError> {
+        let leaving = match batch.take() {
+            Some(batch) => Some(batch),
+            None => self.cooler().cool_pages(core, pages),
+        };
+        match leaving {
+            Some(leaving) if core.threads.is_over(leaving.last) => {
+                let mut state = self.lock();
+                state.urgency = Urgency::Demand;
+                self.timed(|| state.evict(core, leaving, u32::MAX))
+            }
+            leaving => {
+                *batch = leaving;
+                Ok(())
             }
         }
-        let mut state = self.lock();
-        state.urgency = Urgency::Demand;
-        Ok(self.timed(|| state.evict(core, batch, u32::MAX))?)
+    }
+
+    /// Nobody waits for what was to be sent away any more; it leaves when others do.
+    pub(crate) fn put_last(&self, batch: Batch) {
+        self.cooler().put_last(batch);
     }
 
     /// A run is over, and those who sleep wait for nothing: they look for themselves. It may be their scope that is in the way, and each gets its

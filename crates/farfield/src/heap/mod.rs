@@ -20,6 +20,7 @@
 //! | `throttle` | how threads wait for room |
 //! | `directory` | which heap a far pointer belongs to |
 //! | `write_back` | what the pool has before somebody else looks at it |
+//! | `errands` | what the heap does for tasks while they wait |
 //! | `switcher` | where far is from now on |
 //! | `publisher` | who sees from outside how it is doing |
 //! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
@@ -28,6 +29,7 @@ mod access;
 mod arrival;
 mod attempt;
 mod directory;
+mod errands;
 mod evictor;
 mod fetch;
 mod frames;
@@ -87,6 +89,7 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
+use errands::Errands;
 use evictor::{Evictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Health, Opener, SwitchBackend};
@@ -138,6 +141,7 @@ pub(crate) struct Core {
     pub(crate) throttle: Throttle,
     pub(crate) waiters: Waiters,
     pub(crate) poller: Poller,
+    errands: Errands,
     publisher: Publisher,
     pub(crate) vacancies: Vacancies,
     /// Values whose destructor has to wait.
@@ -215,6 +219,7 @@ impl Heap {
             throttle: Throttle::default(),
             waiters: Waiters::default(),
             poller: Poller::new(),
+            errands: Errands::default(),
             publisher: Publisher::default(),
             vacancies: Vacancies::default(),
             graves: objects::Graves::default(),

@@ -1,4 +1,4 @@
-//! The reclaimer: a thread that runs the evictor ahead of need, and sleeps while there is room.
+//! The reclaimer: a thread that runs the evictor ahead of need and tasks' errands, and sleeps while there is room.
 
 use super::evictor::Outcome;
 use super::{Core, CoreAddress, SERVES};
@@ -84,12 +84,12 @@ impl Reclaimer {
         }
     }
 
-    /// There is nothing to do until somebody rings, if that is `so` and no task waits for room.
+    /// There is nothing to do until somebody rings, if that is `so` and no task waits for room or has an errand.
     fn rest(&self, core: &Core, so: impl Fn(&Core) -> bool) {
         // Acquire: a task that rang before this is among those who want room.
         self.awake.swap(false, Ordering::AcqRel);
         // Somebody who took frames since did not ring.
-        if !so(core) || core.waiters.want_room() {
+        if !so(core) || core.waiters.want_room() || core.errands.are_left() {
             self.awake.store(true, Ordering::Release);
         }
     }
@@ -155,7 +155,12 @@ impl Reclaimer {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
+            core.run_errands();
             match core.evictor.run(core, core.reserve().high) {
+                Ok(Outcome::Enough) if core.errands.are_left() => {
+                    self.pause(pause);
+                    pause = (pause * 2).min(PAUSE.1);
+                }
                 Ok(Outcome::Enough | Outcome::More) => {
                     self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;

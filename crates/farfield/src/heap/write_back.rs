@@ -4,6 +4,7 @@
 //! Far addresses are the same for all: byte *n* of the heap's pages is byte *n* of its region. Pages are written by leaving: a page that
 //! stayed near could be changed through a reference while it is copied. So no scope may refer to them, and they are far afterwards.
 
+use super::evictor::Batch;
 use super::{Core, Heap, Patience};
 use crate::error::FarError;
 use crate::ptr::FarPtr;
@@ -52,6 +53,50 @@ impl Heap {
     pub fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         self.core().write_back(ranges)
     }
+
+    /// The same, for tasks. It waits for all scopes that began before, those of other tasks of the thread included; so a task that is in one itself waits
+    /// for itself, and gets [`FarError::Stalled`] when the heap's patience is over. Dropped before its end, it may have written some.
+    pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        self.core().have_written_back(ranges).await
+    }
+}
+
+/// Units that are to leave.
+pub(super) struct WriteBack {
+    /// Those that were near when it was looked last.
+    near: Vec<u32>,
+    /// Those that wait for scopes.
+    batch: Option<Batch>,
+}
+
+impl WriteBack {
+    pub(super) fn new(core: &Core, ranges: impl IntoIterator<Item = FarRange>) -> WriteBack {
+        let pages = ranges.into_iter().flat_map(|range| range.pages(core.pages));
+        let units: BTreeSet<u32> = pages.filter_map(|page| Some(core.segments.unit_of(page)?.page)).collect();
+        WriteBack { near: Vec::from_iter(units), batch: None }
+    }
+
+    /// A step further; true if all were written.
+    pub(super) fn step(&mut self, core: &Core) -> Result<bool, FarError> {
+        // A page that was seen there once has been written since.
+        self.near.retain(|page| {
+            let word = FrameWord(core.words[*page].load(Ordering::Acquire));
+            !matches!(word.state(), State::Far | State::Empty)
+        });
+        if self.near.is_empty() {
+            return Ok(true);
+        }
+        core.help_all();
+        core.evictor.send_away(core, &self.near, &mut self.batch)?;
+        Ok(false)
+    }
+
+    /// Nothing more is done.
+    pub(super) fn end(self, core: &Core) {
+        if let Some(batch) = self.batch {
+            core.evictor.put_last(batch);
+        }
+    }
 }
 
 impl Core {
@@ -59,23 +104,20 @@ impl Core {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);
         }
-        let pages = ranges.into_iter().flat_map(|range| range.pages(self.pages));
-        let units: BTreeSet<u32> = pages.filter_map(|page| Some(self.segments.unit_of(page)?.page)).collect();
-        let mut near = Vec::from_iter(units);
+        let mut work = WriteBack::new(self, ranges);
         let mut patience = Patience::new(self.patience);
-        loop {
-            // A page that was seen there once has been written since.
-            near.retain(|page| {
-                let word = FrameWord(self.words[*page].load(Ordering::Acquire));
-                !matches!(word.state(), State::Far | State::Empty)
-            });
-            if near.is_empty() {
-                return Ok(());
+        let result = loop {
+            match work.step(self) {
+                Ok(true) => break Ok(()),
+                Ok(false) => {}
+                Err(error) => break Err(error),
             }
-            self.help_all();
-            self.evictor.send_away(self, &near, &mut patience)?;
-            patience.wait()?;
-        }
+            if let Err(error) = patience.wait() {
+                break Err(error);
+            }
+        };
+        work.end(self);
+        result
     }
 }
 
@@ -83,10 +125,15 @@ impl Core {
 mod tests {
     //! Guards against a server that reads what was there before.
     use super::*;
+    use crate::task::Executor;
     use crate::{FarBox, FarVec, Plane};
+    use core::cell::Cell;
+    use core::future::{Future, poll_fn};
+    use core::task::{Context, Poll, Waker};
     use core::time::Duration;
     use farfield_core::PageId;
     use farfield_pool::{Backend, Buffer, Lane, Op, Priority, Request};
+    use std::time::Instant;
 
     fn builder() -> crate::Builder {
         Heap::builder().near(16 << 20).near_max(16 << 20).far(1 << 30).paranoid(true)
@@ -202,5 +249,86 @@ mod tests {
         let value = heap.alloc([3u64; 3]).unwrap();
         assert!(matches!(heap.write_back(heap.far_range(&value)), Err(FarError::Pool(_))));
         assert_eq!(*value.get(&heap.enter()).unwrap(), [3; 3], "it stays near");
+    }
+
+    /// One that writes back, and one that uses what is written, in the same thread and in another; on each plane.
+    #[test]
+    fn tasks_write_back_while_others_go_on() {
+        for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+            let heap = builder().plane(plane).build().unwrap();
+            let mut reader = Reader(heap.core().backend.open_lane().unwrap());
+            let mut vec = FarVec::new();
+            vec.extend(&heap.enter(), 0..100_000u64).unwrap();
+            let large: FarBox<[u64; 5000]> = heap.alloc([7; 5000]).unwrap();
+            let executor = Executor::new(&heap);
+            let turns = Cell::new(0);
+            let is_written = Cell::new(false);
+            executor.spawn(async {
+                // In its way until it ends.
+                let scope = heap.enter();
+                let seen = large.fetch(&scope).await.unwrap();
+                for _ in 0..100 {
+                    assert!(!is_written.get() && seen[4999] == 7);
+                    turns.set(turns.get() + 1);
+                    yield_now().await;
+                }
+            });
+            executor.block_on(async {
+                while turns.get() == 0 {
+                    yield_now().await;
+                }
+                let ranges = vec.far_ranges(..).chain(heap.far_range(&large));
+                heap.write_back_async(ranges).await.unwrap();
+                is_written.set(true);
+            });
+            assert_eq!(turns.get(), 100);
+            assert_eq!(reader.words(vec.far_ranges(..)), Vec::from_iter(0..100_000));
+            assert_eq!(reader.words(heap.far_range(&large)), [7; 5000]);
+            drop(executor);
+            drop((vec, large));
+            heap.verify();
+        }
+    }
+
+    #[test]
+    fn tasks_that_write_back_are_told_what_is_wrong() {
+        let heap = builder().patience(Duration::from_millis(200)).build().unwrap();
+        let value = heap.alloc([3u64; 3]).unwrap();
+        let executor = Executor::new(&heap);
+        let stalled = executor.block_on(async {
+            let scope = heap.enter();
+            let result = heap.write_back_async(heap.far_range(&value)).await;
+            drop(scope);
+            result
+        });
+        assert!(matches!(stalled, Err(FarError::Stalled { .. })), "{stalled:?}");
+        // Given up while a scope is in its way: nothing is left of it.
+        let scope = heap.enter();
+        {
+            let mut given_up = core::pin::pin!(heap.write_back_async(heap.far_range(&value)));
+            assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while heap.core().errands.are_left() {
+            assert!(Instant::now() < deadline, "nobody waits for it");
+            std::thread::yield_now();
+        }
+        drop(scope);
+        executor.block_on(heap.write_back_async(heap.far_range(&value))).unwrap();
+        executor.block_on(heap.write_back_async([])).unwrap();
+        let broken = builder().pool("fault:die=1@ram:").build().unwrap();
+        let value = broken.alloc([3u64; 3]).unwrap();
+        let result = Executor::new(&broken).block_on(broken.write_back_async(broken.far_range(&value)));
+        assert!(matches!(result, Err(FarError::Pool(_))), "{result:?}");
+    }
+
+    /// Anything else may run first.
+    async fn yield_now() {
+        let mut is_first = true;
+        poll_fn(|context| {
+            context.waker().wake_by_ref();
+            if core::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
     }
 }

@@ -25,6 +25,7 @@
 //! # let map = FarMap::<u64, u64>::new(&heap)?;
 //! # let value = heap.alloc(7)?;
 //! may_change_its_thread(async {
+//!     heap.write_back_async(heap.far_range(&value)).await?;
 //!     let pinned = value.fetch_pinned().await?;
 //!     heap.fetch_with(|scope| Ok(map.get(scope, &*pinned)?.copied())).await
 //! });
