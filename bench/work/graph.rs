@@ -212,8 +212,9 @@ impl Lists for Far<'_> {
     }
 
     fn sort(&mut self) -> Result<(), FarError> {
+        let mut scope = self.heap.enter();
         for at in 0..self.lists.len() {
-            let scope = self.heap.enter();
+            scope.renew();
             if self.lists.at(&scope, at)?.newest.is_empty() {
                 continue;
             }

@@ -7,7 +7,7 @@ use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, Near, STARS, Size, neigh
 use crate::random::mix;
 use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
-use farfield::{FarError, FarVec, Heap};
+use farfield::{FarError, FarVec, Heap, Scope};
 
 const ROUNDS: u64 = 3;
 const DAMPING: f64 = 0.85;
@@ -170,16 +170,16 @@ impl<'a> FarRanks<'a> {
         Ok(made)
     }
 
-    /// What all who point to a vertex give it.
-    fn given(&self, at: usize) -> Result<f64, FarError> {
+    /// What all who point to a vertex give it. Renews the scope for each list.
+    fn given(&self, scope: &mut Scope<'_>, at: usize) -> Result<f64, FarError> {
         let (mut given, mut next) = (0.0, Some(at));
         while let Some(at) = next {
-            let scope = self.sources.heap.enter();
-            let list = self.sources.lists.at(&scope, at)?;
-            for from in neighbours(list.newest.get(&scope)?) {
-                given += self.shares.at(&scope, vertex(from))?;
+            let list = self.sources.lists.at(scope, at)?;
+            for from in neighbours(list.newest.get(scope)?) {
+                given += self.shares.at(scope, vertex(from))?;
             }
             next = list.before.map(|before| before.get() as usize);
+            scope.renew();
         }
         Ok(given)
     }
@@ -187,10 +187,12 @@ impl<'a> FarRanks<'a> {
 
 impl Ranks for FarRanks<'_> {
     fn add(&mut self, edges: &mut [Edge]) -> Result<()> {
-        for edge in edges.iter_mut() {
+        for few in edges.chunks_mut(FULL) {
             let scope = self.sources.heap.enter();
-            *self.degrees.at_mut(&scope, edge.from as usize)? += 1;
-            std::mem::swap(&mut edge.from, &mut edge.to);
+            for edge in few {
+                *self.degrees.at_mut(&scope, edge.from as usize)? += 1;
+                std::mem::swap(&mut edge.from, &mut edge.to);
+            }
         }
         Ok(self.sources.add(edges)?)
     }
@@ -223,11 +225,19 @@ impl Ranks for FarRanks<'_> {
     fn take(&mut self) -> Result<f64> {
         let vertices = self.ranks.len();
         let mut sum = 0.0;
-        for at in 0..vertices {
-            let rank = rank(self.given(at)?, vertices);
-            let scope = self.sources.heap.enter();
-            *self.ranks.at_mut(&scope, at)? = rank;
-            sum += rank;
+        let heap = self.sources.heap;
+        let mut scope = heap.enter();
+        let mut found = Vec::with_capacity(RUN);
+        for first in (0..vertices).step_by(RUN) {
+            let run = first..vertices.min(first + RUN);
+            found.clear();
+            for at in run.clone() {
+                let rank = rank(self.given(&mut scope, at)?, vertices);
+                found.push(rank);
+                sum += rank;
+            }
+            self.ranks.chunks_mut_in(&scope, run).next().unwrap_or(Ok(&mut []))?.copy_from_slice(&found);
+            scope.renew();
         }
         Ok(sum)
     }

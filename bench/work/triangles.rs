@@ -78,10 +78,11 @@ fn near(lists: &Near, step: usize) -> Result<u64, FarError> {
 
 fn far(lists: &Far, step: usize) -> Result<u64, FarError> {
     let mut count = 0;
+    let mut scope = lists.heap.enter();
     for at in (0..lists.lists.len()).step_by(step) {
         let mut first = 0;
         loop {
-            let scope = lists.heap.enter();
+            scope.renew();
             let list = neighbours(lists.lists.at(&scope, at)?.newest.get(&scope)?);
             for to in list.iter().skip(first).take(RUN) {
                 let other = lists.lists.at(&scope, vertex(to))?.newest.get(&scope)?;

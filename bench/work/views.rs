@@ -144,10 +144,11 @@ fn near(lists: &Near, buckets: usize, totals: &mut Totals) -> Result<(), FarErro
 }
 
 fn far(lists: &Far, buckets: usize, totals: &mut Totals) -> Result<(), FarError> {
+    let mut scope = lists.heap.enter();
     for at in 0..buckets {
         let mut next = Some(at);
         while let Some(at) = next {
-            let scope = lists.heap.enter();
+            scope.renew();
             let list = lists.lists.at(&scope, at)?;
             let views = neighbours(list.newest.get(&scope)?).iter();
             totals.seen.extend(views.map(|view| (vertex(view) as u32, stamp(view))));
