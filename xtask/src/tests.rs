@@ -13,13 +13,14 @@ pub(crate) struct Part {
 }
 
 /// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 14] = [
+pub(crate) const PARTS: [Part; 15] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
     Part { name: "fabric", alone: true },
     Part { name: "faults", alone: true },
     Part { name: "heaps", alone: true },
     Part { name: "survival", alone: true },
+    Part { name: "tiers", alone: true },
     Part { name: "switch", alone: true },
     Part { name: "leftovers", alone: true },
     Part { name: "kills", alone: true },

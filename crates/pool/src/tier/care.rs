@@ -7,13 +7,15 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::policy::room::{Look, look};
 use farfield_core::tier_word::TierWord;
-use farfield_os::process::now_ns;
 
 /// Pages that are moved together, and pages that are looked at in one go.
 const MOVE_PAGES: u64 = 64;
 const LOOK: u64 = 4096;
 /// How long nothing begins after something has failed.
 const REST: Duration = Duration::from_millis(100);
+/// The same after so many vain rounds: in the first one pages are spared that were written since the one before.
+const SHORT_REST: Duration = Duration::from_millis(5);
+const VAIN_ROUNDS: u32 = 2;
 /// Steps of a lane for each operation of its owner that changes pages, a move and what it leaves behind; and most that it has before it.
 const STEPS: u32 = 2;
 const STEPS_MAX: u32 = 8;
@@ -29,7 +31,9 @@ pub(super) struct Care {
     /// Where the clock hand of each tier is, and where copies are looked for.
     hands: [u64; TierWord::TIERS_MAX],
     sweeps_from: u64,
-    rests_until: u64,
+    /// Rounds without anything to do.
+    vain_rounds: u32,
+    is_stopped: bool,
 }
 
 impl Care {
@@ -45,7 +49,8 @@ impl Care {
             busy: 0,
             hands: [0; TierWord::TIERS_MAX],
             sweeps_from: 0,
-            rests_until: 0,
+            vain_rounds: 0,
+            is_stopped: false,
         }
     }
 
@@ -60,21 +65,17 @@ impl Care {
 
     /// Nothing more than what is under way.
     pub(super) fn stop(&mut self) {
-        self.rests_until = u64::MAX;
+        self.is_stopped = true;
     }
 
     pub(super) fn go_on(&mut self) {
-        self.rests_until = 0;
-    }
-
-    fn rest(&mut self) {
-        self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
+        self.is_stopped = false;
     }
 
     /// May a step begin?
     fn is_free(&self, changes: usize) -> bool {
         let is_allowed = self.steps.is_none_or(|steps| steps > 0 && changes > 0);
-        is_allowed && self.busy < self.most && (self.rests_until == 0 || now_ns() >= self.rests_until)
+        is_allowed && self.busy < self.most && !self.is_stopped
     }
 
     pub(super) fn on_sent(&mut self) {
@@ -86,10 +87,21 @@ impl Care {
     }
 
     fn find(&mut self, table: &TierTable) -> Option<Step> {
-        if table.has_garbage() {
-            return self.find_garbage(table);
+        if table.is_resting() {
+            return None;
         }
-        (0..table.legs.len()).find_map(|from| self.find_to_move(table, from, table.move_to(from)?))
+        let found = if table.has_garbage() {
+            self.find_garbage(table)
+        } else {
+            (0..table.legs.len()).find_map(|from| self.find_to_move(table, from, table.move_to(from)?))
+        };
+        if found.is_some() {
+            self.vain_rounds = 0;
+        } else if self.vain_rounds >= VAIN_ROUNDS {
+            self.vain_rounds = 0;
+            table.rest(SHORT_REST);
+        }
+        found
     }
 
     fn find_garbage(&mut self, table: &TierTable) -> Option<Step> {
@@ -97,6 +109,7 @@ impl Care {
             let first = table.next_written(self.sweeps_from);
             if first == table.pages {
                 self.sweeps_from = 0;
+                self.vain_rounds += 1;
                 return None;
             }
             if let Some(tier) = table.word(first).garbage().iter().next() {
@@ -115,6 +128,7 @@ impl Care {
             let first = table.next_written(self.hands[from]);
             if first == table.pages {
                 self.hands[from] = 0;
+                self.vain_rounds += 1;
                 return None;
             }
             self.hands[from] = first + 1;
@@ -211,9 +225,9 @@ impl TierLane {
     fn give_back(&mut self, buffer: Buffer, rests: bool) {
         if let Some(care) = &mut self.care {
             care.buffers.push(buffer);
-            if rests {
-                care.rest();
-            }
+        }
+        if rests {
+            self.table.rest(REST);
         }
     }
 
@@ -225,7 +239,7 @@ impl TierLane {
             Err(PoolError::TimedOut { .. }) => {}
             Err(_) => {
                 self.table.finish_sweep(page, count, tier, false);
-                self.care.iter_mut().for_each(Care::rest);
+                self.table.rest(REST);
             }
         }
     }

@@ -103,13 +103,15 @@ pub(super) struct TierTable {
     garbage: AtomicU64,
     /// Pages that went to the next tier, ever.
     moved: AtomicU64,
+    /// Until then nobody begins to move anything.
+    rests_until: AtomicU64,
     is_abandoned: AtomicBool,
 }
 
 impl Patient for TierTable {
     type Lane = TierLane;
     fn needs_care(&self) -> bool {
-        !self.is_abandoned() && (self.has_garbage() || (0..self.legs.len()).any(|tier| self.move_to(tier).is_some()))
+        !self.is_abandoned() && !self.is_resting() && self.has_work()
     }
     fn open_for_care(self: &Arc<TierTable>) -> Option<TierLane> {
         TierLane::open_for_thread(self, THREAD_CARES).ok()
@@ -143,6 +145,7 @@ impl TierTable {
             places,
             garbage: AtomicU64::new(0),
             moved: AtomicU64::new(0),
+            rests_until: AtomicU64::new(0),
             is_abandoned: AtomicBool::new(false),
         }
     }
@@ -159,6 +162,21 @@ impl TierTable {
 
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Is there something to move, or to give back?
+    pub(super) fn has_work(&self) -> bool {
+        self.has_garbage() || (0..self.legs.len()).any(|tier| self.move_to(tier).is_some())
+    }
+
+    /// Nothing more is moved for a while: it has failed, or there is nothing that can be moved now. So snapshots find a moment.
+    pub(super) fn rest(&self, time: Duration) {
+        self.rests_until.fetch_max(Moment(now_ns()).after(time).0, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        let until = self.rests_until.load(Ordering::SeqCst);
+        until != 0 && now_ns() < until
     }
 
     // Words.
