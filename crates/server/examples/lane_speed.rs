@@ -1,6 +1,6 @@
 //! How fast a lane to a server on this machine is: one page at a time, and in batches, both ways.
 //!
-//! `cargo run --release -p farfield-server --example lane_speed [tcp|unix] [SPIN_MICROSECONDS]`
+//! `cargo run --release -p farfield-server --example lane_speed [tcp|unix|fabric] [SPIN_MICROSECONDS]`; `fabric` with `--features fabric`
 
 use farfield_core::PageId;
 use farfield_pool::{Buffer, Completion, Lane, Op, Opener, Priority, Request};
@@ -13,14 +13,17 @@ const DEADLINE: Duration = Duration::from_secs(10);
 fn main() {
     let road = std::env::args().nth(1).unwrap_or_else(|| "tcp".to_owned());
     let listen = match road.as_str() {
-        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        "tcp" | "fabric" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("unix:@farfield-lane-speed-{}", std::process::id()),
     };
     let spin = std::env::args().nth(2).map_or(50, |text| text.parse().expect("microseconds"));
     let spin = Duration::from_micros(spin);
     let listen = vec![listen.parse().expect("a URL")];
-    let server = Server::start(Config { listen, spin, ..Config::default() }).expect("a server");
-    let backend = Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("speed").open().expect("a region");
+    let fabric = (road == "fabric").then(|| "tcp".to_owned());
+    let server = Server::start(Config { listen, fabric, spin, ..Config::default() }).expect("a server");
+    let before = if road == "fabric" { "fabric:" } else { "" };
+    let url = format!("{before}{}", server.endpoints()[0]);
+    let backend = Opener::new().url(url).pages(PAGES).client_name("speed").open().expect("a region");
     let mut lane = backend.open_lane().expect("a lane");
     for (name, write, first_time) in [("write, new", true, true), ("write, again", true, false), ("read", false, false)]
     {

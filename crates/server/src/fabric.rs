@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How soon a thread notices that its session ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a thread sleeps at most: it notices then that its session ended, and a transfer for which libfabric did not wake it waits no longer.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Why memory cannot be read one-sided.
 #[derive(Debug, thiserror::Error)]
