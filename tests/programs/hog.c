@@ -1,22 +1,37 @@
-// Takes memory for the tests of budgets and faults: hog MIB ROUNDS [PROCESSES [THREADS]].
+// Takes memory for the tests of budgets and faults: hog MIB ROUNDS [PROCESSES [THREADS [stalls]]].
 // Each process fills its share and checks it ROUNDS times (0 = until killed), in random order of 64 KiB blocks. Prints what it found.
+// With `stalls` each block changes whenever it was checked, and it says when a block has taken a quarter of a second or more.
 #include "probe.h"
 
 static char *area;
 static size_t bytes, threads_count;
 static int rounds;
 static atomic_ulong bad;
+static int says_stalls;
+
+static long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static uint64_t seed(const uint64_t *versions, size_t block) { return block + (versions[block] << 32); }
 
 static void *walk(void *number) {
     size_t me = (size_t)number, part = bytes / threads_count / 65536 * 65536, blocks = part / 65536;
     char *mine = area + me * part;
+    uint64_t *versions = calloc(blocks, sizeof *versions);
+    NEED(versions);
     for (size_t block = 0; block < blocks; block++) fill(mine + block * 65536, 65536, block);
     for (int round = 1; rounds == 0 || round <= rounds; round++)
         for (size_t i = 0; i < blocks; i++) {
             size_t block = mix(round * 1000003 + i) % blocks;
-            size_t off = wrong(mine + block * 65536, 65536, block);
+            long started = says_stalls ? now_ms() : 0;
+            size_t off = wrong(mine + block * 65536, 65536, seed(versions, block));
             if (off) { atomic_fetch_add(&bad, off); DIE("block %zu has %zu wrong words", block, off); }
-            fill(mine + block * 65536, 65536, block);
+            if (says_stalls) versions[block]++;
+            fill(mine + block * 65536, 65536, seed(versions, block));
+            if (says_stalls && now_ms() - started >= 250) say("took %ld ms", now_ms() - started);
         }
     return NULL;
 }
@@ -27,6 +42,7 @@ int main(int argc, char **argv) {
     rounds = atoi(argv[2]);
     int processes = argc > 3 ? atoi(argv[3]) : 1;
     threads_count = argc > 4 ? strtoul(argv[4], NULL, 10) : 1;
+    says_stalls = argc > 5;
     say("started");
     bytes /= processes;
     pid_t children[64];

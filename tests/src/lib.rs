@@ -9,7 +9,8 @@
 //! - `budget.rs`: does near memory stay within its budget, measured from outside?
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
-//! - `survival.rs`: do programs and heaps outlive the servers of a mirror?
+//! - `survival/`: do programs and heaps outlive the servers of a mirror, and go on while some of them are silent?
+//! - `stops.rs`: do they go on while some of them are silent?
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
@@ -21,6 +22,7 @@ mod far;
 mod job;
 mod process;
 mod random;
+mod relay;
 mod scratch;
 
 pub use data::{random_lines, random_words, shared_text};
@@ -28,6 +30,7 @@ pub use far::{FarRun, Server};
 pub use job::{Far, Footprint, Job, Report};
 pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
 pub use random::Random;
+pub use relay::Relay;
 pub use scratch::Scratch;
 
 use std::path::{Path, PathBuf};

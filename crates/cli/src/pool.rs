@@ -126,6 +126,9 @@ fn status(control: &ControlBlock) {
         let (moved, pages) = (process.moved_pages / 256, process.pages.div_ceil(256));
         text += &format!("process {} moves there: {moved} of {pages} MiB\n", process.pid);
     }
+    for process in &status.degraded {
+        text += &format!("process {process}: a server is lost, silent, or lacks something\n");
+    }
     if !status.reason.is_empty() {
         text += &format!("it has come back from {}: {}\n", status.before.join(" "), status.reason);
     }

@@ -1,13 +1,12 @@
-//! Sockets of the client side: connect with a deadline, send and receive without blocking, pass descriptors.
+//! Sockets of the client side: connect, send and receive without blocking, pass descriptors.
 //!
 //! A foreign program may live in the same process and believes that it knows its descriptors, so every one that is made
 //! here is moved above a floor ([`set_descriptor_floor`]) and is closed on `exec`. Nothing here blocks but
-//! [`connect_tcp`], [`connect_unix`] and [`poll`], which take a limit; nothing raises SIGPIPE.
+//! [`poll`], which takes a limit; nothing raises SIGPIPE.
 
 use crate::errno::{Errno, Result};
 use crate::file;
 use crate::gate::syscall;
-use crate::process::now_ns;
 use core::mem::size_of;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -43,122 +42,113 @@ fn set_option(fd: i32, level: i32, option: i32, value: i32) -> Result<()> {
     unsafe { syscall(libc::SYS_setsockopt, args) }.map(drop)
 }
 
-/// The error that is pending on a socket, for a connection under way.
-fn pending_error(fd: i32) -> Result<()> {
-    let mut value = 0i32;
-    let mut len = size_of::<i32>() as libc::socklen_t;
-    let args = [
-        fd as usize,
-        libc::SOL_SOCKET as usize,
-        libc::SO_ERROR as usize,
-        &raw mut value as usize,
-        &raw mut len as usize,
-        0,
-    ];
-    // SAFETY: the kernel writes one i32 and its length.
-    unsafe { syscall(libc::SYS_getsockopt, args) }?;
-    if value == 0 { Ok(()) } else { Err(Errno(value)) }
+/// Where a socket is to be connected to, as the kernel wants it.
+#[derive(Clone)]
+pub struct Target {
+    address: Raw,
+    bytes: usize,
 }
 
-/// Connects `fd` to the address of `len` bytes at `address`; closes it on failure.
-///
-/// # Safety
-/// `address` must be readable for `len` bytes.
-unsafe fn connect(fd: i32, address: *const u8, len: usize, within: Duration) -> Result<i32> {
-    let until = now_ns().saturating_add(within.as_nanos() as u64);
-    let attempt = || loop {
-        // SAFETY: passed on to the caller.
-        match unsafe { syscall(libc::SYS_connect, [fd as usize, address as usize, len, 0, 0, 0]) } {
-            Ok(_) => return Ok(()),
-            Err(Errno(libc::EISCONN)) => return Ok(()),
-            Err(Errno(libc::EINTR)) => {}
-            Err(Errno(libc::EINPROGRESS | libc::EALREADY)) => {
-                if poll(fd, libc::POLLOUT, left(until)?)? != 0 {
-                    return pending_error(fd);
-                }
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Raw {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+    unix: libc::sockaddr_un,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// It is there.
+    Done,
+    /// The socket can be written to when it has come to an end.
+    UnderWay,
+    /// The other side's queue is full, and nothing says when it is not: to be tried again a little later.
+    Later,
+}
+
+impl Target {
+    /// A TCP server.
+    pub fn tcp(address: SocketAddr) -> Target {
+        match address {
+            SocketAddr::V4(v4) => {
+                let raw = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as u16,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                Target { address: Raw { v4: raw }, bytes: size_of::<libc::sockaddr_in>() }
             }
-            // A Unix socket whose queue is full has no way to say when it is not: ask again a little later.
-            Err(Errno(libc::EAGAIN)) => {
-                crate::process::sleep(left(until)?.min(Duration::from_millis(1)));
+            SocketAddr::V6(v6) => {
+                let raw = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as u16,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                Target { address: Raw { v6: raw }, bytes: size_of::<libc::sockaddr_in6>() }
             }
-            Err(errno) => return Err(errno),
-        }
-    };
-    match attempt() {
-        Ok(()) => Ok(fd),
-        Err(errno) => {
-            file::close(fd);
-            Err(errno)
         }
     }
-}
 
-fn left(until: u64) -> Result<Duration> {
-    match until.saturating_sub(now_ns()) {
-        0 => Err(Errno(libc::ETIMEDOUT)),
-        nanos => Ok(Duration::from_nanos(nanos)),
+    /// A Unix stream socket. A leading `@` means the abstract namespace.
+    pub fn unix(path: &[u8]) -> Result<Target> {
+        // SAFETY: plain numbers; all-zero is valid.
+        let mut raw: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+        raw.sun_family = libc::AF_UNIX as u16;
+        if path.is_empty() || path.len() >= raw.sun_path.len() {
+            return Err(Errno(libc::ENAMETOOLONG));
+        }
+        for (target, byte) in raw.sun_path.iter_mut().zip(path) {
+            *target = *byte as libc::c_char;
+        }
+        let base = core::mem::offset_of!(libc::sockaddr_un, sun_path);
+        let bytes = if path[0] == b'@' {
+            raw.sun_path[0] = 0;
+            base + path.len()
+        } else {
+            base + path.len() + 1
+        };
+        Ok(Target { address: Raw { unix: raw }, bytes })
     }
-}
 
-/// Connects to a TCP server, without Nagle's delay.
-pub fn connect_tcp(address: SocketAddr, within: Duration) -> Result<i32> {
-    let fd = socket(if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 })?;
-    let configured = set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
-        // A server that vanishes without a word is noticed even when nothing is asked of it.
-        .and_then(|()| set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1))
-        .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5))
-        .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2))
-        .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3));
-    if let Err(errno) = configured {
-        file::close(fd);
-        return Err(errno);
+    fn family(&self) -> i32 {
+        // SAFETY: all of them begin with the family.
+        i32::from(unsafe { self.address.unix.sun_family })
     }
-    match address {
-        SocketAddr::V4(v4) => {
-            let raw = libc::sockaddr_in {
-                sin_family: libc::AF_INET as u16,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                sin_zero: [0; 8],
+
+    /// A socket for it, not connected yet: a TCP socket without Nagle's delay.
+    pub fn socket(&self) -> Result<i32> {
+        let fd = socket(self.family())?;
+        if self.family() == libc::AF_UNIX {
+            return Ok(fd);
+        }
+        let configured = set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+            // A server that vanishes without a word is noticed even when nothing is asked of it.
+            .and_then(|()| set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1))
+            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5))
+            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2))
+            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3));
+        configured.map(|()| fd).inspect_err(|_| file::close(fd))
+    }
+
+    /// Begins to connect such a socket, or looks how far that is.
+    pub fn connect(&self, fd: i32) -> Result<Step> {
+        let args = [fd as usize, &raw const self.address as usize, self.bytes, 0, 0, 0];
+        loop {
+            // SAFETY: the kernel reads `bytes` bytes of the address.
+            return match unsafe { syscall(libc::SYS_connect, args) } {
+                Ok(_) | Err(Errno(libc::EISCONN)) => Ok(Step::Done),
+                Err(Errno(libc::EINPROGRESS | libc::EALREADY)) => Ok(Step::UnderWay),
+                Err(Errno(libc::EAGAIN)) => Ok(Step::Later),
+                Err(Errno(libc::EINTR)) => continue,
+                Err(errno) => Err(errno),
             };
-            // SAFETY: a whole `sockaddr_in`.
-            unsafe { connect(fd, (&raw const raw).cast(), size_of::<libc::sockaddr_in>(), within) }
-        }
-        SocketAddr::V6(v6) => {
-            let raw = libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as u16,
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                sin6_scope_id: v6.scope_id(),
-            };
-            // SAFETY: a whole `sockaddr_in6`.
-            unsafe { connect(fd, (&raw const raw).cast(), size_of::<libc::sockaddr_in6>(), within) }
         }
     }
-}
-
-/// Connects to a Unix stream socket. A leading `@` means the abstract namespace.
-pub fn connect_unix(path: &[u8], within: Duration) -> Result<i32> {
-    // SAFETY: plain numbers; all-zero is valid.
-    let mut raw: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    raw.sun_family = libc::AF_UNIX as u16;
-    if path.is_empty() || path.len() >= raw.sun_path.len() {
-        return Err(Errno(libc::ENAMETOOLONG));
-    }
-    for (target, byte) in raw.sun_path.iter_mut().zip(path) {
-        *target = *byte as libc::c_char;
-    }
-    let base = core::mem::offset_of!(libc::sockaddr_un, sun_path);
-    let len = if path[0] == b'@' {
-        raw.sun_path[0] = 0;
-        base + path.len()
-    } else {
-        base + path.len() + 1
-    };
-    let fd = socket(libc::AF_UNIX)?;
-    // SAFETY: `len` is within `sockaddr_un`.
-    unsafe { connect(fd, (&raw const raw).cast(), len, within) }
 }
 
 /// Sends what the kernel takes at once of the bytes at `parts`. `EAGAIN`: nothing now. `EPIPE`, `ECONNRESET`: the
@@ -300,10 +290,19 @@ mod tests {
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
     }
 
+    /// A socket connected to it.
+    fn connected(target: &Target) -> Result<i32> {
+        let fd = target.socket()?;
+        while target.connect(fd)? != Step::Done {
+            poll(fd, libc::POLLOUT, Duration::from_secs(60))?;
+        }
+        Ok(fd)
+    }
+
     #[test]
     fn bytes_go_both_ways_over_tcp_and_the_end_is_noticed() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let fd = connect_tcp(listener.local_addr().unwrap(), Duration::from_secs(60)).unwrap();
+        let fd = connected(&Target::tcp(listener.local_addr().unwrap())).unwrap();
         // SAFETY: ours alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let (mut other, _) = listener.accept().unwrap();
@@ -335,9 +334,9 @@ mod tests {
         // The port of a client: nobody listens there, and nobody else gets it meanwhile.
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let address = client.local_addr().unwrap();
-        assert_eq!(connect_tcp(address, Duration::from_secs(60)).unwrap_err(), Errno(libc::ECONNREFUSED));
-        assert_eq!(connect_unix(b"/nowhere/socket", Duration::from_secs(60)).unwrap_err(), Errno(libc::ENOENT));
-        assert_eq!(connect_unix(&[b'x'; 200], Duration::from_secs(60)).unwrap_err(), Errno(libc::ENAMETOOLONG));
+        assert_eq!(connected(&Target::tcp(address)), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(Target::unix(b"/nowhere/socket").and_then(|target| connected(&target)), Err(Errno(libc::ENOENT)));
+        assert_eq!(Target::unix(&[b'x'; 200]).err(), Some(Errno(libc::ENAMETOOLONG)));
     }
 
     #[test]
@@ -347,7 +346,7 @@ mod tests {
         let path = directory.join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         set_descriptor_floor(500);
-        let fd = connect_unix(path.as_os_str().as_encoded_bytes(), Duration::from_secs(60)).unwrap();
+        let fd = Target::unix(path.as_os_str().as_encoded_bytes()).and_then(|target| connected(&target)).unwrap();
         // SAFETY: ours alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         assert!(fd.as_raw_fd() >= 500);

@@ -162,6 +162,8 @@ pub struct Slot {
     pub pool_pages: AtomicU64,
     /// See `pool_pages`.
     pub pool_moved_pages: AtomicU64,
+    /// 1 while a part of its pool does not answer, or lacks something.
+    pub pool_degraded: AtomicU32,
     /// What happened.
     pub counters: Counters,
 }

@@ -192,6 +192,11 @@ pub trait Backend: Send + Sync {
     /// How it feels.
     fn health(&self) -> Health;
 
+    /// Does it answer a question within that time? A place without a server always does.
+    fn answers(&self, _within: Duration) -> bool {
+        true
+    }
+
     /// How it works here, for people, where that depends on the machine. May allocate and ask the system.
     fn how(&self) -> String {
         String::new()

@@ -11,9 +11,11 @@ use farfield_core::wire::{
     WireReply, WireRequest, features,
 };
 use farfield_core::{Incarnation, PageId};
+use farfield_os::net::{Step, Target};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, file, net};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,10 +26,10 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    fn connect(&self, within: Duration) -> Result<i32, Errno> {
+    fn target(&self) -> Result<Target, Errno> {
         match self {
-            Address::Tcp(address) => net::connect_tcp(*address, within),
-            Address::Unix(path) => net::connect_unix(path, within),
+            Address::Tcp(address) => Ok(Target::tcp(*address)),
+            Address::Unix(path) => Target::unix(path),
         }
     }
 }
@@ -94,9 +96,45 @@ pub(crate) struct Session {
 
 /// A connection that belongs to a session; closed when dropped, unless the session was abandoned.
 pub(crate) struct Connection {
-    session: std::sync::Arc<Session>,
+    session: Arc<Session>,
     place: usize,
     pub(crate) fd: i32,
+    is_joined: bool,
+    /// Stays until the connection is dropped, if it did not come to its end at once: whoever polls lanes gives no memory back.
+    handshake: Option<Box<Handshake>>,
+}
+
+impl Connection {
+    /// Is it a connection of the session by now? Goes on with becoming one as far as that can be done at once.
+    pub(crate) fn try_join(&mut self) -> Result<bool, PoolError> {
+        if let (false, Some(handshake)) = (self.is_joined, &mut self.handshake)
+            && let Some(welcome) = handshake.advance().map_err(|error| self.session.join_error(error))?
+        {
+            // Session secrets are random, so another server cannot know this one; it is checked all the same.
+            if welcome.incarnation != self.session.welcome.incarnation {
+                self.session.set_gone();
+                return Err(self.session.gone_error());
+            }
+            self.is_joined = true;
+        }
+        Ok(self.is_joined)
+    }
+
+    pub(crate) fn is_joined(&self) -> bool {
+        self.is_joined
+    }
+
+    /// What to wait for until [`Connection::try_join`] can go on.
+    pub(crate) fn join_events(&self) -> i16 {
+        self.handshake.as_ref().map_or(0, |handshake| handshake.exchange.events())
+    }
+
+    /// Waits until [`Connection::try_join`] can go on.
+    pub(crate) fn wait_to_join(&self, most: Duration) {
+        if let (false, Some(handshake)) = (self.is_joined, &self.handshake) {
+            handshake.wait(most);
+        }
+    }
 }
 
 impl Drop for Connection {
@@ -125,16 +163,27 @@ impl From<PoolError> for HandshakeError {
 
 /// Longest body of an answer to a control request.
 pub(crate) const CONTROL_BODY_MAX: usize = 1024;
+/// How long a new connection waits for the server before it is used all the same.
+const JOIN_PATIENCE: Duration = Duration::from_millis(50);
+/// How long to wait before a server's full queue is tried again.
+const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
 impl Session {
-    /// Connects and starts a new session.
-    pub(crate) fn open(server: u16, address: Address, identity: Identity) -> Result<Session, HandshakeError> {
-        let (fd, welcome) = shake_hands(server, &address, &identity, None)?;
-        let descriptors = Box::new(Descriptors::new());
+    /// Connects and starts a new session, within that time.
+    pub(crate) fn open(
+        server: u16,
+        address: Address,
+        identity: Identity,
+        within: Duration,
+    ) -> Result<Session, HandshakeError> {
+        let mut handshake = Handshake::begin(server, &address, &identity, None)?;
+        let (descriptors, fd) = (Box::new(Descriptors::new()), handshake.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
+        let welcome = handshake.finish(within);
+        let welcome = welcome.and_then(|welcome| welcome.ok_or(PoolError::TimedOut { server, after: within }.into()));
         Ok(Session {
             server,
-            welcome,
+            welcome: welcome.inspect_err(|_| descriptors.close_all())?,
             address,
             identity,
             descriptors,
@@ -146,26 +195,47 @@ impl Session {
         })
     }
 
-    /// Another connection of this session.
-    pub(crate) fn join(self: &std::sync::Arc<Self>) -> Result<Connection, PoolError> {
-        let joined = shake_hands(self.server, &self.address, &self.identity, Some(self.welcome.session));
-        let (fd, welcome) = joined.map_err(|error| match error {
+    /// Another connection of this session. If the server does not answer soon, the connection has not [joined](Connection::try_join)
+    /// yet: who is silent now must not keep those waiting who can do without.
+    pub(crate) fn join(self: &Arc<Self>) -> Result<Connection, PoolError> {
+        let error = |error| self.join_error(error);
+        let secret = Some(self.welcome.session);
+        let handshake = Handshake::begin(self.server, &self.address, &self.identity, secret).map_err(error)?;
+        let fd = handshake.fd;
+        let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
+        let handshake = Some(Box::new(handshake));
+        let mut connection = Connection { session: self.clone(), place, fd, is_joined: false, handshake };
+        let until = now_ns().saturating_add(JOIN_PATIENCE.as_nanos() as u64);
+        while !connection.try_join()? {
+            match until.saturating_sub(now_ns()) {
+                0 => return Ok(connection),
+                left => connection.wait_to_join(Duration::from_nanos(left)),
+            }
+        }
+        connection.handshake = None;
+        Ok(connection)
+    }
+
+    /// Does the server answer a new connection?
+    pub(crate) fn answers(&self, within: Duration) -> bool {
+        let secret = Some(self.welcome.session);
+        // Whatever else is wrong the next question will show.
+        let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.identity, secret) else {
+            return true;
+        };
+        let answer = handshake.finish(within);
+        file::close(handshake.fd);
+        !matches!(answer, Ok(None))
+    }
+
+    fn join_error(&self, error: HandshakeError) -> PoolError {
+        match error {
             // It was there when the session began.
             HandshakeError::HungUp => self.gone_error(),
             HandshakeError::Pool(PoolError::Os(errno)) if is_of_the_gone(errno) => self.gone_error(),
             HandshakeError::Pool(error) => error,
-            HandshakeError::Refused(_) => {
-                PoolError::Refused { server: self.server, reason: "the session does not take another connection" }
-            }
-        })?;
-        let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
-        let connection = Connection { session: self.clone(), place, fd };
-        // Session secrets are random, so another server cannot know this one; it is checked all the same.
-        if welcome.incarnation != self.welcome.incarnation {
-            self.set_gone();
-            return Err(self.gone_error());
+            HandshakeError::Refused(_) => self.gone_error(),
         }
-        Ok(connection)
     }
 
     /// Asks one thing and waits for the answer, at most `within`.
@@ -330,19 +400,7 @@ impl From<Errno> for AskError {
     }
 }
 
-/// Asks one thing on a connection that nobody else uses meanwhile.
-pub(crate) fn ask_on(
-    fd: i32,
-    tag: u64,
-    request: Request<'_>,
-    until: u64,
-    fds: &mut [i32],
-) -> Result<(Reply, usize), AskError> {
-    let (reply, _, count) = exchange(fd, tag, request, until, &mut [0; CONTROL_BODY_MAX], fds)?;
-    Ok((reply, count))
-}
-
-/// The same, with the body of the answer: answer, length of its body, number of descriptors.
+/// Asks one thing on a connection that nobody else uses meanwhile: answer, length of its body, number of descriptors.
 fn exchange(
     fd: i32,
     tag: u64,
@@ -448,61 +506,180 @@ fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Resul
     }
 }
 
-fn shake_hands(
+/// The beginning of a connection, step by step, without waiting.
+struct Handshake {
     server: u16,
-    address: &Address,
-    identity: &Identity,
-    session: Option<SessionSecret>,
-) -> Result<(i32, Welcome), HandshakeError> {
-    let until = now_ns().saturating_add(identity.deadline.as_nanos() as u64);
-    let fd = address.connect(identity.deadline).map_err(|errno| match errno.0 {
-        libc::ETIMEDOUT => PoolError::TimedOut { server, after: identity.deadline },
-        _ => PoolError::Os(errno),
-    })?;
-    let greeted = greet(fd, server, identity, session, until, matches!(address, Address::Unix(_)));
-    greeted.map(|welcome| (fd, welcome)).inspect_err(|_| file::close(fd))
+    fd: i32,
+    joins: bool,
+    target: Target,
+    /// What the last attempt to connect has come to.
+    connected: Step,
+    exchange: Exchange,
 }
 
-fn greet(
-    fd: i32,
-    server: u16,
-    identity: &Identity,
-    session: Option<SessionSecret>,
-    until: u64,
-    local: bool,
-) -> Result<Welcome, HandshakeError> {
-    let hello = Hello {
-        version_min: VERSION_MIN,
-        version_max: VERSION_MAX,
-        features: features::CLONE | features::PART | if local { features::MAP } else { features::FABRIC },
-        session,
-        token: &identity.token,
-        client_name: &identity.client_name,
-    };
-    let mut bytes = Vec::with_capacity(512);
-    hello.encode(&mut bytes);
-    let mut body = [0; CONTROL_BODY_MAX];
-    let answer = send_all(fd, &bytes, until).and_then(|()| receive_frame(fd, &mut body, until, &mut []));
-    let (head, len, _) = answer.map_err(|error| match error {
-        AskError::TimedOut => HandshakeError::Pool(PoolError::TimedOut { server, after: identity.deadline }),
-        AskError::Os(errno) => HandshakeError::Pool(PoolError::Os(errno)),
-        AskError::Gone => HandshakeError::HungUp,
-        AskError::Nonsense => {
-            HandshakeError::Pool(PoolError::Refused { server, reason: "it is not a Farfield memory server" })
-        }
-    })?;
-    match Welcome::decode(&head, &body[..len]) {
-        Err(_) => Err(PoolError::Refused { server, reason: "it is not a Farfield memory server" }.into()),
-        Ok(Err(refusal)) => Err(match refusal.code {
-            RefuseCode::Version => PoolError::Version { server, theirs: refusal.version_max, ours: VERSION_MAX }.into(),
-            RefuseCode::Token => {
-                PoolError::Refused { server, reason: "wrong token: give the one the server was started with" }.into()
+impl Handshake {
+    /// Makes a socket that is for the caller to close.
+    fn begin(
+        server: u16,
+        address: &Address,
+        identity: &Identity,
+        session: Option<SessionSecret>,
+    ) -> Result<Handshake, HandshakeError> {
+        let one_sided = if matches!(address, Address::Unix(_)) { features::MAP } else { features::FABRIC };
+        let hello = Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            features: features::CLONE | features::PART | one_sided,
+            session,
+            token: &identity.token,
+            client_name: &identity.client_name,
+        };
+        let mut bytes = Vec::with_capacity(512);
+        hello.encode(&mut bytes);
+        let target = address.target().map_err(PoolError::Os)?;
+        Ok(Handshake {
+            server,
+            fd: target.socket().map_err(PoolError::Os)?,
+            joins: session.is_some(),
+            target,
+            connected: Step::Later,
+            exchange: Exchange::new(bytes),
+        })
+    }
+
+    /// The end of it, or `None` after that time.
+    fn finish(&mut self, within: Duration) -> Result<Option<Welcome>, HandshakeError> {
+        let until = now_ns().saturating_add(within.as_nanos() as u64);
+        loop {
+            if let Some(welcome) = self.advance()? {
+                return Ok(Some(welcome));
             }
-            _ => HandshakeError::Refused(refusal.text.to_owned()),
-        }),
-        Ok(Ok(welcome)) if !(VERSION_MIN..=VERSION_MAX).contains(&welcome.version) => {
-            Err(PoolError::Version { server, theirs: welcome.version, ours: VERSION_MAX }.into())
+            match until.saturating_sub(now_ns()) {
+                0 => return Ok(None),
+                left => self.wait(Duration::from_nanos(left)),
+            }
         }
-        Ok(Ok(welcome)) => Ok(welcome),
+    }
+
+    /// Waits until there is something to do.
+    fn wait(&self, most: Duration) {
+        if self.connected == Step::Later {
+            return farfield_os::process::sleep(most.min(CONNECT_AGAIN));
+        }
+        // What is wrong with the socket the next step will show.
+        let _ = net::poll(self.fd, self.exchange.events(), most);
+    }
+
+    /// Does what can be done now. `None`: that is not all.
+    fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
+        if self.connected != Step::Done {
+            self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
+            if self.connected != Step::Done {
+                return Ok(None);
+            }
+        }
+        match self.exchange.advance(self.fd) {
+            Ok(Some((head, body))) => Self::read_answer(self.server, self.joins, &head, body).map(Some),
+            Ok(None) => Ok(None),
+            Err(AskError::Gone) => Err(HandshakeError::HungUp),
+            Err(AskError::Nonsense) => Err(stranger(self.server).into()),
+            Err(AskError::TimedOut) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
+            Err(AskError::Os(errno)) => Err(PoolError::Os(errno).into()),
+        }
+    }
+
+    fn read_answer(server: u16, joins: bool, head: &Head, body: &[u8]) -> Result<Welcome, HandshakeError> {
+        match Welcome::decode(head, body) {
+            Err(_) => Err(stranger(server).into()),
+            Ok(Err(refusal)) => Err(match refusal.code {
+                RefuseCode::Version => {
+                    PoolError::Version { server, theirs: refusal.version_max, ours: VERSION_MAX }.into()
+                }
+                RefuseCode::Token => {
+                    PoolError::Refused { server, reason: "wrong token: give the one the server was started with" }
+                        .into()
+                }
+                // Lanes that are polled take no memory.
+                _ if joins => {
+                    PoolError::Refused { server, reason: "the session does not take another connection" }.into()
+                }
+                _ => HandshakeError::Refused(refusal.text.to_owned()),
+            }),
+            Ok(Ok(welcome)) if !(VERSION_MIN..=VERSION_MAX).contains(&welcome.version) => {
+                Err(PoolError::Version { server, theirs: welcome.version, ours: VERSION_MAX }.into())
+            }
+            Ok(Ok(welcome)) => Ok(welcome),
+        }
+    }
+}
+
+fn stranger(server: u16) -> PoolError {
+    PoolError::Refused { server, reason: "it is not a Farfield memory server" }
+}
+
+/// A question and its answer on a connection, step by step, without waiting.
+pub(crate) struct Exchange {
+    question: Vec<u8>,
+    sent: usize,
+    answer: [u8; HEAD_BYTES + CONTROL_BODY_MAX],
+    received: usize,
+}
+
+impl Exchange {
+    fn new(question: Vec<u8>) -> Exchange {
+        Exchange { question, sent: 0, answer: [0; HEAD_BYTES + CONTROL_BODY_MAX], received: 0 }
+    }
+
+    /// For questions that are heads.
+    pub(crate) fn of_heads() -> Exchange {
+        Exchange::new(Vec::with_capacity(HEAD_BYTES))
+    }
+
+    /// Another question, after the answer to the one before.
+    pub(crate) fn ask(&mut self, head: &Head) {
+        self.question.clear();
+        self.question.extend_from_slice(&head.encode());
+        (self.sent, self.received) = (0, 0);
+    }
+
+    /// What to wait for.
+    pub(crate) fn events(&self) -> i16 {
+        if self.sent < self.question.len() { libc::POLLOUT } else { libc::POLLIN }
+    }
+
+    /// Sends and receives what can be now; the answer, if that is all of it.
+    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(Head, &[u8])>, AskError> {
+        while self.sent < self.question.len() {
+            let left = &self.question[self.sent..];
+            let part = libc::iovec { iov_base: left.as_ptr().cast_mut().cast(), iov_len: left.len() };
+            // SAFETY: what is left is readable.
+            match unsafe { net::send(fd, &[part]) } {
+                Ok(sent) => self.sent += sent,
+                Err(Errno(libc::EAGAIN)) => return Ok(None),
+                Err(Errno(libc::EINTR)) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        loop {
+            let wanted = match Head::decode(&self.answer[..self.received]) {
+                Ok(None) => HEAD_BYTES,
+                Ok(Some(head)) if head.body as usize > CONTROL_BODY_MAX => return Err(AskError::Nonsense),
+                Ok(Some(head)) if self.received == HEAD_BYTES + head.body as usize => {
+                    return Ok(Some((head, &self.answer[HEAD_BYTES..self.received])));
+                }
+                Ok(Some(head)) => HEAD_BYTES + head.body as usize,
+                Err(_) => return Err(AskError::Nonsense),
+            };
+            let free = &mut self.answer[self.received..wanted];
+            let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
+            // SAFETY: the part is ours and writable.
+            match unsafe { net::receive(fd, &[part]) } {
+                Ok(0) => return Err(AskError::Gone),
+                Ok(got) => self.received += got,
+                Err(Errno(libc::EAGAIN)) => return Ok(None),
+                Err(Errno(libc::EINTR)) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 }

@@ -197,6 +197,10 @@ impl Backend for FaultBackend {
         if self.fate.is_dead() { Health::Gone } else { self.inner.health() }
     }
 
+    fn answers(&self, within: Duration) -> bool {
+        self.inner.answers(within)
+    }
+
     fn release(&self) {
         self.inner.release();
     }

@@ -12,11 +12,13 @@ use std::sync::Arc;
 /// Most pages of an errand that travels in buffers of the lane.
 pub(crate) const RUN_PAGES: u64 = 16;
 /// How long a leg may take for a write that enough others have.
-pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const WRITE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a leg may take to say that it is there, where others can do without it.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 /// A read is asked for again elsewhere after so many times what it usually takes, within these bounds.
 const HEDGE_TIMES: u64 = 8;
 pub(crate) const HEDGE_MIN: Duration = Duration::from_millis(1);
-pub(crate) const HEDGE_MAX: Duration = Duration::from_millis(250);
+pub(crate) const HEDGE_MAX: Duration = Duration::from_millis(100);
 /// Buffers for one leg's errands: of one page, and of a run.
 const SINGLES: usize = 32;
 const RUNS: usize = 4;
@@ -235,6 +237,12 @@ impl Roster {
         } else {
             Health::Degraded
         }
+    }
+
+    /// Those of these legs that can be asked something for which somebody waits: those that answer now, if they are enough.
+    pub(crate) fn answering(&self, legs: Legs) -> Legs {
+        let answering = self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE));
+        if answering.count() >= self.needed { answering } else { legs }
     }
 
     /// What is said when too few legs are left.

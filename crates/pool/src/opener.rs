@@ -22,6 +22,7 @@ use farfield_core::gf256::Code;
 use farfield_core::wire::{Hello, Reply, Request, features};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Why a pool could not be opened. Unlike [`PoolError`] it may allocate: nobody opens a pool in a hurry.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -105,6 +106,8 @@ pub struct Opener {
     client_name: String,
     pages: u64,
     deadline: Duration,
+    /// How long a leg may be silent while others may do without it.
+    patience: Option<Duration>,
     degraded: bool,
     heals: bool,
     is_inside_a_program: bool,
@@ -137,6 +140,7 @@ impl Opener {
             client_name: String::new(),
             pages: 0,
             deadline: Duration::from_secs(10),
+            patience: None,
             degraded: false,
             heals: false,
             is_inside_a_program: false,
@@ -198,8 +202,8 @@ impl Opener {
         self
     }
 
-    /// Legs of mirrors and erasure codes that cannot be reached count as lost, as long as enough of them can. Without this, they are errors: a
-    /// wrong URL would be noticed too late.
+    /// Legs of mirrors and erasure codes that cannot be reached, or do not answer soon, count as lost, as long as enough of them can. Without this,
+    /// they are errors: a wrong URL would be noticed too late.
     pub fn degraded(mut self) -> Opener {
         self.degraded = true;
         self
@@ -339,6 +343,9 @@ impl Opener {
     ) -> Result<(Vec<Leg>, Vec<Leg>), OpenError> {
         let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
         let are_enough = |opened: &[Leg]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
+        let (mut silent, mut patience) = (Vec::new(), LEGS_PATIENCE);
+        // What lies in a tier lies nowhere else.
+        let is_brief = self.degraded && name != "tier";
         for (index, leg) in legs.iter().chain(spares).enumerate() {
             let (leaves, server) = (leg.leaves(), server + leaf as u16);
             let result = match want {
@@ -347,7 +354,15 @@ impl Opener {
                 Want::Claim { secrets, .. } => Some(Want::Claim { secrets: &secrets[leaf..], pages: 0 }),
                 pages => Some(pages),
             }
-            .map(|want| self.open_tree(leg, server, want));
+            .map(|want| {
+                let started = Instant::now();
+                let result = self.patient(is_brief.then_some(patience)).open_tree(leg, server, want);
+                if result.as_ref().is_err_and(|error| matches!(error.pool_error(), Some(PoolError::TimedOut { .. }))) {
+                    patience = patience.saturating_sub(started.elapsed()).max(LEG_PATIENCE_MIN);
+                    silent.push((index, leg, server, want));
+                }
+                result
+            });
             let backend = match result {
                 Some(Err(error)) if !self.degraded && matches!(want, Want::Pages(_)) => return Err(error),
                 Some(Err(error)) => {
@@ -360,8 +375,14 @@ impl Opener {
             };
             opened.push(Leg { backend, leaves, server });
             leaf += leaves;
-            if index + 1 == legs.len() && !are_enough(&opened) && matches!(want, Want::Pages(_)) {
+            if index + 1 == legs.len() && !are_enough(&opened) && silent.is_empty() && matches!(want, Want::Pages(_)) {
                 break;
+            }
+        }
+        // Nothing goes without those that are silent.
+        for (index, leg, server, want) in silent {
+            if !are_enough(&opened) {
+                opened[index].backend = self.open_tree(leg, server, want).ok();
             }
         }
         if !are_enough(&opened) {
@@ -371,6 +392,11 @@ impl Opener {
         }
         let spares = opened.split_off(legs.len());
         Ok((opened, spares))
+    }
+
+    /// Itself, with this patience.
+    fn patient(&self, patience: Option<Duration>) -> Opener {
+        Opener { patience: patience.map(|patience| patience.min(self.deadline)), ..self.clone() }
     }
 
     fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
@@ -394,7 +420,7 @@ impl Opener {
             }
             Target::Fabric(config) => {
                 let session = self.open_session(server, Address::Tcp(config.address()))?;
-                let (region, pages) = want.ask(&session)?;
+                let (region, pages) = want.ask(&session, self.answers_within())?;
                 return fabric::open(session, config, region, pages);
             }
             Target::Ram(stored_max) => {
@@ -428,7 +454,7 @@ impl Opener {
             }
         };
         let session = self.open_session(server, address)?;
-        let (region, pages) = want.ask(&session)?;
+        let (region, pages) = want.ask(&session, self.answers_within())?;
         if session.welcome.features & features::MAP != 0 {
             return Ok(Arc::new(ShmBackend::new(session, region, pages)?));
         }
@@ -443,9 +469,17 @@ impl Opener {
             client_name: self.client_name.clone(),
             deadline: self.deadline,
         };
-        Ok(Arc::new(Session::open(server, address, identity)?))
+        Ok(Arc::new(Session::open(server, address, identity, self.answers_within())?))
+    }
+
+    fn answers_within(&self) -> Duration {
+        self.patience.unwrap_or(self.deadline)
     }
 }
+
+/// How long all legs together may be silent where others can do without them, and each of them at least.
+const LEGS_PATIENCE: Duration = Duration::from_millis(600);
+const LEG_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
 fn parse(url: &str) -> Result<Tree, OpenError> {
     Tree::parse(url).map_err(|error| OpenError::Url { url: url.to_owned(), why: error.to_string() })
@@ -461,12 +495,12 @@ enum Want<'a> {
 }
 
 impl Want<'_> {
-    fn ask(&self, session: &Session) -> Result<(RegionId, u64), PoolError> {
+    fn ask(&self, session: &Session, within: Duration) -> Result<(RegionId, u64), PoolError> {
         let request = match *self {
             Want::Pages(pages) => Request::CreateRegion { pages },
             Want::Claim { secrets, .. } => Request::ClaimRegion { ticket: secrets[0] },
         };
-        match (session.ask(request, session.deadline())?, self) {
+        match (session.ask(request, within)?, self) {
             (Reply::Created { region }, Want::Pages(pages)) => Ok((region, *pages)),
             (Reply::Claimed { region, pages }, Want::Claim { .. }) if pages > 0 => Ok((region, pages)),
             _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
@@ -617,6 +651,32 @@ mod tests {
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let url = format!("tcp://{}", client.local_addr().unwrap());
         assert!(error(&url).contains("connection refused"));
+    }
+
+    #[test]
+    fn a_leg_that_is_silent_is_not_waited_for_where_others_are_enough() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = format!("tcp://{}", listener.local_addr().unwrap());
+        let deadline = Duration::from_secs(60);
+        for url in [
+            format!("mirror({silent},ram:)"),
+            format!("ec(2,2,ram:,{silent},ram:,{silent})"),
+            format!("mirror(ram:,ram:,spare={silent})"),
+        ] {
+            let started = Instant::now();
+            let backend = Opener::new().url(&url).pages(64).degraded().deadline(deadline).open().unwrap();
+            assert!(started.elapsed() < deadline / 2, "{url}: waited {:?}", started.elapsed());
+            let mut lane = backend.open_lane().unwrap();
+            crate::trial::write(&mut *lane, 3, 20, 1).unwrap();
+            crate::trial::assert_version(&mut *lane, 3, 20, 1);
+        }
+        // Nothing goes without it: it has all the time that there is.
+        let deadline = Duration::from_millis(1500);
+        let started = Instant::now();
+        let opener = Opener::new().url(format!("mirror({silent},{silent})")).pages(64).degraded().deadline(deadline);
+        let error = opener.open().err().unwrap();
+        assert!(matches!(error.pool_error(), Some(PoolError::TimedOut { .. })), "{error}");
+        assert!(started.elapsed() >= deadline);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! that capacity and quota hold although the server sees no write. See `docs/design/pool.md`.
 
 use crate::backend::hand_over;
-use crate::connection::{AskError, Connection, Session, ask_on};
+use crate::connection::{AskError, Connection, Exchange, Session};
 use crate::tcp::clone_region;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
 use core::ops::Range;
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, 
 use core::time::Duration;
 use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::wire::{self, MapReply, PagePart, Reply};
+use farfield_core::wire::{self, MapReply, PagePart, Reply, WireReply, WireRequest};
 use farfield_core::{PageId, RegionId, checksum};
 use farfield_os::gate::syscall;
 use farfield_os::process::now_ns;
@@ -36,9 +36,6 @@ const CREDITS_CHUNK: i64 = 1024;
 const CREDITS_KEPT_MAX: i64 = 4 * CREDITS_CHUNK;
 /// How often a busy lane looks whether the server is still there.
 const PULSE: Duration = Duration::from_millis(1);
-/// How long the server may take to answer a lane's question about credits.
-const CREDITS_WITHIN: Duration = Duration::from_secs(5);
-
 const LAYERS: usize = MapReply::LAYERS_MAX as usize;
 /// Files that come before the layers.
 const TABLES: usize = MapReply::TABLES as usize;
@@ -397,6 +394,10 @@ impl Backend for ShmBackend {
             connection: session.join()?,
             region: self.region.clone(),
             ready: VecDeque::with_capacity(SLOTS),
+            unpaid: VecDeque::with_capacity(SLOTS),
+            exchange: Exchange::of_heads(),
+            asked: None,
+            is_tight: false,
             ended: VecDeque::with_capacity(SLOTS),
             zero_sum: checksum(&[0; PAGE_BYTES]),
             next_pulse: 0,
@@ -425,6 +426,10 @@ impl Backend for ShmBackend {
 
     fn health(&self) -> Health {
         if self.region.session.is_gone() { Health::Gone } else { Health::Good }
+    }
+
+    fn answers(&self, within: Duration) -> bool {
+        self.region.session.answers(within)
     }
 
     fn release(&self) {
@@ -469,11 +474,27 @@ struct ShmLane {
     connection: Connection,
     region: Arc<Region>,
     ready: VecDeque<Request>,
+    /// Writes that wait for credits, and until when.
+    unpaid: VecDeque<(Request, u64)>,
+    /// The question about credits that the server has not answered yet.
+    exchange: Exchange,
+    asked: Option<Asked>,
+    /// The server has no whole chunk left.
+    is_tight: bool,
     ended: VecDeque<Completion>,
     zero_sum: u64,
     /// When to look next whether the server is still there.
     next_pulse: u64,
     tag: u64,
+}
+
+/// What the server was asked about credits.
+#[derive(Clone, Copy)]
+enum Asked {
+    /// For so many.
+    Reserve(i64),
+    /// To take so many back.
+    Release(i64),
 }
 
 impl ShmLane {
@@ -535,25 +556,30 @@ impl ShmLane {
         }
     }
 
-    fn write(&mut self, page: PageId, buffer: &Buffer) -> Result<(), PoolError> {
+    /// `Err`: it lacks so many credits.
+    fn write(&self, page: PageId, buffer: &Buffer) -> Result<Result<(), PoolError>, i64> {
         let count = buffer.pages() as u64;
-        self.region.check(page, count)?;
+        if let Err(error) = self.region.check(page, count) {
+            return Ok(Err(error));
+        }
         let top = self.region.top_number();
         let pages = page.0..page.0 + count;
-        let region = self.region.clone();
+        let region = &*self.region;
         let is_new = |page: &u64| region.entry(*page).load(Ordering::Relaxed) != top;
         let wanted = pages.clone().filter(is_new).count() as i64;
-        self.ensure_credits(wanted)?;
+        if wanted > 0 && !region.take_credits(wanted) {
+            return Err(wanted);
+        }
         if let Err(errno) = memfd::write_at(self.region.top(), buffer.bytes(), page.offset()) {
             // A part may have been stored: what the page map does not name takes memory that nobody pays for.
             for page in pages.filter(is_new) {
                 let _ = memfd::punch(self.region.top(), PageId(page).offset(), PAGE_BYTES as u64);
             }
             self.region.credits.fetch_add(wanted, Ordering::Relaxed);
-            return Err(match errno.0 {
+            return Ok(Err(match errno.0 {
                 libc::ENOSPC | libc::ENOMEM => PoolError::PoolFull { server: self.region.session.server },
                 _ => PoolError::Os(errno),
-            });
+            }));
         }
         let noted = self.region.is_read_in_parts.load(Ordering::Relaxed);
         for (index, (page, sum)) in pages.zip(buffer.sums()).enumerate() {
@@ -564,7 +590,7 @@ impl ShmLane {
             // Whoever sees the page in the map sees its bytes and its checksum.
             self.region.entry(page).store(top, Ordering::Release);
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     fn discard(&mut self, page: PageId, count: u64) -> Result<(), PoolError> {
@@ -594,10 +620,9 @@ impl ShmLane {
             }
         }
         let held = self.region.credits.fetch_add(freed, Ordering::Relaxed) + freed;
-        if held > CREDITS_KEPT_MAX && self.region.take_credits(held - CREDITS_CHUNK) {
-            let pages = (held - CREDITS_CHUNK).min(u32::MAX.into()) as u32;
-            self.region.credits.fetch_add(held - CREDITS_CHUNK - i64::from(pages), Ordering::Relaxed);
-            self.ask(wire::Request::Release { region: self.region.id, pages })?;
+        let surplus = (held - CREDITS_CHUNK).min(u32::MAX.into());
+        if held > CREDITS_KEPT_MAX && self.can_ask() && self.region.take_credits(surplus) {
+            self.ask(Asked::Release(surplus));
         }
         result
     }
@@ -630,55 +655,93 @@ impl ShmLane {
         result
     }
 
-    /// Takes `wanted` credits, asking the server for more if need be.
-    fn ensure_credits(&mut self, wanted: i64) -> Result<(), PoolError> {
-        if wanted == 0 || self.region.take_credits(wanted) {
-            return Ok(());
-        }
+    /// Is there no question that waits for its answer?
+    fn can_ask(&self) -> bool {
+        self.asked.is_none() && self.connection.is_joined() && !self.region.session.is_gone()
+    }
+
+    /// Asks the server on the lane's own connection; [`ShmLane::listen`] takes the answer.
+    fn ask(&mut self, asked: Asked) {
+        self.tag += 1;
         let region = self.region.id;
-        // A whole chunk if the server has it, else just what is needed now.
-        let chunk = wire::Request::Reserve { region, pages: wanted.max(CREDITS_CHUNK) as u32 };
-        match self.ask(chunk) {
-            Ok(()) => {
-                self.region.credits.fetch_add(wanted.max(CREDITS_CHUNK) - wanted, Ordering::Relaxed);
-                Ok(())
+        let request = match asked {
+            Asked::Reserve(pages) => wire::Request::Reserve { region, pages: pages as u32 },
+            Asked::Release(pages) => wire::Request::Release { region, pages: pages as u32 },
+        };
+        // It has all the time that it wants: who waits for it has a deadline.
+        self.exchange.ask(&WireRequest { tag: self.tag, background: false, deadline: None, request }.head());
+        self.asked = Some(asked);
+    }
+
+    /// Goes on with joining the session and with what was asked.
+    fn listen(&mut self) {
+        let session = &self.region.session;
+        if session.is_gone() {
+            return;
+        }
+        if self.connection.try_join().is_err() {
+            return session.set_gone();
+        }
+        let Some(asked) = self.asked else { return };
+        let answer = match self.exchange.advance(self.connection.fd) {
+            Ok(None) => return,
+            Ok(Some((head, body))) => WireReply::decode(&head, body).ok().filter(|answer| answer.tag == self.tag),
+            Err(AskError::Gone | AskError::Nonsense | AskError::TimedOut | AskError::Os(_)) => None,
+        };
+        self.asked = None;
+        match (answer.map(|answer| answer.reply), asked) {
+            (Some(Reply::Done), Asked::Reserve(pages)) => {
+                self.region.credits.fetch_add(pages, Ordering::Relaxed);
+                self.is_tight = false;
             }
-            Err(PoolError::PoolFull { .. }) if wanted < CREDITS_CHUNK => {
+            (Some(Reply::Done), Asked::Release(_)) => {}
+            (Some(Reply::Failed { .. }), Asked::Release(pages)) => {
+                self.region.credits.fetch_add(pages, Ordering::Relaxed);
+            }
+            (Some(Reply::Failed { code: wire::ErrorCode::PoolFull, .. }), Asked::Reserve(_)) if !self.is_tight => {
                 // What is held and what is still to be had may be enough together.
-                let held = self.region.credits.swap(0, Ordering::Relaxed);
-                if held >= wanted {
-                    self.region.credits.fetch_add(held - wanted, Ordering::Relaxed);
-                    return Ok(());
-                }
-                let asked = self.ask(wire::Request::Reserve { region, pages: (wanted - held) as u32 });
-                if asked.is_err() {
-                    self.region.credits.fetch_add(held, Ordering::Relaxed);
-                }
-                asked
+                self.is_tight = true;
             }
-            Err(error) => Err(error),
+            (Some(Reply::Failed { code, page }), Asked::Reserve(_)) => {
+                let error = session.failure(code, PageId(page), Duration::ZERO);
+                self.end_unpaid(error);
+            }
+            _ => session.set_gone(),
         }
     }
 
-    /// Asks the server on the lane's own connection and waits for the answer.
-    fn ask(&mut self, request: wire::Request<'_>) -> Result<(), PoolError> {
-        self.tag += 1;
-        let session = &self.region.session;
-        let until = now_ns().saturating_add(CREDITS_WITHIN.as_nanos() as u64);
-        match ask_on(self.connection.fd, self.tag, request, until, &mut []) {
-            Ok((Reply::Done, _)) => Ok(()),
-            Ok((Reply::Failed { code, page }, _)) => Err(session.failure(code, PageId(page), CREDITS_WITHIN)),
-            Ok(_) | Err(AskError::Nonsense | AskError::Gone) => {
-                session.set_gone();
-                Err(session.gone_error())
-            }
-            Err(AskError::TimedOut) => {
-                session.set_gone(); // Its answer would be taken for that of the next question.
-                Err(PoolError::TimedOut { server: session.server, after: CREDITS_WITHIN })
-            }
-            Err(AskError::Os(errno)) => {
-                session.set_gone();
-                Err(PoolError::Os(errno))
+    /// The write that has waited longest for credits ends without them.
+    fn end_unpaid(&mut self, error: PoolError) {
+        if let Some((Request { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
+            self.ended.push_back(Completion { tag, result: Err(error), buffer: Some(buffer) });
+        }
+    }
+
+    /// Stores what waits for credits, as far as there are some by now; asks for those that are lacking.
+    fn pay(&mut self) {
+        while let Some((Request { op: Op::Write { page, buffer }, .. }, until)) = self.unpaid.front() {
+            let session = &self.region.session;
+            let result = match self.write(*page, buffer) {
+                _ if session.is_gone() => Err(session.gone_error()),
+                Ok(result) => result,
+                Err(_) if now_ns() >= *until => {
+                    let after = self.unpaid[0].0.deadline;
+                    Err(PoolError::TimedOut { server: session.server, after })
+                }
+                Err(wanted) => {
+                    if self.can_ask() {
+                        // A whole chunk if the server has it, else just what is needed now.
+                        let held = self.region.credits.load(Ordering::Relaxed);
+                        let least = if self.is_tight { (wanted - held).max(1) } else { wanted.max(CREDITS_CHUNK) };
+                        self.ask(Asked::Reserve(least));
+                        self.listen();
+                        continue;
+                    }
+                    return;
+                }
+            };
+            if let Some((Request { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
+                self.ended.push_back(Completion { tag, result, buffer: Some(buffer) });
             }
         }
     }
@@ -690,6 +753,10 @@ impl ShmLane {
             return;
         }
         self.next_pulse = now + PULSE.as_nanos() as u64;
+        if self.asked.is_some() || !self.connection.is_joined() {
+            // Who listens for an answer notices it.
+            return;
+        }
         let mut byte = 0u8;
         let flags = (libc::MSG_DONTWAIT | libc::MSG_PEEK) as usize;
         let args = [self.connection.fd as usize, &raw mut byte as usize, 1, flags, 0, 0];
@@ -702,11 +769,13 @@ impl ShmLane {
     }
 
     fn work(&mut self) {
-        if self.ready.is_empty() {
+        if self.ready.is_empty() && self.unpaid.is_empty() {
             return;
         }
+        self.listen();
         self.pulse();
-        while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
+        self.pay();
+        while let Some(Request { tag, priority, deadline, op }) = self.ready.pop_front() {
             let gone = self.region.session.is_gone().then(|| self.region.session.gone_error());
             let (result, buffer) = match (op, gone) {
                 (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. }, Some(error)) => {
@@ -717,11 +786,31 @@ impl ShmLane {
                 (Op::ReadPart { page, part, mut buffer }, None) => {
                     (self.read_part(page, part, &mut buffer), Some(buffer))
                 }
-                (Op::Write { page, buffer }, None) => (self.write(page, &buffer), Some(buffer)),
+                (Op::Write { page, buffer }, None) => match self.write(page, &buffer) {
+                    Ok(result) => (result, Some(buffer)),
+                    Err(_) => {
+                        let until = now_ns().saturating_add(deadline.as_nanos() as u64);
+                        let request = Request { tag, priority, deadline, op: Op::Write { page, buffer } };
+                        self.unpaid.push_back((request, until));
+                        self.pay();
+                        continue;
+                    }
+                },
                 (Op::Discard { page, count }, None) => (self.discard(page, count), None),
             };
             self.ended.push_back(Completion { tag, result, buffer });
         }
+    }
+
+    /// Waits for the server, which somebody waits for.
+    fn wait_for_credits(&mut self, timeout: Duration) {
+        if !self.connection.is_joined() {
+            return self.connection.wait_to_join(timeout);
+        }
+        let deadline = self.unpaid.iter().map(|(_, until)| *until).min().unwrap_or(0);
+        let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+        // What is wrong with the connection the next look will show.
+        let _ = net::poll(self.connection.fd, self.exchange.events(), timeout.min(left));
     }
 }
 
@@ -741,11 +830,14 @@ impl Lane for ShmLane {
     }
 
     fn in_flight(&self) -> usize {
-        self.ready.len() + self.ended.len()
+        self.ready.len() + self.unpaid.len() + self.ended.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
-        // Whatever was submitted ends at the next poll; with nothing submitted there is nothing to wait for but death.
+        if self.ready.is_empty() && self.ended.is_empty() && !self.unpaid.is_empty() {
+            return self.wait_for_credits(timeout);
+        }
+        // Whatever else was submitted ends at the next poll; with nothing submitted there is nothing to wait for but death.
         if self.in_flight() == 0
             && !self.region.session.is_gone()
             && net::poll(self.connection.fd, libc::POLLIN, timeout).is_ok_and(|events| events != 0)

@@ -138,6 +138,10 @@ impl Backend for StripeBackend {
         }
     }
 
+    fn answers(&self, within: Duration) -> bool {
+        self.members.iter().all(|member| member.answers(within))
+    }
+
     fn release(&self) {
         self.members.iter().for_each(|member| member.release());
     }

@@ -74,6 +74,10 @@ impl Backend for TcpBackend {
         if self.session.is_gone() { Health::Gone } else { Health::Good }
     }
 
+    fn answers(&self, within: Duration) -> bool {
+        self.session.answers(within)
+    }
+
     fn release(&self) {
         self.session.farewell();
     }
@@ -289,7 +293,9 @@ impl TcpLane {
         }
         self.dead = Some(error);
         self.train.clear();
-        self.session.set_gone();
+        if self.connection.is_joined() {
+            self.session.set_gone();
+        }
         while let Some(slot) = self.conversation.any() {
             self.end(slot, Err(error));
         }
@@ -331,7 +337,7 @@ impl TcpLane {
 
     /// Sends what can be sent.
     fn send(&mut self, now: Moment) {
-        while self.dead.is_none() {
+        while self.dead.is_none() && self.connection.is_joined() {
             if self.train.is_sent() {
                 if !self.conversation.wants_to_send() {
                     return;
@@ -600,7 +606,8 @@ impl TcpLane {
     /// What a sleeping lane waits for: its descriptor, events on it, and a moment.
     pub(crate) fn sleeps_on(&self) -> (i32, i16, u64) {
         let out = if self.train.is_sent() { 0 } else { libc::POLLOUT };
-        (self.connection.fd, libc::POLLIN | out, self.conversation.next_deadline().0)
+        let events = if self.connection.is_joined() { libc::POLLIN | out } else { self.connection.join_events() };
+        (self.connection.fd, events, self.conversation.next_deadline().0)
     }
 
     /// Is there something to collect?
@@ -614,8 +621,14 @@ impl TcpLane {
         if self.dead.is_some() {
             return now.0;
         }
-        self.send(now);
-        self.receive();
+        match self.connection.try_join() {
+            Ok(true) => {
+                self.send(now);
+                self.receive();
+            }
+            Ok(false) => {}
+            Err(error) => self.die(error),
+        }
         if now >= self.conversation.next_deadline() {
             self.expire(now);
         }
@@ -697,7 +710,9 @@ impl Lane for TcpLane {
             }
             let (fd, events, until) = self.sleeps_on();
             let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
-            if let Err(errno) = net::poll(fd, events, sleep) {
+            if !self.connection.is_joined() {
+                self.connection.wait_to_join(sleep);
+            } else if let Err(errno) = net::poll(fd, events, sleep) {
                 self.die_of(errno);
             }
         }

@@ -72,6 +72,15 @@ type Opened = (Arc<dyn Backend>, Box<dyn Lane>);
 
 /// What the first lane of a region with these files finds, or why there is none.
 fn open(files: Vec<OwnedFd>, reply: MapReply) -> Result<Opened, OpenError> {
+    open_when(|| (), files, reply)
+}
+
+/// The same; that happens `before` the first question of a lane is answered.
+fn open_when(
+    before: impl FnOnce() + Send + 'static,
+    files: Vec<OwnedFd>,
+    reply: MapReply,
+) -> Result<Opened, OpenError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let name = format!("farfield-shm-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(name);
@@ -89,8 +98,10 @@ fn open(files: Vec<OwnedFd>, reply: MapReply) -> Result<Opened, OpenError> {
         control.write_all(&bytes[sent..]).unwrap();
         let Ok((mut lane, _)) = listener.accept() else { return };
         welcome(&mut lane);
+        let mut before = Some(before);
         // Room is never refused here.
         while let Some((head, _)) = frame(&mut lane) {
+            before.take().into_iter().for_each(|before| before());
             say(&mut lane, |out| encode_ok(head.tag, Kind::of_request(head.kind).unwrap(), out));
         }
     });
@@ -123,6 +134,41 @@ fn perform(lane: &mut dyn Lane, op: Op) -> Completion {
 fn refusal(files: Vec<OwnedFd>, reply: MapReply) -> PoolError {
     let error = open(files, reply).err().expect("must not be mapped");
     error.pool_error().unwrap_or_else(|| panic!("{error}"))
+}
+
+#[test]
+fn only_writes_wait_for_a_server_that_does_not_answer() {
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (_backend, mut lane) = open_when(move || wait.recv().unwrap(), files(1), reply(1)).unwrap();
+    let after = Duration::from_millis(300);
+    let sealed = || {
+        let mut buffer = Buffer::new(2);
+        buffer.bytes_mut().fill(7);
+        buffer.seal();
+        buffer
+    };
+    let write = |tag, deadline| {
+        let op = Op::Write { page: PageId(10), buffer: sealed() };
+        Request { tag, priority: Priority::Background, deadline, op }
+    };
+    lane.submit(write(2, after)).unwrap();
+    // It is read meanwhile.
+    assert_eq!(read(&mut *lane, 11).buffer.unwrap().page(0), [0; PAGE_BYTES]);
+    let mut done = Vec::with_capacity(4);
+    let end = |lane: &mut dyn Lane, done: &mut Vec<Completion>| {
+        while lane.poll(done) == 0 {
+            lane.wait(LONG);
+        }
+        done.pop().unwrap()
+    };
+    let late = end(&mut *lane, &mut done);
+    assert_eq!((late.tag, late.result), (2, Err(PoolError::TimedOut { server: 0, after })));
+    assert!(late.buffer.is_some());
+    lane.submit(write(3, LONG)).unwrap();
+    assert_eq!((lane.poll(&mut done), lane.in_flight()), (0, 1));
+    go.send(()).unwrap();
+    assert_eq!(end(&mut *lane, &mut done).result, Ok(()));
+    assert_eq!(read(&mut *lane, 11).buffer.unwrap().page(0), [7; PAGE_BYTES]);
 }
 
 #[test]

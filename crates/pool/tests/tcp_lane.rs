@@ -64,6 +64,14 @@ impl Peer {
 
 /// A server that welcomes the control connection and one lane, makes one region, and then follows `script` on the lane.
 fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (Opener, JoinHandle<()>) {
+    serve_when(|| (), script)
+}
+
+/// The same; `before` it looks at the lane's connection for the first time, that happens.
+fn serve_when(
+    before: impl FnOnce() + Send + 'static,
+    script: impl FnOnce(&mut Peer) + Send + 'static,
+) -> (Opener, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let opener = Opener::new()
         .url(format!("tcp://{}", listener.local_addr().unwrap()))
@@ -77,6 +85,7 @@ fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (Opener, JoinHandle
         let (head, _) = control.frame();
         assert_eq!((head.kind, head.page), (Kind::CreateRegion as u8, PAGES));
         control.say(|out| encode_created(head.tag, RegionId(5), out));
+        before();
         let mut lane = Peer(listener.accept().unwrap().0);
         lane.welcome();
         script(&mut lane);
@@ -277,6 +286,31 @@ fn a_reset_ends_everything_in_flight_and_all_that_follows() {
     assert_eq!(collect(&mut *lane, 1)[0].result, gone());
     assert_eq!(backend.health(), Health::Gone);
     assert_eq!(backend.open_lane().err(), Some(gone().unwrap_err()));
+    server.join().unwrap();
+}
+
+#[test]
+fn a_lane_is_open_before_the_server_answers() {
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (opener, server) = serve_when(
+        move || wait.recv().unwrap(),
+        |peer| {
+            // Nobody waits for the first one any more; it was never sent.
+            let (head, _) = peer.frame();
+            peer.answer_read(&head, 0xbb, &[0, 1]);
+        },
+    );
+    let (_backend, mut lane) = connect(&opener);
+    let after = ENOUGH;
+    lane.submit(Request { deadline: after, ..read(1, 3, 1) }).unwrap();
+    assert_eq!(collect(&mut *lane, 1)[0].result, Err(PoolError::TimedOut { server: 0, after }));
+    lane.submit(read(2, 10, 2)).unwrap();
+    lane.wait(Duration::from_millis(1));
+    assert_eq!(lane.in_flight(), 1);
+    go.send(()).unwrap();
+    let done = collect(&mut *lane, 1).remove(0);
+    assert_eq!((done.tag, done.result), (2, Ok(())));
+    assert_eq!(done.buffer.unwrap().page(1), [0xbb; PAGE_BYTES]);
     server.join().unwrap();
 }
 

@@ -21,7 +21,7 @@ use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::{Fault, Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
-use farfield_pool::{Opener, SwitchBackend};
+use farfield_pool::{Health, Opener, SwitchBackend};
 
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
@@ -95,7 +95,8 @@ extern "C" fn monitor(_: usize) -> ! {
                 runtime.armed().store.progress();
                 ticks = ticks.wrapping_add(1);
                 if ticks.is_multiple_of(SERVER_TICKS) {
-                    runtime.armed().store.look_for_server();
+                    let health = runtime.armed().store.look_for_server();
+                    runtime.slot().pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
                 }
                 let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
                 switching::look(runtime);

@@ -267,16 +267,23 @@ impl Store {
         }
     }
 
-    /// Ends the program if the server is gone: pages that can be loaded without it would hide that for as long as nothing
+    /// How the pool feels. Ends the program if the server is gone: pages that can be loaded without it would hide that for as long as nothing
     /// is written.
-    pub fn look_for_server(&self) {
+    pub fn look_for_server(&self) -> Health {
         if let Some(mut channel) = self.open_channels()[0].try_lock().map(Borrowed) {
             channel.lane.wait(Duration::ZERO);
-            channel.progress(self);
         }
-        if self.backend.health() == Health::Gone {
+        // A part of the pool that was silent may have an answer for a lane that nobody uses.
+        for channel in self.open_channels() {
+            if let Some(channel) = channel.try_lock() {
+                Borrowed(channel).progress(self);
+            }
+        }
+        let health = self.backend.health();
+        if health == Health::Gone {
             gone();
         }
+        health
     }
 
     /// Waits until nothing is under way.

@@ -15,6 +15,8 @@ pub struct PoolStatus {
     pub before: Vec<String>,
     /// Processes that still move there.
     pub moving: Vec<MovingProcess>,
+    /// Processes for which a part of their pool does not answer, or lacks something.
+    pub degraded: Vec<u32>,
     /// Why the pool of the last switch was given up; empty if it was not.
     pub reason: String,
 }
@@ -36,16 +38,21 @@ impl PoolStatus {
         let (epoch, urls, _) = control.pool();
         let before = if epoch == 0 { Vec::new() } else { control.pools[epoch.wrapping_sub(1) as usize % 2].read().0 };
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
-        let moving = control.slots[..taken].iter().filter_map(|slot| {
+        let armed = control.slots[..taken].iter().filter_map(|slot| {
             let pid = slot.pid.load(Ordering::Acquire);
-            let is_armed = slot.state.load(Ordering::Acquire) != 0;
-            let moves = pid != 0 && is_armed && slot.pool_epoch.load(Ordering::SeqCst) != epoch;
-            let pages = slot.pool_pages.load(Ordering::Relaxed);
-            moves.then(|| MovingProcess { pid, pages, moved_pages: slot.pool_moved_pages.load(Ordering::Relaxed) })
+            (pid != 0 && slot.state.load(Ordering::Acquire) != 0).then_some((pid, slot))
         });
+        let moving = armed.clone().filter(|(_, slot)| slot.pool_epoch.load(Ordering::SeqCst) != epoch);
+        let moving = moving.map(|(pid, slot)| {
+            let [pages, moved_pages] =
+                [&slot.pool_pages, &slot.pool_moved_pages].map(|pages| pages.load(Ordering::Relaxed));
+            MovingProcess { pid, pages, moved_pages }
+        });
+        let degraded = armed.filter(|(_, slot)| slot.pool_degraded.load(Ordering::Relaxed) != 0);
+        let degraded = degraded.map(|(pid, _)| pid).collect();
         let mut reason = [0; 512];
         let reason = String::from_utf8_lossy(read_text(&control.pool_reason, &control.pool_reason_len, &mut reason));
-        PoolStatus { epoch, urls, before, moving: moving.collect(), reason: reason.into_owned() }
+        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, reason: reason.into_owned() }
     }
 }
 

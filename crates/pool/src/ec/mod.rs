@@ -97,11 +97,12 @@ impl Backend for EcBackend {
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut cloned, mut failed, mut leaf) = (0, None, 0);
+        // What a leg lacks the index knows, unless a late write is still on its way.
+        let able = table.answering(table.which(|leg, _| table.active().has(leg) && !table.is_late(leg)));
         for (number, leg) in table.legs.iter().enumerate() {
             let own: Range<usize> = leaf..leaf + leg.leaves;
             leaf = own.end;
-            // What a leg lacks the index knows, unless a late write is still on its way.
-            if !table.active().has(number) || table.is_late(number) {
+            if !able.has(number) {
                 continue;
             }
             match leg.backend.as_ref().map(|backend| backend.clone_region()) {

@@ -182,9 +182,35 @@ impl EcLane {
     /// It takes longer than usual: others are asked, too.
     pub(super) fn read_is_slow(&mut self, index: usize) {
         match &self.pieces[index] {
-            Some(piece) if piece.is_wide => self.ask(index, PARTS_MAX),
+            Some(piece) if piece.is_wide => {
+                let before = piece.under_way();
+                self.ask(index, PARTS_MAX);
+                let Some(piece) = &self.pieces[index] else { return };
+                let unasked = self.sources(piece).0.but(piece.got).but(piece.under_way());
+                if piece.under_way() == before && !unasked.is_empty() {
+                    // There were no buffers for those that could answer.
+                    self.note_slow(index);
+                    self.read_anew(index);
+                }
+            }
             Some(_) => self.widen(index),
             None => {}
+        }
+    }
+
+    /// Legs that have not answered for longer than usual.
+    fn note_slow(&mut self, index: usize) {
+        let (Some(piece), now) = (&self.pieces[index], now_ns()) else { return };
+        for slow in piece.under_way().iter() {
+            let asked_at =
+                piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
+            if let (Some(lane), Some(asked_at)) = (&mut self.legs[slow], asked_at) {
+                let passed = now.saturating_sub(asked_at);
+                if passed >= lane.hedge_after() {
+                    // Nobody knows how long it will take: so long already.
+                    lane.is_slower_than(passed);
+                }
+            }
         }
     }
 
@@ -367,18 +393,7 @@ impl EcLane {
                 _ => self.again.push_back((parent, offset + row, 1)),
             }
         }
-        let now = now_ns();
-        for slow in piece.under_way().iter() {
-            let asked_at =
-                piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
-            if let (Some(lane), Some(asked_at)) = (&mut self.legs[slow], asked_at) {
-                let passed = now.saturating_sub(asked_at);
-                if passed >= lane.hedge_after() {
-                    // Nobody knows how long it will take: so long already.
-                    lane.is_slower_than(passed);
-                }
-            }
-        }
+        self.note_slow(index);
         let Some(piece) = self.take_piece(index, false) else { return };
         for leg in piece.wrong.iter() {
             if self.table.index.suspect(piece.first, piece.rows, leg, self.table.code.data()) {

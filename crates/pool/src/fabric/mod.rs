@@ -10,6 +10,7 @@ mod lane;
 use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
 use crate::tcp::{TcpLane, clone_region};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
 use farfield_fabric::{Ended, FabricError, Post, Provider, Reader};
@@ -191,6 +192,10 @@ impl Backend for FabricBackend {
 
     fn how(&self) -> String {
         self.how.clone()
+    }
+
+    fn answers(&self, within: Duration) -> bool {
+        self.region.session.answers(within)
     }
 
     fn release(&self) {

@@ -54,11 +54,12 @@ impl Backend for MirrorBackend {
         let _still = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut result, mut first) = (Err(self.table.gone()), 0);
+        // The snapshot of a leg that lacks something would not know what.
+        let able = self.table.answering(self.table.which(|leg, _| self.table.is_whole(leg)));
         for (index, leg) in self.table.legs.iter().enumerate() {
             let own = first..first + leg.leaves;
             first = own.end;
-            // The snapshot of a leg that lacks something would not know what.
-            if !self.table.is_whole(index) {
+            if !able.has(index) {
                 continue;
             }
             match leg.backend.as_ref().map(|backend| backend.clone_region()) {

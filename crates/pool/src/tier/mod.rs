@@ -15,6 +15,7 @@ use crate::legs::Leg;
 use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::fmt::Write;
+use core::time::Duration;
 use lane::TierLane;
 use std::sync::{Arc, Mutex, PoisonError};
 use table::{Places, TierTable};
@@ -95,6 +96,10 @@ impl Backend for TierBackend {
             let _ = write!(text, "{}{pages} pages in tier {}{how}", if tier > 0 { ", " } else { "" }, tier + 1);
         }
         text + &format!("; {moved} have moved on")
+    }
+
+    fn answers(&self, within: Duration) -> bool {
+        self.table.legs.iter().filter_map(|leg| leg.backend.as_ref()).all(|backend| backend.answers(within))
     }
 
     fn release(&self) {

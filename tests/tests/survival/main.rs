@@ -3,6 +3,8 @@
 //! Danger: a byte that was only at the server that died; a spare that is believed before it holds everything; an old version after a death.
 //! `FARFIELD_SEED` repeats the choices.
 
+mod stops;
+
 use farfield::{FarBox, Health, Heap, Plane};
 use farfield_tests::{FarRun, MIB, PATIENCE, Random, Scratch, Server, compile, tier, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
