@@ -52,6 +52,12 @@ pub(crate) enum Peer {
     Lane,
     /// The same, and its memory shared.
     SharedLane,
+    /// Two of them that hold the same, through one lane.
+    MirrorLane,
+    /// Five of them that hold pages and their parity, through one lane.
+    EcLane,
+    /// The same; one of them is lost when the pages are filled.
+    DegradedEcLane,
     /// A file in the scratch folder, through one lane.
     DiskLane,
     /// Compressed memory of the program, through one lane.
@@ -111,6 +117,9 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-switch-tcp" => Contender::FarfieldSwitch(Far::Tcp),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
+        "lane-mirror" => Contender::Peer(Peer::MirrorLane),
+        "lane-ec" => Contender::Peer(Peer::EcLane),
+        "lane-ec-degraded" => Contender::Peer(Peer::DegradedEcLane),
         "lane-ssd" => Contender::Peer(Peer::DiskLane),
         "lane-lz" => Contender::Peer(Peer::CompressedLane),
         "fio" => Contender::Fio,
@@ -118,7 +127,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-ssd, lane-lz, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, farfield-switch-tcp, fio"
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, farfield-switch-tcp, fio"
         ),
     })
 }
@@ -326,25 +335,33 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(name == "remote" || name == "pages", "the workload {name} asks nobody for objects");
-    let server = match peer {
-        Peer::Redis => Some(Server::redis(job)?),
-        Peer::Lane => Some(server_at(Far::Tcp, "server", job)?),
-        Peer::SharedLane => Some(server_at(Far::Private, "server", job)?),
-        Peer::Loopback | Peer::DiskLane | Peer::CompressedLane => None,
+    let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
+    let servers = match peer {
+        Peer::Redis => vec![Server::redis(job)?],
+        Peer::Lane => tcp(1)?,
+        Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
+        Peer::MirrorLane => tcp(2)?,
+        Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
+        Peer::Loopback | Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
-    let url = match (peer, &server) {
-        (_, Some(server)) => server.url.clone(),
-        (Peer::DiskLane, None) => format!("ssd:{}?size={bytes}", job.scratch.display()),
-        (Peer::CompressedLane, None) => format!("lz:?size={bytes}"),
-        (_, None) => "loopback:".to_owned(),
+    let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
+    let url = match peer {
+        Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
+        Peer::MirrorLane => format!("mirror({urls})"),
+        Peer::EcLane => format!("ec(4,1,{urls})"),
+        // Pages are filled 64 at a time, which is one operation of each server.
+        Peer::DegradedEcLane => format!("ec(4,1,fault:die={}@{urls})", job.data_bytes.div_ceil(64 * 4096) + 1),
+        Peer::DiskLane => format!("ssd:{}?size={bytes}", job.scratch.display()),
+        Peer::CompressedLane => format!("lz:?size={bytes}"),
+        Peer::Loopback => "loopback:".to_owned(),
     };
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--peer", &url]);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished)?;
-    if let Some(server) = server {
-        sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    if !servers.is_empty() {
+        sample.figures.insert("server_cpu_s".into(), servers.iter().map(Server::cpu_seconds).sum());
     }
     Ok(sample)
 }
