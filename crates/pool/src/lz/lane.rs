@@ -1,6 +1,6 @@
 //! A lane to compressed pages: whatever is submitted ends at the next poll, demand first.
 
-use super::pack::{self, Packer};
+use super::pack::{self, Packer, Step};
 use super::{COMPRESSED_MAX, Form, Head, Region};
 use crate::backend::hand_over;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
@@ -92,10 +92,14 @@ impl LzLane {
         let head = Head::new(sum, form, kept.len());
         let mut unit = self.region.keep(head, kept);
         for _ in 0..pack::STEPS_WHEN_FULL {
-            if unit.is_ok() || !self.packer.step(&self.region) {
+            if unit.is_ok() {
                 break;
             }
-            unit = self.region.keep(head, kept);
+            match self.packer.step(&self.region) {
+                Step::Packed => unit = self.region.keep(head, kept),
+                Step::Passed => {}
+                Step::InVain => break,
+            }
         }
         self.region.publish(page, Some(unit?));
         if self.region.is_scarce() {

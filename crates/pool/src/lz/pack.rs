@@ -87,6 +87,23 @@ impl Unpacker {
     }
 }
 
+/// What came of a look at a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It takes less room now.
+    Packed,
+    /// It stays as it is.
+    Passed,
+    /// No page was near, there is no room at all, or another lane is at it: another look would be in vain, too.
+    InVain,
+}
+
+enum Packed {
+    At(u64),
+    NotWorthIt,
+    NoRoom,
+}
+
 /// What a lane packs and unpacks with. It has all its memory from the beginning.
 pub(super) struct Packer {
     pub(super) unpacker: Unpacker,
@@ -106,53 +123,63 @@ impl Packer {
         Packer { unpacker: Unpacker(DCtx::create()), packs, kept, page, packed }
     }
 
-    /// Looks at one more page, and packs it again if that is worth it. `false`: nothing was near, or another lane is at it.
-    pub(super) fn step(&mut self, region: &Region) -> bool {
+    /// Looks at one more page, and packs it again if that is worth it.
+    pub(super) fn step(&mut self, region: &Region) -> Step {
         if region.is_packing.swap(true, Ordering::Acquire) {
-            return false;
+            return Step::InVain;
         }
-        let page = region.next_page();
-        if let Some(page) = page {
-            self.look_at(region, page);
-        }
+        let step = region.next_page().map_or(Step::InVain, |page| self.look_at(region, page));
         region.is_packing.store(false, Ordering::Release);
-        page.is_some()
+        step
     }
 
-    fn look_at(&mut self, region: &Region, page: u64) {
+    fn look_at(&mut self, region: &Region, page: u64) -> Step {
         let (marks, shift) = region.marks(page);
         let before = marks.fetch_and(!(USED << shift), Ordering::Relaxed) >> shift;
         if before & (USED | TRIED) != 0 {
-            return;
+            return Step::Passed;
         }
-        let Some(unit) = region.unit(page) else { return };
+        let Some(unit) = region.unit(page) else { return Step::Passed };
         if !region.places.exchange(page, unit, unit | IN_WORK) {
-            return;
+            return Step::Passed;
         }
-        match self.pack(region, page) {
-            Some(packed) if region.places.exchange(page, unit | IN_WORK, packed) => region.slabs.give(unit),
-            Some(packed) => region.slabs.give(packed),
-            None => {
-                marks.fetch_or(TRIED << shift, Ordering::Relaxed);
-                region.places.exchange(page, unit | IN_WORK, unit);
+        let packed = self.pack(region, page);
+        let step = match packed {
+            Packed::At(packed) if region.places.exchange(page, unit | IN_WORK, packed) => {
+                region.slabs.give(unit);
+                return Step::Packed;
             }
-        }
+            Packed::At(packed) => {
+                region.slabs.give(packed);
+                return Step::Passed;
+            }
+            Packed::NoRoom => Step::InVain,
+            Packed::NotWorthIt => {
+                marks.fetch_or(TRIED << shift, Ordering::Relaxed);
+                Step::Passed
+            }
+        };
+        region.places.exchange(page, unit | IN_WORK, unit);
+        step
     }
 
-    /// A piece with the page, smaller than the one that it has. `None`: there is none to be had.
-    fn pack(&mut self, region: &Region, page: u64) -> Option<u64> {
-        let head = region.copy(page, &mut self.kept)?;
+    /// Into a piece that is smaller than the one that it has.
+    fn pack(&mut self, region: &Region, page: u64) -> Packed {
+        let Some(head) = region.copy(page, &mut self.kept) else { return Packed::NotWorthIt };
         let is_packable = matches!(head.form(), Some(Form::Raw | Form::Lz4));
         let is_whole = is_packable && self.unpacker.unpack(head, &self.kept[..head.bytes], &mut self.page[..]);
         // Whoever reads a damaged page finds out.
         if !is_whole || checksum(&self.page[..]) != head.sum {
-            return None;
+            return Packed::NotWorthIt;
         }
-        let bytes = self.packs.compress(&mut self.packed[..], &self.page[..], LEVEL).ok()?;
+        let Ok(bytes) = self.packs.compress(&mut self.packed[..], &self.page[..], LEVEL) else {
+            return Packed::NotWorthIt;
+        };
         let [now, then] = [head.bytes, bytes].map(|bytes| Slabs::units_for(HEAD_BYTES + bytes));
         if then * 8 > now * 7 {
-            return None;
+            return Packed::NotWorthIt;
         }
-        region.keep(Head::new(head.sum, Form::Zstd, bytes), &self.packed[..bytes]).ok()
+        let kept = region.keep(Head::new(head.sum, Form::Zstd, bytes), &self.packed[..bytes]);
+        kept.map_or(Packed::NoRoom, Packed::At)
     }
 }
