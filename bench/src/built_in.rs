@@ -39,6 +39,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/select.toml"),
         include_str!("../experiments/dmswitcher/ssd.toml"),
         include_str!("../experiments/dmswitcher/lz.toml"),
+        include_str!("../experiments/dmswitcher/ec.toml"),
         include_str!("../experiments/dmswitcher/switch.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
