@@ -28,7 +28,10 @@ fn a_server_with_a_fabric_is_measured_and_unmodified_programs_do_not_get_it() {
     let output = farfield().args(["doctor", "--json", "--pool", &url]).output().unwrap();
     let said = text(&output);
     assert!(output.status.success() && said.contains("libfabric"), "{said}");
-    let output = farfield().args(["run", "--far", &url, "--", "true"]).output().unwrap();
+    // It is refused before anything is loaded.
+    let mut run = farfield();
+    run.env("FARFIELD_PRELOAD", env!("CARGO_BIN_EXE_farfield"));
+    let output = run.args(["run", "--far", &url, "--", "true"]).output().unwrap();
     assert!(!output.status.success() && text(&output).contains("fabric is for heaps"), "{}", text(&output));
 }
 

@@ -86,6 +86,8 @@ pub(crate) struct Session {
     pub(crate) welcome: Welcome,
     address: Address,
     identity: Identity,
+    /// What another connection says first.
+    greeting: Vec<u8>,
     descriptors: Box<Descriptors>,
     control: i32,
     control_busy: AtomicBool,
@@ -161,6 +163,8 @@ impl From<PoolError> for HandshakeError {
     }
 }
 
+/// Longest question: the greeting with its token and name.
+const QUESTION_MAX: usize = HEAD_BYTES + 40 + Hello::TOKEN_BYTES_MAX + Hello::NAME_BYTES_MAX;
 /// Longest body of an answer to a control request.
 pub(crate) const CONTROL_BODY_MAX: usize = 1024;
 /// How long a new connection waits for the server before it is used all the same.
@@ -176,14 +180,16 @@ impl Session {
         identity: Identity,
         within: Duration,
     ) -> Result<Session, HandshakeError> {
-        let mut handshake = Handshake::begin(server, &address, &identity, None)?;
+        let mut handshake = Handshake::begin(server, &address, &greeting(&address, &identity, None), false)?;
         let (descriptors, fd) = (Box::new(Descriptors::new()), handshake.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
         let welcome = handshake.finish(within);
         let welcome = welcome.and_then(|welcome| welcome.ok_or(PoolError::TimedOut { server, after: within }.into()));
+        let welcome = welcome.inspect_err(|_| descriptors.close_all())?;
         Ok(Session {
             server,
-            welcome: welcome.inspect_err(|_| descriptors.close_all())?,
+            greeting: greeting(&address, &identity, Some(welcome.session)),
+            welcome,
             address,
             identity,
             descriptors,
@@ -199,8 +205,7 @@ impl Session {
     /// yet: who is silent now must not keep those waiting who can do without.
     pub(crate) fn join(self: &Arc<Self>) -> Result<Connection, PoolError> {
         let error = |error| self.join_error(error);
-        let secret = Some(self.welcome.session);
-        let handshake = Handshake::begin(self.server, &self.address, &self.identity, secret).map_err(error)?;
+        let handshake = Handshake::begin(self.server, &self.address, &self.greeting, true).map_err(error)?;
         let fd = handshake.fd;
         let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
         let handshake = Some(Box::new(handshake));
@@ -218,9 +223,8 @@ impl Session {
 
     /// Does the server answer a new connection?
     pub(crate) fn answers(&self, within: Duration) -> bool {
-        let secret = Some(self.welcome.session);
         // Whatever else is wrong the next question will show.
-        let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.identity, secret) else {
+        let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.greeting, true) else {
             return true;
         };
         let answer = handshake.finish(within);
@@ -506,7 +510,23 @@ fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Resul
     }
 }
 
-/// The beginning of a connection, step by step, without waiting.
+/// What a client says first.
+fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecret>) -> Vec<u8> {
+    let one_sided = if matches!(address, Address::Unix(_)) { features::MAP } else { features::FABRIC };
+    let hello = Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        features: features::CLONE | features::PART | one_sided,
+        session,
+        token: &identity.token,
+        client_name: &identity.client_name,
+    };
+    let mut bytes = Vec::with_capacity(QUESTION_MAX);
+    hello.encode(&mut bytes);
+    bytes
+}
+
+/// The beginning of a connection, step by step, without waiting. Takes no memory.
 struct Handshake {
     server: u16,
     fd: i32,
@@ -519,31 +539,15 @@ struct Handshake {
 
 impl Handshake {
     /// Makes a socket that is for the caller to close.
-    fn begin(
-        server: u16,
-        address: &Address,
-        identity: &Identity,
-        session: Option<SessionSecret>,
-    ) -> Result<Handshake, HandshakeError> {
-        let one_sided = if matches!(address, Address::Unix(_)) { features::MAP } else { features::FABRIC };
-        let hello = Hello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            features: features::CLONE | features::PART | one_sided,
-            session,
-            token: &identity.token,
-            client_name: &identity.client_name,
-        };
-        let mut bytes = Vec::with_capacity(512);
-        hello.encode(&mut bytes);
+    fn begin(server: u16, address: &Address, hello: &[u8], joins: bool) -> Result<Handshake, HandshakeError> {
         let target = address.target().map_err(PoolError::Os)?;
         Ok(Handshake {
             server,
             fd: target.socket().map_err(PoolError::Os)?,
-            joins: session.is_some(),
+            joins,
             target,
             connected: Step::Later,
-            exchange: Exchange::new(bytes),
+            exchange: Exchange::new(hello),
         })
     }
 
@@ -619,38 +623,41 @@ fn stranger(server: u16) -> PoolError {
 
 /// A question and its answer on a connection, step by step, without waiting.
 pub(crate) struct Exchange {
-    question: Vec<u8>,
+    question: [u8; QUESTION_MAX],
+    asked: usize,
     sent: usize,
     answer: [u8; HEAD_BYTES + CONTROL_BODY_MAX],
     received: usize,
 }
 
 impl Exchange {
-    fn new(question: Vec<u8>) -> Exchange {
-        Exchange { question, sent: 0, answer: [0; HEAD_BYTES + CONTROL_BODY_MAX], received: 0 }
+    /// Begins with this question. It may be none.
+    pub(crate) fn new(question: &[u8]) -> Exchange {
+        let answer = [0; HEAD_BYTES + CONTROL_BODY_MAX];
+        let mut exchange = Exchange { question: [0; QUESTION_MAX], asked: 0, sent: 0, answer, received: 0 };
+        exchange.put(question);
+        exchange
     }
 
-    /// For questions that are heads.
-    pub(crate) fn of_heads() -> Exchange {
-        Exchange::new(Vec::with_capacity(HEAD_BYTES))
+    fn put(&mut self, question: &[u8]) {
+        self.question[..question.len()].copy_from_slice(question);
+        (self.asked, self.sent, self.received) = (question.len(), 0, 0);
     }
 
     /// Another question, after the answer to the one before.
     pub(crate) fn ask(&mut self, head: &Head) {
-        self.question.clear();
-        self.question.extend_from_slice(&head.encode());
-        (self.sent, self.received) = (0, 0);
+        self.put(&head.encode());
     }
 
     /// What to wait for.
     pub(crate) fn events(&self) -> i16 {
-        if self.sent < self.question.len() { libc::POLLOUT } else { libc::POLLIN }
+        if self.sent < self.asked { libc::POLLOUT } else { libc::POLLIN }
     }
 
     /// Sends and receives what can be now; the answer, if that is all of it.
     pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(Head, &[u8])>, AskError> {
-        while self.sent < self.question.len() {
-            let left = &self.question[self.sent..];
+        while self.sent < self.asked {
+            let left = &self.question[self.sent..self.asked];
             let part = libc::iovec { iov_base: left.as_ptr().cast_mut().cast(), iov_len: left.len() };
             // SAFETY: what is left is readable.
             match unsafe { net::send(fd, &[part]) } {

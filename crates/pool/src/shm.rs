@@ -395,7 +395,7 @@ impl Backend for ShmBackend {
             region: self.region.clone(),
             ready: VecDeque::with_capacity(SLOTS),
             unpaid: VecDeque::with_capacity(SLOTS),
-            exchange: Exchange::of_heads(),
+            exchange: Exchange::new(&[]),
             asked: None,
             is_tight: false,
             ended: VecDeque::with_capacity(SLOTS),
