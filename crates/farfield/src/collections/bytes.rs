@@ -127,6 +127,22 @@ impl FarBytes {
         Ok(unsafe { core::slice::from_raw_parts_mut(address, self.len) })
     }
 
+    /// Looks at the bytes. The scope keeps nothing for it afterwards.
+    pub(super) fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&[u8]) -> R) -> Result<R, FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(look(&[])) };
+        let address = scope.with_room(|| self.cell.address(scope, slot, Want::Read))?;
+        // SAFETY: as in `get`; nothing in `look` renews the scope.
+        Ok(look(unsafe { core::slice::from_raw_parts(address, self.len) }))
+    }
+
+    /// The same, to change them.
+    fn change(&mut self, scope: &Scope<'_>, change: impl FnOnce(&mut [u8])) -> Result<(), FarError> {
+        let Some(slot) = self.cell.load() else { return Ok(change(&mut [])) };
+        let address = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
+        // SAFETY: as in `read`, and `&mut self` makes it exclusive.
+        Ok(change(unsafe { core::slice::from_raw_parts_mut(address, self.len) }))
+    }
+
     /// More bytes, at the end.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
@@ -149,7 +165,7 @@ impl FarBytes {
 
     /// Takes the last byte off.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<u8>, FarError> {
-        let last = self.get(scope)?.last().copied();
+        let last = self.read(scope, |bytes| bytes.last().copied())?;
         self.truncate(self.len.saturating_sub(1));
         Ok(last)
     }
@@ -161,7 +177,7 @@ impl FarBytes {
     pub(super) fn insert_slice(&mut self, scope: &Scope<'_>, index: usize, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len;
         self.extend_from_slice(scope, bytes)?;
-        let moved = self.get_mut(scope).map(|all| all[index..].rotate_right(bytes.len()));
+        let moved = self.change(scope, |all| all[index..].rotate_right(bytes.len()));
         if moved.is_err() {
             self.len = len;
         }
@@ -174,7 +190,7 @@ impl FarBytes {
     /// If there are none.
     pub(super) fn cut(&mut self, scope: &Scope<'_>, range: Range<usize>) -> Result<(), FarError> {
         let (start, count) = (range.start, range.len());
-        self.get_mut(scope)?.copy_within(range.end.., start);
+        self.change(scope, |all| all.copy_within(range.end.., start))?;
         self.truncate(self.len - count);
         Ok(())
     }

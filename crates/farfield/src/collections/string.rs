@@ -76,6 +76,12 @@ impl FarString {
         self.bytes.cold();
     }
 
+    /// Looks at the text. The scope keeps nothing for it afterwards.
+    fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&str) -> R) -> Result<R, FarError> {
+        // SAFETY: as in `get`.
+        self.bytes.read(scope, |bytes| look(unsafe { core::str::from_utf8_unchecked(bytes) }))
+    }
+
     /// More text, at the end.
     pub fn push_str(&mut self, scope: &Scope<'_>, text: &str) -> Result<(), FarError> {
         self.bytes.extend_from_slice(scope, text.as_bytes())
@@ -88,7 +94,7 @@ impl FarString {
 
     /// Takes the last character off.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<char>, FarError> {
-        let last = self.get(scope)?.chars().next_back();
+        let last = self.read(scope, |text| text.chars().next_back())?;
         self.bytes.truncate(self.len() - last.map_or(0, char::len_utf8));
         Ok(last)
     }
@@ -98,7 +104,8 @@ impl FarString {
     /// # Panics
     /// If no character begins or ends there.
     pub fn insert_str(&mut self, scope: &Scope<'_>, index: usize, text: &str) -> Result<(), FarError> {
-        assert!(self.get(scope)?.is_char_boundary(index), "{index} is not between characters");
+        let is_between = self.read(scope, |text| text.is_char_boundary(index))?;
+        assert!(is_between, "{index} is not between characters");
         self.bytes.insert_slice(scope, index, text.as_bytes())
     }
 
@@ -115,7 +122,7 @@ impl FarString {
     /// # Panics
     /// If no character begins there.
     pub fn remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<char, FarError> {
-        let character = self.get(scope)?[index..].chars().next();
+        let character = self.read(scope, |text| text[index..].chars().next())?;
         let character = character.unwrap_or_else(|| panic!("cannot remove a character from the end of a text"));
         self.bytes.cut(scope, index..index + character.len_utf8())?;
         Ok(character)
@@ -127,7 +134,8 @@ impl FarString {
     /// If a character does not end there.
     pub fn truncate(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
         if len < self.len() {
-            assert!(self.get(scope)?.is_char_boundary(len), "{len} is inside a character");
+            let is_between = self.read(scope, |text| text.is_char_boundary(len))?;
+            assert!(is_between, "{len} is inside a character");
             self.bytes.truncate(len);
         }
         Ok(())

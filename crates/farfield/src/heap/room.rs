@@ -17,9 +17,11 @@ use std::time::Instant;
 const SLEEP: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// Renews the only scope of this thread, which nobody has a reference from, and waits until there is room.
+    /// Renews the only scope of this thread, which nobody has a reference from, and waits until there is room. As when a scope begins, there
+    /// must be enough that may leave while it lasts.
     #[cold]
     pub(crate) fn make_room(&self, record: &Record) -> Result<(), FarError> {
+        self.evictor.prepare(self);
         record.renew_only(&self.epoch);
         let frame = self.take_frames(record, 1, true)?;
         self.frames.put(frame, 1);
@@ -221,7 +223,7 @@ mod tests {
     //! Guards against scopes that hold less than they may and find no room, because the reclaimer was late.
     use super::{Core, Duration, FarError, Patience, Purse, Round};
     use crate::ptr::Follow;
-    use crate::{FarBox, Heap, Plane};
+    use crate::{FarBox, FarString, Heap, Plane};
     use core::sync::atomic::{AtomicBool, Ordering};
     use farfield_core::heap::{FrameWord, State, Whereabouts};
 
@@ -281,6 +283,22 @@ mod tests {
     fn a_scope_can_hold_its_share_though_the_reclaimer_never_runs() {
         scopes_hold_their_share::<512>(Plane::Page);
         scopes_hold_their_share::<64>(Plane::Object);
+    }
+
+    /// A step may need more than a scope can count on. Then its scope is renewed, if nobody has a reference from it.
+    #[test]
+    fn steps_of_texts_leave_their_scope_renewable() {
+        let heap = Heap::builder().near(4 << 20).build().unwrap();
+        let scope = heap.enter();
+        let mut text = FarString::copy_of(&scope, "far").unwrap();
+        text.push_str(&scope, " away").unwrap();
+        text.insert_str(&scope, 3, ", far").unwrap();
+        text.insert(&scope, 0, 'ß').unwrap();
+        assert_eq!((text.remove(&scope, 0), text.pop(&scope)), (Ok('ß'), Ok(Some('y'))));
+        text.truncate(&scope, 10).unwrap();
+        assert!(scope.is_renewable());
+        assert_eq!(text.get(&scope), Ok("far, far a"));
+        assert!(!scope.is_renewable());
     }
 
     /// Who waits needs more than the reserve, which grows when there may be more near, or when tables give memory back.
