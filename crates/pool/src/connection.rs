@@ -85,7 +85,7 @@ pub(crate) struct Session {
     pub(crate) server: u16,
     pub(crate) welcome: Welcome,
     address: Address,
-    identity: Identity,
+    deadline: Duration,
     /// What another connection says first.
     greeting: Vec<u8>,
     descriptors: Box<Descriptors>,
@@ -177,10 +177,10 @@ impl Session {
     pub(crate) fn open(
         server: u16,
         address: Address,
-        identity: Identity,
+        identity: &Identity,
         within: Duration,
     ) -> Result<Session, HandshakeError> {
-        let mut handshake = Handshake::begin(server, &address, &greeting(&address, &identity, None), false)?;
+        let mut handshake = Handshake::begin(server, &address, &greeting(&address, identity, None), false)?;
         let (descriptors, fd) = (Box::new(Descriptors::new()), handshake.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
         let welcome = handshake.finish(within);
@@ -188,10 +188,10 @@ impl Session {
         let welcome = welcome.inspect_err(|_| descriptors.close_all())?;
         Ok(Session {
             server,
-            greeting: greeting(&address, &identity, Some(welcome.session)),
+            greeting: greeting(&address, identity, Some(welcome.session)),
             welcome,
             address,
-            identity,
+            deadline: identity.deadline,
             descriptors,
             control: fd,
             control_busy: AtomicBool::new(false),
@@ -337,7 +337,7 @@ impl Session {
     }
 
     pub(crate) fn deadline(&self) -> Duration {
-        self.identity.deadline
+        self.deadline
     }
 
     /// What the server's error code means to the user of the pool.
@@ -354,7 +354,7 @@ impl Session {
     /// Closes every connection without a word.
     /// The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
     pub(crate) fn farewell(&self) {
-        let _ = self.ask(Request::Bye, self.identity.deadline.min(Duration::from_millis(200)));
+        let _ = self.ask(Request::Bye, self.deadline.min(Duration::from_millis(200)));
     }
 
     pub(crate) fn abandon(&self) {

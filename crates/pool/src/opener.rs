@@ -460,16 +460,14 @@ impl Opener {
         }
         Ok(Arc::new(TcpBackend::new(session, region, pages)))
     }
-}
 
-impl Opener {
     fn open_session(&self, server: u16, address: Address) -> Result<Arc<Session>, HandshakeError> {
         let identity = Identity {
             token: self.token.clone().into_bytes(),
             client_name: self.client_name.clone(),
             deadline: self.deadline,
         };
-        Ok(Arc::new(Session::open(server, address, identity, self.answers_within())?))
+        Ok(Arc::new(Session::open(server, address, &identity, self.answers_within())?))
     }
 
     fn answers_within(&self) -> Duration {
