@@ -2,13 +2,16 @@
 //! otherwise. The server here is a script with a real station.
 #![cfg(feature = "fabric")]
 
+mod common;
+
+use common::frame;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
 use farfield_fabric::{Provider, Station};
 use farfield_os::memfd::{self, Access, Mapping};
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, PoolError, Priority};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -54,15 +57,6 @@ struct Script {
     /// Bits turned over in pages that are sent.
     spoils: AtomicU32,
     is_over: AtomicBool,
-}
-
-fn frame(peer: &mut TcpStream) -> Option<(Head, Vec<u8>)> {
-    let mut head = [0; HEAD_BYTES];
-    peer.read_exact(&mut head).ok()?;
-    let head = Head::decode(&head).unwrap().unwrap();
-    let mut body = vec![0; head.body as usize];
-    peer.read_exact(&mut body).ok()?;
-    Some((head, body))
 }
 
 impl Script {

@@ -1,11 +1,14 @@
 //! Guards against memory files that could kill or fool their reader: the server here is a script that sends them.
 
+mod common;
+
+use common::frame;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
 use farfield_os::{memfd, serving};
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, OpenError, Opener, PoolError, Priority, Request};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -35,15 +38,6 @@ fn files(layers: usize) -> Vec<OwnedFd> {
     let mut files = vec![sealed(4096), sealed(4096), sealed(PAGES * 64)];
     files.extend((0..layers).map(|_| sealed(PAGES * PAGE_BYTES as u64)));
     files
-}
-
-fn frame(peer: &mut UnixStream) -> Option<(Head, Vec<u8>)> {
-    let mut head = [0; HEAD_BYTES];
-    peer.read_exact(&mut head).ok()?;
-    let head = Head::decode(&head).unwrap().unwrap();
-    let mut body = vec![0; head.body as usize];
-    peer.read_exact(&mut body).ok()?;
-    Some((head, body))
 }
 
 fn say(peer: &mut UnixStream, encode: impl FnOnce(&mut Vec<u8>)) {
