@@ -10,7 +10,6 @@
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
 //! - `survival/`: do programs and heaps outlive the servers of a mirror, and go on while some of them are silent?
-//! - `stops.rs`: do they go on while some of them are silent?
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
