@@ -55,6 +55,54 @@ pub enum Op {
     },
 }
 
+/// What an operation does, for those who remember it while its buffer is elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Part(PagePart),
+    Write,
+    Discard,
+}
+
+impl Kind {
+    /// An operation that reads what this one wants.
+    pub(crate) fn read(self, page: PageId, buffer: Buffer) -> Op {
+        match self {
+            Kind::Part(part) => Op::ReadPart { page, part, buffer },
+            _ => Op::Read { page, buffer },
+        }
+    }
+}
+
+impl Op {
+    /// Its first page, and how many there are.
+    pub(crate) fn range(&self) -> (PageId, u64) {
+        match self {
+            Op::Read { page, buffer } | Op::Write { page, buffer } => (*page, buffer.pages() as u64),
+            Op::ReadPart { page, .. } => (*page, 1),
+            Op::Discard { page, count } => (*page, *count),
+        }
+    }
+
+    /// What it does, and its buffer.
+    pub(crate) fn into_parts(self) -> (Kind, Option<Buffer>) {
+        match self {
+            Op::Read { buffer, .. } => (Kind::Read, Some(buffer)),
+            Op::ReadPart { part, buffer, .. } => (Kind::Part(part), Some(buffer)),
+            Op::Write { buffer, .. } => (Kind::Write, Some(buffer)),
+            Op::Discard { .. } => (Kind::Discard, None),
+        }
+    }
+}
+
+/// Refuses a run of pages, for this server, that does not lie in a region of so many.
+pub(crate) fn check_range((page, count): (PageId, u64), pages: u64, server: u16) -> Result<(), PoolError> {
+    match page.0.checked_add(count) {
+        Some(end) if end <= pages => Ok(()),
+        _ => Err(PoolError::Refused { server, reason: "pages outside the region" }),
+    }
+}
+
 /// An operation with its tag, as given to [`Lane::submit`].
 #[derive(Debug)]
 pub struct Request {

@@ -33,6 +33,11 @@ pub(crate) struct Leg {
     pub(crate) server: u16,
 }
 
+/// Those of legs that are there.
+pub(crate) fn backends(legs: &[Leg]) -> impl Iterator<Item = &Arc<dyn Backend>> {
+    legs.iter().filter_map(|leg| leg.backend.as_ref())
+}
+
 /// See the module.
 pub(crate) struct Roster {
     pub(crate) legs: Vec<Leg>,
@@ -93,7 +98,7 @@ impl Roster {
     }
 
     pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
-        self.legs.iter().filter_map(|leg| leg.backend.as_ref())
+        backends(&self.legs)
     }
 
     /// Pages that all of them can address.

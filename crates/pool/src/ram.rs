@@ -1,6 +1,6 @@
 //! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance. `ram:?size=1M` is full at some time.
 
-use crate::backend::hand_over;
+use crate::backend::{check_range, hand_over};
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -93,10 +93,7 @@ impl Region {
     }
 
     fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
-        match page.0.checked_add(count) {
-            Some(end) if end <= self.pages => Ok(()),
-            _ => Err(PoolError::Refused { server: self.server, reason: "pages outside the region" }),
-        }
+        check_range((page, count), self.pages, self.server)
     }
 
     fn read(&self, page: PageId, buffer: &mut Buffer, zero_sum: u64) -> Result<(), PoolError> {

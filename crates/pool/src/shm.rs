@@ -10,7 +10,7 @@
 //! Before a page is added to the top layer the client holds a *credit* for it, reserved in chunks at the server, so
 //! that capacity and quota hold although the server sees no write. See `docs/design/pool.md`.
 
-use crate::backend::hand_over;
+use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
 use crate::tcp::clone_region;
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
@@ -329,10 +329,7 @@ impl Region {
     }
 
     fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
-        match page.0.checked_add(count) {
-            Some(end) if end <= self.pages => Ok(()),
-            _ => Err(PoolError::Refused { server: self.session.server, reason: "pages outside the region" }),
-        }
+        check_range((page, count), self.pages, self.session.server)
     }
 }
 

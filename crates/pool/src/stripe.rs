@@ -4,7 +4,7 @@
 //! goes to its member in the caller's own buffer. A longer run is cut into one part per member and 64 of its
 //! pages; parts travel in buffers of the lane and cost one copy.
 
-use crate::backend::hand_over;
+use crate::backend::{check_range, hand_over};
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -223,16 +223,12 @@ impl StripeLane {
 
     /// Cuts an operation into parts; gives it back if there is no room for them now.
     fn try_start(&mut self, request: Request) -> Result<(), Request> {
-        let (page, count, moves) = match &request.op {
-            Op::Read { page, buffer } | Op::Write { page, buffer } => (page.0, buffer.pages() as u64, true),
-            Op::ReadPart { page, .. } => (page.0, 1, true),
-            Op::Discard { page, count } => (page.0, *count, false),
-        };
-        if page.checked_add(count).is_none_or(|end| end > self.pages) {
-            let error = PoolError::Refused { server: 0, reason: "pages outside the region" };
+        let (page, count) = request.op.range();
+        if let Err(error) = check_range((page, count), self.pages, 0) {
             self.end(request, Err(error));
             return Ok(());
         }
+        let (page, moves) = (page.0, !matches!(request.op, Op::Discard { .. }));
         let whole = page % GROUP_PAGES + count <= GROUP_PAGES;
         if count == 0 {
             self.end(request, Ok(()));

@@ -4,7 +4,7 @@
 //! straight into the caller's buffer where the batch is large, and checks every page against its checksum while it is
 //! still in the cache. It polls before it sleeps, because a wake-up costs five times a polled round trip.
 
-use crate::backend::hand_over;
+use crate::backend::{check_range, hand_over};
 use crate::connection::{Connection, Session};
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
@@ -250,14 +250,8 @@ impl TcpLane {
     /// The operation as the conversation knows it, or why it cannot be one.
     fn call(&self, op: &Op) -> Result<Call, PoolError> {
         let refuse = |reason| PoolError::Refused { server: self.session.server, reason };
-        let (page, count) = match op {
-            Op::Read { page, buffer } | Op::Write { page, buffer } => (*page, buffer.pages() as u64),
-            Op::ReadPart { page, .. } => (*page, 1),
-            Op::Discard { page, count } => (*page, *count),
-        };
-        if page.0.checked_add(count).is_none_or(|end| end > self.pages) {
-            return Err(refuse("pages outside the region"));
-        }
+        let (page, count) = op.range();
+        check_range((page, count), self.pages, self.session.server)?;
         if count > u64::from(u32::MAX) {
             return Err(refuse("more pages in one operation than the protocol can say"));
         }

@@ -6,7 +6,7 @@
 use super::care::Care;
 use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece, ROWS, Task};
 use super::table::RowTable;
-use crate::backend::hand_over;
+use crate::backend::{Kind as Asked, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
 use crate::legs::HEDGE_MIN;
@@ -140,9 +140,9 @@ impl EcLane {
         {
             let (offset, left) = (known.cut, known.count - known.cut);
             let taken = match known.kind {
-                Kind::Read | Kind::Part(_) | Kind::Gather => self.cut_read(parent, offset, left),
-                Kind::Write | Kind::Move => self.cut_write(parent),
-                Kind::Discard => {
+                Kind::Asked(Asked::Read | Asked::Part(_)) | Kind::Gather => self.cut_read(parent, offset, left),
+                Kind::Asked(Asked::Write) | Kind::Move => self.cut_write(parent),
+                Kind::Asked(Asked::Discard) => {
                     let count = left.min(DISCARD_PAGES);
                     let page = known.page + offset;
                     known.left -= count;
@@ -359,28 +359,18 @@ impl Lane for EcLane {
         }
         let Some(index) = self.free_parents.pop() else { return Err(request) };
         let Request { tag, priority, deadline, op } = request;
-        let (page, count, kind, buffer) = match op {
-            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
-            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
-            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
-            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
-        };
-        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.index.pages);
-        let result = if is_outside {
-            Err(PoolError::Refused { server: self.table.legs[0].server, reason: "pages outside the region" })
-        } else if let (Kind::Write, Some(buffer)) = (kind, &buffer) {
-            self.check_sums(page, buffer)
-        } else {
-            Ok(())
-        };
+        let (page, count) = op.range();
+        let result = check_range((page, count), self.table.index.pages, self.table.legs[0].server)
+            .and_then(|()| self.check_sums(&op));
+        let (asked, buffer) = op.into_parts();
         // What is wrong is cut already.
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
-        let parent =
-            Parent { tag, priority, deadline, started_at: now_ns(), kind, page, count, cut, left, buffer, result };
+        let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
+        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         // Writes wait for others that will share their rows, until somebody polls.
-        if kind != Kind::Write && self.queued.len() == 1 {
+        if asked != Asked::Write && self.queued.len() == 1 {
             self.start();
         }
         Ok(())
@@ -402,10 +392,11 @@ impl Lane for EcLane {
 
 impl EcLane {
     /// Wrong bytes must not become parity.
-    fn check_sums(&self, page: u64, buffer: &Buffer) -> Result<(), PoolError> {
+    fn check_sums(&self, op: &Op) -> Result<(), PoolError> {
+        let Op::Write { page, buffer } = op else { return Ok(()) };
         let wrong = (0..buffer.pages()).find(|&index| checksum(buffer.page(index)) != buffer.sums()[index]);
         let server = self.table.legs[0].server;
-        wrong.map_or(Ok(()), |index| Err(PoolError::Corrupt { page: PageId(page + index as u64), server }))
+        wrong.map_or(Ok(()), |index| Err(PoolError::Corrupt { page: PageId(page.0 + index as u64), server }))
     }
 }
 

@@ -1,8 +1,9 @@
 //! What a lane remembers: operations, what is under way for them, and what legs do for that.
 
 use super::index::Version;
+use crate::backend::Kind as Asked;
 use crate::legs::RUN_PAGES;
-use crate::{Buffer, PagePart, PoolError, Priority};
+use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::Legs;
 
@@ -13,10 +14,8 @@ pub(super) const ROWS: usize = RUN_PAGES as usize;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    Read,
-    Part(PagePart),
-    Write,
-    Discard,
+    /// A caller asked for it.
+    Asked(Asked),
     /// Pages of sparse rows are read, to be written again.
     Gather,
     /// And then they are.
@@ -25,7 +24,7 @@ pub(super) enum Kind {
 
 impl Kind {
     pub(super) fn is_write(self) -> bool {
-        matches!(self, Kind::Write | Kind::Move)
+        matches!(self, Kind::Asked(Asked::Write) | Kind::Move)
     }
 }
 

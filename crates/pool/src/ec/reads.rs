@@ -4,6 +4,7 @@ use super::index::{GROUP, Version};
 use super::lane::EcLane;
 use super::pieces::{Kind, Piece, ROWS, Task};
 use super::writes::seal;
+use crate::backend::Kind as Asked;
 use crate::legs::HEDGE_MIN;
 use crate::{Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX, Weights};
@@ -90,7 +91,7 @@ impl EcLane {
             (lane.take_buffer(rows)?, if is_probe { HEDGE_MIN.as_nanos() as u64 } else { lane.hedge_after() });
         let (page, alarm_at) = (PageId(row), piece.started_at.saturating_add(patience));
         let op = match self.parents[parent].as_ref().map(|known| known.kind) {
-            Some(Kind::Part(part)) => Op::ReadPart { page, part, buffer },
+            Some(Kind::Asked(asked)) => asked.read(page, buffer),
             _ => Op::Read { page, buffer },
         };
         piece.direct = Some(leg);
@@ -283,7 +284,7 @@ impl EcLane {
         let (Task::Read { parent, offset }, Some(buffer)) = (piece.task, &piece.buffers[leg]) else { return true };
         let kind = self.parents[parent].as_ref().map(|known| known.kind);
         let part = match kind {
-            Some(Kind::Part(part)) if piece.direct == Some(leg) => Some(part),
+            Some(Kind::Asked(Asked::Part(part))) if piece.direct == Some(leg) => Some(part),
             _ => None,
         };
         let sum = |row: usize| part.is_none().then(|| buffer.sums()[row]);

@@ -18,7 +18,7 @@ use farfield_os::process::now_ns;
 use lane::{FabricLane, LANDING_BYTES};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a URL says.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ struct Region {
 
 impl Region {
     fn layout(&self) -> Arc<Layout> {
-        self.layout.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Asks the server for the windows that `layout` lacks.
@@ -177,7 +177,7 @@ impl Backend for FabricBackend {
         // From here on pages may live in layers that we do not know.
         let layout =
             Region::ask(session, *id, *pages, Some(&self.region.layout())).inspect_err(|_| session.set_gone())?;
-        *self.region.layout.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(layout);
+        *self.region.layout.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(layout);
         self.region.version.fetch_add(1, Ordering::Release);
         Ok(ticket)
     }

@@ -8,6 +8,7 @@ mod lane;
 mod pack;
 mod slabs;
 
+use crate::backend::check_range;
 use crate::table::{PageTable, Words};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -133,10 +134,7 @@ impl Region {
     }
 
     fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
-        match page.0.checked_add(count) {
-            Some(end) if end <= self.pages => Ok(()),
-            _ => Err(PoolError::Refused { server: self.server, reason: "pages outside the region" }),
-        }
+        check_range((page, count), self.pages, self.server)
     }
 
     /// The `index`-th word of a piece. Who looks at a piece that became another page's meanwhile reads what another lane writes, so all words are
@@ -197,7 +195,10 @@ impl Region {
             self.slabs.give(before);
         }
         if unit.is_some() {
-            self.end.fetch_max(page + 1, Ordering::Relaxed);
+            // Mostly it is known: others read the end, too.
+            if page >= self.end.load(Ordering::Relaxed) {
+                self.end.fetch_max(page + 1, Ordering::Relaxed);
+            }
             self.is_new(page);
         }
         match (before, unit) {

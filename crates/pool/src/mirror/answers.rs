@@ -1,7 +1,8 @@
 //! What lanes do when legs answer, and when they do not.
 
 use super::lane::MirrorLane;
-use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
+use super::pieces::{Errand, For, PIECES, Parent, Piece};
+use crate::backend::Kind;
 use crate::legs::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
 use crate::{Buffer, Completion, PoolError};
 use farfield_core::Legs;

@@ -9,8 +9,8 @@
 
 use super::heal::Copier;
 use super::legs::{CHUNK_PAGES, LegTable};
-use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece};
-use crate::backend::hand_over;
+use super::pieces::{Errand, For, PIECES, Parent, Piece};
+use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
 use crate::legs::{LegLane, RUN_PAGES};
@@ -286,11 +286,7 @@ impl MirrorLane {
         let buffer = if direct { known.buffer.take() } else { lane.and_then(|lane| lane.take_buffer(count)) };
         let buffer = buffer.expect("looked for before");
         let page = PageId(page);
-        let op = match kind {
-            Kind::Part(part) => Op::ReadPart { page, part, buffer },
-            _ => Op::Read { page, buffer },
-        };
-        self.send(For::Piece(piece), leg, direct, op);
+        self.send(For::Piece(piece), leg, direct, kind.read(page, buffer));
         if !direct && let (Some(known), Some(lane)) = (&mut self.pieces[piece], &self.legs[leg]) {
             known.alarm_at = now_ns().saturating_add(lane.hedge_after());
             self.alarm_at = self.alarm_at.min(known.alarm_at);
@@ -400,21 +396,13 @@ impl Lane for MirrorLane {
         }
         let Some(index) = self.free_parents.pop() else { return Err(request) };
         let Request { tag, priority, deadline, op } = request;
-        let (page, count, kind, buffer) = match op {
-            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
-            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
-            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
-            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
-        };
-        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.pages);
-        let result = match is_outside {
-            true => Err(PoolError::Refused { server: self.table.legs[0].server, reason: "pages outside the region" }),
-            false => Ok(()),
-        };
+        let (page, count) = op.range();
+        let result = check_range((page, count), self.table.pages, self.table.legs[0].server);
+        let (kind, buffer) = op.into_parts();
         // What is outside is cut already.
-        let cut = if is_outside { count } else { 0 };
-        let parent =
-            Parent { tag, priority, deadline, started_at: now_ns(), kind, page, count, cut, pieces: 0, buffer, result };
+        let cut = if result.is_err() { count } else { 0 };
+        let (started_at, page) = (now_ns(), page.0);
+        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         if self.queued.len() == 1 {

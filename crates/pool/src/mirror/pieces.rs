@@ -1,19 +1,12 @@
 //! What a lane remembers: operations, their pieces, and what legs do for them.
 
-use crate::{Buffer, PagePart, PoolError, Priority};
+use crate::backend::Kind;
+use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::Legs;
 
 /// Pieces of one lane at a time.
 pub(super) const PIECES: usize = 256;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Read,
-    Part(PagePart),
-    Write,
-    Discard,
-}
 
 /// An operation of the caller.
 pub(super) struct Parent {

@@ -11,6 +11,7 @@ pub(crate) use medium::Medium;
 pub(crate) use slots::{NoPlace, Slots, mask, run_of};
 
 use crate::PoolError;
+use crate::backend::check_range;
 use crate::table::{PageTable, Words};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
@@ -85,10 +86,7 @@ impl Stock {
     }
 
     pub(crate) fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {
-        match page.0.checked_add(count) {
-            Some(end) if end <= self.pages => Ok(()),
-            _ => Err(PoolError::Refused { server: self.server, reason: "pages outside the region" }),
-        }
+        check_range((page, count), self.pages, self.server)
     }
 
     pub(crate) fn full(&self) -> PoolError {

@@ -5,11 +5,11 @@
 
 use super::care::Care;
 use super::table::{Choice, TierTable};
-use crate::backend::hand_over;
+use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
 use crate::legs::RUN_PAGES;
-use crate::{Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Legs, PageId, checksum};
@@ -26,21 +26,6 @@ const DISCARD_LOOK: u64 = 1 << 16;
 const CARE_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a lane sleeps that has nothing under way and waits for others.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Read,
-    Part(PagePart),
-    Write,
-    Discard,
-}
-
-impl Kind {
-    /// Does it change pages?
-    fn changes(self) -> bool {
-        matches!(self, Kind::Write | Kind::Discard)
-    }
-}
 
 /// An operation of the caller.
 struct Parent {
@@ -229,12 +214,8 @@ impl TierLane {
         }
         let Some(stamp) = self.table.stamp(first, count, tier) else { return Cut::Later };
         let Some(buffer) = self.take_buffer(job.parent, tier, count) else { return Cut::NoRoom };
-        let part = self.parents[job.parent].as_ref().map(|known| known.kind);
-        let page = PageId(first);
-        let op = match part {
-            Some(Kind::Part(part)) => Op::ReadPart { page, part, buffer },
-            _ => Op::Read { page, buffer },
-        };
+        let kind = self.parents[job.parent].as_ref().map_or(Kind::Read, |known| known.kind);
+        let op = kind.read(PageId(first), buffer);
         let task = Task::Read { parent: job.parent, offset: job.offset, stamp };
         self.send(Piece { task, tier, page: first, count }, op);
         Cut::Pages(count)
@@ -479,7 +460,8 @@ impl TierLane {
             && let Some(Parent { tag, kind, buffer, result, .. }) = self.parents[parent].take()
         {
             self.free_parents.push(parent);
-            let ended = if kind.changes() { &mut self.ended_changes } else { &mut self.ended };
+            let ended =
+                if matches!(kind, Kind::Write | Kind::Discard) { &mut self.ended_changes } else { &mut self.ended };
             ended.push_back(Completion { tag, result, buffer });
         }
     }
@@ -532,21 +514,14 @@ impl Lane for TierLane {
         }
         let Some(index) = self.free_parents.pop() else { return Err(request) };
         let Request { tag, priority, deadline, op } = request;
-        let (page, count, kind, buffer) = match op {
-            Op::Read { page, buffer } => (page.0, buffer.pages() as u64, Kind::Read, Some(buffer)),
-            Op::ReadPart { page, part, buffer } => (page.0, 1, Kind::Part(part), Some(buffer)),
-            Op::Write { page, buffer } => (page.0, buffer.pages() as u64, Kind::Write, Some(buffer)),
-            Op::Discard { page, count } => (page.0, count, Kind::Discard, None),
-        };
-        let is_outside = page.checked_add(count).is_none_or(|end| end > self.table.pages);
-        let server = self.table.legs[0].server;
-        let result =
-            if is_outside { Err(PoolError::Refused { server, reason: "pages outside the region" }) } else { Ok(()) };
-        let left = if is_outside { 0 } else { count };
-        let started_at = now_ns();
+        let (page, count) = op.range();
+        let result = check_range((page, count), self.table.pages, self.table.legs[0].server);
+        let (kind, buffer) = op.into_parts();
+        let left = if result.is_ok() { count } else { 0 };
+        let (started_at, page) = (now_ns(), page.0);
         self.parents[index] =
             Some(Parent { tag, priority, deadline, started_at, kind, page, count, left, buffer, result });
-        if kind.changes() {
+        if matches!(kind, Kind::Write | Kind::Discard) {
             self.changes += 1;
             self.care.iter_mut().for_each(Care::on_change);
         }

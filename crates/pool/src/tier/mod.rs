@@ -11,7 +11,7 @@ mod table;
 mod tests;
 
 use crate::healer::Healer;
-use crate::legs::Leg;
+use crate::legs::{Leg, backends};
 use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::fmt::Write;
@@ -99,11 +99,11 @@ impl Backend for TierBackend {
     }
 
     fn answers(&self, within: Duration) -> bool {
-        self.table.legs.iter().filter_map(|leg| leg.backend.as_ref()).all(|backend| backend.answers(within))
+        backends(&self.table.legs).all(|backend| backend.answers(within))
     }
 
     fn release(&self) {
-        self.table.legs.iter().filter_map(|leg| leg.backend.as_ref()).for_each(|backend| backend.release());
+        backends(&self.table.legs).for_each(|backend| backend.release());
     }
 
     fn abandon(&self) {

@@ -2,7 +2,7 @@
 
 use super::lane::TierLane;
 use crate::healer::Patient;
-use crate::legs::{Leg, LegLane};
+use crate::legs::{Leg, LegLane, backends};
 use crate::table::Words;
 use crate::touched::Touched;
 use crate::{Health, PoolError};
@@ -120,7 +120,7 @@ impl Patient for TierTable {
 
 impl TierTable {
     pub(super) fn new(legs: Vec<Leg>, pages: u64) -> Result<TierTable, PoolError> {
-        let least = legs.iter().filter_map(|leg| leg.backend.as_ref()).map(|backend| backend.pages()).min();
+        let least = backends(&legs).map(|backend| backend.pages()).min();
         Ok(TierTable::with(legs, Places::new(pages.min(least.unwrap_or(0)))?))
     }
 
@@ -157,7 +157,7 @@ impl TierTable {
 
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::SeqCst);
-        self.legs.iter().filter_map(|leg| leg.backend.as_ref()).for_each(|backend| backend.abandon());
+        backends(&self.legs).for_each(|backend| backend.abandon());
     }
 
     pub(super) fn is_abandoned(&self) -> bool {
