@@ -135,12 +135,14 @@ impl FarBytes {
         Ok(look(unsafe { core::slice::from_raw_parts(address, self.len) }))
     }
 
-    /// The same, to change them.
+    /// The same, to change them, if there are any.
     fn change(&mut self, scope: &Scope<'_>, change: impl FnOnce(&mut [u8])) -> Result<(), FarError> {
-        let Some(slot) = self.cell.load() else { return Ok(change(&mut [])) };
-        let address = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
-        // SAFETY: as in `read`, and `&mut self` makes it exclusive.
-        Ok(change(unsafe { core::slice::from_raw_parts_mut(address, self.len) }))
+        if let Some(slot) = self.cell.load() {
+            let address = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
+            // SAFETY: as in `read`, and `&mut self` makes it exclusive.
+            change(unsafe { core::slice::from_raw_parts_mut(address, self.len) });
+        }
+        Ok(())
     }
 
     /// More bytes, at the end.
