@@ -3,7 +3,7 @@
 use crate::bar::Mean;
 use crate::built_in;
 use crate::driver::describe;
-use crate::experiment::{Experiment, Value};
+use crate::experiment::{Experiment, Point, Value};
 use crate::line::{ContenderResult, Line, PointResult, Status, read_all};
 use crate::plot::{Plot, Series};
 use anyhow::{Context, Result, ensure};
@@ -157,32 +157,54 @@ pub fn write(results: &Path, output: &Path) -> Result<()> {
     let stem = output.file_stem().context("the output is no file name")?.to_string_lossy().into_owned();
     let plots = output.with_extension("");
     fs::create_dir_all(&plots).with_context(|| format!("cannot make {}", plots.display()))?;
-    let newest = newest(&lines);
+    let experiments = built_in::all()?;
+    let newest = newest(&lines, &experiments);
     for line in &newest {
-        fs::write(plots.join(plot_name(line)), plot(line).svg())?;
+        fs::write(plots.join(plot_name(&heading(line, &experiments))), plot(line).svg())?;
     }
-    fs::write(output, page(&newest, &stem)?).with_context(|| format!("cannot write {}", output.display()))
+    fs::write(output, page(&newest, &experiments, &stem)).with_context(|| format!("cannot write {}", output.display()))
 }
 
-fn plot_name(line: &Line) -> String {
-    format!("{}.svg", line.experiment.replace('/', "-"))
+fn plot_name(heading: &str) -> String {
+    format!("{}.svg", heading.replace(['/', ' '], "-"))
 }
 
-/// The newest full run of each experiment; a smoke run only where there is no full one.
-fn newest(lines: &[Line]) -> Vec<&Line> {
-    let mut chosen: BTreeMap<&str, &Line> = BTreeMap::new();
-    for line in lines {
-        let slot = chosen.entry(&line.experiment).or_insert(line);
-        if !line.quick || slot.quick {
-            *slot = line;
+/// What a line says less than its experiment would: swept parameters of which it has one value.
+fn fixed(line: &Line, experiments: &[Experiment]) -> Point {
+    let swept = experiments.iter().find(|e| e.name == line.experiment).map(|e| e.axes(false)).unwrap_or_default();
+    let values = line.points.first().map(|point| point.parameters.clone()).unwrap_or_default();
+    values.into_iter().filter(|(key, _)| swept.contains(key) && !line.axes.contains(key)).collect()
+}
+
+/// Its name on the page.
+fn heading(line: &Line, experiments: &[Experiment]) -> String {
+    let fixed = fixed(line, experiments);
+    if fixed.is_empty() { line.experiment.clone() } else { format!("{} {}", line.experiment, describe(&fixed, &[])) }
+}
+
+/// The newest run of each experiment, and older ones of values of its parameters that newer ones do not have; smoke runs only where there is no full
+/// one.
+fn newest<'a>(lines: &'a [Line], experiments: &[Experiment]) -> Vec<&'a Line> {
+    let mut chosen: Vec<(&Line, Point)> = Vec::new();
+    let (smoke, full): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(|line| line.quick);
+    for line in full.into_iter().rev().chain(smoke.into_iter().rev()) {
+        let own = fixed(line, experiments);
+        let has_all = |(newer, fixed): &(&Line, Point)| {
+            let covers = fixed.iter().all(|(key, value)| own.get(key) == Some(value));
+            newer.experiment == line.experiment && (covers || line.quick)
+        };
+        if !chosen.iter().any(has_all) {
+            chosen.push((line, own));
         }
     }
-    chosen.into_values().collect()
+    chosen.sort_by(|(one, fixed), (other, others)| {
+        one.experiment.cmp(&other.experiment).then_with(|| describe(fixed, &[]).cmp(&describe(others, &[])))
+    });
+    chosen.into_iter().map(|(line, _)| line).collect()
 }
 
 /// The whole page.
-fn page(lines: &[&Line], plots: &str) -> Result<String> {
-    let experiments = built_in::all()?;
+fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
     let mut out = String::from(
         "# Benchmarks\n\n\
          Written by `farfield bench report` from `bench/results/*.jsonl`; do not edit. Every ratio compares samples taken in \
@@ -191,6 +213,7 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
     );
     out += "| experiment | at | ratio | measured | low to high | bar | aim | |\n|---|---|---|---|---|---|---|---|\n";
     for line in lines {
+        let name = heading(line, experiments);
         for point in &line.points {
             for ratio in &point.ratios {
                 let Some(bar) = &ratio.bar else { continue };
@@ -200,8 +223,8 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
                 writeln!(
                     out,
                     "| [{}](#{}) | {} | {} / {} | {:.3} | {:.3} to {:.3} | ≤ {} | {aim} | {verdict} |",
-                    line.experiment,
-                    anchor(&line.experiment),
+                    name,
+                    anchor(&name),
                     described(point, line),
                     ratio.of,
                     ratio.to,
@@ -215,20 +238,20 @@ fn page(lines: &[&Line], plots: &str) -> Result<String> {
             for found in &point.bounds {
                 let what = format!("{} {}", found.bound.of, found.bound.figure);
                 let at = described(point, line);
-                bound_row(&mut out, line, &at, &what, Some(found.worst), found.bound.at_most, found.passes());
+                bound_row(&mut out, &name, &at, &what, Some(found.worst), found.bound.at_most, found.passes());
             }
         }
         for found in &line.means {
             if let (Some(passes), Some(at_most)) = (found.passes(), found.mean.at_most) {
                 let what = format!("{}, mean", sides(&found.mean));
-                bound_row(&mut out, line, &covered(&found.mean), &what, found.ratio, at_most, passes);
+                bound_row(&mut out, &name, &covered(&found.mean), &what, found.ratio, at_most, passes);
             }
         }
     }
     for line in lines {
-        section(&mut out, line, experiments.iter().find(|e| e.name == line.experiment), plots);
+        section(&mut out, line, experiments, plots);
     }
-    Ok(out)
+    out
 }
 
 /// Which points a mean is over.
@@ -248,25 +271,26 @@ fn sides(mean: &Mean) -> String {
 }
 
 /// A row of the table of bars without spread and aim.
-fn bound_row(out: &mut String, line: &Line, at: &str, what: &str, value: Option<f64>, at_most: f64, passes: bool) {
+fn bound_row(out: &mut String, name: &str, at: &str, what: &str, value: Option<f64>, at_most: f64, passes: bool) {
     let verdict = if passes { "held" } else { "**missed**" };
     let value = value.map_or("–".into(), |value| format!("{value:.3}"));
-    let name = &line.experiment;
     writeln!(out, "| [{name}](#{}) | {at} | {what} | {value} | | ≤ {at_most} | | {verdict} |", anchor(name)).ok();
 }
 
 /// What a heading is called in a link.
 fn anchor(heading: &str) -> String {
-    heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+    let dashed = heading.to_lowercase().replace(' ', "-");
+    dashed.chars().filter(|c| c.is_alphanumeric() || ['-', '_'].contains(c)).collect()
 }
 
 fn described(point: &PointResult, line: &Line) -> String {
     if line.axes.is_empty() { String::new() } else { describe(&point.parameters, &line.axes) }
 }
 
-fn section(out: &mut String, line: &Line, experiment: Option<&Experiment>, plots: &str) {
-    writeln!(out, "\n## {}\n", line.experiment).ok();
-    if let Some(experiment) = experiment {
+fn section(out: &mut String, line: &Line, experiments: &[Experiment], plots: &str) {
+    let name = heading(line, experiments);
+    writeln!(out, "\n## {name}\n").ok();
+    if let Some(experiment) = experiments.iter().find(|e| e.name == line.experiment) {
         writeln!(out, "{}\n", experiment.about).ok();
         writeln!(out, "Limit: {}\n", experiment.physics).ok();
     }
@@ -282,7 +306,7 @@ fn section(out: &mut String, line: &Line, experiment: Option<&Experiment>, plots
     if line.quick {
         writeln!(out, "> Smoke run: small sizes, one sample. No figure to quote.\n").ok();
     }
-    writeln!(out, "![{}]({plots}/{})\n", line.experiment, plot_name(line)).ok();
+    writeln!(out, "![{name}]({plots}/{})\n", plot_name(&name)).ok();
     table(out, line);
     means(out, line);
     receipt(out, line);
@@ -472,7 +496,7 @@ mod tests {
     #[test]
     fn page_of_a_line_shows_bars_ratios_and_receipt() {
         let line = fixture();
-        let page = page(&[&line], "benchmarks").unwrap();
+        let page = page(&[&line], &built_in::all().unwrap(), "benchmarks");
         for expected in [
             "| [paging/random](#pagingrandom) | compressible=0 | farfield / swap-zram | 0.450 | 0.450 to 0.500 | ≤ 0.5 | 0.4 | held |",
             "| [paging/random](#pagingrandom) | compressible=1 | farfield / swap-zram | 0.600 | 0.600 to 0.600 | ≤ 0.5 | 0.4 | **missed** |",
@@ -508,7 +532,7 @@ mod tests {
         line.quick = true;
         line.baseline = "unavailable".into();
         line.baseline_why = Some("no zram; modprobe zram".into());
-        let page = page(&[&line], "benchmarks").unwrap();
+        let page = page(&[&line], &built_in::all().unwrap(), "benchmarks");
         assert!(page.contains("**Baseline unavailable**: no zram; modprobe zram"));
         assert!(page.contains("Smoke run"));
         assert!(summary(&line).contains("baseline: unavailable: no zram"));
@@ -520,8 +544,32 @@ mod tests {
             .into_iter()
             .map(|(time, quick)| Line { time: time.into(), quick, ..fixture() })
             .collect();
-        assert_eq!(newest(&lines)[0].time, "2");
-        assert_eq!(newest(&lines[2..])[0].time, "3");
+        let newest = |lines| newest(lines, &[]).iter().map(|line| line.time.clone()).collect::<Vec<_>>();
+        assert_eq!(newest(&lines), ["2"]);
+        assert_eq!(newest(&lines[2..]), ["3"]);
+    }
+
+    #[test]
+    fn older_runs_stay_for_values_that_newer_ones_do_not_have() {
+        let experiments = built_in::all().unwrap();
+        let run = |time: &str, zipf: Option<u64>, quick| {
+            let mut line = Line { experiment: "aifm/hash-near".into(), time: time.into(), quick, ..fixture() };
+            line.axes = vec!["near_percent".into()];
+            if let Some(zipf) = zipf {
+                line.points[0].parameters.insert("zipf_percent".into(), Value::Number(zipf));
+            } else {
+                line.axes.push("zipf_percent".into());
+            }
+            line
+        };
+        let newest =
+            |lines: &[Line]| newest(lines, &experiments).iter().map(|line| line.time.clone()).collect::<Vec<_>>();
+        let lines =
+            [run("1", Some(80), false), run("2", Some(0), false), run("3", Some(0), false), run("4", None, true)];
+        assert_eq!(newest(&lines), ["3", "1"]);
+        assert_eq!(heading(&lines[0], &experiments), "aifm/hash-near zipf_percent=80");
+        let lines = [run("1", Some(80), false), run("2", None, false), run("3", Some(0), false)];
+        assert_eq!(newest(&lines), ["2", "3"]);
     }
 
     #[test]
