@@ -2,8 +2,8 @@
 #![no_main]
 
 use farfield_core::wire::{
-    ExposeReply, HEAD_BYTES, Head, MapReply, Reply, StationReply, WireReply, encode_expose, encode_map, encode_stat,
-    encode_station,
+    ExposeReply, HEAD_BYTES, Head, MapReply, Reply, StationReply, WireReply, encode_answer, encode_expose, encode_map,
+    encode_stat, encode_station,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -28,6 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(windows.first_layer + windows.layers().len() as u32 <= windows.layers_total);
             encode_expose(answer.tag, &windows, windows.layers(), &mut again);
         }
+        Reply::Answer => encode_answer(answer.tag, &bytes[HEAD_BYTES..], &mut again),
         _ => return,
     }
     let head = Head::decode(&again).unwrap().unwrap();

@@ -28,6 +28,9 @@ fn head() -> impl Strategy<Value = Head> {
     })
 }
 
+const NAMES: [&str; 3] = ["f", "ff.list", "a name of sixty-four bytes, which is the longest that can be had"];
+const ARGUMENT: [u8; 300] = [0xA5; 300];
+
 /// Requests, their page bytes all equal to one byte.
 fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
     let (region, page) = (any::<u64>().prop_map(RegionId), any::<u64>().prop_map(PageId));
@@ -51,6 +54,12 @@ fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
         Just(Request::Station),
         (any::<u64>().prop_map(RegionId), any::<u32>())
             .prop_map(|(region, first_layer)| Request::Expose { region, first_layer }),
+        (any::<u64>().prop_map(RegionId), any::<u32>(), any::<u32>(), 0..NAMES.len(), 0..=ARGUMENT.len()).prop_map(
+            |(region, steps_max, version, name, len)| {
+                let call = CallBody { name: NAMES[name], version, argument: &ARGUMENT[..len] };
+                Request::Call { region, steps_max, call }
+            }
+        ),
         Just(Request::Bye),
     ]
     .prop_flat_map(|request| (Just(request), any::<u8>()))
@@ -64,6 +73,9 @@ fn feed(bytes: &[u8]) {
     let _ = Welcome::decode(&head, body);
     let _ = WireReply::decode(&head, body);
     let _ = part_reply(body);
+    if let Some(call) = CallBody::decode(body) {
+        assert!(call.is_sendable() && call.body_bytes() == body.len());
+    }
     let _ = StationReply::decode(body);
     if let Some(reply) = ExposeReply::decode(body) {
         assert!(reply.first_layer + reply.layers().len() as u32 <= reply.layers_total);
@@ -198,6 +210,16 @@ proptest! {
         check(&|out| encode_ticket(tag, secret, out), Some(Kind::CloneRegion), Reply::Ticket { secret });
         check(&|out| encode_stat(tag, &stat, out), Some(Kind::Stat), Reply::Stat(stat));
         check(&|out| encode_map(tag, &map, out), Some(Kind::MapRegion), Reply::Map(map));
+    }
+
+    #[test]
+    fn answers_of_functions_survive(tag: u64, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let mut frame = Vec::new();
+        encode_answer(tag, &bytes, &mut frame);
+        let (head, body) = split(&frame);
+        let answer = WireReply { tag, kind: Some(Kind::Call), reply: Reply::Answer };
+        prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
+        prop_assert_eq!(body, &bytes[..]);
     }
 
     #[test]

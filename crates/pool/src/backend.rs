@@ -1,6 +1,6 @@
 //! What makes a place that keeps bytes a backend.
 
-use crate::Buffer;
+use crate::{Buffer, CallLane};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -225,6 +225,11 @@ impl CloneTicket {
 pub trait Backend: Send + Sync {
     /// Opens a private channel. May allocate and block (within a deadline); the lane itself does neither.
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError>;
+
+    /// Opens a channel to functions that run where the pages are kept, if one server keeps all of them. May allocate and block.
+    fn open_calls(&self) -> Result<CallLane, PoolError> {
+        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+    }
 
     /// Direct, one-sided view of the bytes, where the backend is memory that this process can map.
     fn mapped(&self) -> Option<&dyn Mapped> {

@@ -516,7 +516,7 @@ fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecre
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
-        features: features::CLONE | features::PART | one_sided,
+        features: features::CLONE | features::PART | features::CALL | one_sided,
         session,
         token: &identity.token,
         client_name: &identity.client_name,

@@ -7,6 +7,7 @@
 
 mod backend;
 mod buffer;
+mod calls;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod connection;
@@ -39,6 +40,7 @@ mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
 pub use buffer::Buffer;
+pub use calls::{CallEnd, CallFailure, CallLane, FarCall};
 pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
 pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};

@@ -13,7 +13,7 @@
 use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
 use crate::tcp::clone_region;
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
+use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -400,6 +400,10 @@ impl Backend for ShmBackend {
             next_pulse: 0,
             tag: 0,
         }))
+    }
+
+    fn open_calls(&self) -> Result<CallLane, PoolError> {
+        CallLane::open(&self.region.session, self.region.id)
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

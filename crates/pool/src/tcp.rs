@@ -6,7 +6,7 @@
 
 use crate::backend::{check_range, hand_over};
 use crate::connection::{Connection, Session};
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
+use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
@@ -60,6 +60,10 @@ impl Backend for TcpBackend {
         }
         let connection = self.session.join()?;
         Ok(Box::new(TcpLane::new(self.session.clone(), connection, self.region, self.pages)))
+    }
+
+    fn open_calls(&self) -> Result<CallLane, PoolError> {
+        CallLane::open(&self.session, self.region)
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

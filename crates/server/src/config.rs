@@ -1,6 +1,7 @@
 //! What a server is told before it starts.
 
 use crate::tenants::Tenants;
+use farfield_wic::Registry;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -70,6 +71,12 @@ pub struct Config {
     pub fabric: Option<String>,
     /// Where `GET /metrics` is answered.
     pub metrics: Option<SocketAddr>,
+    /// Functions that clients may call. Without any, clients are told so when they connect.
+    pub functions: Registry,
+    /// Most steps that a function may take, whatever its caller says; then it is pushed back to the client.
+    pub call_steps_max: u64,
+    /// Most time that a function may take, whatever its caller says. Its connection serves nothing else meanwhile.
+    pub call_within: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
     /// How long a connection looks for the next request before it sleeps. Zero: not at all.
@@ -92,6 +99,9 @@ impl Default for Config {
             ticket_life: Duration::from_secs(30),
             fabric: None,
             metrics: None,
+            functions: Registry::standard(),
+            call_steps_max: 1 << 20,
+            call_within: Duration::from_secs(2),
             connections_max: 4096,
             spin: Duration::from_micros(50),
             greeting_within: Duration::from_secs(10),

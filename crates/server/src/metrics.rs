@@ -116,6 +116,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::MapRegion => "map_region",
         Kind::Station => "station",
         Kind::Expose => "expose",
+        Kind::Call => "call",
         Kind::Reserve => "reserve",
         Kind::Release => "release",
         Kind::Bye => "bye",

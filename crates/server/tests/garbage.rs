@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use farfield_core::wire::{self, HEAD_BYTES, Head, Kind, Request, WireRequest, encode_request};
+use farfield_core::wire::{self, CallBody, HEAD_BYTES, Head, Kind, Request, WireRequest, encode_request};
 use farfield_core::{PageId, RegionId};
 use farfield_server::Config;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
     for _ in 0..dice.roll(8) {
         let page = PageId(dice.roll(120));
         let count = dice.roll(20) as u32;
-        let request = match dice.roll(16) {
+        let request = match dice.roll(18) {
             0 => Request::CreateRegion { pages: dice.roll(1000) },
             1 => Request::DropRegion { region },
             2..=4 => Request::Read { region, page, count },
@@ -31,6 +31,16 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
             12 => Request::Ping,
             13 => Request::Station,
             14 => Request::Expose { region, first_layer: count },
+            15 | 16 => {
+                let name = ["ff.list", "ff.aggregate", "f"][dice.roll(3) as usize];
+                let argument = [dice.roll(200) as u8, dice.roll(200) as u8, dice.roll(200) as u8, 0];
+                let argument = &argument[..dice.roll(5) as usize];
+                let call = CallBody { name, version: 1 + dice.roll(2) as u32, argument };
+                let request = Request::Call { region, steps_max: count, call };
+                let asked = WireRequest { tag: dice.roll(9), background: false, deadline: None, request };
+                encode_request(&asked, &mut bytes);
+                continue;
+            }
             _ => {
                 bytes.extend_from_slice(&client.write_frame(region, page.0, &[7; 3]).1);
                 continue;

@@ -15,6 +15,8 @@ pub mod features {
     pub const PART: u64 = 4;
     /// Pages can be read over a fabric (`Station`, `Expose`).
     pub const FABRIC: u64 = 8;
+    /// The server runs functions that it has by name (`Call`).
+    pub const CALL: u64 = 16;
 }
 
 /// Names a session. Who knows it may join, so it is random and never shown.

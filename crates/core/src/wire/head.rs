@@ -28,6 +28,7 @@ pub enum Kind {
     ReadPart = 0x0f,
     Station = 0x10,
     Expose = 0x11,
+    Call = 0x12,
 }
 
 impl Kind {
@@ -39,7 +40,7 @@ impl Kind {
     pub const REFUSAL: u8 = 0xfe;
 
     /// All kinds.
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Hello,
         Kind::CreateRegion,
         Kind::DropRegion,
@@ -57,6 +58,7 @@ impl Kind {
         Kind::ReadPart,
         Kind::Station,
         Kind::Expose,
+        Kind::Call,
     ];
 
     /// The kind of a request byte.

@@ -8,12 +8,14 @@
 //! Decoders take whatever bytes come, never panic and never allocate. `docs/design/wire.md` is the full description.
 
 mod bytes;
+mod call;
 mod fabric;
 mod handshake;
 mod head;
 mod reply;
 mod request;
 
+pub use call::{CallBody, encode_answer};
 pub use fabric::{ExposeReply, StationReply, Window, encode_expose, encode_station};
 pub use handshake::{Hello, Refusal, RefuseCode, SessionSecret, Welcome, encode_refusal, features};
 pub use head::{HEAD_BYTES, Head, Kind, flags};

@@ -1,7 +1,7 @@
 //! What a server answers.
 
 use super::bytes::{Fields, u64_at};
-use super::{BATCH_PAGES_LIMIT, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
+use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
 use alloc::vec::Vec;
@@ -31,6 +31,18 @@ pub enum ErrorCode {
     BadRequest,
     /// Something failed inside the server.
     Internal,
+    /// The server has no function of this name.
+    NoFunction,
+    /// It has the function in another version, which the head's `page` names.
+    OtherVersion,
+    /// The function took as many steps as it may, which the head's `page` says, and was ended.
+    Overrun,
+    /// The function has a bug: it panicked.
+    Panicked,
+    /// What the function answers is longer than answers may be.
+    AnswerTooLong,
+    /// The function waits for something that does not come.
+    Stuck,
     /// A reason of a later version.
     Other(u16),
 }
@@ -49,6 +61,12 @@ impl ErrorCode {
             ErrorCode::Ticket => 8,
             ErrorCode::BadRequest => 9,
             ErrorCode::Internal => 10,
+            ErrorCode::NoFunction => 11,
+            ErrorCode::OtherVersion => 12,
+            ErrorCode::Overrun => 13,
+            ErrorCode::Panicked => 14,
+            ErrorCode::AnswerTooLong => 15,
+            ErrorCode::Stuck => 16,
             ErrorCode::Other(number) => number,
         }
     }
@@ -66,6 +84,12 @@ impl ErrorCode {
             8 => ErrorCode::Ticket,
             9 => ErrorCode::BadRequest,
             10 => ErrorCode::Internal,
+            11 => ErrorCode::NoFunction,
+            12 => ErrorCode::OtherVersion,
+            13 => ErrorCode::Overrun,
+            14 => ErrorCode::Panicked,
+            15 => ErrorCode::AnswerTooLong,
+            16 => ErrorCode::Stuck,
             other => ErrorCode::Other(other),
         }
     }
@@ -83,6 +107,12 @@ impl ErrorCode {
             ErrorCode::Ticket => "the ticket is unknown, used or expired",
             ErrorCode::BadRequest => "an argument makes no sense",
             ErrorCode::Internal => "something failed inside the server; see its log",
+            ErrorCode::NoFunction => "the server has no function of this name",
+            ErrorCode::OtherVersion => "the server has this function in another version",
+            ErrorCode::Overrun => "the function took more steps than it may",
+            ErrorCode::Panicked => "the function panicked",
+            ErrorCode::AnswerTooLong => "what the function answers is too long",
+            ErrorCode::Stuck => "the function waits for something that does not come",
             ErrorCode::Other(_) => "for a reason that this version does not know",
         }
     }
@@ -317,6 +347,8 @@ pub enum Reply {
     Station,
     /// Windows of a region: [`super::ExposeReply`] decodes the rest.
     Expose,
+    /// What a function answers: the whole body.
+    Answer,
     /// The request failed.
     Failed {
         /// Why.
@@ -368,6 +400,8 @@ impl WireReply {
                 ExposeReply::decode(body).ok_or(WireError::Field("windows"))?;
                 Reply::Expose
             }
+            Kind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(head.length_error()),
+            Kind::Call => Reply::Answer,
             Kind::DropRegion | Kind::Write | Kind::Discard | Kind::Ping | Kind::Reserve | Kind::Release | Kind::Bye => {
                 head.expect_body(0)?;
                 Reply::Done

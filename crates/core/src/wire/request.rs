@@ -1,7 +1,7 @@
 //! What a client asks.
 
 use super::bytes::{Fields, u64_at};
-use super::{BATCH_PAGES_LIMIT, Head, Kind, WireError, flags};
+use super::{BATCH_PAGES_LIMIT, CallBody, Head, Kind, WireError, flags};
 use crate::geometry::PAGE_BYTES;
 use crate::{PageId, RegionId};
 use alloc::vec::Vec;
@@ -101,6 +101,15 @@ pub enum Request<'a> {
         region: RegionId,
         /// Index of the first layer wanted.
         first_layer: u32,
+    },
+    /// Runs a function over a region. Answer: its bytes, [`super::encode_answer`].
+    Call {
+        /// Region of the session.
+        region: RegionId,
+        /// Most steps that it may take; 0: as many as the server allows.
+        steps_max: u32,
+        /// Which function, of what.
+        call: CallBody<'a>,
     },
     /// Ends the session at once: its regions are freed without waiting for the lease.
     Bye,
@@ -216,6 +225,7 @@ impl Request<'_> {
             Request::Release { .. } => Kind::Release,
             Request::Station => Kind::Station,
             Request::Expose { .. } => Kind::Expose,
+            Request::Call { .. } => Kind::Call,
             Request::Bye => Kind::Bye,
         }
     }
@@ -238,6 +248,10 @@ impl<'a> WireRequest<'a> {
                 head.expect_body(write_body_bytes(count))?;
                 let (sums, bytes) = body.split_at(count as usize * 8);
                 Request::Write { region, page, pages: WritePages { sums, bytes } }
+            }
+            Kind::Call => {
+                let call = CallBody::decode(body).ok_or(WireError::Field("call"))?;
+                Request::Call { region, steps_max: count, call }
             }
             Kind::ClaimRegion => {
                 head.expect_body(16)?;
@@ -264,7 +278,7 @@ impl<'a> WireRequest<'a> {
                     Kind::Bye => Request::Bye,
                     Kind::Station => Request::Station,
                     Kind::Expose => Request::Expose { region, first_layer: count },
-                    Kind::Hello | Kind::Write | Kind::ClaimRegion => unreachable!("handled above"),
+                    Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => unreachable!("handled above"),
                 }
             }
         };
@@ -272,7 +286,7 @@ impl<'a> WireRequest<'a> {
         Ok(WireRequest { tag: head.tag, background: head.flags & flags::BACKGROUND != 0, deadline, request })
     }
 
-    /// The head of this request. The body, if there is one (write, claim), follows it on the wire.
+    /// The head of this request. The body, if there is one (write, claim, call), follows it on the wire.
     pub fn head(&self) -> Head {
         let mut head = Head {
             tag: self.tag,
@@ -297,6 +311,10 @@ impl<'a> WireRequest<'a> {
                 head.body = write_body_bytes(count) as u32;
             }
             Request::ClaimRegion { .. } => head.body = 16,
+            Request::Call { region, steps_max, call } => {
+                (head.region, head.count) = (region.0, steps_max);
+                head.body = call.body_bytes() as u32;
+            }
             Request::MapRegion { region, first_layer } | Request::Expose { region, first_layer } => {
                 (head.region, head.count) = (region.0, first_layer);
             }
@@ -318,6 +336,7 @@ pub fn encode_request(request: &WireRequest<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(pages.bytes);
         }
         Request::ClaimRegion { ticket } => out.extend_from_slice(&ticket.to_le_bytes()),
+        Request::Call { call, .. } => call.encode(out),
         _ => {}
     }
 }

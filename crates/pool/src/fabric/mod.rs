@@ -9,7 +9,7 @@ mod lane;
 
 use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
 use crate::tcp::{TcpLane, clone_region};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use crate::{Backend, CallLane, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
@@ -169,6 +169,10 @@ impl Backend for FabricBackend {
             PoolError::Refused { server: session.server, reason }
         })?;
         Ok(Box::new(FabricLane::new(self.region.clone(), messages, reader)))
+    }
+
+    fn open_calls(&self) -> Result<CallLane, PoolError> {
+        CallLane::open(&self.region.session, self.region.id)
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

@@ -60,6 +60,9 @@ pub(super) fn greet(
         }
     };
     let mut features = wire::features::CLONE | wire::features::PART;
+    if shared.config.functions.functions().next().is_some() {
+        features |= wire::features::CALL;
+    }
     if transport == Transport::Unix {
         features |= wire::features::MAP;
     }

@@ -5,6 +5,7 @@
 //! the batch. While the client does not take its answers nothing more is received, so what one connection can make the
 //! server hold is bounded by one batch.
 
+mod calls;
 mod greeting;
 mod link;
 mod perform;
@@ -17,6 +18,7 @@ use crate::server::Shared;
 use crate::sessions::Session;
 use crate::spin::Patience;
 use crate::store::{Found, Scratch};
+use calls::call_of;
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerConversation, Step};
@@ -246,6 +248,19 @@ impl<'a> Connection<'a> {
             let mut next = requests.next();
             while let Some(request) = next {
                 let request = request.map_err(End::Broken)?;
+                if let Some(first) = call_of(&request) {
+                    let mut row = vec![(request, first)];
+                    loop {
+                        next = requests.next();
+                        let Some(Ok(following)) = next else { break };
+                        match call_of(&following) {
+                            Some(asked) if asked.is_like(&first) => row.push((following, asked)),
+                            _ => break,
+                        }
+                    }
+                    self.serve_calls(&session, &row, arrived)?;
+                    continue;
+                }
                 let Some(region) = region_read(&request.request) else {
                     self.serve_one(&session, &request, arrived)?;
                     next = requests.next();

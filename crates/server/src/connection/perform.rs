@@ -1,4 +1,4 @@
-//! Everything but reads, one request after the other.
+//! Everything but reads and calls, one request after the other.
 
 use super::link::lost;
 use super::{Connection, End, Transport, is_late, random_u128};
@@ -146,7 +146,9 @@ impl Connection<'_> {
                 self.shared.sessions.end(session);
             }
             Request::Ping => {}
-            Request::Read { .. } | Request::ReadPart { .. } => unreachable!("reads are served in rows"),
+            Request::Read { .. } | Request::ReadPart { .. } | Request::Call { .. } => {
+                unreachable!("reads and calls are served in rows")
+            }
         }
         self.answer(|out| wire::encode_ok(tag, kind, out));
         Ok(())

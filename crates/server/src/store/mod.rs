@@ -4,6 +4,7 @@
 
 mod account;
 mod layer;
+mod memory;
 mod parts;
 mod region;
 mod table;
@@ -11,6 +12,7 @@ mod table;
 mod tests;
 
 pub(crate) use account::{Account, Full, Meter};
+pub(crate) use memory::RegionMemory;
 pub(crate) use parts::Scratch;
 #[cfg(feature = "fabric")]
 pub(crate) use region::Mappings;

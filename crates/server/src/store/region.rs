@@ -33,7 +33,7 @@ use farfield_os::memfd::{Access, Mapping};
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Most layers of a region. One more snapshot first merges some. The map could tell 254 apart, but each costs a
 /// descriptor and as much address space as the region has.
@@ -132,6 +132,8 @@ pub(crate) struct Region {
     exposed: AtomicBool,
     /// Pages that were overwritten or discarded while they lived in a frozen layer, since the last sweep.
     stale_pages: AtomicU64,
+    /// Held by functions that change pages: what one stores into a part of a page the other must not take back.
+    changes: Mutex<()>,
 }
 
 /// A region as it was at one moment. Nobody writes what it refers to.
@@ -205,6 +207,7 @@ impl Region {
             mapped_by_client: AtomicBool::new(false),
             exposed: AtomicBool::new(false),
             stale_pages: AtomicU64::new(0),
+            changes: Mutex::new(()),
         })
     }
 
@@ -220,6 +223,11 @@ impl Region {
 
     fn write_lock(&self) -> RwLockWriteGuard<'_, Stack> {
         self.stack.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// While this is held, no other function changes pages.
+    pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// The entry of the page map, without filling a hole of it: 0 where nothing was ever written.

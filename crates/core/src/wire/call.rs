@@ -1,0 +1,70 @@
+//! Calls: a function that the server has by name runs over a region, and what it answers comes back.
+
+use super::bytes::Fields;
+use super::reply::append;
+use super::{Head, Kind};
+use alloc::vec::Vec;
+
+/// Which function, of what.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CallBody<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its version: another one may read other arguments and give other answers.
+    pub version: u32,
+    /// Bytes that only the function understands.
+    pub argument: &'a [u8],
+}
+
+impl core::fmt::Debug for CallBody<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "CallBody({:?} {}, {} bytes)", self.name, self.version, self.argument.len())
+    }
+}
+
+impl<'a> CallBody<'a> {
+    /// Most bytes of a name; there is at least one.
+    pub const NAME_BYTES_MAX: usize = 64;
+    /// Most bytes of an argument.
+    pub const ARGUMENT_BYTES_MAX: usize = 64 * 1024;
+    /// Most bytes of an answer. What is longer belongs into the region.
+    pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
+    /// What stands before the name.
+    const FIXED_BYTES: usize = 6;
+
+    /// Bytes of the body.
+    pub fn body_bytes(&self) -> usize {
+        Self::FIXED_BYTES + self.name.len() + self.argument.len()
+    }
+
+    /// Do name and argument keep their limits?
+    pub fn is_sendable(&self) -> bool {
+        (1..=Self::NAME_BYTES_MAX).contains(&self.name.len()) && self.argument.len() <= Self::ARGUMENT_BYTES_MAX
+    }
+
+    /// Reads the body of a request; `None` if it is none.
+    pub fn decode(body: &'a [u8]) -> Option<CallBody<'a>> {
+        let mut fields = Fields(body);
+        let version = fields.u32()?;
+        let name_bytes = usize::from(fields.u16()?);
+        if name_bytes > Self::NAME_BYTES_MAX {
+            return None;
+        }
+        let name = core::str::from_utf8(fields.bytes(name_bytes)?).ok()?;
+        let call = CallBody { name, version, argument: fields.0 };
+        call.is_sendable().then_some(call)
+    }
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.version.to_le_bytes());
+        out.extend_from_slice(&(self.name.len() as u16).to_le_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(self.argument);
+    }
+}
+
+/// Appends what a function answered, at most [`CallBody::ANSWER_BYTES_MAX`] bytes.
+pub fn encode_answer(tag: u64, answer: &[u8], out: &mut Vec<u8>) {
+    assert!(answer.len() <= CallBody::ANSWER_BYTES_MAX);
+    append(Head { kind: Kind::Call.answer(), tag, ..Head::default() }, answer, out);
+}

@@ -1,0 +1,324 @@
+//! Calls: functions that run where the pages of a backend are kept.
+//!
+//! A channel is a connection of its own that joins the session, so a long function keeps no page waiting. Many calls are under way
+//! at a time; what was submitted since the last look goes to the kernel at once. A call is sent once: when the connection is
+//! lost, nobody knows whether the function ran, and every call in flight says so. Unlike a lane, it may allocate.
+//!
+//! Dangers that the tests guard against (`server/tests/calls.rs`): a call that never ends, an answer that goes to somebody else.
+
+use crate::PoolError;
+use crate::connection::{Connection, Session};
+use core::ops::Range;
+use core::time::Duration;
+use farfield_core::RegionId;
+use farfield_core::wire::{
+    CallBody, ErrorCode, HEAD_BYTES, Head, Reply, Request, WireError, WireReply, WireRequest, encode_request, features,
+};
+use farfield_os::process::now_ns;
+use farfield_os::{Errno, net};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// How long a waiting channel polls before it sleeps; as a lane.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it polls before it offers the core to others between two looks.
+const YIELD_AFTER: Duration = Duration::from_micros(12);
+/// Room for one of the longest answers and the beginning of the next.
+const INBOX_BYTES: usize = HEAD_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
+
+/// A function to run over the region of the backend.
+#[derive(Debug)]
+pub struct FarCall {
+    /// Chosen by the caller, returned at the end.
+    pub tag: u64,
+    /// How long the answer may take, from submission on.
+    pub deadline: Duration,
+    /// Most steps that the function may take; 0: as many as the server allows.
+    pub steps_max: u32,
+    /// Its name at the server.
+    pub name: &'static str,
+    /// Its version.
+    pub version: u32,
+    /// What it is given.
+    pub argument: Vec<u8>,
+}
+
+/// The end of one call.
+#[derive(Debug)]
+pub struct CallEnd {
+    /// The tag of the call.
+    pub tag: u64,
+    /// What the function answered.
+    pub result: Result<Vec<u8>, CallFailure>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallFailure {
+    /// The server says so.
+    Server {
+        /// Why.
+        code: ErrorCode,
+        /// What the code is about: a page, an offset, a version, steps.
+        detail: u64,
+    },
+    /// Nobody says anything.
+    Pool(PoolError),
+}
+
+struct Pending {
+    tag: u64,
+    until: u64,
+    wait: Duration,
+}
+
+/// A thread's private channel to the functions of a server.
+pub struct CallLane {
+    session: Arc<Session>,
+    connection: Connection,
+    region: RegionId,
+    calls_max: usize,
+    /// By the tag on the wire, which is never used twice.
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    outbox: Vec<u8>,
+    sent: usize,
+    inbox: Box<[u8]>,
+    /// Received and not used.
+    unread: Range<usize>,
+    ended: VecDeque<CallEnd>,
+    dead: Option<PoolError>,
+}
+
+impl core::fmt::Debug for CallLane {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "CallLane({} in flight)", self.in_flight())
+    }
+}
+
+impl CallLane {
+    /// Most calls of one channel that may be under way.
+    pub const CALLS_MAX: usize = 256;
+    /// Why a backend runs no functions.
+    pub const NOWHERE: &'static str = "no code runs where these pages are kept";
+
+    pub(crate) fn open(session: &Arc<Session>, region: RegionId) -> Result<CallLane, PoolError> {
+        if session.is_gone() {
+            return Err(session.gone_error());
+        }
+        if session.welcome.features & features::CALL == 0 {
+            return Err(PoolError::Refused { server: session.server, reason: Self::NOWHERE });
+        }
+        Ok(CallLane {
+            connection: session.join()?,
+            session: session.clone(),
+            region,
+            calls_max: Self::CALLS_MAX.min(session.welcome.in_flight_max as usize),
+            pending: BTreeMap::new(),
+            next: 0,
+            outbox: Vec::new(),
+            sent: 0,
+            inbox: vec![0; INBOX_BYTES].into_boxed_slice(),
+            unread: 0..0,
+            ended: VecDeque::new(),
+            dead: None,
+        })
+    }
+
+    /// Takes the call, or gives it back when there is no room (poll, then try again). [`CallLane::poll`] sends it.
+    pub fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
+        if self.in_flight() >= self.calls_max {
+            return Err(call);
+        }
+        let FarCall { tag, deadline, steps_max, name, version, argument } = call;
+        let body = CallBody { name, version, argument: &argument };
+        let failure = match self.dead {
+            Some(error) => Some(error),
+            None if !body.is_sendable() => {
+                let reason = "name or argument of a call is too long";
+                Some(PoolError::Refused { server: self.session.server, reason })
+            }
+            None => None,
+        };
+        if let Some(error) = failure {
+            self.ended.push_back(CallEnd { tag, result: Err(CallFailure::Pool(error)) });
+            return Ok(());
+        }
+        let request = Request::Call { region: self.region, steps_max, call: body };
+        let until = now_ns().saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        encode_request(
+            &WireRequest { tag: self.next, background: false, deadline: Some(deadline), request },
+            &mut self.outbox,
+        );
+        self.pending.insert(self.next, Pending { tag, until, wait: deadline });
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Sends everything submitted and moves the calls that ended into `done`; how many. Returns at once. After the server is gone
+    /// every call in flight ends with an error.
+    pub fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
+        self.work();
+        let count = self.ended.len();
+        done.extend(self.ended.drain(..));
+        count
+    }
+
+    /// Calls submitted and not ended.
+    pub fn in_flight(&self) -> usize {
+        self.pending.len() + self.ended.len()
+    }
+
+    /// Blocks until a call has probably ended or `timeout` has passed: spins first, then sleeps.
+    pub fn wait(&mut self, timeout: Duration) {
+        let start = now_ns();
+        let limit = start.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
+        loop {
+            let now = self.work();
+            if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
+                return;
+            }
+            if now < spin_until {
+                if now - start > YIELD_AFTER.as_nanos() as u64 {
+                    farfield_os::process::yield_now();
+                }
+                continue;
+            }
+            let until = self.pending.values().map(|pending| pending.until).min().unwrap_or(limit);
+            let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
+            if !self.connection.is_joined() {
+                self.connection.wait_to_join(sleep);
+                continue;
+            }
+            let out = if self.sent < self.outbox.len() { libc::POLLOUT } else { 0 };
+            if let Err(errno) = net::poll(self.connection.fd, libc::POLLIN | out, sleep) {
+                self.die_of(errno);
+            }
+        }
+    }
+
+    /// Sends, receives and lets time pass; says what time it is.
+    fn work(&mut self) -> u64 {
+        if self.dead.is_none() {
+            match self.connection.try_join() {
+                Ok(true) => {
+                    self.send();
+                    self.receive();
+                }
+                Ok(false) => {}
+                Err(error) => self.die(error),
+            }
+        }
+        let now = now_ns();
+        self.expire(now);
+        now
+    }
+
+    fn send(&mut self) {
+        while self.sent < self.outbox.len() {
+            let rest = &self.outbox[self.sent..];
+            let part = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            // SAFETY: the rest of the outbox is readable and ours.
+            match unsafe { net::send(self.connection.fd, &[part]) } {
+                Ok(count) => self.sent += count,
+                Err(errno) if errno.is_transient() => return,
+                Err(errno) => return self.die_of(errno),
+            }
+        }
+        self.outbox.clear();
+        self.sent = 0;
+    }
+
+    fn receive(&mut self) {
+        while self.dead.is_none() {
+            if self.unread.end == self.inbox.len() {
+                self.inbox.copy_within(self.unread.clone(), 0);
+                self.unread = 0..self.unread.len();
+            }
+            let free = &mut self.inbox[self.unread.end..];
+            let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
+            // SAFETY: the free end of the inbox, borrowed exclusively.
+            match unsafe { net::receive(self.connection.fd, &[part]) } {
+                Ok(0) => return self.die(self.session.gone_error()),
+                Ok(count) => {
+                    let is_all = count < part.iov_len;
+                    self.unread.end += count;
+                    if self.digest().is_err() {
+                        return self.die(self.session.gone_error());
+                    }
+                    if is_all {
+                        return;
+                    }
+                }
+                Err(errno) if errno.is_transient() => return,
+                Err(errno) => return self.die_of(errno),
+            }
+        }
+    }
+
+    /// Acts on the answers in the inbox that are complete.
+    fn digest(&mut self) -> Result<(), WireError> {
+        while let Some(head) = Head::decode(&self.inbox[self.unread.clone()])? {
+            if head.body as usize > CallBody::ANSWER_BYTES_MAX {
+                return Err(WireError::Length { kind: head.kind, body: head.body });
+            }
+            let frame = &self.inbox[self.unread.clone()];
+            let Some(body) = frame.get(HEAD_BYTES..head.frame_bytes()) else { return Ok(()) };
+            let result = match WireReply::decode(&head, body)?.reply {
+                Reply::Answer => Ok(body.to_vec()),
+                Reply::Failed { code, page } => Err(CallFailure::Server { code, detail: page }),
+                _ => return Err(WireError::Kind(head.kind)),
+            };
+            if head.tag >= self.next {
+                return Err(WireError::Unasked);
+            }
+            // If it is not pending, its time was over before.
+            if let Some(pending) = self.pending.remove(&head.tag) {
+                self.ended.push_back(CallEnd { tag: pending.tag, result });
+            }
+            self.unread.start += head.frame_bytes();
+        }
+        if self.unread.is_empty() {
+            self.unread = 0..0;
+        }
+        Ok(())
+    }
+
+    /// Ends calls whose time is over. The server ends them by itself.
+    fn expire(&mut self, now: u64) {
+        let server = self.session.server;
+        let ended = &mut self.ended;
+        self.pending.retain(|_, pending| {
+            let is_late = pending.until <= now;
+            if is_late {
+                let error = PoolError::TimedOut { server, after: pending.wait };
+                ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)) });
+            }
+            !is_late
+        });
+    }
+
+    fn die(&mut self, error: PoolError) {
+        if self.dead.is_some() {
+            return;
+        }
+        self.dead = Some(error);
+        if self.connection.is_joined() {
+            self.session.set_gone();
+        }
+        for pending in core::mem::take(&mut self.pending).into_values() {
+            self.ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)) });
+        }
+    }
+
+    fn die_of(&mut self, errno: Errno) {
+        let error = match errno.0 {
+            libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ETIMEDOUT | libc::EHOSTUNREACH => {
+                self.session.gone_error()
+            }
+            _ => PoolError::Os(errno),
+        };
+        self.die(error);
+    }
+}

@@ -1,0 +1,108 @@
+//! Calls: functions of the registry run over a region, in the thread of the connection.
+
+use super::{Connection, End, is_late};
+use crate::sessions::Session;
+use crate::store::RegionMemory;
+use farfield_core::RegionId;
+use farfield_core::wire::{self, CallBody, ErrorCode, Request, WireRequest};
+use farfield_wic::{Budget, Task, Unknown};
+use std::time::{Duration, Instant};
+
+/// Calls of one batch that run side by side.
+const ROW_MAX: usize = 64;
+
+/// One call of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'i> {
+    tag: u64,
+    deadline: Option<Duration>,
+    pub(super) region: RegionId,
+    steps_max: u32,
+    call: CallBody<'i>,
+}
+
+/// The call, if the request is one.
+pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<Asked<'i>> {
+    match wire.request {
+        Request::Call { region, steps_max, call } => {
+            Some(Asked { tag: wire.tag, deadline: wire.deadline, region, steps_max, call })
+        }
+        _ => None,
+    }
+}
+
+impl Asked<'_> {
+    /// Do both run the same function over the same region?
+    pub(super) fn is_like(&self, other: &Asked<'_>) -> bool {
+        let function = |asked: &Self| (asked.region, asked.call.version);
+        function(self) == (other.region, other.call.version) && self.call.name == other.call.name
+    }
+}
+
+impl Connection<'_> {
+    /// How long a call may go on: as the client says, but no longer than the server says.
+    fn budget(&self, asked: &Asked<'_>, arrived: Instant, now: Instant) -> Budget {
+        let config = &self.shared.config;
+        let wanted = asked.deadline.map(|deadline| arrived + deadline);
+        let most = now.checked_add(config.call_within);
+        let steps_max = match asked.steps_max {
+            0 => config.call_steps_max,
+            wanted => config.call_steps_max.min(u64::from(wanted)),
+        };
+        Budget { steps_max, until: wanted.into_iter().chain(most).min() }
+    }
+
+    /// Runs a row of calls of the same function over the same region and answers each.
+    pub(super) fn serve_calls(
+        &mut self,
+        session: &Session,
+        row: &[(WireRequest<'_>, Asked<'_>)],
+        arrived: Instant,
+    ) -> Result<(), End> {
+        let Some((_, first)) = row.first() else { return Ok(()) };
+        let region = session.region(first.region);
+        for part in row.chunks(ROW_MAX) {
+            let now = Instant::now();
+            let mut tags = Vec::with_capacity(part.len());
+            let mut tasks = Vec::with_capacity(part.len());
+            for (wire, asked) in part {
+                self.conversation.on_answered();
+                self.tally.requests[wire.request.kind() as usize] += 1;
+                if is_late(wire, arrived, now) {
+                    self.fail(asked.tag, ErrorCode::TimedOut, 0);
+                    continue;
+                }
+                tags.push(asked.tag);
+                tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
+            }
+            let Some(region) = &region else {
+                tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
+                continue;
+            };
+            let shared = self.shared;
+            let CallBody { name, version, .. } = first.call;
+            let memory = RegionMemory::new(region);
+            let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result| {
+                let tag = tags[index];
+                match result {
+                    Ok(answer) => self.answer(|out| wire::encode_answer(tag, answer, out)),
+                    Err(stop) => {
+                        let (code, detail) = stop.code();
+                        self.fail(tag, code, detail);
+                    }
+                }
+            });
+            // The region's lock must not be held while waiting for the client.
+            drop(memory);
+            if let Err(unknown) = ran {
+                let (code, detail) = match unknown {
+                    Unknown::Name => (ErrorCode::NoFunction, 0),
+                    Unknown::Version { newest } => (ErrorCode::OtherVersion, u64::from(newest)),
+                };
+                tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
+            }
+            self.flush()?;
+        }
+        Ok(())
+    }
+}

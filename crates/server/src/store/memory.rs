@@ -1,0 +1,130 @@
+//! A region as functions see it: bytes, and no pages.
+
+use super::StoreError;
+use super::parts::Scratch;
+use super::region::{Reader, Region};
+use core::cell::{Cell, RefCell};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::wire::PagePart;
+use farfield_core::{PageId, checksum};
+use farfield_wic::{Fault, Memory};
+use std::ops::Range;
+
+/// Reads after which the region's lock is given back for a moment: a snapshot or a sweep waits no longer.
+const READS_MAX: u32 = 256;
+
+/// The bytes of a region. One thread's.
+pub(crate) struct RegionMemory<'r> {
+    region: &'r Region,
+    /// Held from one read to the next, because the lock costs as much as a read.
+    reader: RefCell<Option<Reader<'r>>>,
+    reads: Cell<u32>,
+    scratch: RefCell<Box<Scratch>>,
+}
+
+/// The pages of a range, and what is wanted of each.
+fn pages(offset: u64, len: usize) -> impl Iterator<Item = (PageId, PagePart, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let page = PageId::containing(at);
+        let skip = (at - page.offset()) as usize;
+        let part = PagePart::new(skip, (len - done).min(PAGE_BYTES - skip))?;
+        let bytes = done..done + part.len();
+        done = bytes.end;
+        Some((page, part, bytes))
+    })
+}
+
+impl<'r> RegionMemory<'r> {
+    pub(crate) fn new(region: &'r Region) -> RegionMemory<'r> {
+        RegionMemory {
+            region,
+            reader: RefCell::new(None),
+            reads: Cell::new(0),
+            scratch: RefCell::new(Box::new([0; PAGE_BYTES])),
+        }
+    }
+
+    /// Gives the region's lock back. Who holds it must not wait for another function: that one may wait for the lock, behind somebody who wants
+    /// it alone.
+    fn let_go(&self) {
+        drop(self.reader.borrow_mut().take());
+    }
+
+    fn with_reader<T>(&self, look: impl FnOnce(&Reader<'r>) -> T) -> T {
+        let mut reader = self.reader.borrow_mut();
+        let reads = self.reads.get() + 1;
+        if reads >= READS_MAX {
+            // Before the next is made: who waits for the region goes first.
+            drop(reader.take());
+        }
+        self.reads.set(reads % READS_MAX);
+        look(reader.get_or_insert_with(|| self.region.reader()))
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.with_reader(|reader| {
+            let scratch = &mut **self.scratch.borrow_mut();
+            for (page, part, bytes) in pages(offset, into.len()) {
+                into[bytes].copy_from_slice(reader.part(page, part, scratch)?);
+            }
+            Ok(())
+        })
+    }
+
+    fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        self.let_go();
+        let _changing = self.region.change();
+        let scratch = &mut **self.scratch.borrow_mut();
+        for (page, part, range) in pages(offset, bytes.len()) {
+            if part.len() < PAGE_BYTES {
+                let whole = PagePart::new(0, PAGE_BYTES).expect("a page is a part of itself");
+                self.region.reader().part(page, whole, scratch)?;
+            }
+            scratch[part.range()].copy_from_slice(&bytes[range]);
+            let sum = checksum(scratch);
+            self.region.write(page, scratch, |_| sum)?;
+        }
+        Ok(())
+    }
+}
+
+impl Memory for RegionMemory<'_> {
+    fn region_bytes(&self) -> u64 {
+        PageId(self.region.pages()).offset()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let result = match self.try_read(offset, into) {
+            // Perhaps another function was storing the page.
+            Err(StoreError::Corrupt(_)) => {
+                self.let_go();
+                let _unchanging = self.region.change();
+                self.try_read(offset, into)
+            }
+            result => result,
+        };
+        result.map_err(|error| fault(error, offset))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.try_write(offset, bytes).map_err(|error| fault(error, offset))
+    }
+
+    fn announce(&self, offset: u64, len: usize) {
+        self.with_reader(|reader| pages(offset, len).for_each(|(page, part, _)| reader.announce(page, part)));
+    }
+}
+
+fn fault(error: StoreError, offset: u64) -> Fault {
+    match error {
+        StoreError::Full(_) => Fault::Full,
+        StoreError::OutOfRange => Fault::OutOfRange { offset },
+        StoreError::Corrupt(page) => Fault::Corrupt { page },
+        StoreError::Os(errno) => {
+            tracing::error!(%errno, "the operating system refused");
+            Fault::Internal
+        }
+    }
+}

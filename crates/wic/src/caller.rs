@@ -1,0 +1,219 @@
+//! Calls functions, at the client or at the server.
+
+use crate::client::ClientPlace;
+use crate::crew::{self, Budget, Start};
+use crate::registry::decode;
+use crate::{CallError, Function};
+use core::marker::PhantomData;
+use core::time::Duration;
+use farfield_core::wire::CallBody;
+use farfield_pool::{Backend, CallLane, FarCall, PoolError};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How long a call may take if nobody says otherwise.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Steps that a function may take if nobody says otherwise.
+const STEPS_MAX: u64 = 1 << 20;
+/// Functions that run side by side at the client.
+const WINDOW: usize = 64;
+
+/// Where a function runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Where {
+    /// Here, with one-sided accesses: a round trip for each.
+    Client,
+    /// Where the memory is: one round trip for all.
+    Server,
+}
+
+/// A thread's means to call functions over one region. Lanes are opened when they are first needed.
+pub struct Caller {
+    backend: Arc<dyn Backend>,
+    client: Option<ClientPlace>,
+    server: Option<CallLane>,
+    ended: Vec<farfield_pool::CallEnd>,
+}
+
+impl core::fmt::Debug for Caller {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Caller({} pages)", self.backend.pages())
+    }
+}
+
+impl Caller {
+    /// Calls functions over the region of this backend. At the server they see what the pool was told: what a heap has near and
+    /// has changed must be written back before.
+    pub fn new(backend: Arc<dyn Backend>) -> Caller {
+        Caller { backend, client: None, server: None, ended: Vec::new() }
+    }
+
+    /// A call of one function.
+    pub fn call<F: Function>(&mut self, argument: F::Argument) -> Call<'_, F> {
+        Call(self.calls(vec![argument]))
+    }
+
+    /// Calls of one function for each of the arguments, many of them under way at a time.
+    pub fn calls<F: Function>(&mut self, arguments: Vec<F::Argument>) -> Calls<'_, F> {
+        let terms = Terms { place: Where::Client, within: WITHIN, steps_max: STEPS_MAX };
+        Calls { caller: self, arguments, terms, function: PhantomData }
+    }
+
+    fn client(&mut self) -> Result<&ClientPlace, PoolError> {
+        let place = match self.client.take() {
+            Some(place) => place,
+            None => ClientPlace::new(self.backend.open_lane()?, self.backend.pages()),
+        };
+        Ok(self.client.insert(place))
+    }
+
+    fn run_here<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+        let budget = Budget { steps_max: terms.steps_max, until: Instant::now().checked_add(terms.within) };
+        let place = match self.client() {
+            Ok(place) => place,
+            Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
+        };
+        let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Stuck)).collect();
+        let mut waiting = arguments.into_iter().enumerate();
+        crew::run(
+            place,
+            WINDOW,
+            || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget }),
+            |id, result| answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within)),
+        );
+        answers
+    }
+
+    fn run_there<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+        let started = Instant::now();
+        let lane = match self.server.take().map_or_else(|| self.backend.open_calls(), Ok) {
+            Ok(lane) => self.server.insert(lane),
+            Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
+                return fail_all::<F>(arguments.len(), CallError::Nowhere);
+            }
+            Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
+        };
+        let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Argument)).collect();
+        let mut waiting = arguments.into_iter().enumerate();
+        let mut refused = None;
+        loop {
+            while lane.in_flight() < CallLane::CALLS_MAX {
+                let call = refused.take().or_else(|| {
+                    waiting.by_ref().find_map(|(id, argument)| {
+                        let argument = postcard::to_stdvec(&argument).ok()?;
+                        (argument.len() <= CallBody::ARGUMENT_BYTES_MAX).then(|| FarCall {
+                            tag: id as u64,
+                            deadline: terms.within.saturating_sub(started.elapsed()),
+                            steps_max: u32::try_from(terms.steps_max).unwrap_or(u32::MAX),
+                            name: F::NAME,
+                            version: F::VERSION,
+                            argument,
+                        })
+                    })
+                });
+                let Some(call) = call else { break };
+                if let Err(call) = lane.submit(call) {
+                    refused = Some(call);
+                    break;
+                }
+            }
+            if lane.poll(&mut self.ended) == 0 {
+                if lane.in_flight() == 0 && refused.is_none() {
+                    return answers;
+                }
+                lane.wait(terms.within);
+                lane.poll(&mut self.ended);
+            }
+            for ended in self.ended.drain(..) {
+                answers[ended.tag as usize] = match ended.result {
+                    Ok(bytes) => decode(&bytes).ok_or(CallError::Answer),
+                    Err(failure) => Err(CallError::of_failure(failure, F::NAME, F::VERSION, terms.within)),
+                };
+            }
+        }
+    }
+}
+
+type Answers<F> = Vec<Result<<F as Function>::Answer, CallError>>;
+
+fn fail_all<F: Function>(count: usize, error: CallError) -> Answers<F> {
+    (0..count).map(|_| Err(error)).collect()
+}
+
+#[derive(Clone, Copy)]
+struct Terms {
+    place: Where,
+    within: Duration,
+    steps_max: u64,
+}
+
+/// Calls of one function, about to run.
+#[must_use = "nothing runs before `run`"]
+pub struct Calls<'c, F: Function> {
+    caller: &'c mut Caller,
+    arguments: Vec<F::Argument>,
+    terms: Terms,
+    function: PhantomData<F>,
+}
+
+impl<F: Function> core::fmt::Debug for Calls<'_, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Calls({} of {:?} at {:?})", self.arguments.len(), F::NAME, self.terms.place)
+    }
+}
+
+impl<F: Function> Calls<'_, F> {
+    /// Where they run; at the client if nobody says otherwise.
+    pub fn at(mut self, place: Where) -> Self {
+        self.terms.place = place;
+        self
+    }
+
+    /// How long all of them may take: 10 s if nobody says otherwise. A server has a limit of its own for each.
+    pub fn within(mut self, time: Duration) -> Self {
+        self.terms.within = time;
+        self
+    }
+
+    /// Most steps that each may take: about a million if nobody says otherwise. A server has a limit of its own.
+    pub fn steps(mut self, most: u64) -> Self {
+        self.terms.steps_max = most.max(1);
+        self
+    }
+
+    /// Runs them and waits. The answers are in the order of the arguments.
+    pub fn run(self) -> Vec<Result<F::Answer, CallError>> {
+        match self.terms.place {
+            Where::Client => self.caller.run_here::<F>(self.arguments, self.terms),
+            Where::Server => self.caller.run_there::<F>(self.arguments, self.terms),
+        }
+    }
+}
+
+/// A call of one function, about to run.
+#[must_use = "nothing runs before `run`"]
+#[derive(Debug)]
+pub struct Call<'c, F: Function>(Calls<'c, F>);
+
+impl<F: Function> Call<'_, F> {
+    /// Where it runs; at the client if nobody says otherwise.
+    pub fn at(self, place: Where) -> Self {
+        Call(self.0.at(place))
+    }
+
+    /// How long it may take: 10 s if nobody says otherwise. A server has a limit of its own.
+    pub fn within(self, time: Duration) -> Self {
+        Call(self.0.within(time))
+    }
+
+    /// Most steps that it may take: about a million if nobody says otherwise. A server has a limit of its own.
+    pub fn steps(self, most: u64) -> Self {
+        Call(self.0.steps(most))
+    }
+
+    /// Runs it and waits for the answer.
+    pub fn run(self) -> Result<F::Answer, CallError> {
+        self.0.run().pop().expect("one answer for each argument")
+    }
+}

@@ -1,0 +1,252 @@
+//! Runs functions at one place, in turns, on one thread.
+//!
+//! Futures lie in slots that are made once and used again. In a sweep each that can go on is polled once; then the host submits
+//! what they asked for, all at once. Nobody wakes anybody: a place knows which task runs, and says whom an event lets go on.
+//!
+//! Every access takes steps. A task gets a slice of them; when it is used up, accesses do not complete any more, so that the task comes
+//! back here, where budget and time are looked at. So no function can go on by ignoring an error: it is dropped.
+//!
+//! Dangers that the tests guard against: a function that never ends and keeps others from going on, a wait for what never comes.
+
+use crate::{Fault, Stop};
+use core::cell::Cell;
+use core::future::{Future, poll_fn};
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// Steps that a task may take before the others have their turn: some 0.2 ms at a server.
+const SLICE: u64 = 1024;
+/// Bytes that cost a step, beside the one of the access itself.
+const BYTES_PER_STEP: usize = 4096;
+
+/// How long a function may go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Most steps: accesses, and 4 KiB of one.
+    pub steps_max: u64,
+    /// When its time is over.
+    pub until: Option<Instant>,
+}
+
+/// What the running task has left of its slice; how a place knows who runs.
+pub(crate) struct Meter {
+    task: Cell<u32>,
+    left: Cell<u64>,
+    is_spent: Cell<bool>,
+    gives_way: Cell<bool>,
+    began: Cell<Instant>,
+    until: Cell<Option<Instant>>,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Meter {
+        Meter {
+            task: Cell::new(0),
+            left: Cell::new(0),
+            is_spent: Cell::new(false),
+            gives_way: Cell::new(false),
+            began: Cell::new(Instant::now()),
+            until: Cell::new(None),
+        }
+    }
+
+    /// The task that runs.
+    pub(crate) fn task(&self) -> u32 {
+        self.task.get()
+    }
+
+    /// Time since it began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.began.get().elapsed()
+    }
+
+    /// What is left of its time.
+    pub(crate) fn time_left(&self) -> Duration {
+        self.until.get().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>) {
+        self.task.set(task);
+        self.left.set(slice);
+        self.is_spent.set(false);
+        self.gives_way.set(false);
+        self.began.set(began);
+        self.until.set(until);
+    }
+
+    /// Takes the steps of an access to so many bytes.
+    pub(crate) fn step(&self, bytes: usize) -> impl Future<Output = ()> + '_ {
+        let steps = 1 + (bytes / BYTES_PER_STEP) as u64;
+        poll_fn(move |_| match self.left.get().checked_sub(steps) {
+            Some(left) => {
+                self.left.set(left);
+                Poll::Ready(())
+            }
+            None => {
+                self.is_spent.set(true);
+                Poll::Pending
+            }
+        })
+    }
+
+    /// Lets the others have their turn.
+    pub(crate) fn give_way(&self) -> impl Future<Output = ()> + '_ {
+        let mut gave = false;
+        poll_fn(move |_| {
+            if core::mem::replace(&mut gave, true) {
+                return Poll::Ready(());
+            }
+            self.gives_way.set(true);
+            Poll::Pending
+        })
+    }
+}
+
+/// A place, as who runs tasks there sees it.
+pub(crate) trait Host {
+    /// Is a panic of a function its own affair?
+    const CATCHES: bool;
+
+    fn meter(&self) -> &Meter;
+
+    /// Submits what the tasks asked for and adds those that can go on to `ready`; if `may_wait`, there is nobody else, so that it may
+    /// wait for one. False if nothing is under way.
+    fn turn(&self, ready: &mut VecDeque<u32>, may_wait: bool) -> bool;
+}
+
+/// A function about to run.
+pub(crate) struct Start<F> {
+    pub(crate) id: usize,
+    pub(crate) future: F,
+    pub(crate) budget: Budget,
+}
+
+struct Slot<F> {
+    future: Pin<Box<Option<F>>>,
+    id: usize,
+    budget: Budget,
+    steps: u64,
+    began: Instant,
+    /// It waited for an event, so time has passed.
+    waited: bool,
+}
+
+/// Runs what `next` gives, up to `window` at a time, until there is no more; says how each ended.
+pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
+    host: &H,
+    window: usize,
+    mut next: impl FnMut() -> Option<Start<F>>,
+    mut end: impl FnMut(usize, Result<A, Stop>),
+) {
+    let mut slots: Vec<Slot<F>> = Vec::new();
+    let mut free: Vec<u32> = Vec::new();
+    let mut ready: VecDeque<u32> = VecDeque::new();
+    let mut is_all = false;
+    loop {
+        while !is_all && slots.len() - free.len() < window {
+            let Some(Start { id, future, budget }) = next() else {
+                is_all = true;
+                break;
+            };
+            let began = Instant::now();
+            match free.pop() {
+                Some(index) => {
+                    let slot = &mut slots[index as usize];
+                    slot.future.set(Some(future));
+                    (slot.id, slot.budget, slot.steps, slot.began) = (id, budget, 0, began);
+                    slot.waited = false;
+                    ready.push_back(index);
+                }
+                None => {
+                    ready.push_back(slots.len() as u32);
+                    slots.push(Slot { future: Box::pin(Some(future)), id, budget, steps: 0, began, waited: false });
+                }
+            }
+        }
+        if ready.is_empty() {
+            if slots.len() == free.len() {
+                return;
+            }
+            if !host.turn(&mut ready, true) && ready.is_empty() {
+                // They wait for something that is not of this place, and nobody will ever wake them.
+                for slot in slots.iter_mut().filter(|slot| slot.future.is_some()) {
+                    slot.future.set(None);
+                    end(slot.id, Err(Stop::Stuck));
+                }
+                free = (0..slots.len() as u32).collect();
+            }
+            continue;
+        }
+        for _ in 0..ready.len() {
+            let Some(index) = ready.pop_front() else { break };
+            let Some(verdict) = resume(host, &mut slots[index as usize], index) else { continue };
+            match verdict {
+                Verdict::Again => ready.push_back(index),
+                Verdict::Waits => {}
+                Verdict::Ended(result) => {
+                    let slot = &mut slots[index as usize];
+                    slot.future.set(None);
+                    free.push(index);
+                    end(slot.id, result);
+                }
+            }
+        }
+        host.turn(&mut ready, false);
+    }
+}
+
+enum Verdict<A> {
+    Again,
+    Waits,
+    Ended(Result<A, Stop>),
+}
+
+/// Lets a task go on; `None` if it has ended already.
+fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
+    host: &H,
+    slot: &mut Slot<F>,
+    index: u32,
+) -> Option<Verdict<A>> {
+    let slice = SLICE.min(slot.budget.steps_max - slot.steps);
+    let meter = host.meter();
+    let mut future = slot.future.as_mut().as_pin_mut()?;
+    if core::mem::take(&mut slot.waited) && is_over(slot.budget.until) {
+        return Some(Verdict::Ended(Err(Stop::TimedOut)));
+    }
+    meter.enter(index, slice, slot.began, slot.budget.until);
+    let mut poll = || future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let polled = match H::CATCHES {
+        true => catch_unwind(AssertUnwindSafe(poll)),
+        false => Ok(poll()),
+    };
+    slot.steps += slice - meter.left.get();
+    Some(match polled {
+        Err(_) => Verdict::Ended(Err(Stop::Panicked)),
+        Ok(Poll::Ready(result)) => Verdict::Ended(result.map_err(Stop::Fault)),
+        Ok(Poll::Pending) if meter.is_spent.get() => {
+            // The rest of a slice that is too small for an access is gone.
+            slot.steps += meter.left.get();
+            if slot.steps >= slot.budget.steps_max {
+                Verdict::Ended(Err(Stop::Overrun { steps: slot.steps }))
+            } else if is_over(slot.budget.until) {
+                Verdict::Ended(Err(Stop::TimedOut))
+            } else {
+                Verdict::Again
+            }
+        }
+        Ok(Poll::Pending) if meter.gives_way.get() && is_over(slot.budget.until) => Verdict::Ended(Err(Stop::TimedOut)),
+        Ok(Poll::Pending) if meter.gives_way.get() => Verdict::Again,
+        Ok(Poll::Pending) => {
+            slot.waited = true;
+            Verdict::Waits
+        }
+    })
+}
+
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}

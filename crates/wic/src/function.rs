@@ -1,0 +1,41 @@
+//! What can be called.
+
+use crate::{Fault, Place};
+use core::future::Future;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// An async function over the bytes of a region that runs wherever there is a [`Place`]. It waits for nothing but its place.
+///
+/// ```
+/// use farfield_wic::{Fault, Function, Place};
+///
+/// /// The word behind a pointer.
+/// struct Behind;
+///
+/// impl Function for Behind {
+///     const NAME: &'static str = "example.behind";
+///     const VERSION: u32 = 1;
+///     type Argument = u64;
+///     type Answer = u64;
+///
+///     async fn run<P: Place>(place: &P, pointer: u64) -> Result<u64, Fault> {
+///         let behind = place.read_u64(pointer).await?;
+///         place.read_u64(behind).await
+///     }
+/// }
+/// # assert_eq!(farfield_wic::Sim::new(1, vec![8, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]).run_one::<Behind>(0), Ok(7));
+/// ```
+pub trait Function: 'static {
+    /// Its name at servers, at most 64 bytes; `ff.` begins those that every server has.
+    const NAME: &'static str;
+    /// Changes when arguments, answers or what they mean change.
+    const VERSION: u32;
+    /// What it is given.
+    type Argument: Serialize + DeserializeOwned;
+    /// What it answers; encoded, at most 64 KiB.
+    type Answer: Serialize + DeserializeOwned;
+
+    /// Runs it. What the accesses report it may pass on; errors of its own belong into the answer.
+    fn run<P: Place>(place: &P, argument: Self::Argument) -> impl Future<Output = Result<Self::Answer, Fault>>;
+}

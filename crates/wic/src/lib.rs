@@ -1,0 +1,47 @@
+//! Farfield runs anywhere: where-independent code (WICkit).
+//!
+//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, time. The same
+//! source runs
+//!
+//! - at the **client**, one-sided, over any lane of the pool: each access is a round trip, many calls share one lane;
+//! - at the **server**, run to completion beside the memory: one round trip, however many accesses;
+//! - in a **simulation** with a seed ([`Sim`]), for tests.
+//!
+//! A server has the functions of its [`Registry`], by name and version. A [`Caller`] calls:
+//!
+//! ```no_run
+//! use farfield_wic::{Caller, List, ListStart, Where};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let backend = farfield_pool::Opener::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
+//! let mut caller = Caller::new(backend);
+//! let end = caller.call::<List>(ListStart { node: 0, hops: 16 }).at(Where::Server).run()?;
+//! println!("the list leads to {} after {} hops", end.value, end.hops);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `docs/design/wic.md` says what each place promises, and what happens when something fails.
+
+mod aggregate;
+mod caller;
+mod client;
+mod crew;
+mod error;
+mod function;
+mod list;
+mod memory;
+mod place;
+mod registry;
+mod server;
+mod sim;
+
+pub use aggregate::{Aggregate, Range, Summary};
+pub use caller::{Call, Caller, Calls, Where};
+pub use crew::Budget;
+pub use error::{CallError, Fault, Stop};
+pub use function::Function;
+pub use list::{List, ListEnd, ListStart};
+pub use memory::Memory;
+pub use place::{Place, RANGE_BYTES_MAX};
+pub use registry::{Registry, Task, Unknown};
+pub use sim::Sim;

@@ -1,0 +1,18 @@
+//! The bytes of a region where they are kept.
+
+use crate::Fault;
+
+/// The bytes of a region, as a server gives them to functions. Ranges lie inside the region and are at most [`crate::RANGE_BYTES_MAX`].
+pub trait Memory {
+    /// Bytes of the region.
+    fn region_bytes(&self) -> u64;
+
+    /// Copies bytes out, compared with their checksums.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault>;
+
+    /// Stores bytes.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// These bytes will be read soon: the processor may begin to bring them.
+    fn announce(&self, _offset: u64, _len: usize) {}
+}

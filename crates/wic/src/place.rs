@@ -1,0 +1,69 @@
+//! Where a function runs, as far as the function sees.
+
+use crate::Fault;
+use core::future::Future;
+use core::ops::Deref;
+use core::time::Duration;
+
+/// Most bytes of one access.
+pub const RANGE_BYTES_MAX: usize = 64 * 1024;
+
+/// Where a function runs: the bytes of one region, and time. Offsets count from the start of the region; what was never written is
+/// zeros.
+///
+/// Buffers belong to the place: a function that is dropped while it waits leaves nothing that could be written to later.
+///
+/// Who changes the same bytes as somebody else at the same time gets what chance makes of it, as with any operation of the pool, except
+/// that functions at the server do not lose each other's bytes.
+pub trait Place {
+    /// Bytes that were read; the buffer goes back to the place when this is dropped.
+    type Bytes<'p>: Deref<Target = [u8]>
+    where
+        Self: 'p;
+
+    /// Bytes of the region.
+    fn region_bytes(&self) -> u64;
+
+    /// Reads `N` bytes.
+    fn read<const N: usize>(&self, offset: u64) -> impl Future<Output = Result<[u8; N], Fault>>;
+
+    /// Reads a range, at most [`RANGE_BYTES_MAX`].
+    fn read_range(&self, offset: u64, len: usize) -> impl Future<Output = Result<Self::Bytes<'_>, Fault>>;
+
+    /// Reads `N` bytes from each offset into the element of `into` at the same index, all of them on their way at once.
+    fn read_many<const N: usize>(
+        &self,
+        offsets: &[u64],
+        into: &mut [[u8; N]],
+    ) -> impl Future<Output = Result<(), Fault>>;
+
+    /// Writes bytes, at most [`RANGE_BYTES_MAX`]. Whole pages change at once, a longer range page by page.
+    fn write(&self, offset: u64, bytes: &[u8]) -> impl Future<Output = Result<(), Fault>>;
+
+    /// Time since the call began here.
+    fn now(&self) -> Duration;
+
+    /// Lets others go on. A loop without accesses should do so, because only here and at accesses can a function be ended.
+    fn yield_now(&self) -> impl Future<Output = ()>;
+
+    /// Reads a little-endian word.
+    fn read_u64(&self, offset: u64) -> impl Future<Output = Result<u64, Fault>> {
+        async move { Ok(u64::from_le_bytes(self.read(offset).await?)) }
+    }
+
+    /// Writes a little-endian word.
+    fn write_u64(&self, offset: u64, word: u64) -> impl Future<Output = Result<(), Fault>> {
+        async move { self.write(offset, &word.to_le_bytes()).await }
+    }
+}
+
+/// The same answer everywhere to a range that is not there.
+pub(crate) fn check(region_bytes: u64, offset: u64, len: usize) -> Result<(), Fault> {
+    if len > RANGE_BYTES_MAX {
+        return Err(Fault::TooLong { bytes: len as u64 });
+    }
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= region_bytes => Ok(()),
+        _ => Err(Fault::OutOfRange { offset }),
+    }
+}

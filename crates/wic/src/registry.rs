@@ -1,0 +1,168 @@
+//! The functions that a server has, by name and version.
+//!
+//! A list that somebody writes, not one that the linker collects: what is registered is there in every build, and what is not is
+//! missed by name ([decision 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
+
+use crate::crew::{self, Budget, Start};
+use crate::server::{Pace, ServerPlace};
+use crate::{Aggregate, Function, List, Memory, Stop};
+use core::cell::RefCell;
+use farfield_core::wire::CallBody;
+use std::collections::BTreeMap;
+
+/// Functions that run in turns at a server.
+const WINDOW: usize = 16;
+
+/// One call, as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Task<'a> {
+    /// Bytes of the argument.
+    pub argument: &'a [u8],
+    /// How long it may go on.
+    pub budget: Budget,
+}
+
+/// Why a call finds no function.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unknown {
+    /// There is none of this name.
+    Name,
+    /// There are others.
+    Version {
+        /// The newest.
+        newest: u32,
+    },
+}
+
+/// How each call ended, by its index; the bytes of the answer are gone afterwards.
+type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>);
+type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
+
+/// The functions that a server has.
+#[derive(Clone, Default)]
+pub struct Registry {
+    functions: BTreeMap<(&'static str, u32), RunAll>,
+}
+
+impl core::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_set().entries(self.functions.keys()).finish()
+    }
+}
+
+impl Registry {
+    /// No function.
+    pub fn new() -> Registry {
+        Registry::default()
+    }
+
+    /// Those that every server has.
+    pub fn standard() -> Registry {
+        Registry::new().with::<List>().with::<Aggregate>()
+    }
+
+    /// Adds a function. Panics if there is one of this name and version, or if the name is none.
+    pub fn with<F: Function>(mut self) -> Registry {
+        assert!((1..=CallBody::NAME_BYTES_MAX).contains(&F::NAME.len()), "a name has 1 to 64 bytes: {:?}", F::NAME);
+        let before = self.functions.insert((F::NAME, F::VERSION), run_all::<F>);
+        assert!(before.is_none(), "there are two functions {:?} of version {}", F::NAME, F::VERSION);
+        self
+    }
+
+    /// Names and versions.
+    pub fn functions(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.functions.keys().copied()
+    }
+
+    /// Runs calls of one function over a region, in turns, and says how each ended, in any order.
+    pub fn run(
+        &self,
+        name: &str,
+        version: u32,
+        memory: &dyn Memory,
+        tasks: &[Task<'_>],
+        ended: Sink<'_>,
+    ) -> Result<(), Unknown> {
+        // Keys live for ever and `name` does not, so it is looked for by comparison.
+        let of_name = self.functions.iter().filter(|((known, _), _)| *known == name);
+        let (mut newest, mut found) = (None, None);
+        for ((_, known), run) in of_name {
+            newest = Some(*known);
+            found = if *known == version { Some(run) } else { found };
+        }
+        match (found, newest) {
+            (Some(run), _) => {
+                run(memory, tasks, ended);
+                Ok(())
+            }
+            (None, Some(newest)) => Err(Unknown::Version { newest }),
+            (None, None) => Err(Unknown::Name),
+        }
+    }
+}
+
+fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>) {
+    let place = ServerPlace::new(memory, if tasks.len() > 1 { Pace::Ahead } else { Pace::AtOnce });
+    let ended = RefCell::new(ended);
+    let mut waiting = tasks.iter().enumerate();
+    let mut bytes = Vec::new();
+    crew::run(
+        &place,
+        WINDOW,
+        || {
+            for (id, task) in waiting.by_ref() {
+                match decode::<F::Argument>(task.argument) {
+                    Some(argument) => {
+                        return Some(Start { id, future: F::run(&place, argument), budget: task.budget });
+                    }
+                    None => ended.borrow_mut()(id, Err(Stop::Argument)),
+                }
+            }
+            None
+        },
+        |id, result| {
+            let result = result.and_then(|answer| encode(&answer, core::mem::take(&mut bytes)));
+            match result {
+                Ok(answer) => {
+                    ended.borrow_mut()(id, Ok(&answer));
+                    bytes = answer;
+                }
+                Err(stop) => ended.borrow_mut()(id, Err(stop)),
+            }
+        },
+    );
+}
+
+/// The value, if the bytes are one and no more.
+pub(crate) fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
+}
+
+/// Bytes of an answer, and no more than there may be.
+struct Bounded(Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Bounded {
+    type Output = Vec<u8>;
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.try_extend(&[byte])
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        if self.0.len() + bytes.len() > CallBody::ANSWER_BYTES_MAX {
+            return Err(postcard::Error::SerializeBufferFull);
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
+}
+
+fn encode<T: serde::Serialize>(answer: &T, mut room: Vec<u8>) -> Result<Vec<u8>, Stop> {
+    room.clear();
+    postcard::serialize_with_flavor(answer, Bounded(room)).map_err(|_| Stop::AnswerTooLong)
+}

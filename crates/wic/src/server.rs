@@ -1,0 +1,164 @@
+//! The place beside the memory: accesses complete at once.
+//!
+//! Alone, a function runs to completion. When several run, each announces what it will read and lets the others have their turn, so
+//! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
+
+use crate::crew::{Host, Meter};
+use crate::place::check;
+use crate::{Fault, Memory, Place};
+use core::cell::{Cell, RefCell};
+use core::ops::Deref;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// When an access completes.
+pub(crate) enum Pace {
+    /// At once.
+    AtOnce,
+    /// After the others had their turn.
+    Ahead,
+    /// After as many turns as the dice say.
+    Dice(Dice),
+}
+
+/// Small repeatable random numbers (xorshift).
+pub(crate) struct Dice(Cell<u64>);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
+        // Seeds differ in few bits, and zero would stay zero.
+        Dice(Cell::new(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1))
+    }
+
+    pub(crate) fn roll(&self, sides: u64) -> u64 {
+        let mut state = self.0.get();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        self.0.set(state);
+        state % sides
+    }
+}
+
+/// A place that has the memory.
+pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
+    memory: &'m M,
+    pace: Pace,
+    meter: Meter,
+    /// Buffers that nobody uses.
+    buffers: RefCell<Vec<Vec<u8>>>,
+}
+
+/// A buffer of the place.
+pub(crate) struct Lent<'p> {
+    bytes: Vec<u8>,
+    home: &'p RefCell<Vec<Vec<u8>>>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.home.borrow_mut().push(core::mem::take(&mut self.bytes));
+    }
+}
+
+impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
+    pub(crate) fn new(memory: &'m M, pace: Pace) -> ServerPlace<'m, M> {
+        ServerPlace { memory, pace, meter: Meter::new(), buffers: RefCell::default() }
+    }
+
+    /// What comes before every access.
+    async fn begin(&self, offset: u64, len: usize) -> Result<(), Fault> {
+        self.meter.step(len).await;
+        check(self.memory.region_bytes(), offset, len)?;
+        match &self.pace {
+            Pace::AtOnce => {}
+            Pace::Ahead => {
+                self.memory.announce(offset, len);
+                self.meter.give_way().await;
+            }
+            Pace::Dice(dice) => {
+                for _ in 0..dice.roll(4) {
+                    self.meter.give_way().await;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
+    type Bytes<'p>
+        = Lent<'p>
+    where
+        Self: 'p;
+
+    fn region_bytes(&self) -> u64 {
+        self.memory.region_bytes()
+    }
+
+    async fn read<const N: usize>(&self, offset: u64) -> Result<[u8; N], Fault> {
+        self.begin(offset, N).await?;
+        let mut bytes = [0; N];
+        self.memory.read(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    async fn read_range(&self, offset: u64, len: usize) -> Result<Lent<'_>, Fault> {
+        self.begin(offset, len).await?;
+        let mut bytes = self.buffers.borrow_mut().pop().unwrap_or_default();
+        bytes.resize(len, 0);
+        let mut lent = Lent { bytes, home: &self.buffers };
+        self.memory.read(offset, &mut lent.bytes)?;
+        Ok(lent)
+    }
+
+    async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
+        if let Pace::Ahead = self.pace {
+            let inside = |offset: &&u64| check(self.memory.region_bytes(), **offset, N).is_ok();
+            offsets.iter().filter(inside).for_each(|offset| self.memory.announce(*offset, N));
+        }
+        for (offset, bytes) in offsets.iter().zip(into) {
+            *bytes = self.read(*offset).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.begin(offset, bytes.len()).await?;
+        self.memory.write(offset, bytes)
+    }
+
+    fn now(&self) -> Duration {
+        self.meter.elapsed()
+    }
+
+    async fn yield_now(&self) {
+        self.meter.step(0).await;
+        self.meter.give_way().await;
+    }
+}
+
+impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
+    const CATCHES: bool = true;
+
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    fn turn(&self, ready: &mut VecDeque<u32>, _may_wait: bool) -> bool {
+        if let Pace::Dice(dice) = &self.pace {
+            for last in (1..ready.len()).rev() {
+                ready.swap(last, dice.roll(last as u64 + 1) as usize);
+            }
+        }
+        false
+    }
+}

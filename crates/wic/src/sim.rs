@@ -1,0 +1,95 @@
+//! A simulation: functions over memory of this process, with chance in the place of distance. The same seed gives the same run.
+
+use crate::crew::{self, Budget, Start};
+use crate::server::{Dice, Pace, ServerPlace};
+use crate::{Fault, Function, Memory, Stop};
+use core::cell::RefCell;
+use farfield_core::PageId;
+
+/// A region in memory over which functions run in an order that chance decides.
+#[derive(Debug)]
+pub struct Sim {
+    seed: u64,
+    bytes: RefCell<Vec<u8>>,
+    fault_one_in: u64,
+    steps_max: u64,
+}
+
+/// The region during one run.
+struct Rolled<'s> {
+    sim: &'s Sim,
+    dice: Dice,
+}
+
+impl Sim {
+    /// A region of these bytes.
+    pub fn new(seed: u64, bytes: Vec<u8>) -> Sim {
+        Sim { seed, bytes: RefCell::new(bytes), fault_one_in: 0, steps_max: 1 << 20 }
+    }
+
+    /// One access in so many fails, on average. 0: none.
+    pub fn faults(mut self, one_in: u64) -> Sim {
+        self.fault_one_in = one_in;
+        self
+    }
+
+    /// Functions may take so many steps.
+    pub fn steps(mut self, most: u64) -> Sim {
+        self.steps_max = most;
+        self
+    }
+
+    /// The region as it is.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.bytes.borrow().clone()
+    }
+
+    /// Runs the function for all arguments, side by side.
+    pub fn run<F: Function>(&self, arguments: Vec<F::Argument>) -> Vec<Result<F::Answer, Stop>> {
+        let memory = Rolled { sim: self, dice: Dice::new(self.seed) };
+        let place = ServerPlace::new(&memory, Pace::Dice(Dice::new(!self.seed)));
+        let budget = Budget { steps_max: self.steps_max, until: None };
+        let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
+        let mut waiting = arguments.into_iter().enumerate();
+        crew::run(
+            &place,
+            answers.len().max(1),
+            || waiting.next().map(|(id, argument)| Start { id, future: F::run(&place, argument), budget }),
+            |id, result| answers[id] = Some(result),
+        );
+        answers.into_iter().map(|answer| answer.expect("every task ends")).collect()
+    }
+
+    /// Runs the function once.
+    pub fn run_one<F: Function>(&self, argument: F::Argument) -> Result<F::Answer, Stop> {
+        self.run::<F>(vec![argument]).remove(0)
+    }
+}
+
+impl Rolled<'_> {
+    fn fate(&self, offset: u64) -> Result<(), Fault> {
+        match self.sim.fault_one_in {
+            0 => Ok(()),
+            one_in if self.dice.roll(one_in) > 0 => Ok(()),
+            _ => Err(Fault::Corrupt { page: PageId::containing(offset) }),
+        }
+    }
+}
+
+impl Memory for Rolled<'_> {
+    fn region_bytes(&self) -> u64 {
+        self.sim.bytes.borrow().len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        self.fate(offset)?;
+        into.copy_from_slice(&self.sim.bytes.borrow()[offset as usize..][..into.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.fate(offset)?;
+        self.sim.bytes.borrow_mut()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
