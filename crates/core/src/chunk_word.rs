@@ -1,15 +1,16 @@
 //! The chunk word: which legs of a mirror hold the right bytes of a chunk of pages, as one atomic 32-bit word.
 //!
 //! ```text
-//!  31        17  16       15           0
-//! +------------+---------+--------------+
-//! | writers    | touched | 8 legs × 2   |
-//! +------------+---------+--------------+
+//!  31        18   17        16       15           0
+//! +------------+---------+---------+--------------+
+//! | writers    | watched | touched | 8 legs × 2   |
+//! +------------+---------+---------+--------------+
 //! ```
 //!
 //! A leg is Valid, or Stale → Copying → Valid; a write that begins meanwhile makes Copying Spoiled, and whoever copies ends that as Stale.
 //! A copy begins only when no write is under way, so a write that is under way knows: no leg becomes Valid before it ends.
 //! When it ends, Valid legs that do not have it are Stale. While a chunk was never written (not touched) every leg holds its zeros.
+//! Whoever compares what legs hold *watches* the chunk: as long as it is watched no write has begun, so Valid legs hold the same.
 //!
 //! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
 
@@ -32,7 +33,8 @@ enum State {
 pub struct ChunkWord(pub u32);
 
 const TOUCHED: u32 = 1 << 16;
-const WRITER_ONE: u32 = 1 << 17;
+const WATCHED: u32 = 1 << 17;
+const WRITER_ONE: u32 = 1 << 18;
 const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
 
 impl ChunkWord {
@@ -95,7 +97,7 @@ impl ChunkWord {
         if self.writers() == WRITERS_MAX {
             return None;
         }
-        let mut word = self;
+        let mut word = ChunkWord(self.0 & !WATCHED);
         for leg in self.is(State::Copying).iter() {
             word = word.with(leg, State::Spoiled);
         }
@@ -130,6 +132,21 @@ impl ChunkWord {
     /// Something was written while nobody noted it; the legs are as they were.
     pub fn touch(self) -> ChunkWord {
         ChunkWord(self.0 | TOUCHED)
+    }
+
+    /// Somebody begins to compare what legs hold, and nobody else does. `None`: not now.
+    pub fn watch(self) -> Option<ChunkWord> {
+        (self.is_touched() && self.writers() == 0).then_some(ChunkWord(self.0 | WATCHED))
+    }
+
+    /// Has no write begun since?
+    pub fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
+    }
+
+    /// The end of that.
+    pub fn unwatch(self) -> ChunkWord {
+        ChunkWord(self.0 & !WATCHED)
     }
 
     /// Somebody found wrong bytes at `leg`. `None`: it is the only one of `active` that can be read, or cannot be read any more.
@@ -176,6 +193,8 @@ mod tests {
         late: Option<(usize, u8)>,
         /// Who copies to which leg, and what was read.
         copier: Option<(usize, Option<u8>)>,
+        /// Legs that are compared.
+        watcher: Option<u16>,
         active: u16,
         lost: u16,
         writes_left: u8,
@@ -194,6 +213,7 @@ mod tests {
                 writer: None,
                 late: None,
                 copier: None,
+                watcher: None,
                 active: 3,
                 lost: 0,
                 writes_left: 3,
@@ -265,6 +285,14 @@ mod tests {
                     next.push(World { lost: 1 << leg, active: self.active & !(1 << leg) | 4, ..self });
                 }
             }
+            match self.watcher {
+                None => next.extend(word.watch().map(|word| World {
+                    word: word.0,
+                    watcher: Some(word.valid().and(active).0),
+                    ..self
+                })),
+                Some(_) => next.push(World { word: word.unwatch().0, watcher: None, ..self }),
+            }
             if self.suspicions_left > 0 {
                 for leg in 0..3 {
                     if let Some(word) = word.suspect(leg, active) {
@@ -281,6 +309,10 @@ mod tests {
                 let holds = self.holds[leg];
                 let under_way = self.writer.is_some_and(|(version, ..)| version == holds);
                 assert!(holds == self.written || under_way || self.failed == Some(holds), "{self:?}");
+            }
+            if let Some(compared) = self.watcher.filter(|_| ChunkWord(self.word).is_watched() && self.failed.is_none())
+            {
+                assert!(Legs(compared).iter().all(|leg| self.holds[leg] == self.written), "they differ: {self:?}");
             }
             // As long as no leg is late, one of two legs that did not die is enough.
             if self.lost == 0 && self.late.is_none() && self.active & 3 == 3 {

@@ -10,7 +10,7 @@
 //! Clean → Writing → Closed → Spent → Writing or Clean. A row is written once, by one writer, and never changed while it is closed: so a leg that dies in the middle of a write
 //! harms nothing but that row, which nobody refers to yet. *present* are the data pages that were written (the others are zeros), *live* those that still are
 //! the newest version of some page, *have* the legs that hold their part. When nothing is live any more the row is spent, unless somebody mends it: a part that is
-//! on its way to a leg must not land in a row that has another writer.
+//! on its way to a leg must not land in a row that has another writer. Whoever compares what legs hold with what was written keeps the row in the same way.
 //!
 //! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange. *Writing* is not in the word: whoever has claimed a row is alone with it.
 
@@ -90,6 +90,18 @@ impl RowWord {
         may.then_some(RowWord(self.0 | MENDED))
     }
 
+    /// Somebody looks at what legs hold, and nobody mends it meanwhile. `None`: not now.
+    pub fn watch(self) -> Option<RowWord> {
+        let may = self.is_closed() && self.live() != 0 && !self.is_mended();
+        may.then_some(RowWord(self.0 | MENDED))
+    }
+
+    /// The end of that. `true`: the row is spent now.
+    pub fn unwatch(self) -> (RowWord, bool) {
+        assert!(self.is_closed() && self.is_mended());
+        RowWord(self.0 & !MENDED).settled()
+    }
+
     /// The end of what was claimed, `mended` or given up. Nothing of it is under way any more. `true`: the row is spent now.
     pub fn finish(self, leg: usize, mended: bool) -> (RowWord, bool) {
         assert!(self.is_closed() && self.is_mended());
@@ -116,6 +128,8 @@ mod tests {
         writer: Option<u16>,
         /// Who brings which leg its part, of which version, and whether it has landed.
         mender: Option<(usize, u8, bool)>,
+        /// Who looks at which version.
+        watcher: Option<u8>,
         suspicions_left: u8,
     }
 
@@ -150,6 +164,12 @@ mod tests {
                     next.push(World { word: after.0, mender: Some((leg, self.version, false)), ..self });
                 }
             }
+            if let Some(word) = word.watch() {
+                next.push(World { word: word.0, watcher: Some(self.version), ..self });
+            }
+            if self.watcher.is_some() {
+                next.push(World { word: word.unwatch().0.0, watcher: None, ..self });
+            }
             if let Some((leg, version, has_landed)) = self.mender {
                 let mut world = World { mender: Some((leg, version, true)), ..self };
                 world.holds[leg] = version;
@@ -165,6 +185,8 @@ mod tests {
             for leg in word.have().iter() {
                 assert_eq!(self.holds[leg], self.version, "{self:?}");
             }
+            let is_kept = |version| word.is_closed() && version == self.version && self.mender.is_none();
+            assert!(self.watcher.is_none_or(is_kept), "it changes while somebody looks: {self:?}");
             if word.is_closed() {
                 assert!(word.live() & !word.present() == 0 && word.have().count() >= 2);
                 assert!(word.live() != 0 || word.is_mended(), "spent, and nobody knows: {self:?}");
@@ -174,7 +196,8 @@ mod tests {
 
     #[test]
     fn whoever_counts_as_having_it_has_it() {
-        let start = World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, suspicions_left: 2 };
+        let start =
+            World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, watcher: None, suspicions_left: 2 };
         let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
         while let Some(world) = open.pop() {
             if seen.insert(world) {

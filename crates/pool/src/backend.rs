@@ -1,6 +1,6 @@
 //! What makes a place that keeps bytes a backend.
 
-use crate::{Buffer, CallLane};
+use crate::{Buffer, CallLane, Scrubbed};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -244,6 +244,11 @@ pub trait Backend: Send + Sync {
 
     /// How it feels.
     fn health(&self) -> Health;
+
+    /// What its scrub has done, and those of its parts; `None`: there is none.
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        None
+    }
 
     /// Does it answer a question within that time? A place without a server always does.
     fn answers(&self, _within: Duration) -> bool {

@@ -1,7 +1,7 @@
 //! Wrappers `fault` and `throttle`: a member that is late or slow, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
 //! failure can be repeated.
 
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
+use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Scrubbed};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, PageId, checksum};
@@ -78,16 +78,21 @@ impl FaultPlan {
     }
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// As in 100us, 5ms, 1s, 10min, 12h or 1d.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = (text[..digits].parse::<u64>().ok()?, &text[digits..]);
-    Some(match unit {
-        "ns" => Duration::from_nanos(number),
-        "us" => Duration::from_micros(number),
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        _ => return None,
-    })
+    let of_seconds = |seconds| number.checked_mul(seconds).map(Duration::from_secs);
+    match unit {
+        "ns" => Some(Duration::from_nanos(number)),
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => of_seconds(1),
+        "min" => of_seconds(60),
+        "h" => of_seconds(3600),
+        "d" => of_seconds(24 * 3600),
+        _ => None,
+    }
 }
 
 /// As in 4096, 64K, 500M or 2G.
@@ -195,6 +200,10 @@ impl Backend for FaultBackend {
 
     fn health(&self) -> Health {
         if self.fate.is_dead() { Health::Gone } else { self.inner.health() }
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        self.inner.scrubbed()
     }
 
     fn answers(&self, within: Duration) -> bool {

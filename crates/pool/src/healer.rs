@@ -1,10 +1,11 @@
-//! A thread that gives legs what they lack.
+//! A thread that gives legs what they lack, and looks whether they have what they should.
 
 use crate::leg_lanes::{Legged, SLEEP_SLICE};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// How often the thread looks whether there is something to do.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -16,6 +17,10 @@ pub(crate) trait Patient: Send + Sync + 'static {
     type Lane: Nurse;
     /// Is there something to do?
     fn needs_care(&self) -> bool;
+    /// How long until a scrub has something to look at; `None`: there is no scrub.
+    fn scrub_in(&self) -> Option<Duration> {
+        None
+    }
     /// A lane for the thread.
     fn open_for_care(self: &Arc<Self>) -> Option<Self::Lane>;
 }
@@ -34,6 +39,31 @@ pub(crate) trait Nurse: Legged {
     fn finish_care(&mut self);
 }
 
+/// Held while something is under way: snapshots are made when nothing is.
+#[derive(Default)]
+pub(crate) struct Caring {
+    lock: Mutex<()>,
+    waiting: AtomicU32,
+}
+
+impl Caring {
+    /// Nobody cares for legs as long as this is held.
+    pub(crate) fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let still = self.lock();
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        still
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
 /// See the module.
 pub(crate) struct Healer {
     stop: Arc<AtomicBool>,
@@ -42,8 +72,7 @@ pub(crate) struct Healer {
 }
 
 impl Healer {
-    /// `caring` is locked while something is under way: snapshots are made when nothing is.
-    pub(crate) fn start<P: Patient>(patient: Arc<P>, caring: Arc<Mutex<()>>) -> Healer {
+    pub(crate) fn start<P: Patient>(patient: Arc<P>, caring: Arc<Caring>) -> Healer {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread =
@@ -58,26 +87,38 @@ impl Healer {
     }
 }
 
-fn run<P: Patient>(patient: &Arc<P>, caring: &Mutex<()>, stop: &AtomicBool) {
-    let mut lane = None;
+fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
+    let (mut lane, mut rest) = (None, LOOK_EVERY);
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(LOOK_EVERY);
-        if !patient.needs_care() {
+        std::thread::park_timeout(rest);
+        let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);
+        rest = LOOK_EVERY.min(until_scrub).max(BETWEEN_LOOKS);
+        if !patient.needs_care() && !until_scrub.is_zero() {
             continue;
         }
-        let _caring = caring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _caring = caring.lock();
         if lane.is_none() {
             lane = patient.open_for_care();
         }
-        let Some(lane) = &mut lane else { continue };
-        while !stop.load(Ordering::Acquire) && patient.needs_care() {
+        let Some(lane) = &mut lane else {
+            rest = LOOK_EVERY;
+            continue;
+        };
+        let began = Instant::now();
+        while !stop.load(Ordering::Acquire) && !caring.is_wanted() {
             lane.care();
-            if !lane.is_caring() {
-                // Between two rounds, or nothing can be done now.
-                std::thread::sleep(BETWEEN_LOOKS);
+            if lane.is_caring() {
+                continue;
             }
+            if !patient.needs_care() {
+                break;
+            }
+            // Between two rounds, or nothing can be done now.
+            std::thread::sleep(BETWEEN_LOOKS);
         }
         lane.finish_care();
+        // Whoever waits for the lock has at least as much time as it was held.
+        rest = began.elapsed().clamp(BETWEEN_LOOKS, LOOK_EVERY);
     }
 }
 

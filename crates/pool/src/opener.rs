@@ -265,9 +265,11 @@ impl Opener {
             Tree::Fault(plan, inner) => {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
-            Tree::Mirror { legs, spares } => Ok(Arc::new(self.open_mirror(legs, spares, server, want)?)),
+            Tree::Mirror { legs, spares, scrub } => Ok(Arc::new(self.open_mirror(legs, spares, *scrub, server, want)?)),
             Tree::Tier(tiers) => Ok(Arc::new(self.open_tier(tiers, server, want)?)),
-            Tree::Ec { code, legs, spares } => Ok(Arc::new(self.open_ec(*code, legs, spares, server, want)?)),
+            Tree::Ec { code, legs, spares, scrub } => {
+                Ok(Arc::new(self.open_ec(*code, legs, spares, *scrub, server, want)?))
+            }
             Tree::Stripe(members) => {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
                 for (index, member) in members.iter().enumerate() {
@@ -288,13 +290,14 @@ impl Opener {
         &self,
         legs: &[Tree],
         spares: &[Tree],
+        scrub: Option<Duration>,
         server: u16,
         want: Want<'_>,
     ) -> Result<MirrorBackend, OpenError> {
         let (legs, spares) = self.open_legs("mirror", 1, legs, spares, server, want)?;
         let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
         let inherited = matches!(want, Want::Claim { .. });
-        MirrorBackend::new(legs, spares, pages, inherited, self.heals)
+        MirrorBackend::new(legs, spares, pages, inherited, scrub, self.heals)
             .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
     }
 
@@ -315,6 +318,7 @@ impl Opener {
         code: Code,
         legs: &[Tree],
         spares: &[Tree],
+        scrub: Option<Duration>,
         server: u16,
         want: Want<'_>,
     ) -> Result<EcBackend, OpenError> {
@@ -325,8 +329,8 @@ impl Opener {
         };
         let (legs, spares) = self.open_legs("ec", code.data(), legs, spares, server, of_legs)?;
         match want {
-            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, self.heals),
-            Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], self.heals),
+            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.heals),
+            Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.heals),
         }
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
     }

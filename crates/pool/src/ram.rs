@@ -61,6 +61,44 @@ impl RamBackend {
     }
 }
 
+#[cfg(test)]
+fn flip(bytes: &mut Arc<[u8]>) {
+    let mut rotten = bytes.to_vec();
+    rotten[77] ^= 4;
+    *bytes = rotten.into();
+}
+
+#[cfg(test)]
+impl RamBackend {
+    /// Pages that it has.
+    pub(crate) fn stored(&self) -> Vec<u64> {
+        self.region.lock().keys().copied().collect()
+    }
+
+    /// A bit of a page flips, if it is there.
+    pub(crate) fn rot(&self, page: u64) -> bool {
+        self.region.lock().get_mut(&page).map(|(_, bytes)| flip(bytes)).is_some()
+    }
+
+    /// A bit of every page flips.
+    pub(crate) fn rot_all(&self) {
+        self.region.lock().values_mut().for_each(|(_, bytes)| flip(bytes));
+    }
+
+    /// A page is gone, and nobody was told.
+    pub(crate) fn forget(&self, page: u64) -> bool {
+        self.region.lock().remove(&page).is_some()
+    }
+
+    /// A page has the bytes of another one. Were they others?
+    pub(crate) fn confuse(&self, page: u64, with: u64) -> bool {
+        let mut stored = self.region.lock();
+        let Some(other) = stored.get(&with).cloned() else { return false };
+        let sum = other.0;
+        stored.insert(page, other).is_none_or(|old| old.0 != sum)
+    }
+}
+
 impl Backend for RamBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         let region = self.region.clone();

@@ -5,7 +5,9 @@
 //! pages; parts travel in buffers of the lane and cost one copy.
 
 use crate::backend::{check_range, hand_over};
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
+use crate::{
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Scrubbed,
+};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -136,6 +138,10 @@ impl Backend for StripeBackend {
         } else {
             Health::Degraded
         }
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        Scrubbed::with_parts(None, self.members.iter())
     }
 
     fn answers(&self, within: Duration) -> bool {

@@ -23,12 +23,20 @@ impl Touched {
         chunk < self.end.load(Ordering::SeqCst) && self.word(chunk).load(Ordering::SeqCst) & 1 << (chunk % 64) != 0
     }
 
-    /// Something is about to be written there.
-    pub(crate) fn mark(&self, chunk: u64) {
-        if !self.has(chunk) {
-            self.word(chunk).fetch_or(1 << (chunk % 64), Ordering::SeqCst);
-            self.end.fetch_max(chunk + 1, Ordering::SeqCst);
+    /// Something is about to be written there. `true`: for the first time.
+    pub(crate) fn mark(&self, chunk: u64) -> bool {
+        if self.has(chunk) {
+            return false;
         }
+        let bit = 1 << (chunk % 64);
+        let before = self.word(chunk).fetch_or(bit, Ordering::SeqCst);
+        self.end.fetch_max(chunk + 1, Ordering::SeqCst);
+        before & bit == 0
+    }
+
+    /// One behind the last that was written.
+    pub(crate) fn end(&self) -> u64 {
+        self.end.load(Ordering::SeqCst)
     }
 
     /// The first that was written, from this one on.
@@ -64,7 +72,8 @@ mod tests {
     fn what_was_marked_is_found() {
         let touched = Touched::new(1 << 26).unwrap();
         let chunks = [0, 1, 63, 64, 190, 5000, (1 << 26) - 1];
-        chunks.iter().rev().for_each(|chunk| touched.mark(*chunk));
+        assert!(chunks.iter().rev().all(|chunk| touched.mark(*chunk)));
+        assert!(!touched.mark(63));
         assert_eq!(touched.iter().collect::<Vec<_>>(), chunks);
         assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some((1 << 26) - 1)));
         assert!(touched.has(190) && !touched.has(189));

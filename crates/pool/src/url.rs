@@ -4,7 +4,9 @@
 //! A leaf that stands alone is the whole text; inside of parentheses it ends at the next comma or closing parenthesis.
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
-use crate::fault::FaultPlan;
+use crate::fault::{FaultPlan, duration};
+use crate::scrub;
+use core::time::Duration;
 use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_core::gf256::Code;
@@ -17,6 +19,10 @@ const DEPTH_MAX: usize = 8;
 const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write ec(2,1, URL, URL, URL)";
 /// In front of a spare.
 const SPARE: &str = "spare=";
+/// In front of the period of a scrub.
+const SCRUB: &str = "scrub=";
+/// Everything that is stored cannot be looked at more often.
+const SCRUB_MIN: Duration = Duration::from_millis(1);
 
 /// What a URL says.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,12 +33,12 @@ pub(crate) enum Tree {
     Fault(FaultPlan, Box<Tree>),
     /// Pages are dealt out to these.
     Stripe(Vec<Tree>),
-    /// All of them hold the same; the spares after one of the others is lost.
-    Mirror { legs: Vec<Tree>, spares: Vec<Tree> },
+    /// All of them hold the same; the spares after one of the others is lost. Everything is looked at once in the period `scrub`.
+    Mirror { legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration> },
     /// What is new lies in the first that has room, what is old in the next.
     Tier(Vec<Tree>),
     /// Rows of this code, one page at each leg.
-    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree> },
+    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration> },
 }
 
 impl Tree {
@@ -49,7 +55,7 @@ impl Tree {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
             Tree::Stripe(members) | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
-            Tree::Mirror { legs, spares } | Tree::Ec { legs, spares, .. } => {
+            Tree::Mirror { legs, spares, .. } | Tree::Ec { legs, spares, .. } => {
                 legs.iter().chain(spares).map(Tree::leaves).sum()
             }
         }
@@ -71,7 +77,8 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
         loop {
             match tokens.next().ok()?? {
                 Token::Leaf(leaf) => return Some(leaf),
-                Token::Fault(_) | Token::Open(_) | Token::Ec(_) | Token::Option(_) | Token::Spare | Token::Close => {}
+                Token::Fault(_) | Token::Open(_) | Token::Ec(_) | Token::Option(_) => {}
+                Token::Spare | Token::Scrub(_) | Token::Close => {}
             }
         }
     })
@@ -96,34 +103,37 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
         Some(Token::Leaf(leaf)) => Ok(Tree::Leaf(leaf.to_owned())),
         Some(Token::Fault(spec)) => Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens)?))),
         Some(Token::Open("stripe")) => match items(tokens)? {
-            (members, spares) if spares.is_empty() => Ok(Tree::Stripe(members)),
+            Items { urls, spares, scrub: None } if spares.is_empty() => Ok(Tree::Stripe(urls)),
             _ => Err(wrong(
-                "a stripe has no spares: each of its members can be a mirror(URL, URL, spare=URL)".to_owned(),
+                "a stripe has no spares and no scrub: each of its members can be a mirror(URL, URL, spare=URL)"
+                    .to_owned(),
             )),
         },
         Some(Token::Open("mirror")) => {
-            let (legs, spares) = items(tokens)?;
+            let Items { urls: legs, spares, scrub } = items(tokens)?;
             if legs.len() < 2 || legs.len() + spares.len() > ChunkWord::LEGS_MAX {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
-            Ok(Tree::Mirror { legs, spares })
+            Ok(Tree::Mirror { legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
         }
         Some(Token::Open("tier")) => match items(tokens)? {
-            (tiers, spares) if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&tiers.len()) => {
-                Ok(Tree::Tier(tiers))
+            Items { urls, spares, scrub: None }
+                if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&urls.len()) =>
+            {
+                Ok(Tree::Tier(urls))
             }
             _ => Err(wrong(
-                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares: write tier(lz:?size=1G, ssd:/var/tmp)"
+                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares or scrub: write tier(lz:?size=1G, ssd:/var/tmp)"
                     .to_owned(),
             )),
         },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
-            let (legs, spares) = items(tokens)?;
+            let Items { urls: legs, spares, scrub } = items(tokens)?;
             if legs.len() != code.parts() || legs.len() + spares.len() > Legs::MAX {
                 return Err(wrong(EC.to_owned()));
             }
-            Ok(Tree::Ec { code, legs, spares })
+            Ok(Tree::Ec { code, legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
         }
         Some(Token::Open("throttle")) => throttle(tokens),
         Some(Token::Option(_)) => {
@@ -134,6 +144,9 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
         ))),
         Some(Token::Spare) => Err(wrong(
             "a spare stands behind the legs of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
+        )),
+        Some(Token::Scrub(_)) => Err(wrong(
+            "a scrub is an option of a mirror or an erasure code, behind its legs: mirror(URL, URL, scrub=1d)".to_owned(),
         )),
         Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
@@ -155,23 +168,56 @@ fn throttle(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
     Ok(Tree::Fault(plan, Box::new(inner)))
 }
 
-/// Everything up to the closing parenthesis: URLs, and behind them spares.
-fn items(tokens: &mut Tokens<'_>) -> Result<(Vec<Tree>, Vec<Tree>), UrlError> {
-    let (mut items, mut spares) = (Vec::new(), Vec::new());
+/// What stands in parentheses.
+#[derive(Default)]
+struct Items {
+    urls: Vec<Tree>,
+    spares: Vec<Tree>,
+    /// The period, if one is given; `Some(None)`: there shall be no scrub.
+    scrub: Option<Option<Duration>>,
+}
+
+/// Everything up to the closing parenthesis: URLs, and behind them spares and the period of a scrub.
+fn items(tokens: &mut Tokens<'_>) -> Result<Items, UrlError> {
+    let mut items = Items::default();
     while !tokens.closes() {
+        let at = tokens.at;
         if tokens.take_spare() {
-            spares.push(item(tokens)?);
-        } else if spares.is_empty() {
-            items.push(item(tokens)?);
+            items.spares.push(item(tokens)?);
+        } else if let Some(text) = tokens.take_scrub()? {
+            let why = match period(text) {
+                Ok(_) if items.scrub.is_some() => "there is a scrub already: take one of them away".into(),
+                Ok(_) if items.urls.is_empty() => "a scrub stands behind the legs: mirror(URL, URL, scrub=1d)".into(),
+                Ok(period) => {
+                    items.scrub = Some(period);
+                    continue;
+                }
+                Err(why) => why,
+            };
+            return Err(UrlError { at, why });
+        } else if items.spares.is_empty() && items.scrub.is_none() || !tokens.wants_url {
+            items.urls.push(item(tokens)?);
         } else {
-            return tokens.wrong("spares stand behind the legs: mirror(URL, URL, spare=URL)");
+            return tokens.wrong("spares and the scrub stand behind the legs: mirror(URL, URL, spare=URL, scrub=1d)");
         }
     }
-    if items.is_empty() {
+    if items.urls.is_empty() && items.spares.is_empty() {
         return tokens.wrong("nothing stands in the parentheses: write URLs there");
     }
     tokens.next()?;
-    Ok((items, spares))
+    Ok(items)
+}
+
+/// The period of a scrub.
+fn period(text: &str) -> Result<Option<Duration>, Cow<'static, str>> {
+    match (text, duration(text)) {
+        ("off", _) => Ok(None),
+        (_, Some(period)) if period >= SCRUB_MIN => Ok(Some(period)),
+        _ => Err(format!(
+            "a scrub has a period of a millisecond or more, as in scrub=1d, scrub=12h or scrub=30min, or is off, not {text:?}"
+        )
+        .into()),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,6 +233,8 @@ enum Token<'a> {
     Option(&'a str),
     /// `spare=`
     Spare,
+    /// `scrub=PERIOD`
+    Scrub(&'a str),
     Close,
 }
 
@@ -231,6 +279,19 @@ impl<'a> Tokens<'a> {
             self.skip(SPARE.len());
         }
         is_spare
+    }
+
+    /// `scrub=PERIOD` and the comma behind it, if there is one.
+    fn take_scrub(&mut self) -> Result<Option<&'a str>, UrlError> {
+        if self.depth == 0 || !self.wants_url || !self.rest().starts_with(SCRUB) {
+            return Ok(None);
+        }
+        let value = &self.rest()[SCRUB.len()..];
+        let value = &value[..value.find([',', ')', '(']).unwrap_or(value.len())];
+        self.skip(SCRUB.len() + value.len());
+        self.wants_url = false;
+        self.comma()?;
+        Ok(Some(value.trim()))
     }
 
     /// `NAME=VALUE` and the comma behind it.
@@ -278,6 +339,9 @@ impl<'a> Tokens<'a> {
         }
         if self.take_spare() {
             return Ok(Some(Token::Spare));
+        }
+        if let Some(period) = self.take_scrub()? {
+            return Ok(Some(Token::Scrub(period)));
         }
         if let Some(option) = self.take_option()? {
             return Ok(Some(Token::Option(option)));
@@ -380,7 +444,7 @@ mod tests {
 
     #[test]
     fn mirrors_have_spares() {
-        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares };
+        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares, scrub: Some(scrub::PERIOD) };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
         let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
         let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
@@ -402,13 +466,32 @@ mod tests {
     #[test]
     fn erasure_codes_have_numbers() {
         let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
-        let tree = Tree::Ec { code: Code::new(2, 1), legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]) };
+        let (code, scrub) = (Code::new(2, 1), Some(scrub::PERIOD));
+        let tree = Tree::Ec { code, legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub };
         assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
         assert_eq!(
             leaf_urls("stripe(ec(2,1,a:,b:,c:,spare=d:),e:)").collect::<Vec<_>>(),
             ["a:", "b:", "c:", "d:", "e:"]
         );
+    }
+
+    #[test]
+    fn scrubs_have_a_period() {
+        let period = |url: &str| match Tree::parse(url) {
+            Ok(Tree::Mirror { scrub, .. } | Tree::Ec { scrub, .. }) => scrub.map(|period| period.as_secs()),
+            other => panic!("{url}: {other:?}"),
+        };
+        assert_eq!(period("mirror(a:,b:)"), Some(86_400));
+        assert_eq!(period("mirror(a:,b:,scrub=12h)"), Some(12 * 3600));
+        assert_eq!(period("mirror(a:,b:, scrub=7d ,spare=c:)"), Some(7 * 86_400));
+        assert_eq!(period("ec(2,1,a:,b:,c:,spare=d:,scrub=30min)"), Some(1800));
+        assert_eq!(period("ec(1,1,a:,b:,scrub=off)"), None);
+        assert_eq!(
+            leaf_urls("stripe(mirror(a:,b:,scrub=1d,spare=c:),d:)").collect::<Vec<_>>(),
+            ["a:", "b:", "c:", "d:"]
+        );
+        assert_eq!(Tree::parse("scrub=a"), Ok(leaf("scrub=a")));
     }
 
     #[test]
@@ -450,6 +533,19 @@ mod tests {
             ("ec(15,2,a:,b:)", 1, "ec(2,1, URL"),
             ("stripe(ec(1,1,a:,b:,spare=c:,d:),e:)", 30, "behind the legs"),
             ("mirror(a:,fault:die=1@spare=b:)", 23, "behind the legs"),
+            ("mirror(a:,b:,scrub=x)", 14, "scrub=1d"),
+            ("mirror(a:,b:,scrub=0s)", 14, "a millisecond or more"),
+            ("mirror(a:,b:,scrub=)", 14, "scrub=1d"),
+            ("mirror(a:,b:,scrub=1d,scrub=2d)", 23, "already"),
+            ("mirror(scrub=1d,a:,b:)", 8, "behind the legs"),
+            ("mirror(a:,scrub=1d,b:)", 20, "behind the legs"),
+            ("mirror(a:,b:,scrub=1d", 22, "closing parenthesis"),
+            ("mirror(a:,fault:die=1@scrub=1d,b:)", 23, "behind its legs"),
+            ("mirror(a:,b:,scrub=99999999999999999d)", 14, "scrub=1d"),
+            ("ec(1,1,a:,b:,scrub=1d,)", 23, "URL is missing"),
+            ("stripe(a:,b:,scrub=1d)", 1, "no scrub"),
+            ("tier(a:,b:,scrub=1d)", 1, "or scrub"),
+            ("throttle(scrub=1d,a:)", 10, "latency=100us"),
             ("stripe(shm:/a(b)", 14, "link"),
             ("stripe(a:,fault:die=3)", 11, "fault:SPEC@URL"),
             ("stripe(a:,fault:die=x@b:)", 11, "whole number"),
@@ -487,6 +583,7 @@ mod tests {
             "throttle(",
             "ec(1,1,",
             "spare=",
+            "scrub=1d",
             "latency=3ms",
             "(",
             ")",

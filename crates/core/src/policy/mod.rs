@@ -7,3 +7,4 @@ pub mod link;
 pub mod prefetch;
 pub mod profile;
 pub mod room;
+pub mod scrub;

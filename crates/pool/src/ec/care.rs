@@ -167,6 +167,21 @@ impl EcLane {
         (piece.first..piece.first + piece.rows).for_each(|row| self.table.index.finish_mend(row, leg, mended));
     }
 
+    /// A leg has given its part of rows that are mended. Is it what was written? If not it is not asked again, and others are.
+    pub(super) fn is_as_written(&mut self, index: usize, leg: usize) -> bool {
+        let (table, Some(piece)) = (&self.table, &mut self.pieces[index]) else { return true };
+        let (Some(part), Some(buffer)) = (table.part_of(piece.first, leg), &piece.buffers[leg]) else { return true };
+        let is_other =
+            |row: &usize| table.index.is_digest(piece.first + *row as u64, part, buffer.sums()[*row]) == Some(false);
+        let Some(row) = (0..piece.rows as usize).find(is_other) else { return true };
+        let page = PageId(piece.first + row as u64);
+        piece.got = piece.got.but(Legs::one(leg));
+        piece.fail(leg, PoolError::Corrupt { page, server: table.legs[leg].server });
+        let buffer = piece.buffers[leg].take();
+        self.give_buffer(leg, buffer);
+        false
+    }
+
     /// A leg has its part, or could not be given it.
     pub(super) fn end_mend(&mut self, index: usize, result: Result<(), PoolError>) {
         let Some(piece) = self.take_piece(index, false) else { return };

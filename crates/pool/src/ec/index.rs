@@ -2,7 +2,7 @@
 
 use crate::stock::{mask, run_of};
 use crate::table::Words;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::Legs;
 use farfield_core::gf256::PARTS_MAX;
 use farfield_core::row_word::RowWord;
@@ -63,6 +63,9 @@ pub(super) struct Index {
     /// One bit for each block of versions: something was written there once.
     touched: Words<AtomicU64>,
     words: Words<AtomicU64>,
+    /// 32 bits of the checksum of each part of each row, part by part; 0: nobody has made that part.
+    digests: Words<AtomicU32>,
+    parts: u64,
     /// One bit for each row: it is closed, or somebody has claimed it.
     used: Words<AtomicU64>,
     /// No group before this one has a free row.
@@ -81,7 +84,8 @@ impl Index {
         pages.saturating_add(MORE_ROWS).next_multiple_of(GROUP).min(ROWS_MAX)
     }
 
-    pub(super) fn new(pages: u64, rows: u64) -> Result<Index, Errno> {
+    /// Of rows with so many parts.
+    pub(super) fn new(pages: u64, rows: u64, parts: u64) -> Result<Index, Errno> {
         let rows = rows / GROUP * GROUP;
         Ok(Index {
             pages,
@@ -89,6 +93,8 @@ impl Index {
             versions: Words::new(pages)?,
             touched: Words::new(pages.div_ceil(BLOCK).div_ceil(GROUP))?,
             words: Words::new(rows)?,
+            digests: Words::new(rows * parts)?,
+            parts,
             used: Words::new(rows / GROUP)?,
             low: AtomicU64::new(0),
             rows_end: AtomicU64::new(0),
@@ -100,7 +106,7 @@ impl Index {
 
     /// As it is now, for a snapshot of the legs. Nobody changes it meanwhile.
     pub(super) fn copy(&self) -> Result<Index, Errno> {
-        let copy = Index::new(self.pages, self.rows)?;
+        let copy = Index::new(self.pages, self.rows, self.parts)?;
         self.each_written(0, self.pages, |page| {
             let version = self.version(page);
             if version != Version::ZEROS {
@@ -114,6 +120,9 @@ impl Index {
             if word.is_closed() && word.live() != 0 {
                 let word = if word.is_mended() { word.finish(0, word.have().has(0)).0 } else { word };
                 copy.words.at(row).store(word.0, Ordering::Relaxed);
+                for part in row * self.parts..(row + 1) * self.parts {
+                    copy.digests.at(part).store(self.digests.at(part).load(Ordering::Relaxed), Ordering::Relaxed);
+                }
                 copy.used.at(row / GROUP).fetch_or(bit, Ordering::Relaxed);
                 copy.closed.fetch_add(1, Ordering::Relaxed);
                 copy.live.fetch_add(u64::from(word.live().count_ones()), Ordering::Relaxed);
@@ -295,6 +304,18 @@ impl Index {
         self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
     }
 
+    /// What is stored as this part of a row has this checksum. Whoever says so is alone with the row, as its writer or by a claim; `None`: nobody has made the part.
+    pub(super) fn set_digest(&self, row: u64, part: usize, sum: Option<u64>) {
+        let digest = sum.map_or(0, |sum| sum as u32);
+        self.digests.at(row * self.parts + part as u64).store(digest, Ordering::SeqCst);
+    }
+
+    /// Could bytes with this checksum be this part of the row, which somebody keeps? `None`: nobody has made the part.
+    pub(super) fn is_digest(&self, row: u64, part: usize, sum: u64) -> Option<bool> {
+        let digest = self.digests.at(row * self.parts + part as u64).load(Ordering::SeqCst);
+        (digest != 0).then_some(digest == sum as u32)
+    }
+
     pub(super) fn word(&self, row: u64) -> RowWord {
         RowWord(self.words.at(row).load(Ordering::SeqCst))
     }
@@ -307,6 +328,24 @@ impl Index {
     /// `leg` gave wrong bytes of these rows. `true`: others are asked from now on.
     pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize) -> bool {
         (first..first + count).fold(false, |changed, row| changed | self.change(row, |word| word.suspect(leg, needed)))
+    }
+
+    /// Somebody looks at what legs hold of the row; until the end of that it stays as it is.
+    pub(super) fn watch(&self, row: u64) -> bool {
+        self.change(row, RowWord::watch)
+    }
+
+    /// The end of that.
+    pub(super) fn unwatch(&self, row: u64) {
+        let mut is_over = false;
+        self.change(row, |word| {
+            let (next, over) = word.unwatch();
+            is_over = over;
+            Some(next)
+        });
+        if is_over {
+            self.spend(row);
+        }
     }
 
     /// `leg` shall get its part of the row, which is the caller's to do now.
@@ -374,7 +413,7 @@ mod tests {
 
     #[test]
     fn rows_are_claimed_once_and_come_back() {
-        let index = Index::new(1000, Index::rows_for(1000)).unwrap();
+        let index = Index::new(1000, Index::rows_for(1000), 3).unwrap();
         let mut random = Random(77);
         let mut versions: Vec<Option<Version>> = vec![None; 1000];
         for step in 0..20_000u64 {

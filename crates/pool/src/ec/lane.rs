@@ -10,6 +10,7 @@ use crate::backend::{Kind as Asked, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
 use crate::legs::HEDGE_MIN;
+use crate::scrub::{self, Walker};
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -48,6 +49,8 @@ pub(super) struct EcLane {
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
     pub(super) care: Option<Care>,
+    /// Of whoever cares, if there is a scrub.
+    pub(super) walker: Option<Box<Walker>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) slow_reads: u64,
@@ -75,6 +78,7 @@ impl EcLane {
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
             care: (cares > 0).then(|| Care::new(cares, batch)),
+            walker: (cares > 0 && table.scrub.is_on()).then(|| Box::new(Walker::new())),
             alarm_at: u64::MAX,
             slow_reads: 0,
             zero_sum: checksum(&[0; PAGE_BYTES]),
@@ -167,7 +171,7 @@ impl EcLane {
     /// Gives a leg something to do.
     pub(super) fn send(&mut self, piece: usize, leg: usize, op: Op) {
         let now = now_ns();
-        let Some(known) = &mut self.pieces[piece] else { return };
+        let Some(known) = &self.pieces[piece] else { return };
         let passed = |parent: &Parent| Duration::from_nanos(now.saturating_sub(parent.started_at));
         // No deadline at all would be none.
         let left = |parent: &Parent| {
@@ -183,11 +187,25 @@ impl EcLane {
             Task::Mend { .. } | Task::Trim => None,
         };
         let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
+        let errand = self.send_errand(For::Piece(piece), leg, priority, deadline, op);
+        if let Some(known) = &mut self.pieces[piece] {
+            known.errands[leg] = Some(errand);
+        }
+    }
+
+    pub(super) fn send_errand(
+        &mut self,
+        target: For,
+        leg: usize,
+        priority: Priority,
+        deadline: Duration,
+        op: Op,
+    ) -> u16 {
         let errand = self.free_errands.pop().expect("counted before");
-        self.errands[errand as usize] = Some(Errand { target: For::Piece(piece), leg, started_at: now });
-        known.errands[leg] = Some(errand);
+        self.errands[errand as usize] = Some(Errand { target, leg, started_at: now_ns() });
         let lane = self.legs[leg].as_mut().expect("usable");
         lane.submit(Request { tag: u64::from(errand), priority, deadline, op });
+        errand
     }
 
     /// When a piece wants to be looked at.
@@ -224,6 +242,12 @@ impl EcLane {
         }
         let index = match target {
             For::Nobody => return self.give_buffer(leg, buffer),
+            For::Look => {
+                if let Some(walker) = &mut self.walker {
+                    walker.answered(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
+                }
+                return self.give_buffer(leg, buffer);
+            }
             For::LateWrite => {
                 if result.is_err() {
                     // It may still arrive, at any time.
@@ -251,7 +275,8 @@ impl EcLane {
             }
             Task::Mend { .. } => {
                 piece.buffers[leg] = buffer;
-                self.read_answered(index, leg, result.is_ok(), started_at);
+                let is_right = result.is_ok() && self.is_as_written(index, leg);
+                self.read_answered(index, leg, is_right, started_at);
             }
             Task::Write => {
                 self.give_buffer(leg, buffer);
@@ -341,6 +366,7 @@ impl Legged for EcLane {
             self.start();
         }
         self.begin_care();
+        scrub::walk(self);
     }
 
     fn has_ended(&self) -> bool {
@@ -403,10 +429,12 @@ impl EcLane {
 impl Nurse for EcLane {
     fn is_caring(&self) -> bool {
         let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim);
-        self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
+        let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
+        is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
     }
 
     fn finish_care(&mut self) {
+        scrub::pause(self);
         if let Some(care) = &mut self.care {
             care.give_up();
         }
@@ -417,6 +445,7 @@ impl Nurse for EcLane {
         if let Some(care) = &mut self.care {
             care.go_on();
         }
+        scrub::go_on(self);
     }
 }
 
@@ -426,6 +455,7 @@ impl Drop for EcLane {
             return;
         }
         // What is under way may still land: nobody else can write there before it has. It has a deadline.
+        scrub::end(self);
         self.finish_care();
         // So may writes that nobody waited for.
         for errand in self.errands.iter().flatten() {

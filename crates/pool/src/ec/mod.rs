@@ -6,23 +6,26 @@
 //! ([decision 7](../../../../docs/decisions/0007-rows-of-an-erasure-code-are-written-once.md)).
 //!
 //! A read asks the leg that has the page. If that one is gone, slow, or gives something else than what was written, the page is made from K others of its row (`reads`).
-//! What a leg lacks is made the same way, and written there (`care`); a spare lacks everything at first.
+//! What a leg lacks is made the same way, and written there (`care`); a spare lacks everything at first. What nobody reads is compared with its digest in turn (`scrub`).
 
 mod care;
 mod index;
 mod lane;
 mod pieces;
 mod reads;
+mod scrub;
 mod table;
 #[cfg(test)]
 mod tests;
 mod writes;
 
-use crate::healer::Healer;
+use crate::healer::{Caring, Healer};
 use crate::legs::Leg;
+use crate::scrub::Scrub;
 use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
 use core::ops::Range;
+use core::time::Duration;
 use farfield_core::gf256::Code;
 use index::Index;
 use lane::EcLane;
@@ -43,7 +46,7 @@ struct Snapshot {
 pub(crate) struct EcBackend {
     table: Arc<RowTable>,
     /// Locked while somebody brings legs what they lack, and while a snapshot is made.
-    caring: Arc<Mutex<()>>,
+    caring: Arc<Caring>,
     healer: Option<Healer>,
 }
 
@@ -53,16 +56,17 @@ impl EcBackend {
         Index::rows_for(pages)
     }
 
-    /// `legs` for rows of this `code` and `spares`, all of which hold zeros, without a backend where one is lost already. With `heals` there is a thread that
-    /// mends; without, lanes do.
+    /// `legs` for rows of this `code` and `spares`, all of which hold zeros, without a backend where one is lost already. Everything is looked at once in the period
+    /// `scrub`, if there is one. With `heals` there is a thread that looks and mends; without, lanes do.
     pub(crate) fn new(
         code: Code,
         legs: Vec<Leg>,
         spares: Vec<Leg>,
         pages: u64,
+        scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
-        Ok(EcBackend::start(RowTable::new(code, legs, spares, pages)?, heals))
+        Ok(EcBackend::start(RowTable::new(code, legs, spares, pages)?, scrub, heals))
     }
 
     /// The snapshot whose legs were claimed with these secrets.
@@ -71,16 +75,18 @@ impl EcBackend {
         legs: Vec<Leg>,
         spares: Vec<Leg>,
         secrets: &[u128],
+        scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
         let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
         let Snapshot { index, seats } = found.ok_or(PoolError::Refused { server, reason })?;
-        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats)?, heals))
+        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats)?, scrub, heals))
     }
 
-    fn start(table: RowTable, heals: bool) -> EcBackend {
-        let (table, caring) = (Arc::new(table), Arc::new(Mutex::new(())));
+    fn start(mut table: RowTable, scrub: Option<Duration>, heals: bool) -> EcBackend {
+        table.scrub = Scrub::new(scrub);
+        let (table, caring) = (Arc::new(table), Arc::new(Caring::default()));
         let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
         EcBackend { table, caring, healer }
     }
@@ -92,7 +98,7 @@ impl Backend for EcBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.caring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _still = self.caring.hold_still();
         let table = &self.table;
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
@@ -136,6 +142,10 @@ impl Backend for EcBackend {
     fn health(&self) -> Health {
         self.table.look_at_health();
         self.table.health()
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
     }
 
     fn how(&self) -> String {

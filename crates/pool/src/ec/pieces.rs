@@ -153,6 +153,8 @@ pub(super) enum For {
     /// A piece that has ended: with a write that it did not wait for, or a read that nobody needs any more.
     LateWrite,
     Nobody,
+    /// The scrub.
+    Look,
 }
 
 pub(super) struct Errand {

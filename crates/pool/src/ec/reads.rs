@@ -339,12 +339,21 @@ impl EcLane {
         let Task::Mend { leg } = piece.task else { return self.make_for_caller(index, got) };
         let Some(piece) = &mut self.pieces[index] else { return };
         let Some(mut target) = piece.buffers[leg].take() else { return };
+        let mut is_right = true;
         for row in 0..piece.rows as usize {
             recipe.make(piece, target.page_mut(row), row);
-            seal(&mut target, row);
+            let (number, sum) = (piece.first + row as u64, seal(&mut target, row));
+            match self.table.index.is_digest(number, piece.part, sum) {
+                Some(is_same) => is_right &= is_same,
+                None => self.table.index.set_digest(number, piece.part, Some(sum)),
+            }
         }
         let page = PageId(piece.first);
         piece.alarm_at = u64::MAX;
+        if !is_right {
+            piece.buffers[leg] = Some(target);
+            return self.end_mend(index, Err(PoolError::Corrupt { page, server: self.table.legs[leg].server }));
+        }
         self.send(index, leg, Op::Write { page, buffer: target });
     }
 

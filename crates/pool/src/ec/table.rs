@@ -5,7 +5,9 @@ use super::lane::EcLane;
 use crate::PoolError;
 use crate::healer::Patient;
 use crate::legs::{Leg, Roster};
+use crate::scrub::{Scrub, Shelves};
 use core::ops::Deref;
+use core::time::Duration;
 use farfield_core::Legs;
 use farfield_core::gf256::{Code, PARTS_MAX};
 use std::sync::Arc;
@@ -18,6 +20,8 @@ pub(super) struct RowTable {
     roster: Roster,
     pub(super) code: Code,
     pub(super) index: Index,
+    /// There is none, unless who made the table says so.
+    pub(super) scrub: Scrub,
 }
 
 impl Deref for RowTable {
@@ -33,6 +37,9 @@ impl Patient for RowTable {
         let is_worth_it = || self.index.has_too_many_spent() || self.index.is_sparse(self.code.data() as u64);
         !self.is_abandoned() && (!self.to_heal().is_empty() || is_worth_it())
     }
+    fn scrub_in(&self) -> Option<Duration> {
+        if self.is_abandoned() { None } else { self.scrub.due_in(self.stored()) }
+    }
     fn open_for_care(self: &Arc<RowTable>) -> Option<EcLane> {
         EcLane::open(self, THREAD_CARES).ok()
     }
@@ -42,7 +49,8 @@ impl RowTable {
     pub(super) fn new(code: Code, legs: Vec<Leg>, spares: Vec<Leg>, pages: u64) -> Result<RowTable, PoolError> {
         let roster = Roster::new(legs, spares, code.data(), false);
         let rows = Index::rows_for(pages).min(roster.pages());
-        Ok(RowTable { code, index: Index::new(pages, rows).map_err(PoolError::Os)?, roster })
+        let index = Index::new(pages, rows, code.parts() as u64).map_err(PoolError::Os)?;
+        Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
     }
 
     /// Of a snapshot.
@@ -57,7 +65,7 @@ impl RowTable {
         roster.set_seats(seats);
         // Whether one of them lacks something only a look at all rows can tell.
         roster.all().iter().for_each(|leg| roster.hurt(leg));
-        Ok(RowTable { code, index, roster })
+        Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
     }
 
     fn turn(&self, row: u64) -> usize {

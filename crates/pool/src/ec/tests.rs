@@ -186,7 +186,7 @@ fn old_bytes_are_not_believed() {
             Leg { backend: Some(backend), leaves: 1, server: number as u16 }
         };
         // Nobody mends here: then another leg would become what this one is.
-        let backend = EcBackend::new(Code::new(2, 1), (0..3).map(leg).collect(), vec![], 400, false).unwrap();
+        let backend = EcBackend::new(Code::new(2, 1), (0..3).map(leg).collect(), vec![], 400, None, false).unwrap();
         let mut lane = super::EcLane::open(&backend.table, 0).unwrap();
         let (mut random, mut versions) = (Random(5), vec![0; 400]);
         for version in 1..600 {
@@ -209,7 +209,7 @@ fn rows_are_used_again_and_sparse_ones_are_written_again() {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(PAGES)));
         Leg { backend: Some(ram), leaves: 1, server: number as u16 }
     };
-    let backend = EcBackend::new(Code::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, false).unwrap();
+    let backend = EcBackend::new(Code::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for page in (0..PAGES).step_by(64) {
         write(&mut *lane, page, 64, 1).unwrap();
@@ -247,7 +247,7 @@ fn writes_of_many_operations_share_rows() {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(1000)));
         Leg { backend: Some(ram), leaves: 1, server: number as u16 }
     };
-    let backend = EcBackend::new(Code::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, false).unwrap();
+    let backend = EcBackend::new(Code::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for number in 0..64 {
         let op = Op::Write { page: PageId(number * 15), buffer: filled(1, number * 15, 3) };

@@ -72,6 +72,7 @@ impl EcLane {
             return Some(taken);
         }
         let mut buffers = self.code_rows(&piece.entries, layout, &legs, usable);
+        self.note_digests(first, &piece.entries, layout, &buffers);
         let piece = self.add_piece(piece);
         for part in 0..code.parts() {
             if let Some(buffer) = buffers[part].take() {
@@ -158,6 +159,21 @@ impl EcLane {
         }
         buffers[code.data()..].iter_mut().flatten().for_each(Buffer::seal);
         buffers
+    }
+
+    /// Notes what all parts of the rows from `first` on are.
+    fn note_digests(&self, first: u64, entries: &[Entry], layout: Layout, buffers: &[Option<Buffer>; PARTS_MAX]) {
+        let (index, code) = (&self.table.index, self.table.code);
+        for row in 0..layout.rows {
+            for (part, buffer) in buffers.iter().enumerate().take(code.parts()) {
+                let number = part * layout.rows + row;
+                let sum = match part < code.data() {
+                    true => entries.get(number).map(|entry| entry.sum),
+                    false => buffer.as_ref().map(|buffer| buffer.sums()[row]),
+                };
+                index.set_digest(first + row as u64, part, sum);
+            }
+        }
     }
 
     /// Do so many legs have it that every page can be read?

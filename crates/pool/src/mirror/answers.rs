@@ -56,6 +56,12 @@ impl MirrorLane {
                     self.send_copy(job, step);
                 }
             }
+            For::Look => {
+                if let Some(walker) = &mut self.walker {
+                    walker.answered(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
+                }
+                own(self, buffer);
+            }
             For::Piece(index) => {
                 let Some(piece) = &mut self.pieces[index] else { return };
                 piece.errands[leg] = None;

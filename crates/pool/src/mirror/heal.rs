@@ -38,6 +38,8 @@ pub(super) struct Copier {
     round: Option<Round>,
     /// After a failure nothing begins before this time; after the end of the lane, nothing at all.
     rests_until: u64,
+    /// Legs from which a copy was not read in time: others are asked first.
+    slow: Legs,
     zero: Box<[u8; PAGE_BYTES]>,
 }
 
@@ -59,6 +61,7 @@ impl Copier {
             buffers: (0..copies).map(|_| (run(), run())).collect(),
             round: None,
             rests_until: 0,
+            slow: Legs(0),
             zero: Box::new([0; PAGE_BYTES]),
         }
     }
@@ -132,7 +135,8 @@ impl Copier {
 
     fn read_step(&mut self, table: &LegTable, job: usize) -> Option<(usize, Op)> {
         let job = self.jobs[job].as_mut()?;
-        let source = job.sources.and(table.active()).iter().next()?;
+        let sources = job.sources.and(table.active());
+        let source = sources.but(self.slow).iter().chain(sources.iter()).next()?;
         let mut buffer = job.read.take()?;
         buffer.set_pages(job.count as usize);
         (job.stored, job.source) = (None, source);
@@ -161,6 +165,9 @@ impl Copier {
                 // It may still arrive.
                 table.lose(leg);
             }
+            if was_read && matches!(error, PoolError::TimedOut { .. }) {
+                self.slow = self.slow.or(Legs::one(job.source));
+            }
             // Wrong bytes are copied, too, if there is somebody who has others.
             let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
             if wrong && table.suspect(job.page, job.count, job.source) {
@@ -174,6 +181,9 @@ impl Copier {
             self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
             self.finish(table, index, false);
             return None;
+        }
+        if was_read {
+            self.slow = self.slow.but(Legs::one(job.source));
         }
         if !table.word(job.chunk).is_copying(leg) || self.rests_until == u64::MAX {
             self.finish(table, index, false);

@@ -14,6 +14,7 @@ use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
 use crate::legs::{LegLane, RUN_PAGES};
+use crate::scrub::{self, Walker};
 use crate::{Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::{Legs, PageId};
@@ -46,6 +47,8 @@ pub(crate) struct MirrorLane {
     pub(super) arrived: Vec<Completion>,
     pub(super) ended: VecDeque<Completion>,
     pub(super) copier: Option<Copier>,
+    /// Of whoever copies, if there is a scrub.
+    pub(super) walker: Option<Box<Walker>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) reads: u64,
@@ -77,6 +80,7 @@ impl MirrorLane {
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
             copier: (copies > 0).then(|| Copier::new(copies)),
+            walker: (copies > 0 && table.scrub.is_on()).then(|| Box::new(Walker::new())),
             alarm_at: u64::MAX,
             reads: 0,
         }
@@ -304,6 +308,7 @@ impl MirrorLane {
                 let left = |known: &Parent| known.deadline.saturating_sub(passed(known)).max(Duration::from_micros(1));
                 parent.map_or((Priority::Demand, Duration::ZERO), |known| (known.priority, left(known)))
             }
+            For::Look => (Priority::Background, scrub::READ_DEADLINE),
             _ => (Priority::Background, Copier::DEADLINE),
         };
         let errand = self.free_errands.pop().expect("counted before");
@@ -365,6 +370,7 @@ impl Legged for MirrorLane {
             self.start();
         }
         self.copy();
+        scrub::walk(self);
     }
 
     fn has_ended(&self) -> bool {
@@ -378,14 +384,17 @@ impl Legged for MirrorLane {
 
 impl Nurse for MirrorLane {
     fn is_caring(&self) -> bool {
-        self.copier.as_ref().is_some_and(Copier::is_busy)
+        let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
+        is_looking || self.copier.as_ref().is_some_and(Copier::is_busy)
     }
 
     fn finish_care(&mut self) {
+        scrub::pause(self);
         while self.is_caring() {
             self.collect();
             self.legs.sleep(SLEEP_SLICE);
         }
+        scrub::go_on(self);
     }
 }
 
@@ -432,6 +441,7 @@ impl Drop for MirrorLane {
         }
         // A copy that is under way may still land: nobody else can copy there before it has. It has a deadline.
         self.copier.iter_mut().for_each(Copier::give_up);
+        scrub::end(self);
         self.finish_care();
         // So may writes that nobody waited for.
         for errand in self.errands.iter().flatten() {

@@ -3,10 +3,12 @@
 use super::lane::MirrorLane;
 use crate::healer::Patient;
 use crate::legs::{Leg, LegLane, Roster};
+use crate::scrub::{Scrub, Shelves};
 use crate::touched::Touched;
 use crate::{Backend, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
@@ -29,6 +31,11 @@ pub(crate) struct LegTable {
     words: Words,
     /// No chunk from here on was ever written.
     chunks_end: AtomicU64,
+    /// There is none, unless who made the table says so.
+    pub(super) scrub: Scrub,
+    /// Chunks that were written here (of a snapshot, since it was claimed), and how many they are: what a scrub looks at.
+    pub(super) written: Touched,
+    pub(super) written_chunks: AtomicU64,
 }
 
 impl Deref for LegTable {
@@ -42,6 +49,9 @@ impl Patient for LegTable {
     type Lane = MirrorLane;
     fn needs_care(&self) -> bool {
         !self.to_heal().is_empty()
+    }
+    fn scrub_in(&self) -> Option<Duration> {
+        self.scrub.due_in(self.stored())
     }
     fn open_for_care(self: &Arc<LegTable>) -> Option<MirrorLane> {
         MirrorLane::open(self, THREAD_COPIES).ok()
@@ -167,6 +177,9 @@ impl LegTable {
             pair: None,
             words: Words::new(chunks, first).map_err(PoolError::Os)?,
             chunks_end: AtomicU64::new(if inherited { chunks } else { 0 }),
+            scrub: Scrub::new(None),
+            written: Touched::new(chunks).map_err(PoolError::Os)?,
+            written_chunks: AtomicU64::new(0),
             roster,
         })
     }
@@ -205,6 +218,9 @@ impl LegTable {
                 });
                 return false;
             };
+            if self.written.mark(chunk) {
+                self.written_chunks.fetch_add(1, Ordering::SeqCst);
+            }
             // A spare that came in since the legs were chosen lacks the chunk, which nobody could have seen before.
             if !before.is_touched() {
                 after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
@@ -257,6 +273,16 @@ impl LegTable {
         for leg in before.valid().but(after.valid()).and(self.all()).iter() {
             self.hurt(leg);
         }
+    }
+
+    /// Somebody compares what legs hold of the chunk from now on. `false`: it is being written.
+    pub(super) fn watch(&self, chunk: u64) -> bool {
+        self.words.change(chunk, |word| word.watch()).is_some()
+    }
+
+    /// Nobody does any more.
+    pub(super) fn unwatch(&self, chunk: u64) {
+        self.words.change(chunk, |word| Some(word.unwatch()));
     }
 
     /// Legs from which the chunk can be copied to `leg`, which is now the caller's to do.

@@ -2,7 +2,7 @@
 //!
 //! Writes go to all legs, reads to one. Which legs hold the right bytes is noted for each chunk of 64 pages
 //! ([`farfield_core::chunk_word`]), so a leg that missed a write, or gave wrong bytes, is not read there until the chunk was copied to it
-//! (`heal`). A leg that is gone is never used again; a spare takes its place and is filled by the same copies, while reads and
+//! (`heal`); what nobody reads is compared in turn (`scrub`). A leg that is gone is never used again; a spare takes its place and is filled by the same copies, while reads and
 //! writes go on. A leg that is slow is asked for nothing until it has answered.
 
 mod answers;
@@ -10,36 +10,42 @@ mod heal;
 mod lane;
 mod legs;
 mod pieces;
+mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::Healer;
+use crate::healer::{Caring, Healer};
 use crate::legs::Leg;
-use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use crate::scrub::Scrub;
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
+use core::time::Duration;
 pub(crate) use lane::MirrorLane;
 pub(crate) use legs::{CHUNK_PAGES, LegTable, chunks};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Several backends that hold the same.
 pub(crate) struct MirrorBackend {
     table: Arc<LegTable>,
     /// Locked while somebody copies, and while a snapshot is made.
-    copying: Arc<Mutex<()>>,
+    copying: Arc<Caring>,
     healer: Option<Healer>,
 }
 
 impl MirrorBackend {
     /// `legs` that hold the same (zeros, unless they are `inherited`), without a backend where it is lost already; `spares` that hold zeros.
-    /// `pages` is what the region shall address, 0 for as much as the legs have. With `heals` there is a thread that copies; without, lanes do.
+    /// `pages` is what the region shall address, 0 for as much as the legs have. Everything is looked at once in the period `scrub`, if there is one. With `heals` there
+    /// is a thread that looks and copies; without, lanes do.
     pub(crate) fn new(
         legs: Vec<Leg>,
         spares: Vec<Leg>,
         pages: u64,
         inherited: bool,
+        scrub: Option<Duration>,
         heals: bool,
     ) -> Result<MirrorBackend, PoolError> {
-        let table = Arc::new(LegTable::new(legs, spares, pages, inherited)?);
-        let copying = Arc::new(Mutex::new(()));
+        let mut table = LegTable::new(legs, spares, pages, inherited)?;
+        table.scrub = Scrub::new(scrub);
+        let (table, copying) = (Arc::new(table), Arc::new(Caring::default()));
         let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));
         Ok(MirrorBackend { table, copying, healer })
     }
@@ -51,7 +57,7 @@ impl Backend for MirrorBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _still = self.copying.hold_still();
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut result, mut first) = (Err(self.table.gone()), 0);
         // The snapshot of a leg that lacks something would not know what.
@@ -86,6 +92,10 @@ impl Backend for MirrorBackend {
     fn health(&self) -> Health {
         self.table.look_at_health();
         self.table.health()
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
     }
 
     fn release(&self) {

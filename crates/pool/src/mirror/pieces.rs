@@ -59,6 +59,8 @@ pub(super) enum For {
     Piece(usize),
     /// The copier's job of this number.
     Copy(usize),
+    /// The scrub.
+    Look,
     /// A piece that has ended: with a write that it did not wait for, or a read that nobody needs any more.
     LateWrite,
     Nobody,

@@ -110,7 +110,9 @@ impl SwitchLane {
             let count = buffer.pages() as u64;
             // What is outside is for the side to refuse.
             if page.0.checked_add(count).is_some_and(|end| end <= self.pages) {
-                chunks(page.0, count).for_each(|chunk| self.touched.mark(chunk));
+                for chunk in chunks(page.0, count) {
+                    self.touched.mark(chunk);
+                }
             }
         }
         slot.inner.lane().submit(request)?;

@@ -16,7 +16,7 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane};
 use crate::touched::Touched;
-use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError};
+use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError, Scrubbed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -213,6 +213,10 @@ impl Backend for SwitchBackend {
             }
         }
         pair.health()
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        self.stage().side.scrubbed()
     }
 
     fn how(&self) -> String {

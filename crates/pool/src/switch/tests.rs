@@ -54,7 +54,7 @@ fn visit(pool: &SwitchBackend, url: &str) -> Result<(), SwitchError> {
 fn restless(first: Arc<dyn Backend>) -> Arc<dyn Backend> {
     // What is claimed may hold anything: chunks that were never noted would not move.
     let pool = Arc::new(SwitchBackend::new(first).unwrap());
-    (0..pool.pages().div_ceil(64)).for_each(|chunk| pool.touched.mark(chunk));
+    assert!((0..pool.pages().div_ceil(64)).all(|chunk| pool.touched.mark(chunk)));
     let weak = Arc::downgrade(&pool);
     std::thread::spawn(move || {
         for url in ["ram:", "fault:delay=30us@ram:", "fault:die=300@ram:"].iter().cycle() {

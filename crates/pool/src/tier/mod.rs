@@ -10,10 +10,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::Healer;
+use crate::healer::{Caring, Healer};
 use crate::legs::{Leg, backends};
 use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
 use core::fmt::Write;
 use core::time::Duration;
 use lane::TierLane;
@@ -27,7 +27,7 @@ static SNAPSHOTS: Mutex<Unclaimed<Places, { CloneTicket::SERVERS_MAX / 2 }>> = M
 pub(crate) struct TierBackend {
     table: Arc<TierTable>,
     /// Locked while the thread moves pages, and while a snapshot is made.
-    caring: Arc<Mutex<()>>,
+    caring: Arc<Caring>,
     healer: Option<Healer>,
 }
 
@@ -46,7 +46,7 @@ impl TierBackend {
     }
 
     fn start(table: TierTable, heals: bool) -> TierBackend {
-        let (table, caring) = (Arc::new(table), Arc::new(Mutex::new(())));
+        let (table, caring) = (Arc::new(table), Arc::new(Caring::default()));
         let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
         TierBackend { table, caring, healer }
     }
@@ -58,7 +58,7 @@ impl Backend for TierBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.caring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _still = self.caring.hold_still();
         let places = self.table.copy_places()?;
         let (mut secrets, mut leaf) = ([0; CloneTicket::SERVERS_MAX], 0);
         for (tier, leg) in self.table.legs.iter().enumerate() {
@@ -96,6 +96,10 @@ impl Backend for TierBackend {
             let _ = write!(text, "{}{pages} pages in tier {}{how}", if tier > 0 { ", " } else { "" }, tier + 1);
         }
         text + &format!("; {moved} have moved on")
+    }
+
+    fn scrubbed(&self) -> Option<Scrubbed> {
+        Scrubbed::with_parts(None, backends(&self.table.legs))
     }
 
     fn answers(&self, within: Duration) -> bool {

@@ -1,0 +1,143 @@
+//! What a scrub compares: the pages that legs hold, with each other.
+//!
+//! Nobody knows what was written, besides the legs. A page that does not match the checksum that its leg has of it is wrong. Where pages match theirs and differ, a leg has
+//! forgotten a write, or has it somewhere else. As zeros are what is left of a page that was forgotten, other bytes count for more; then what most legs say; then what the first one
+//! says. So legs hold the same afterwards.
+
+use super::lane::MirrorLane;
+use super::legs::{CHUNK_PAGES, LegTable};
+use super::pieces::For;
+use crate::Op;
+use crate::scrub::{Answers, Mended, Run, Scrub, Shelves, Walker, Walks, Wrong};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::{Legs, PageId, checksum};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Shelves for LegTable {
+    fn scrub(&self) -> &Scrub {
+        &self.scrub
+    }
+
+    fn end(&self) -> u64 {
+        self.pages.min(self.written.end() * CHUNK_PAGES)
+    }
+
+    fn stored(&self) -> u64 {
+        self.pages.min(self.written_chunks.load(Ordering::SeqCst) * CHUNK_PAGES)
+    }
+
+    fn watch(&self, from: u64, most: u64) -> Result<Run, u64> {
+        let chunk = from / CHUNK_PAGES;
+        if !self.written.has(chunk) {
+            return Err(self.written.next(chunk).unwrap_or(u64::MAX / CHUNK_PAGES) * CHUNK_PAGES);
+        }
+        let is_watched = LegTable::watch(self, chunk);
+        let legs = self.word(chunk).valid().and(self.active());
+        let end = ((chunk + 1) * CHUNK_PAGES).min(self.pages);
+        Ok(Run { first: from, count: most.min(end - from), legs, is_watched })
+    }
+
+    fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong> {
+        let mut wrong = Wrong::default();
+        for (place, wrong) in wrong.iter_mut().enumerate().take(run.count as usize) {
+            *wrong = outvoted(run.legs, |leg| answers.sum(leg, place));
+        }
+        let is_still = run.is_watched && self.word(run.first / CHUNK_PAGES).is_watched();
+        let differ = wrong.iter().any(|legs| !legs.is_empty());
+        (!differ || is_still).then_some(wrong)
+    }
+
+    fn suspect(&self, place: u64, leg: usize) -> bool {
+        LegTable::suspect(self, place, 1, leg) || self.mended(place, leg) == Mended::NotYet
+    }
+
+    fn unwatch(&self, run: &Run) {
+        if run.is_watched {
+            LegTable::unwatch(self, run.first / CHUNK_PAGES);
+        }
+    }
+
+    fn mended(&self, place: u64, leg: usize) -> Mended {
+        if !self.present().has(leg) {
+            return Mended::Never;
+        }
+        let is_mended = self.word(place / CHUNK_PAGES).valid().has(leg);
+        if is_mended { Mended::Yes } else { Mended::NotYet }
+    }
+}
+
+/// Legs whose page is another one than that of most: see the module.
+fn outvoted(legs: Legs, sum: impl Fn(usize) -> Option<u64>) -> Legs {
+    let said = |leg: &usize| sum(*leg).is_some();
+    let Some(first) = legs.iter().find(said) else { return Legs(0) };
+    if legs.iter().filter(said).all(|leg| sum(leg) == sum(first)) {
+        return Legs(0);
+    }
+    let zeros = checksum(&[0; PAGE_BYTES]);
+    let votes = |leg: usize| legs.iter().filter(|other| sum(*other) == sum(leg)).count();
+    let weight = |leg: &usize| (sum(*leg) != Some(zeros), votes(*leg), Legs::MAX - leg);
+    let best = legs.iter().filter(said).max_by_key(weight);
+    let is_other = |leg: &usize| said(leg) && best.is_some_and(|best| sum(*leg) != sum(best));
+    legs.iter().filter(is_other).fold(Legs(0), |wrong, leg| wrong.or(Legs::one(leg)))
+}
+
+impl Walks for MirrorLane {
+    type Shelves = LegTable;
+
+    fn shelves(&self) -> Arc<LegTable> {
+        self.table.clone()
+    }
+
+    fn walker(&mut self) -> &mut Option<Box<Walker>> {
+        &mut self.walker
+    }
+
+    fn has_demand(&self) -> bool {
+        !self.queued.is_empty() || !self.again.is_empty()
+    }
+
+    fn can_ask(&self, leg: usize) -> bool {
+        self.usable().has(leg)
+    }
+
+    fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
+        let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
+        if self.free_errands.len() <= 2 * Legs::MAX {
+            return false;
+        }
+        let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
+        self.send(For::Look, leg, false, Op::Read { page: PageId(page), buffer });
+        true
+    }
+
+    fn forget(&mut self) {
+        self.errands.iter_mut().flatten().filter(|errand| errand.target == For::Look).for_each(|errand| {
+            errand.target = For::Nobody;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_count_for_more_than_zeros_and_many_for_more_than_few() {
+        let zeros = checksum(&[0; PAGE_BYTES]);
+        for (said, wrong) in [
+            (&[Some(7), Some(7), Some(7)][..], 0b000),
+            (&[Some(7), Some(8)], 0b10),
+            (&[Some(7), Some(8), Some(8)], 0b001),
+            (&[Some(zeros), Some(7)], 0b01),
+            (&[Some(7), Some(zeros), Some(zeros)], 0b110),
+            (&[Some(zeros), Some(zeros)], 0b00),
+            (&[None, Some(7), Some(7)], 0b000),
+            (&[None, None], 0b00),
+            (&[Some(9), None, Some(7), Some(7), Some(8), Some(8)], 0b110001),
+        ] {
+            assert_eq!(outvoted(Legs::first(said.len()), |leg| said[leg]), Legs(wrong), "{said:?}");
+        }
+        assert_eq!(outvoted(Legs(0b110), |leg| [1, 7, 8].get(leg).copied()), Legs(0b100), "others are not asked");
+    }
+}

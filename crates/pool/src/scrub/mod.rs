@@ -1,0 +1,488 @@
+//! Scrub: what is stored and never read is looked at all the same, so that what is wrong at one leg is mended while others are right.
+//!
+//! A backend of several legs keeps its pages at *places* (a page of a mirror, a row of an erasure code), each of which has a page at some of its legs. Whoever cares for the legs walks over
+//! all places once in a period, as fast as [`ScrubPace`] says: a run of neighbours is read from one leg after the other, in the background, one read at a time. What is wrong is
+//! suspected as if a reader had found it, and so it is mended; the walk goes on when it is. One of all lanes walks at a time, run by run.
+//!
+//! Bytes count as wrong when they were wrong twice: a bit that flips on the way is no rot.
+
+#[cfg(test)]
+mod tests;
+
+use crate::legs::RUN_PAGES;
+use crate::{Backend, PoolError};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use farfield_core::Legs;
+use farfield_core::policy::scrub::ScrubPace;
+use farfield_core::time::Moment;
+use farfield_os::process::now_ns;
+use std::sync::Arc;
+
+/// Unless the URL says otherwise.
+pub(crate) const PERIOD: Duration = Duration::from_secs(24 * 3600);
+/// How long one read may take.
+pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a leg that did not answer is passed over.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How long the walk waits until what is wrong is mended.
+const MEND_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a run is compared again that was written meanwhile.
+const TRIES: u32 = 3;
+const RUN: usize = RUN_PAGES as usize;
+const _: () = assert!(RUN_PAGES == ScrubPace::RUN);
+
+/// What the scrub of a pool has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Scrubbed {
+    /// Stored pages that were looked at, counted at each leg.
+    pub looked_pages: u64,
+    /// Of these, those that were not what was written.
+    pub wrong_pages: u64,
+    /// Of these, those that were mended from other legs.
+    pub mended_pages: u64,
+    /// How often everything was looked at.
+    pub turns: u64,
+    /// When that was over last, on the machine's monotonic clock, in nanoseconds; 0: it never was.
+    pub turn_ended_at_ns: u64,
+}
+
+impl Scrubbed {
+    /// How long ago the last turn ended.
+    pub fn turn_age(&self) -> Option<Duration> {
+        let is_known = self.turns > 0 && self.turn_ended_at_ns > 0;
+        is_known.then(|| Duration::from_nanos(now_ns().saturating_sub(self.turn_ended_at_ns)))
+    }
+
+    /// Of two parts of a pool: turns of both.
+    pub fn and(self, other: Scrubbed) -> Scrubbed {
+        Scrubbed {
+            looked_pages: self.looked_pages + other.looked_pages,
+            wrong_pages: self.wrong_pages + other.wrong_pages,
+            mended_pages: self.mended_pages + other.mended_pages,
+            turns: self.turns.min(other.turns),
+            turn_ended_at_ns: self.turn_ended_at_ns.min(other.turn_ended_at_ns),
+        }
+    }
+
+    /// Of a pool that has a scrub of its own, or none, and of those that it is made of.
+    pub(crate) fn with_parts<'a>(
+        own: Option<Scrubbed>,
+        parts: impl Iterator<Item = &'a Arc<dyn Backend>>,
+    ) -> Option<Scrubbed> {
+        own.into_iter().chain(parts.filter_map(|part| part.scrubbed())).reduce(Scrubbed::and)
+    }
+}
+
+/// What all lanes share of a scrub.
+pub(crate) struct Scrub {
+    /// `None`: there is none.
+    period: Option<Duration>,
+    /// A lane walks; what follows is for it to change.
+    is_taken: AtomicBool,
+    on_time: AtomicU64,
+    not_before: AtomicU64,
+    /// The next place.
+    next: AtomicU64,
+    looked: AtomicU64,
+    wrong: AtomicU64,
+    mended: AtomicU64,
+    turns: AtomicU64,
+    turn_ended_at: AtomicU64,
+}
+
+impl Scrub {
+    pub(crate) fn new(period: Option<Duration>) -> Scrub {
+        let (zero, now) = (|| AtomicU64::new(0), now_ns());
+        Scrub {
+            period,
+            is_taken: AtomicBool::new(false),
+            on_time: AtomicU64::new(now),
+            not_before: AtomicU64::new(now),
+            next: zero(),
+            looked: zero(),
+            wrong: zero(),
+            mended: zero(),
+            turns: zero(),
+            turn_ended_at: zero(),
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.period.is_some()
+    }
+
+    pub(crate) fn counts(&self) -> Option<Scrubbed> {
+        let [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns] =
+            [&self.looked, &self.wrong, &self.mended, &self.turns, &self.turn_ended_at]
+                .map(|count| count.load(Ordering::Relaxed));
+        self.period.map(|_| Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
+    }
+
+    fn pace(&self) -> Option<ScrubPace> {
+        let [on_time, not_before] =
+            [&self.on_time, &self.not_before].map(|moment| Moment(moment.load(Ordering::SeqCst)));
+        self.period.map(|period| ScrubPace { period, on_time, not_before })
+    }
+
+    fn set_pace(&self, pace: ScrubPace) {
+        self.on_time.store(pace.on_time.0, Ordering::SeqCst);
+        self.not_before.store(pace.not_before.0, Ordering::SeqCst);
+    }
+
+    /// How long until there is something to look at, where something is stored at so many places.
+    pub(crate) fn due_in(&self, stored: u64) -> Option<Duration> {
+        let now = Moment(now_ns());
+        self.pace().map(|pace| {
+            if stored == 0 {
+                self.set_pace(pace.idle(now));
+            }
+            pace.next_at(stored).since(now)
+        })
+    }
+
+    fn take(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::SeqCst)
+    }
+
+    fn give(&self) {
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+
+    /// The walk has come to the place `next` of those before `end`, and has looked at so many of those where something is `stored`.
+    fn pass(&self, next: u64, end: u64, looked: u64, stored: u64) {
+        let now = Moment(now_ns());
+        if let Some(pace) = self.pace() {
+            self.set_pace(pace.looked(looked, stored, now));
+        }
+        self.next.store(if next < end { next } else { 0 }, Ordering::SeqCst);
+        if next >= end {
+            self.turn_ended_at.store(now.0, Ordering::Relaxed);
+            self.turns.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Neighbouring places, and legs that have a page at each of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+    pub(crate) legs: Legs,
+    /// Whether they were written is noted.
+    pub(crate) is_watched: bool,
+}
+
+/// Which legs have wrong pages, place by place.
+pub(crate) type Wrong = [Legs; RUN];
+
+/// What legs said: checksums of the pages that they have, which are those of the bytes.
+pub(crate) struct Answers {
+    sums: [[Option<u64>; RUN]; Legs::MAX],
+}
+
+impl Answers {
+    pub(crate) fn sum(&self, leg: usize, place: usize) -> Option<u64> {
+        self.sums[leg][place]
+    }
+}
+
+/// What became of a page that was wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mended {
+    NotYet,
+    Yes,
+    /// Nobody needs it any more.
+    Never,
+}
+
+/// What all lanes of a backend share, as its scrub sees it.
+pub(crate) trait Shelves {
+    fn scrub(&self) -> &Scrub;
+    /// One behind the last place at which something was ever stored.
+    fn end(&self) -> u64;
+    /// Places at which something is stored, more or less.
+    fn stored(&self) -> u64;
+    /// The run at `from`, of at most `most` places; or where to go on, because nothing is to be looked at before.
+    fn watch(&self, from: u64, most: u64) -> Result<Run, u64>;
+    /// What is wrong, by these answers; `None`: nobody knows, it was written meanwhile.
+    fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong>;
+    /// This page is wrong. `true`: it will be mended.
+    fn suspect(&self, place: u64, leg: usize) -> bool;
+    /// The look is over.
+    fn unwatch(&self, run: &Run);
+    /// What became of what was suspected.
+    fn mended(&self, place: u64, leg: usize) -> Mended;
+}
+
+/// A lane that can walk.
+pub(crate) trait Walks {
+    type Shelves: Shelves;
+    fn shelves(&self) -> Arc<Self::Shelves>;
+    /// `None`: others do.
+    fn walker(&mut self) -> &mut Option<Box<Walker>>;
+    /// Does its owner wait for something that has not even begun?
+    fn has_demand(&self) -> bool;
+    /// Has it a way to this leg?
+    fn can_ask(&self, leg: usize) -> bool;
+    /// Reads so many pages of a leg, and says to [`Walker::answered`] what came. `false`: there is no room for that now.
+    fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool;
+    /// What was asked is for nobody any more.
+    fn forget(&mut self);
+}
+
+/// Goes on, as far as that can be done now.
+pub(crate) fn walk<L: Walks>(lane: &mut L) {
+    if let Some(mut walker) = lane.walker().take() {
+        walker.step(lane);
+        *lane.walker() = Some(walker);
+    }
+}
+
+/// Nothing is under way any more, and nothing begins until [`go_on`].
+pub(crate) fn pause<L: Walks>(lane: &mut L) {
+    if let Some(mut walker) = lane.walker().take() {
+        walker.is_paused = true;
+        walker.give_up(lane);
+        *lane.walker() = Some(walker);
+    }
+}
+
+/// After [`pause`].
+pub(crate) fn go_on<L: Walks>(lane: &mut L) {
+    if let Some(walker) = lane.walker() {
+        walker.is_paused = false;
+    }
+}
+
+/// The lane goes.
+pub(crate) fn end<L: Walks>(lane: &mut L) {
+    if let Some(mut walker) = lane.walker().take() {
+        walker.give_up(lane);
+        if walker.stage != Stage::Idle {
+            let shelves = lane.shelves();
+            walker.finish(&*shelves);
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    /// This leg is asked for the pages of the run, or for the one at this offset and then for those behind it: one of them is wrong.
+    Reading {
+        leg: usize,
+        alone: Option<u64>,
+        is_asked: bool,
+    },
+    /// All legs have answered.
+    Judging,
+    /// What is wrong is being mended, for so long at most.
+    Mending {
+        until: u64,
+    },
+}
+
+/// The walk of one lane.
+pub(crate) struct Walker {
+    stage: Stage,
+    run: Run,
+    /// Legs that were not asked yet.
+    left: Legs,
+    answers: Answers,
+    wrong: Wrong,
+    tries: u32,
+    /// Legs that did not answer, and until when they are passed over.
+    silent: Legs,
+    silent_until: u64,
+    is_paused: bool,
+}
+
+impl Walker {
+    pub(crate) fn new() -> Walker {
+        Walker {
+            stage: Stage::Idle,
+            run: Run { first: 0, count: 0, legs: Legs(0), is_watched: false },
+            left: Legs(0),
+            answers: Answers { sums: [[None; RUN]; Legs::MAX] },
+            wrong: [Legs(0); RUN],
+            tries: 0,
+            silent: Legs(0),
+            silent_until: 0,
+            is_paused: false,
+        }
+    }
+
+    /// Is a look under way?
+    pub(crate) fn is_looking(&self) -> bool {
+        matches!(self.stage, Stage::Reading { .. } | Stage::Judging)
+    }
+
+    fn step<L: Walks>(&mut self, lane: &mut L) {
+        if self.stage == Stage::Idle && (self.is_paused || lane.has_demand()) {
+            return;
+        }
+        let shelves = lane.shelves();
+        match self.stage {
+            Stage::Idle => self.begin(&*shelves),
+            Stage::Judging => self.judge(&*shelves),
+            Stage::Mending { until } => return self.look_at_mends(&*shelves, until),
+            Stage::Reading { .. } => {}
+        }
+        if let Stage::Reading { leg, alone, is_asked: false } = self.stage {
+            let (first, count) = self.asked(alone);
+            if !lane.can_ask(leg) {
+                self.next_leg();
+            } else if lane.ask(leg, self.run.first + first, count) {
+                self.stage = Stage::Reading { leg, alone, is_asked: true };
+            }
+        }
+    }
+
+    fn begin<S: Shelves>(&mut self, shelves: &S) {
+        let (scrub, stored) = (shelves.scrub(), shelves.stored());
+        if scrub.due_in(stored) != Some(Duration::ZERO) || !scrub.take() {
+            return;
+        }
+        // Whoever had it before may just have looked at what was due.
+        let due = scrub.pace().map_or(0, |pace| pace.due(stored, Moment(now_ns())));
+        let from = scrub.next.load(Ordering::SeqCst);
+        if due == 0 {
+            return scrub.give();
+        }
+        match shelves.watch(from, due) {
+            Ok(run) => {
+                self.run = run;
+                self.tries = 0;
+                self.begin_look();
+            }
+            Err(next) => {
+                scrub.pass(next, shelves.end(), 0, stored);
+                scrub.give();
+            }
+        }
+    }
+
+    fn begin_look(&mut self) {
+        if now_ns() >= self.silent_until {
+            self.silent = Legs(0);
+        }
+        self.left = self.run.legs.but(self.silent);
+        self.answers.sums.iter_mut().for_each(|sums| sums.fill(None));
+        self.wrong = [Legs(0); RUN];
+        self.next_leg();
+    }
+
+    fn next_leg(&mut self) {
+        self.stage = match self.left.iter().next() {
+            Some(leg) => {
+                self.left = self.left.but(Legs::one(leg));
+                Stage::Reading { leg, alone: None, is_asked: false }
+            }
+            None => Stage::Judging,
+        };
+    }
+
+    /// Offset in the run, and number, of the pages that a leg is asked for.
+    fn asked(&self, alone: Option<u64>) -> (u64, u64) {
+        alone.map_or((0, self.run.count), |offset| (offset, 1))
+    }
+
+    /// A leg has answered, with pages that have these checksums.
+    pub(crate) fn answered(&mut self, scrub: &Scrub, result: Result<(), PoolError>, sums: &[u64]) {
+        let Stage::Reading { leg, alone, is_asked: true } = self.stage else { return };
+        let (first, count) = self.asked(alone);
+        let one_by_one = |offset| Stage::Reading { leg, alone: Some(offset), is_asked: false };
+        match result {
+            Ok(()) => {
+                let sums = sums.iter().take(count as usize).copied().map(Some);
+                self.answers.sums[leg][first as usize..].iter_mut().zip(sums).for_each(|(known, sum)| *known = sum);
+            }
+            Err(PoolError::Corrupt { .. }) if alone.is_none() => {
+                self.stage = one_by_one(0);
+                return;
+            }
+            Err(PoolError::Corrupt { .. }) => {
+                self.wrong[first as usize] = self.wrong[first as usize].or(Legs::one(leg));
+            }
+            Err(error) => {
+                if matches!(error, PoolError::TimedOut { .. }) {
+                    self.silent = self.silent.or(Legs::one(leg));
+                    self.silent_until = now_ns().saturating_add(SILENCE.as_nanos() as u64);
+                }
+                return self.next_leg();
+            }
+        }
+        scrub.looked.fetch_add(count, Ordering::Relaxed);
+        match alone {
+            Some(offset) if offset + 1 < self.run.count => self.stage = one_by_one(offset + 1),
+            _ => self.next_leg(),
+        }
+    }
+
+    fn judge<S: Shelves>(&mut self, shelves: &S) {
+        let verdict = shelves.judge(&self.run, &self.answers);
+        if verdict.is_none() && self.tries < TRIES {
+            shelves.unwatch(&self.run);
+            match shelves.watch(self.run.first, self.run.count) {
+                Ok(run) => {
+                    (self.run, self.tries) = (run, self.tries + 1);
+                    self.begin_look();
+                }
+                Err(_) => self.finish(shelves),
+            }
+            return;
+        }
+        let (mut found, mut is_mended) = (0, true);
+        for place in 0..self.run.count as usize {
+            let legs = self.wrong[place].or(verdict.unwrap_or([Legs(0); RUN])[place]);
+            found += legs.count() as u64;
+            let suspected = legs.iter().filter(|leg| shelves.suspect(self.run.first + place as u64, *leg));
+            self.wrong[place] = suspected.fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+            is_mended &= self.wrong[place].is_empty();
+        }
+        shelves.unwatch(&self.run);
+        shelves.scrub().wrong.fetch_add(found, Ordering::Relaxed);
+        if is_mended {
+            return self.finish(shelves);
+        }
+        self.stage = Stage::Mending { until: now_ns().saturating_add(MEND_PATIENCE.as_nanos() as u64) };
+    }
+
+    fn look_at_mends<S: Shelves>(&mut self, shelves: &S, until: u64) {
+        let mut is_over = true;
+        for place in 0..self.run.count as usize {
+            for leg in self.wrong[place].iter() {
+                let mended = shelves.mended(self.run.first + place as u64, leg);
+                if mended == Mended::NotYet {
+                    is_over = false;
+                    continue;
+                }
+                self.wrong[place] = self.wrong[place].but(Legs::one(leg));
+                shelves.scrub().mended.fetch_add(u64::from(mended == Mended::Yes), Ordering::Relaxed);
+            }
+        }
+        if is_over || now_ns() >= until {
+            self.finish(shelves);
+        }
+    }
+
+    /// The run is over.
+    fn finish<S: Shelves>(&mut self, shelves: &S) {
+        let scrub = shelves.scrub();
+        scrub.pass(self.run.first + self.run.count, shelves.end(), self.run.count, shelves.stored());
+        self.stage = Stage::Idle;
+        scrub.give();
+    }
+
+    /// The look that is under way is in vain.
+    fn give_up<L: Walks>(&mut self, lane: &mut L) {
+        if self.is_looking() {
+            lane.forget();
+            let shelves = lane.shelves();
+            shelves.unwatch(&self.run);
+            self.stage = Stage::Idle;
+            shelves.scrub().give();
+        }
+    }
+}
