@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(windows.first_layer + windows.layers().len() as u32 <= windows.layers_total);
             encode_expose(answer.tag, &windows, windows.layers(), &mut again);
         }
-        Reply::Answer => encode_answer(answer.tag, &bytes[HEAD_BYTES..], &mut again),
+        Reply::Answer { steps } => encode_answer(answer.tag, steps, &bytes[HEAD_BYTES..], &mut again),
         _ => return,
     }
     let head = Head::decode(&again).unwrap().unwrap();

@@ -213,11 +213,11 @@ proptest! {
     }
 
     #[test]
-    fn answers_of_functions_survive(tag: u64, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn answers_of_functions_survive(tag: u64, steps: u32, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let mut frame = Vec::new();
-        encode_answer(tag, &bytes, &mut frame);
+        encode_answer(tag, steps, &bytes, &mut frame);
         let (head, body) = split(&frame);
-        let answer = WireReply { tag, kind: Some(Kind::Call), reply: Reply::Answer };
+        let answer = WireReply { tag, kind: Some(Kind::Call), reply: Reply::Answer { steps } };
         prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
         prop_assert_eq!(body, &bytes[..]);
     }

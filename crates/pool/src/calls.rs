@@ -50,6 +50,8 @@ pub struct CallEnd {
     pub tag: u64,
     /// What the function answered.
     pub result: Result<Vec<u8>, CallFailure>,
+    /// Steps that it took, if it answered; 0 if nobody counted.
+    pub steps: u32,
 }
 
 /// Why there is no answer.
@@ -141,7 +143,7 @@ impl CallLane {
             None => None,
         };
         if let Some(error) = failure {
-            self.ended.push_back(CallEnd { tag, result: Err(CallFailure::Pool(error)) });
+            self.ended.push_back(CallEnd { tag, result: Err(CallFailure::Pool(error)), steps: 0 });
             return Ok(());
         }
         let request = Request::Call { region: self.region, steps_max, call: body };
@@ -265,9 +267,9 @@ impl CallLane {
             }
             let frame = &self.inbox[self.unread.clone()];
             let Some(body) = frame.get(HEAD_BYTES..head.frame_bytes()) else { return Ok(()) };
-            let result = match WireReply::decode(&head, body)?.reply {
-                Reply::Answer => Ok(body.to_vec()),
-                Reply::Failed { code, page } => Err(CallFailure::Server { code, detail: page }),
+            let (result, steps) = match WireReply::decode(&head, body)?.reply {
+                Reply::Answer { steps } => (Ok(body.to_vec()), steps),
+                Reply::Failed { code, page } => (Err(CallFailure::Server { code, detail: page }), 0),
                 _ => return Err(WireError::Kind(head.kind)),
             };
             if head.tag >= self.next {
@@ -275,7 +277,7 @@ impl CallLane {
             }
             // If it is not pending, its time was over before.
             if let Some(pending) = self.pending.remove(&head.tag) {
-                self.ended.push_back(CallEnd { tag: pending.tag, result });
+                self.ended.push_back(CallEnd { tag: pending.tag, result, steps });
             }
             self.unread.start += head.frame_bytes();
         }
@@ -293,7 +295,7 @@ impl CallLane {
             let is_late = pending.until <= now;
             if is_late {
                 let error = PoolError::TimedOut { server, after: pending.wait };
-                ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)) });
+                ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)), steps: 0 });
             }
             !is_late
         });
@@ -308,7 +310,7 @@ impl CallLane {
             self.session.set_gone();
         }
         for pending in core::mem::take(&mut self.pending).into_values() {
-            self.ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)) });
+            self.ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)), steps: 0 });
         }
     }
 

@@ -53,6 +53,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert!(here == there && here == together, "a function answers the same wherever it runs");
         println!("{hops:>5} {client:>15.2} µs {server:>15.2} µs {batched:>19.2} µs");
     }
+    for walk in 0..WALKS {
+        caller.call::<List>(ListStart { node: scattered(walk), hops: 16 }).at(Where::Auto).run()?;
+    }
+    caller.choices().for_each(|(name, choice)| println!("{name} {choice}"));
     let start = ListStart { node: 0, hops: 100 };
     println!("the largest value of a hundred nodes: {}", caller.call::<Largest>(start).at(Where::Server).run()?);
     Ok(())

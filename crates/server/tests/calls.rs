@@ -349,6 +349,50 @@ fn a_function_that_is_missing_or_another_is_named() {
     assert!(caller.call::<List>(start).at(Where::Server).run().is_ok(), "the connection goes on");
 }
 
+/// A ring of nodes, each on a page of its own.
+fn ring() -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    for page in 0..PAGES {
+        put(&mut bytes, PageId(page).offset(), PageId((page + 37) % PAGES).offset());
+        put(&mut bytes, PageId(page).offset() + 8, page);
+    }
+    bytes
+}
+
+#[test]
+fn auto_takes_long_walks_to_the_server_and_says_why() {
+    let server = server();
+    let backend = open(tcp(&server));
+    let bytes = ring();
+    fill(&*backend, &bytes);
+    let mut caller = Caller::new(backend);
+    for node in 0..300 {
+        let start = ListStart { node: PageId(node % PAGES).offset(), hops: 200 };
+        assert_eq!(caller.call::<List>(start).at(Where::Auto).run(), at_client(walk(&bytes, start)));
+    }
+    let (name, choice) = caller.choices().next().unwrap();
+    let [here, there] = choice.calls;
+    assert!(name == List::NAME && here >= 1 && there > 250, "{choice}");
+    assert_eq!(choice.steps_thousandths, Some(201_000), "the server counts as the client does");
+    assert!(choice.to_string().starts_with("at the server"), "{choice}");
+}
+
+#[test]
+fn what_a_server_pushes_back_goes_on_at_the_client() {
+    let server = serve(Config { call_steps_max: 50, functions: registry(), ..config() });
+    let backend = open(tcp(&server));
+    let bytes = ring();
+    fill(&*backend, &bytes);
+    let mut caller = Caller::new(backend);
+    let start = ListStart { node: 0, hops: 60 };
+    assert_eq!(caller.call::<List>(start).at(Where::Server).run(), Err(CallError::Overrun { steps: 50 }));
+    for _ in 0..5 {
+        assert_eq!(caller.call::<List>(start).at(Where::Auto).run(), at_client(walk(&bytes, start)));
+    }
+    // Nobody said that this one may run again.
+    assert_eq!(caller.call::<Endless>(0).at(Where::Auto).run(), Err(CallError::Overrun { steps: 50 }));
+}
+
 #[test]
 fn where_nothing_runs_code_the_client_does() {
     // As one of before there were calls: it offers none.
@@ -493,7 +537,7 @@ fn lying_requests_are_refused() {
     let mut ask = |region, name, argument: &[u8]| {
         client.ask(Request::Call { region, steps_max: 0, call: CallBody { name, version: 1, argument } })
     };
-    assert_eq!(ask(region, List::NAME, &[0, 1]), Ok(Reply::Answer));
+    assert_eq!(ask(region, List::NAME, &[0, 1]), Ok(Reply::Answer { steps: 2 }));
     assert_eq!(ask(region, List::NAME, &[0]), Err(ErrorCode::BadRequest), "too short");
     assert_eq!(ask(region, List::NAME, &[0, 1, 0]), Err(ErrorCode::BadRequest), "too long");
     assert_eq!(ask(region, List::NAME, &[0xFF; 40]), Err(ErrorCode::BadRequest), "no number");
@@ -618,17 +662,18 @@ fn a_server_that_is_killed_is_said_in_time() {
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
         let urls = lines.find_map(|line| line.split_once("serving ").map(|(_, urls)| urls.to_owned())).unwrap();
         let backend = open(urls.split(' ').nth(url).unwrap());
+        let (says, hears) = std::sync::mpsc::channel();
         let callers = EVERYWHERE.map(|place| {
-            let mut caller = Caller::new(backend.clone());
+            let (mut caller, says) = (Caller::new(backend.clone()), says.clone());
             std::thread::spawn(move || {
+                caller.call::<Aggregate>(Range { offset: 0, count: 1 }).at(place).run().unwrap();
+                says.send(()).unwrap();
                 // Who does not listen to what accesses report runs until its time is over.
                 let within = if place == Where::Client { Duration::from_secs(2) } else { PATIENCE * 2 };
                 caller.calls::<Endless>(vec![0; 5]).at(place).steps(u64::MAX).within(within).run()
             })
         });
-        // In the middle of them.
-        let mut stat = Client::new(urls.split(' ').next().unwrap());
-        eventually("control, two lanes and this one", || stat.stat().connections >= 4);
+        EVERYWHERE.iter().for_each(|_| hears.recv_timeout(PATIENCE).unwrap());
         let killed = Instant::now();
         server.kill().unwrap();
         server.wait().unwrap();

@@ -35,6 +35,7 @@ pub struct Summary {
 impl Function for Aggregate {
     const NAME: &'static str = "ff.aggregate";
     const VERSION: u32 = 1;
+    const REPEATABLE: bool = true;
     type Argument = Range;
     type Answer = Summary;
 

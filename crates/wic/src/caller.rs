@@ -6,8 +6,10 @@ use crate::registry::decode;
 use crate::{CallError, Function};
 use core::marker::PhantomData;
 use core::time::Duration;
+use farfield_core::policy::place::{Choice, Placement, Side};
 use farfield_core::wire::CallBody;
 use farfield_pool::{Backend, CallLane, FarCall, PoolError};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,6 +28,8 @@ pub enum Where {
     Client,
     /// Where the memory is: one round trip for all.
     Server,
+    /// Where it was faster lately ([`Caller::choices`]); at the client if the server does not run it.
+    Auto,
 }
 
 /// A thread's means to call functions over one region. Lanes are opened when they are first needed.
@@ -34,6 +38,8 @@ pub struct Caller {
     client: Option<ClientPlace>,
     server: Option<CallLane>,
     ended: Vec<farfield_pool::CallEnd>,
+    /// By name and version.
+    placements: BTreeMap<(&'static str, u32), Placement>,
 }
 
 impl core::fmt::Debug for Caller {
@@ -46,7 +52,7 @@ impl Caller {
     /// Calls functions over the region of this backend. At the server they see what the pool was told: what a heap has near and
     /// has changed must be written back before.
     pub fn new(backend: Arc<dyn Backend>) -> Caller {
-        Caller { backend, client: None, server: None, ended: Vec::new() }
+        Caller { backend, client: None, server: None, ended: Vec::new(), placements: BTreeMap::new() }
     }
 
     /// A call of one function.
@@ -60,6 +66,49 @@ impl Caller {
         Calls { caller: self, arguments, terms, function: PhantomData }
     }
 
+    /// Where functions that were called at [`Where::Auto`] run, and why; by name.
+    pub fn choices(&self) -> impl Iterator<Item = (&'static str, Choice)> + '_ {
+        self.placements.iter().map(|((name, _), placement)| (*name, placement.choice()))
+    }
+
+    fn run_anywhere<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+        let started = Instant::now();
+        let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
+        let side = placement.side();
+        let mut steps = 0;
+        let mut answers = match side {
+            Side::Client => self.run_here::<F>(arguments.clone(), terms, &mut steps),
+            Side::Server => self.run_there::<F>(arguments.clone(), terms, &mut steps),
+        };
+        let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
+        if answered == answers.len() as u64 {
+            placement.on_ended(side, answered, steps, nanos);
+        } else {
+            placement.on_failed(side);
+        }
+        let is_elsewhere = |error: &CallError| {
+            matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })
+        };
+        if side == Side::Server && answers.iter().flat_map(|answer| answer.as_ref().err()).any(is_elsewhere) {
+            placement.on_refused();
+        }
+        for (answer, argument) in answers.iter_mut().zip(arguments) {
+            let goes_on = match answer {
+                Err(CallError::Overrun { .. }) => side == Side::Server && F::REPEATABLE,
+                Err(error) => side == Side::Server && is_elsewhere(error),
+                Ok(_) => false,
+            };
+            if goes_on {
+                let within = terms.within.saturating_sub(started.elapsed());
+                let again = self.run_here::<F>(vec![argument], Terms { within, ..terms }, &mut 0);
+                again.into_iter().for_each(|again| *answer = again);
+            }
+        }
+        answers
+    }
+
     fn client(&mut self) -> Result<&ClientPlace, PoolError> {
         let place = match self.client.take() {
             Some(place) => place,
@@ -68,7 +117,7 @@ impl Caller {
         Ok(self.client.insert(place))
     }
 
-    fn run_here<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+    fn run_here<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms, steps: &mut u64) -> Answers<F> {
         let budget = Budget { steps_max: terms.steps_max, until: Instant::now().checked_add(terms.within) };
         let place = match self.client() {
             Ok(place) => place,
@@ -80,12 +129,15 @@ impl Caller {
             place,
             WINDOW,
             || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget }),
-            |id, result| answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within)),
+            |id, result, took| {
+                answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));
+                *steps += took;
+            },
         );
         answers
     }
 
-    fn run_there<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+    fn run_there<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms, steps: &mut u64) -> Answers<F> {
         let started = Instant::now();
         let lane = match self.server.take().map_or_else(|| self.backend.open_calls(), Ok) {
             Ok(lane) => self.server.insert(lane),
@@ -126,6 +178,7 @@ impl Caller {
                 lane.poll(&mut self.ended);
             }
             for ended in self.ended.drain(..) {
+                *steps += u64::from(ended.steps);
                 answers[ended.tag as usize] = match ended.result {
                     Ok(bytes) => decode(&bytes).ok_or(CallError::Answer),
                     Err(failure) => Err(CallError::of_failure(failure, F::NAME, F::VERSION, terms.within)),
@@ -185,8 +238,9 @@ impl<F: Function> Calls<'_, F> {
     /// Runs them and waits. The answers are in the order of the arguments.
     pub fn run(self) -> Vec<Result<F::Answer, CallError>> {
         match self.terms.place {
-            Where::Client => self.caller.run_here::<F>(self.arguments, self.terms),
-            Where::Server => self.caller.run_there::<F>(self.arguments, self.terms),
+            Where::Client => self.caller.run_here::<F>(self.arguments, self.terms, &mut 0),
+            Where::Server => self.caller.run_there::<F>(self.arguments, self.terms, &mut 0),
+            Where::Auto => self.caller.run_anywhere::<F>(self.arguments, self.terms),
         }
     }
 }

@@ -135,12 +135,13 @@ struct Slot<F> {
     waited: bool,
 }
 
-/// Runs what `next` gives, up to `window` at a time, until there is no more; says how each ended.
+/// Runs what `next` gives, up to `window` at a time, until there is no more; says how each ended, and after how many
+/// steps.
 pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     window: usize,
     mut next: impl FnMut() -> Option<Start<F>>,
-    mut end: impl FnMut(usize, Result<A, Stop>),
+    mut end: impl FnMut(usize, Result<A, Stop>, u64),
 ) {
     let mut slots: Vec<Slot<F>> = Vec::new();
     let mut free: Vec<u32> = Vec::new();
@@ -175,7 +176,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 // They wait for something that is not of this place, and nobody will ever wake them.
                 for slot in slots.iter_mut().filter(|slot| slot.future.is_some()) {
                     slot.future.set(None);
-                    end(slot.id, Err(Stop::Stuck));
+                    end(slot.id, Err(Stop::Stuck), slot.steps);
                 }
                 free = (0..slots.len() as u32).collect();
             }
@@ -191,7 +192,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                     let slot = &mut slots[index as usize];
                     slot.future.set(None);
                     free.push(index);
-                    end(slot.id, result);
+                    end(slot.id, result, slot.steps);
                 }
             }
         }

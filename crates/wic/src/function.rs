@@ -31,8 +31,11 @@ pub trait Function: 'static {
     const NAME: &'static str;
     /// Changes when arguments, answers or what they mean change.
     const VERSION: u32;
+    /// May it run once more after it ran, or after it ran in part? Then what a server pushes back goes on at the client by itself, where the place
+    /// is [`crate::Where::Auto`].
+    const REPEATABLE: bool = false;
     /// What it is given.
-    type Argument: Serialize + DeserializeOwned;
+    type Argument: Clone + Serialize + DeserializeOwned;
     /// What it answers; encoded, at most 64 KiB.
     type Answer: Serialize + DeserializeOwned;
 

@@ -34,8 +34,8 @@ pub enum Unknown {
     },
 }
 
-/// How each call ended, by its index; the bytes of the answer are gone afterwards.
-type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>);
+/// How each call ended, by its index, and after how many steps; the bytes of the answer are gone afterwards.
+type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>, u64);
 type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
 
 /// The functions that a server has.
@@ -115,19 +115,19 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
                     Some(argument) => {
                         return Some(Start { id, future: F::run(&place, argument), budget: task.budget });
                     }
-                    None => ended.borrow_mut()(id, Err(Stop::Argument)),
+                    None => ended.borrow_mut()(id, Err(Stop::Argument), 0),
                 }
             }
             None
         },
-        |id, result| {
+        |id, result, steps| {
             let result = result.and_then(|answer| encode(&answer, core::mem::take(&mut bytes)));
             match result {
                 Ok(answer) => {
-                    ended.borrow_mut()(id, Ok(&answer));
+                    ended.borrow_mut()(id, Ok(&answer), steps);
                     bytes = answer;
                 }
-                Err(stop) => ended.borrow_mut()(id, Err(stop)),
+                Err(stop) => ended.borrow_mut()(id, Err(stop), steps),
             }
         },
     );

@@ -55,7 +55,7 @@ impl Sim {
             &place,
             answers.len().max(1),
             || waiting.next().map(|(id, argument)| Start { id, future: F::run(&place, argument), budget }),
-            |id, result| answers[id] = Some(result),
+            |id, result, _| answers[id] = Some(result),
         );
         answers.into_iter().map(|answer| answer.expect("every task ends")).collect()
     }

@@ -4,6 +4,7 @@ pub mod advice;
 pub mod curve;
 pub mod hold;
 pub mod link;
+pub mod place;
 pub mod prefetch;
 pub mod profile;
 pub mod room;

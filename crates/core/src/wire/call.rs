@@ -63,8 +63,8 @@ impl<'a> CallBody<'a> {
     }
 }
 
-/// Appends what a function answered, at most [`CallBody::ANSWER_BYTES_MAX`] bytes.
-pub fn encode_answer(tag: u64, answer: &[u8], out: &mut Vec<u8>) {
+/// Appends what a function answered after so many steps, at most [`CallBody::ANSWER_BYTES_MAX`] bytes.
+pub fn encode_answer(tag: u64, steps: u32, answer: &[u8], out: &mut Vec<u8>) {
     assert!(answer.len() <= CallBody::ANSWER_BYTES_MAX);
-    append(Head { kind: Kind::Call.answer(), tag, ..Head::default() }, answer, out);
+    append(Head { kind: Kind::Call.answer(), tag, count: steps, ..Head::default() }, answer, out);
 }

@@ -348,7 +348,10 @@ pub enum Reply {
     /// Windows of a region: [`super::ExposeReply`] decodes the rest.
     Expose,
     /// What a function answers: the whole body.
-    Answer,
+    Answer {
+        /// Steps that it took; 0 if nobody counted.
+        steps: u32,
+    },
     /// The request failed.
     Failed {
         /// Why.
@@ -401,7 +404,7 @@ impl WireReply {
                 Reply::Expose
             }
             Kind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(head.length_error()),
-            Kind::Call => Reply::Answer,
+            Kind::Call => Reply::Answer { steps: head.count },
             Kind::DropRegion | Kind::Write | Kind::Discard | Kind::Ping | Kind::Reserve | Kind::Release | Kind::Bye => {
                 head.expect_body(0)?;
                 Reply::Done

@@ -82,10 +82,13 @@ impl Connection<'_> {
             let shared = self.shared;
             let CallBody { name, version, .. } = first.call;
             let memory = RegionMemory::new(region);
-            let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result| {
+            let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result, steps| {
                 let tag = tags[index];
                 match result {
-                    Ok(answer) => self.answer(|out| wire::encode_answer(tag, answer, out)),
+                    Ok(answer) => {
+                        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+                        self.answer(|out| wire::encode_answer(tag, steps, answer, out));
+                    }
                     Err(stop) => {
                         let (code, detail) = stop.code();
                         self.fail(tag, code, detail);
