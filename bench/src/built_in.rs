@@ -52,6 +52,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/overhead.toml"),
         include_str!("../experiments/paging/threads.toml"),
         include_str!("../experiments/paging/write.toml"),
+        include_str!("../experiments/wickit/list.toml"),
     ];
     FILES.iter().map(|text| Experiment::parse(text)).collect()
 }
@@ -71,7 +72,7 @@ mod tests {
             let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_dir(folder).unwrap().count()
         };
-        let files = ["paging", "aifm", "atlas", "dmswitcher"].map(files);
+        let files = ["paging", "aifm", "atlas", "dmswitcher", "wickit"].map(files);
         assert_eq!(files.iter().sum::<usize>(), experiments.len(), "a file is not built in");
     }
 }

@@ -62,6 +62,12 @@ pub(crate) enum Peer {
     DiskLane,
     /// Compressed memory of the program, through one lane.
     CompressedLane,
+    /// A `farfield serve` of the driver, whose memory a function reads from the program.
+    CalledHere,
+    /// The same, and the function runs there.
+    CalledThere,
+    /// The same, and measurements choose.
+    CalledAnywhere,
 }
 
 /// Where Linux swaps to.
@@ -122,12 +128,17 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "lane-ec-degraded" => Contender::Peer(Peer::DegradedEcLane),
         "lane-ssd" => Contender::Peer(Peer::DiskLane),
         "lane-lz" => Contender::Peer(Peer::CompressedLane),
+        "rpc" => Contender::Peer(Peer::Loopback),
+        "wic-client" => Contender::Peer(Peer::CalledHere),
+        "wic-server" => Contender::Peer(Peer::CalledThere),
+        "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, farfield-switch-tcp, fio"
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             farfield-switch-tcp, fio"
         ),
     })
 }
@@ -334,11 +345,11 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
 
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let name = job.workload.name;
-    ensure!(name == "remote" || name == "pages", "the workload {name} asks nobody for objects");
+    ensure!(["remote", "pages", "list"].contains(&name), "the workload {name} asks nobody for objects");
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
-        Peer::Lane => tcp(1)?,
+        Peer::Lane | Peer::CalledHere | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
@@ -348,6 +359,9 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
+        Peer::CalledHere => format!("client:{urls}"),
+        Peer::CalledThere => format!("server:{urls}"),
+        Peer::CalledAnywhere => format!("auto:{urls}"),
         Peer::MirrorLane => format!("mirror({urls})"),
         Peer::EcLane => format!("ec(4,1,{urls})"),
         // Pages are filled 64 at a time, which is one operation of each server.

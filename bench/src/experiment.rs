@@ -173,6 +173,7 @@ const PARAMETERS: &[&str] = &[
     "zipf_percent",
     "once",
     "in_flight",
+    "nodes",
     "at_once",
     "real",
     "rate_per_s",

@@ -57,6 +57,7 @@ const WORKLOADS: &[Workload] = &[
     rust("hash", "get", "get"),
     rust("web", "request", "request"),
     rust("remote", "get", "get"),
+    rust("list", "walk", "walk"),
     rust("pages", "move", "operation"),
     rust("tasks", "read", "object"),
     rust("pack", "pack", "block"),

@@ -146,6 +146,18 @@ fn switches() {
 }
 
 #[test]
+fn lists() {
+    let list =
+        |peer| work(&["list", "--data-mib", "4", "--ops", "3000", "--nodes", "9", "--in-flight", "32", "--peer", peer]);
+    let (expected, phases) = list("loopback:");
+    assert_eq!(phases, ["fill", "walk"]);
+    // Auto finds no server there.
+    for peer in ["client:ram:", "auto:ram:"] {
+        assert_eq!(list(peer).0, expected, "{peer}");
+    }
+}
+
+#[test]
 fn remote_objects() {
     let (_, phases) =
         work(&["remote", "--data-mib", "1", "--ops", "20000", "--in-flight", "32", "--peer", "loopback:"]);

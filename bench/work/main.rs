@@ -11,6 +11,7 @@ mod frame;
 mod graph;
 mod hash;
 mod latency;
+mod list;
 mod measure;
 mod pack;
 mod pagerank;
@@ -85,6 +86,9 @@ struct Options {
     /// Gets on their way at a time.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
+    /// Nodes of a walk.
+    #[arg(long, default_value_t = 1)]
+    nodes: u64,
     /// The pool is throttled: each answer comes so many µs later; 0: not.
     #[arg(long, default_value_t = 0)]
     latency_us: u64,
@@ -94,7 +98,8 @@ struct Options {
     /// Keys of a map that are looked up together.
     #[arg(long, default_value_t = 1)]
     at_once: u64,
-    /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool.
+    /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
+    /// for `list` loopback:, client:URL, server:URL or auto:URL.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.
@@ -134,6 +139,8 @@ enum Workload {
     Web,
     /// Gets of small objects from a server.
     Remote,
+    /// Walks of a linked list at a server.
+    List,
     /// Pages of a pool, through one lane.
     Pages,
     /// Objects behind pointers, many on their way at a time.
@@ -236,6 +243,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Hash => hash::run(options),
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
+        Workload::List => list::run(options),
         Workload::Pages => pages::run(options),
         Workload::Tasks => tasks::run(options),
         Workload::Pack => pack::run(options, pack::Way::Pack),

@@ -1,0 +1,134 @@
+//! Walks of a linked list whose nodes are at a server, from random nodes on: what it costs to follow pointers in far memory.
+//!
+//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`), or what a
+//! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`).
+
+mod handler;
+
+use crate::random::{Random, mix};
+use crate::{Options, Outcome};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use farfield_core::PageId;
+use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
+use farfield_wic::{Caller, List, ListStart, Where};
+use std::time::Duration;
+
+/// Of which the first two words are used: nodes do not share a cache line.
+const NODE_BYTES: u64 = 64;
+const PAGE_BYTES: u64 = 4096;
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Pages stored at a time.
+const FILL_PAGES: u64 = 64;
+
+/// A ring of nodes, each far from the next.
+#[derive(Clone, Copy)]
+struct Ring {
+    nodes: u64,
+    seed: u64,
+}
+
+impl Ring {
+    /// Where the node is that comes as number `number`. Odd factors reach every place of a power of two once.
+    fn place(self, number: u64) -> u64 {
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.nodes
+    }
+
+    fn value(self, number: u64) -> u64 {
+        mix((number % self.nodes) ^ self.seed)
+    }
+
+    /// Next node and value, in the order of the places.
+    fn written(self) -> Vec<(u64, u64)> {
+        let mut written = vec![(0, 0); self.nodes as usize];
+        for number in 0..self.nodes {
+            written[self.place(number) as usize] = (self.place(number + 1) * NODE_BYTES, self.value(number));
+        }
+        written
+    }
+}
+
+/// Somebody who walks.
+trait Walker {
+    fn fill(&mut self, ring: Ring) -> Result<()>;
+    /// The values where these walks end: as many side by side as there are.
+    fn walk(&mut self, starts: &[ListStart], values: &mut Vec<u64>) -> Result<()>;
+}
+
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    ensure!((1..=256).contains(&options.in_flight), "--in-flight must be 1 to 256");
+    ensure!((1..=10_000).contains(&options.nodes), "--nodes must be 1 to 10000");
+    let ring = Ring { nodes: options.data_bytes() / NODE_BYTES, seed: options.seed };
+    ensure!(ring.nodes.is_power_of_two(), "--data-mib must be a power of two");
+    let peer = options.peer.as_deref().context("--peer is missing")?;
+    let mut walker: Box<dyn Walker> = match peer.split_once(':') {
+        Some(("loopback", "")) => Box::new(handler::Handler::new()?),
+        Some(("client", url)) => Box::new(Called::open(url, Where::Client, options)?),
+        Some(("server", url)) => Box::new(Called::open(url, Where::Server, options)?),
+        Some(("auto", url)) => Box::new(Called::open(url, Where::Auto, options)?),
+        _ => bail!("--peer must be loopback:, client:URL, server:URL or auto:URL, not {peer}"),
+    };
+    let mut outcome = Outcome::new();
+    outcome.phase("fill", ring.nodes, || walker.fill(ring))?;
+    let mut random = Random::new(options.seed);
+    let firsts: Vec<u64> = (0..options.ops).map(|_| random.below(ring.nodes)).collect();
+    let hops = options.nodes - 1;
+    let starts: Vec<_> =
+        firsts.iter().map(|first| ListStart { node: ring.place(*first) * NODE_BYTES, hops: hops as u32 }).collect();
+    let mut values = Vec::with_capacity(starts.len());
+    let mut pass = |starts: &[ListStart], values: &mut Vec<u64>| {
+        starts.chunks(options.in_flight as usize).try_for_each(|row| walker.walk(row, values))
+    };
+    pass(&starts[..starts.len() / 8], &mut values)?; // What is opened late is open now.
+    values.clear();
+    outcome.phase("walk", options.ops, || pass(&starts, &mut values))?;
+    ensure!(values.len() == starts.len(), "the peer left walks without an answer");
+    let wrong = firsts.iter().zip(&values).filter(|(first, value)| ring.value(**first + hops) != **value).count();
+    let sum = values.iter().fold(0u64, |sum, value| sum.wrapping_add(*value));
+    outcome.checked(sum, wrong as u64);
+    Ok(outcome)
+}
+
+/// The function, called.
+struct Called {
+    backend: std::sync::Arc<dyn Backend>,
+    caller: Caller,
+    place: Where,
+}
+
+impl Called {
+    fn open(url: &str, place: Where, options: &Options) -> Result<Called> {
+        let pages = options.data_bytes() / PAGE_BYTES;
+        let backend = Opener::new().url(url).client_name("farfield-work").pages(pages).open()?;
+        Ok(Called { caller: Caller::new(backend.clone()), backend, place })
+    }
+}
+
+impl Walker for Called {
+    fn fill(&mut self, ring: Ring) -> Result<()> {
+        let mut lane = self.backend.open_lane()?;
+        let mut done = Vec::with_capacity(1);
+        for (index, nodes) in ring.written().chunks((FILL_PAGES * PAGE_BYTES / NODE_BYTES) as usize).enumerate() {
+            let mut buffer = Buffer::new(nodes.len() * NODE_BYTES as usize / PAGE_BYTES as usize);
+            for (bytes, (next, value)) in buffer.bytes_mut().chunks_exact_mut(NODE_BYTES as usize).zip(nodes) {
+                bytes[..8].copy_from_slice(&next.to_le_bytes());
+                bytes[8..16].copy_from_slice(&value.to_le_bytes());
+            }
+            buffer.seal();
+            let op = Op::Write { page: PageId(index as u64 * FILL_PAGES), buffer };
+            let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+            lane.submit(request).map_err(|_| anyhow!("the lane is full"))?;
+            while lane.poll(&mut done) == 0 {
+                lane.wait(DEADLINE);
+            }
+            done.drain(..).try_for_each(|completion| completion.result)?;
+        }
+        Ok(())
+    }
+
+    fn walk(&mut self, starts: &[ListStart], values: &mut Vec<u64>) -> Result<()> {
+        for end in self.caller.calls::<List>(starts.to_vec()).at(self.place).within(DEADLINE).run() {
+            values.push(end?.value);
+        }
+        Ok(())
+    }
+}
