@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
+use std::fmt::{self, Display};
 use std::sync::Arc;
 
 /// Operations of one lane at a time.
@@ -78,21 +79,51 @@ impl FaultPlan {
     }
 }
 
-/// As in 100us, 5ms, 1s, 10min, 12h or 1d.
+/// As in `delay=100us,seed=7`.
+impl Display for FaultPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |name: &str, number: u64| (number != 0).then(|| format!("{name}={number}"));
+        // With as many digits as tell it from its neighbours.
+        let share = |name: &str, share: f64| (share != 0.0).then(|| format!("{name}={share:?}"));
+        let delay = (!self.delay.is_zero()).then(|| format!("delay={}", duration_text(self.delay)));
+        let items = [
+            delay,
+            number("bandwidth", self.bandwidth),
+            share("drop", self.drop),
+            share("corrupt", self.corrupt),
+            number("die", self.die),
+            number("full", self.full),
+            number("seed", self.seed),
+        ];
+        f.write_str(&items.into_iter().flatten().collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Units of time, in nanoseconds.
+const UNITS: [(&str, u64); 7] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("d", 86_400_000_000_000),
+];
+
+/// As in 100us, 5ms, 1s, 10min, 12h or 1d; at most so many nanoseconds as moments are counted in.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = (text[..digits].parse::<u64>().ok()?, &text[digits..]);
-    let of_seconds = |seconds| number.checked_mul(seconds).map(Duration::from_secs);
-    match unit {
-        "ns" => Some(Duration::from_nanos(number)),
-        "us" => Some(Duration::from_micros(number)),
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => of_seconds(1),
-        "min" => of_seconds(60),
-        "h" => of_seconds(3600),
-        "d" => of_seconds(24 * 3600),
-        _ => None,
-    }
+    let (_, ns) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    number.checked_mul(*ns).map(Duration::from_nanos)
+}
+
+/// The same as text, in the largest unit that says it.
+pub(crate) fn duration_text(duration: Duration) -> String {
+    let ns = duration.as_nanos();
+    let fits = |(_, unit): &&(&str, u64)| ns.is_multiple_of((*unit).into());
+    let (name, unit) = UNITS.iter().rev().find(fits).unwrap_or(&UNITS[0]);
+    format!("{}{name}", ns / u128::from(*unit))
 }
 
 /// As in 4096, 64K, 500M or 2G.
@@ -413,6 +444,16 @@ mod tests {
         conformance::run(&Opener::new().url("fault:seed=1@ram:"));
         conformance::run(&Opener::new().url("fault:delay=20us@ram:"));
         conformance::run(&Opener::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
+    }
+
+    #[test]
+    fn a_delay_is_as_long_as_it_says_or_refused() {
+        let delay = |text: &str| FaultPlan::parse(&format!("delay={text}")).map(|plan| plan.delay);
+        assert_eq!(delay("1500us"), Ok(Duration::from_micros(1500)));
+        assert_eq!(delay("18446744073s"), Ok(Duration::from_secs(18_446_744_073)));
+        for wrong in ["18446744074s", "99999999999999999999ns", "3", "ms", "3weeks", "é"] {
+            assert!(delay(wrong).is_err_and(|why| why.contains("no duration")), "{wrong}");
+        }
     }
 
     #[test]

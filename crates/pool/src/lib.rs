@@ -46,4 +46,6 @@ pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
 pub use scrub::Scrubbed;
 pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+#[cfg(any(test, feature = "conformance"))]
+pub use url::check_url;
 pub use url::{leaf_urls, replace_leaves};

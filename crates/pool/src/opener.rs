@@ -510,6 +510,12 @@ impl Want<'_> {
     }
 }
 
+/// Is it a leaf that can be opened, or what is wrong with it? Nothing is looked up.
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
+    Target::parse(url).map(drop)
+}
+
 /// A leaf, understood.
 #[derive(Debug)]
 enum Target {

@@ -4,7 +4,7 @@
 //! A leaf that stands alone is the whole text; inside of parentheses it ends at the next comma or closing parenthesis.
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
-use crate::fault::{FaultPlan, duration};
+use crate::fault::{FaultPlan, duration, duration_text};
 use crate::scrub;
 use core::time::Duration;
 use farfield_core::Legs;
@@ -12,8 +12,14 @@ use farfield_core::chunk_word::ChunkWord;
 use farfield_core::gf256::Code;
 use farfield_core::tier_word::TierWord;
 use std::borrow::Cow;
+use std::fmt::{self, Display};
 
-/// How deep backends may stand in backends.
+#[cfg(any(test, feature = "conformance"))]
+mod check;
+#[cfg(any(test, feature = "conformance"))]
+pub use check::check_url;
+
+/// How deep backends may stand in backends, those with faults too.
 const DEPTH_MAX: usize = 8;
 /// What an erasure code looks like.
 const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write ec(2,1, URL, URL, URL)";
@@ -44,9 +50,9 @@ pub(crate) enum Tree {
 impl Tree {
     pub(crate) fn parse(url: &str) -> Result<Tree, UrlError> {
         let mut tokens = Tokens::of(url);
-        let tree = item(&mut tokens)?;
-        tokens.end()?;
-        Ok(tree)
+        let tree = item(&mut tokens, 0).and_then(|tree| tokens.end().map(|()| tree));
+        // People count letters.
+        tree.map_err(|error| UrlError { at: url[..error.at].chars().count(), ..error })
     }
 
     /// Members that it names.
@@ -62,10 +68,36 @@ impl Tree {
     }
 }
 
+/// As a URL that means the same.
+impl Display for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let none = Some(scrub::PERIOD);
+        match self {
+            Tree::Leaf(url) => f.write_str(url),
+            Tree::Fault(plan, inner) => write!(f, "fault:{plan}@{inner}"),
+            Tree::Stripe(members) => write!(f, "stripe({})", list(members, &[], none)),
+            Tree::Tier(tiers) => write!(f, "tier({})", list(tiers, &[], none)),
+            Tree::Mirror { legs, spares, scrub } => write!(f, "mirror({})", list(legs, spares, *scrub)),
+            Tree::Ec { code, legs, spares, scrub } => {
+                write!(f, "ec({},{},{})", code.data(), code.parity(), list(legs, spares, *scrub))
+            }
+        }
+    }
+}
+
+/// What stands in parentheses; the usual scrub is not said.
+fn list(trees: &[Tree], spares: &[Tree], scrub: Option<Duration>) -> String {
+    let spares = spares.iter().map(|spare| format!("{SPARE}{spare}"));
+    let period = || scrub.map_or("off".to_owned(), duration_text);
+    let scrub = (scrub != Some(scrub::PERIOD)).then(|| format!("{SCRUB}{}", period()));
+    trees.iter().map(Tree::to_string).chain(spares).chain(scrub).collect::<Vec<_>>().join(",")
+}
+
 /// Something that the language does not have, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("at character {}: {why}", at + 1)]
 pub(crate) struct UrlError {
+    /// Bytes before it while the text is read, letters in the end.
     at: usize,
     why: Cow<'static, str>,
 }
@@ -96,13 +128,20 @@ pub fn replace_leaves<E>(url: &str, mut replace: impl FnMut(&str) -> Result<Stri
     Ok(replaced + &url[copied..])
 }
 
-fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
+/// One URL, that stands in so many others.
+fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     let at = tokens.at;
     let wrong = |why: String| UrlError { at, why: why.into() };
+    let inside = depth + 1;
     match tokens.next()? {
         Some(Token::Leaf(leaf)) => Ok(Tree::Leaf(leaf.to_owned())),
-        Some(Token::Fault(spec)) => Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens)?))),
-        Some(Token::Open("stripe")) => match items(tokens)? {
+        Some(Token::Fault(_) | Token::Open(_) | Token::Ec(_)) if inside > DEPTH_MAX => {
+            Err(wrong("backends stand in backends more than 8 deep: take some of them away".to_owned()))
+        }
+        Some(Token::Fault(spec)) => {
+            Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens, inside)?)))
+        }
+        Some(Token::Open("stripe")) => match items(tokens, inside)? {
             Items { urls, spares, scrub: None } if spares.is_empty() => Ok(Tree::Stripe(urls)),
             _ => Err(wrong(
                 "a stripe has no spares and no scrub: each of its members can be a mirror(URL, URL, spare=URL)"
@@ -110,13 +149,13 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
             )),
         },
         Some(Token::Open("mirror")) => {
-            let Items { urls: legs, spares, scrub } = items(tokens)?;
+            let Items { urls: legs, spares, scrub } = items(tokens, inside)?;
             if legs.len() < 2 || legs.len() + spares.len() > ChunkWord::LEGS_MAX {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
             Ok(Tree::Mirror { legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
         }
-        Some(Token::Open("tier")) => match items(tokens)? {
+        Some(Token::Open("tier")) => match items(tokens, inside)? {
             Items { urls, spares, scrub: None }
                 if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&urls.len()) =>
             {
@@ -129,13 +168,13 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
         },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
-            let Items { urls: legs, spares, scrub } = items(tokens)?;
+            let Items { urls: legs, spares, scrub } = items(tokens, inside)?;
             if legs.len() != code.parts() || legs.len() + spares.len() > Legs::MAX {
                 return Err(wrong(EC.to_owned()));
             }
             Ok(Tree::Ec { code, legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
         }
-        Some(Token::Open("throttle")) => throttle(tokens),
+        Some(Token::Open("throttle")) => throttle(tokens, inside),
         Some(Token::Option(_)) => {
             Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
@@ -153,14 +192,14 @@ fn item(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
 }
 
 /// Options, a URL, and the closing parenthesis.
-fn throttle(tokens: &mut Tokens<'_>) -> Result<Tree, UrlError> {
+fn throttle(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     let mut plan = FaultPlan::default();
     loop {
         let at = tokens.at;
         let Some(option) = tokens.take_option()? else { break };
         plan.set_throttle(option).map_err(|why| UrlError { at, why: why.into() })?;
     }
-    let inner = item(tokens)?;
+    let inner = item(tokens, depth)?;
     if !tokens.closes() {
         return tokens.wrong("a throttle is of one URL: write throttle(latency=100us,stripe(URL, URL))");
     }
@@ -178,12 +217,12 @@ struct Items {
 }
 
 /// Everything up to the closing parenthesis: URLs, and behind them spares and the period of a scrub.
-fn items(tokens: &mut Tokens<'_>) -> Result<Items, UrlError> {
+fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
     let mut items = Items::default();
     while !tokens.closes() {
         let at = tokens.at;
         if tokens.take_spare() {
-            items.spares.push(item(tokens)?);
+            items.spares.push(item(tokens, depth)?);
         } else if let Some(text) = tokens.take_scrub()? {
             let why = match period(text) {
                 Ok(_) if items.scrub.is_some() => "there is a scrub already: take one of them away".into(),
@@ -196,7 +235,7 @@ fn items(tokens: &mut Tokens<'_>) -> Result<Items, UrlError> {
             };
             return Err(UrlError { at, why });
         } else if items.spares.is_empty() && items.scrub.is_none() || !tokens.wants_url {
-            items.urls.push(item(tokens)?);
+            items.urls.push(item(tokens, depth)?);
         } else {
             return tokens.wrong("spares and the scrub stand behind the legs: mirror(URL, URL, spare=URL, scrub=1d)");
         }
@@ -348,9 +387,6 @@ impl<'a> Tokens<'a> {
         }
         let name = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).map_or(rest, |end| &rest[..end]);
         if !name.is_empty() && rest[name.len()..].starts_with('(') {
-            if self.depth == DEPTH_MAX {
-                return self.wrong("backends stand in backends more than 8 deep: take some of them away");
-            }
             self.depth += 1;
             self.skip(name.len() + 1);
             return Ok(Some(if name == "ec" { Token::Ec(self.take_code()) } else { Token::Open(name) }));
@@ -554,7 +590,27 @@ mod tests {
             assert!(error.starts_with(&format!("at character {at}:")) && error.contains(what), "{url}: {error}");
         }
         assert!(Tree::parse(&format!("{}a:{}", "stripe(".repeat(8), ")".repeat(8))).is_ok());
-        assert!(error(&"stripe(".repeat(100_000)).contains("8 deep"));
+        for (name, at) in [("stripe(", 57), ("fault:@", 57), ("throttle(fault:@", 65), ("ec(1,1,", 57)] {
+            let error = error(&name.repeat(100_000));
+            assert!(error.contains("8 deep") && error.starts_with(&format!("at character {at}:")), "{name}: {error}");
+        }
+        assert!(error("stripe(é:,ü:,)").starts_with("at character 14:"), "letters, not bytes");
+    }
+
+    #[test]
+    fn a_url_can_be_said_again() {
+        for (url, again) in [
+            ("shm:/x ", "shm:/x "),
+            ("stripe( a: , tier(b:,c:) )", "stripe(a:,tier(b:,c:))"),
+            ("mirror(a:,b:,spare= c:)", "mirror(a:,b:,spare=c:)"),
+            ("mirror(a:,b:,scrub= 48h ,spare= c:)", "mirror(a:,b:,spare=c:,scrub=2d)"),
+            ("ec( 2 , 1, a:,b:,c:, spare=d:, scrub=off)", "ec(2,1,a:,b:,c:,spare=d:,scrub=off)"),
+            ("throttle(latency=3000us, bandwidth=1K, a:)", "fault:delay=3ms,bandwidth=1024@a:"),
+            ("fault:full=0,seed=7,corrupt=0.001,drop=1,die=3@a:", "fault:drop=1.0,corrupt=0.001,die=3,seed=7@a:"),
+        ] {
+            assert_eq!(Tree::parse(url).unwrap().to_string(), again);
+            check_url(url);
+        }
     }
 
     #[test]
@@ -591,6 +647,7 @@ mod tests {
             " ",
             "ram:",
             "fault:",
+            "tier(",
             "die=3",
             "@",
             "shm:/a",
@@ -601,12 +658,25 @@ mod tests {
         let mut understood = 0;
         for _ in 0..100_000 {
             let url: String = (0..below(9)).map(|_| words[below(words.len())]).collect();
-            if let Ok(tree) = Tree::parse(&url) {
-                understood += 1;
-                assert_eq!(leaf_urls(&url).count(), tree.leaves(), "{url}");
-            }
-            assert_eq!(replace_leaves(&url, |leaf| Ok::<_, ()>(leaf.to_owned())), Ok(url));
+            understood += usize::from(check_url(&url));
         }
         assert!(understood > 1000, "{understood}");
+    }
+
+    #[test]
+    fn a_url_that_is_wrong_somewhere_is_understood_or_refused() {
+        let url = "stripe(throttle(latency=3ms,bandwidth=1G,ec(1,1,ram:,tcp://[::1]:9,spare=ssd:/é?size=1G&io=pread)), \
+             tier(lz:?size=1G,numa:0?size=1G), fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h))";
+        assert!(check_url(url));
+        for (at, letter) in url.char_indices() {
+            let (before, behind) = (&url[..at], &url[at + letter.len_utf8()..]);
+            check_url(before);
+            check_url(behind);
+            check_url(&format!("{before}{behind}"));
+            for other in ["(", ")", ",", "@", "=", " ", "9999999999999999999", "é", "\0", "fault:@", "stripe("] {
+                check_url(&format!("{before}{other}{behind}"));
+                check_url(&format!("{before}{other}{letter}{behind}"));
+            }
+        }
     }
 }
