@@ -49,6 +49,26 @@ impl LegLanes {
         self.lanes.iter_mut().flatten().for_each(LegLane::submit_waiting);
     }
 
+    /// Those of these legs that a write can go to now, by who has a buffer for it. All of them; or `enough` of them, if the others have given none back for
+    /// long, because what they were asked is not answered. `None`: not now.
+    pub(crate) fn takers(
+        &mut self,
+        legs: Legs,
+        now: u64,
+        has_buffer: impl Fn(&LegLane) -> bool,
+        enough: impl Fn(Legs) -> bool,
+    ) -> Option<Legs> {
+        let mut takers = legs;
+        for leg in legs.iter() {
+            let Some(lane) = self.lanes[leg].as_mut().filter(|lane| !has_buffer(lane)) else { continue };
+            if !lane.is_stuck(now) {
+                return None;
+            }
+            takers = takers.but(Legs::one(leg));
+        }
+        enough(takers).then_some(takers)
+    }
+
     /// Takes what has arrived from a leg; was there anything?
     pub(crate) fn poll(&mut self, leg: usize, arrived: &mut Vec<Completion>) -> bool {
         let Some(known) = self.lanes[leg].as_mut().filter(|known| known.lane.in_flight() > 0) else { return false };
@@ -100,5 +120,37 @@ pub(crate) trait Legged: Lane {
             let until = limit.min(self.alarm_at());
             self.legs().sleep(Duration::from_nanos(until.saturating_sub(now)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a leg that answers nothing any more, and has all its buffers, holds up writes that the others could take.
+    use super::*;
+    use crate::Opener;
+    use crate::legs::WRITE_PATIENCE;
+
+    #[test]
+    fn a_leg_that_gives_no_buffer_back_is_left_out_after_a_while_if_the_others_are_enough() {
+        let backend = Opener::new().url("ram:").pages(64).open().unwrap();
+        let lane = || Some(LegLane::new(backend.open_lane().unwrap(), 4));
+        let mut lanes = LegLanes::new((0..3).map(|_| lane()).collect());
+        let all = Legs::first(3);
+        let takers = |lanes: &mut LegLanes, now: u64, least: usize| {
+            lanes.takers(all, now, |leg| leg.has_buffer(2), |legs| legs.count() >= least)
+        };
+        assert_eq!(takers(&mut lanes, 5, 3), Some(all));
+        let mut taken = Vec::new();
+        while let Some(buffer) = lanes[1].as_mut().unwrap().take_buffer(2) {
+            taken.push(buffer);
+        }
+        let late = 5 + WRITE_PATIENCE.as_nanos() as u64 + 1;
+        assert_eq!(takers(&mut lanes, 5, 2), None, "it may be about to answer");
+        assert_eq!(takers(&mut lanes, late, 2), Some(all.but(Legs::one(1))));
+        assert_eq!(takers(&mut lanes, late, 3), None, "nothing goes without it");
+        lanes[1].as_mut().unwrap().give_buffer(taken.pop().unwrap());
+        assert_eq!(takers(&mut lanes, late, 3), Some(all), "it has answered");
+        taken.push(lanes[1].as_mut().unwrap().take_buffer(2).unwrap());
+        assert_eq!(takers(&mut lanes, late, 2), None, "and has as long again");
     }
 }

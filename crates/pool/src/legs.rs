@@ -297,6 +297,8 @@ pub(crate) struct LegLane {
     waiting: VecDeque<Request>,
     singles: Vec<Buffer>,
     runs: Vec<Buffer>,
+    /// Since when a write waits for a buffer; 0: none does.
+    starved_at: u64,
     /// Of a read; 0 for unknown.
     pub(crate) latency_ns: u64,
 }
@@ -308,6 +310,7 @@ impl LegLane {
             waiting: VecDeque::with_capacity(requests),
             singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
             runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES as usize)).collect(),
+            starved_at: 0,
             latency_ns: 0,
         }
     }
@@ -351,7 +354,16 @@ impl LegLane {
         Some(buffer)
     }
 
+    /// It has no buffer for a write that waits. Has none come back for so long that others shall not wait for it?
+    pub(crate) fn is_stuck(&mut self, now: u64) -> bool {
+        if self.starved_at == 0 {
+            self.starved_at = now;
+        }
+        now.saturating_sub(self.starved_at) > WRITE_PATIENCE.as_nanos() as u64
+    }
+
     pub(crate) fn give_buffer(&mut self, buffer: Buffer) {
+        self.starved_at = 0;
         if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
     }
 

@@ -46,11 +46,12 @@ impl EcLane {
     /// Pages of this parent and of others that wait set out together. How many of this one's; `None`: there is no room for them now.
     pub(super) fn cut_write(&mut self, parent: usize) -> Option<u64> {
         let (usable, code) = (self.usable(), self.table.code);
-        let has_buffers =
-            |&leg: &usize| self.legs[leg].as_ref().is_some_and(|leg| leg.has_buffer(1) && leg.has_buffer(2));
-        if !self.has_room() || !usable.iter().all(|leg| has_buffers(&leg)) {
+        if !self.has_room() {
             return None;
         }
+        // Too few are too few, with buffers or without.
+        let are_enough = |legs: Legs| legs == usable || legs.count() >= code.data();
+        let usable = self.legs.takers(usable, now_ns(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
         let mut entries = self.entries.pop()?;
         self.list_entries(parent, &mut entries);
         let claimed = self.table.index.claim(entries.len().div_ceil(code.data()) as u64);

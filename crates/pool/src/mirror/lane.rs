@@ -208,10 +208,13 @@ impl MirrorLane {
         let usable = self.usable();
         let direct = is_first && self.is_last(usable);
         let count = if direct { left } else { left.min(RUN_PAGES) };
-        let has_room = |leg: usize| direct || self.legs[leg].as_ref().is_some_and(|known| known.has_buffer(count));
-        if !usable.iter().all(has_room) {
-            return false;
-        }
+        // Who leads decides, and what others held before must not be lost with who is left out.
+        let (table, leader) = (&self.table, self.table.leader());
+        let are_enough = |legs: Legs| {
+            legs == usable || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
+        };
+        let has_room = |leg: &LegLane| direct || leg.has_buffer(count);
+        let Some(usable) = self.legs.takers(usable, now_ns(), has_room, are_enough) else { return false };
         let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
         for leg in usable.iter() {
             let Some(known) = &mut self.parents[parent] else { break };
