@@ -523,6 +523,9 @@ fn what_is_too_long_is_said() {
     for len in [most - 2, most, u32::MAX / 64] {
         assert_eq!(caller.call::<Long>(len).at(Where::Server).run(), Err(CallError::Answer), "{len}");
     }
+    // More than a connection keeps of answers.
+    let many = caller.calls::<Long>(vec![most - 3; 100]).at(Where::Server).run();
+    assert!(many.iter().all(|answer| answer.as_ref().is_ok_and(|bytes| bytes.len() == most as usize - 3)));
     function!(Wide: Vec<u8> => u64, |_place, given| { Ok(given.len() as u64) });
     let calls = caller.calls::<Wide>(vec![vec![0; CallBody::ARGUMENT_BYTES_MAX], vec![0; 9]]).at(Where::Server).run();
     assert_eq!(calls, [Err(CallError::Argument), Err(CallError::NoFunction { name: "Wide" })]);

@@ -8,8 +8,12 @@ use farfield_core::wire::{self, CallBody, ErrorCode, Request, WireRequest};
 use farfield_wic::{Budget, Task, Unknown};
 use std::time::{Duration, Instant};
 
-/// Calls of one batch that run side by side.
-const ROW_MAX: usize = 64;
+/// Calls of one batch that run side by side: their answers are a megabyte at most.
+const ROW_MAX: usize = 16;
+/// Answers are sent when there are so many bytes of them,
+const SEND_BYTES: usize = 64 * 1024;
+/// or when who asked first has waited so long.
+const SEND_AFTER: Duration = Duration::from_micros(100);
 
 /// One call of a row.
 #[derive(Clone, Copy)]
@@ -104,7 +108,9 @@ impl Connection<'_> {
                 };
                 tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
             }
-            self.flush()?;
+            if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
+                self.flush()?;
+            }
         }
         Ok(())
     }
