@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
+use farfield_pool::Scrubbed;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -129,11 +130,20 @@ fn status(control: &ControlBlock) {
     for process in &status.degraded {
         text += &format!("process {process}: a server is lost, silent, or lacks something\n");
     }
+    for (process, scrubbed) in &status.scrubbed {
+        text += &format!("process {process}: {}\n", scrub(scrubbed));
+    }
     if !status.reason.is_empty() {
         text += &format!("it has come back from {}: {}\n", status.before.join(" "), status.reason);
     }
     // Nobody may be left who reads it.
     let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn scrub(done: &Scrubbed) -> String {
+    let Scrubbed { looked_pages, wrong_pages, mended_pages, turns, .. } = done;
+    let age = done.turn_age().map_or(String::new(), |age| format!(", the last one {} s ago", age.as_secs()));
+    format!("scrub: {looked_pages} pages looked at, {wrong_pages} wrong, {mended_pages} mended; {turns} turns{age}")
 }
 
 fn cancel(args: &JobArgs) -> anyhow::Result<()> {

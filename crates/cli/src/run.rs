@@ -22,8 +22,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
     /// Where far is: a memory server, tcp://HOST:PORT or unix:PATH, or a file, ssd:FOLDER?size=8G. Several share the load;
-    /// "mirror(URL,URL)" holds the same at both; "ec(2,1,URL,URL,URL)" outlives any one of the three;
-    /// "tier(URL,URL)" uses the second for what the first has no room for
+    /// "mirror(URL,URL)" holds the same at both; "ec(2,1,URL,URL,URL)" outlives any one of the three (",scrub=12h"
+    /// behind the URLs: looks for rot twice a day, and not once); "tier(URL,URL)" uses the second for what the first has
+    /// no room for
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
     /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. With --profile,

@@ -85,6 +85,16 @@ pub struct Stats {
     pub pool_pages_to_move: u64,
     /// Of these, those that the new pool holds already.
     pub pool_pages_moved: u64,
+    /// Pages of a mirror or an erasure code that its scrub has looked at, counted at each server; this, and what follows, since the pool was exchanged last.
+    pub scrubbed_pages: u64,
+    /// Of these, those that were not what was written.
+    pub scrub_wrong_pages: u64,
+    /// Of these, those that were mended from other servers.
+    pub scrub_mended_pages: u64,
+    /// How often everything was looked at.
+    pub scrub_turns: u64,
+    /// How long ago that was over last; zero: it never was.
+    pub scrub_age: Duration,
 }
 
 impl Stats {
@@ -129,8 +139,9 @@ impl Stats {
         lines!(self:
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
-            prefetches prefetches_used prefetches_unused prefetch_depth pool_switches pool_pages_to_move pool_pages_moved;
-            durations answer_time evicting longest_pause held_back;
+            prefetches prefetches_used prefetches_unused prefetch_depth pool_switches pool_pages_to_move pool_pages_moved
+            scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns;
+            durations scrub_age answer_time evicting longest_pause held_back;
             lists access_rates pauses)
     }
 }

@@ -5,6 +5,7 @@
 //! budget of the whole process tree is [`Control::near_bytes`] against [`Control::near_limit_bytes`].
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use farfield_pool::Scrubbed;
 
 /// Path of the control block, for processes of the job.
 pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
@@ -164,8 +165,31 @@ pub struct Slot {
     pub pool_moved_pages: AtomicU64,
     /// 1 while a part of its pool does not answer, or lacks something.
     pub pool_degraded: AtomicU32,
+    /// 1 if its pool has a scrub, and what that has done.
+    pub pool_scrub: AtomicU32,
+    /// [`farfield_pool::Scrubbed`], field by field.
+    pub pool_scrubbed: [AtomicU64; 5],
     /// What happened.
     pub counters: Counters,
+}
+
+impl Slot {
+    /// Notes what the scrub of the process's pool has done.
+    pub fn set_scrubbed(&self, scrubbed: Option<Scrubbed>) {
+        if let Some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns }) = scrubbed {
+            let counts = [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns];
+            self.pool_scrubbed.iter().zip(counts).for_each(|(at, count)| at.store(count, Ordering::Relaxed));
+        }
+        self.pool_scrub.store(scrubbed.is_some().into(), Ordering::Release);
+    }
+
+    /// What was noted.
+    pub fn scrubbed(&self) -> Option<Scrubbed> {
+        let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
+        let [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns] =
+            self.pool_scrubbed.each_ref().map(|count| count.load(Ordering::Relaxed));
+        is_known.then_some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
+    }
 }
 
 impl Control {
@@ -203,6 +227,7 @@ impl Control {
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
         self.near_bytes.fetch_sub(near, Ordering::Relaxed);
         self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        slot.pool_scrub.store(0, Ordering::Relaxed);
         slot.state.store(0, Ordering::Relaxed);
     }
 

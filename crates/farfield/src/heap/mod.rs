@@ -421,6 +421,7 @@ impl Core {
         let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
         let (prefetch_depth, answer_ns) = self.threads.link();
         let switch = self.backend.progress();
+        let scrub = self.backend.scrubbed().unwrap_or_default();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -467,6 +468,11 @@ impl Core {
             pool_switches: switch.switches,
             pool_pages_to_move: switch.pages,
             pool_pages_moved: switch.moved_pages,
+            scrubbed_pages: scrub.looked_pages,
+            scrub_wrong_pages: scrub.wrong_pages,
+            scrub_mended_pages: scrub.mended_pages,
+            scrub_turns: scrub.turns,
+            scrub_age: scrub.turn_age().unwrap_or_default(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Far values in places that need no server: a file, compressed memory, memory of a node, mapped files. Danger: other bytes than were stored, and a full place that loses some.
 
-use crate::common::{MIB, Random, seed};
+use crate::common::{MIB, Random, builder, seed};
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Value = [u64; 128];
 
@@ -84,6 +84,26 @@ fn a_full_place_is_an_error_and_everything_before_stays() {
         for (number, far) in (0..).zip(&kept) {
             let scope = heap.enter();
             assert_eq!(*far.get(&scope).unwrap(), value(number), "{url}");
+        }
+    }
+}
+
+#[test]
+fn what_lies_at_a_mirror_or_an_erasure_code_is_scrubbed() {
+    for pool in ["mirror(ram:,ram:,scrub=1ms)", "ec(2,1,ram:,ram:,ram:,scrub=1ms)", "mirror(ram:,ram:,scrub=off)"] {
+        let heap = builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).pool(pool).build().unwrap();
+        let values: Vec<_> = (0..8_000u64).map(|number| heap.alloc([number; 128]).unwrap()).collect();
+        let (started, is_off) = (Instant::now(), pool.contains("off"));
+        while heap.stats().scrub_turns < 2 && !is_off {
+            assert!(started.elapsed() < Duration::from_secs(120), "{pool}: {:?}", heap.stats());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stats = heap.stats();
+        assert_eq!((stats.scrub_wrong_pages, stats.scrub_mended_pages), (0, 0), "{pool}");
+        assert_eq!((stats.scrubbed_pages == 0, stats.scrub_age.is_zero()), (is_off, is_off), "{pool}: {stats:?}");
+        for (number, value) in values.iter().enumerate() {
+            let scope = heap.enter();
+            assert_eq!(*value.get(&scope).unwrap(), [number as u64; 128], "{pool}");
         }
     }
 }

@@ -97,6 +97,7 @@ extern "C" fn monitor(_: usize) -> ! {
                 if ticks.is_multiple_of(SERVER_TICKS) {
                     let health = runtime.armed().store.look_for_server();
                     runtime.slot().pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
+                    runtime.slot().set_scrubbed(runtime.armed().store.scrubbed());
                 }
                 let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
                 switching::look(runtime);

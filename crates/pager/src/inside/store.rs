@@ -18,7 +18,7 @@ use farfield_core::page_word::{PageWord, State};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, uffd::Track};
 use farfield_pool::{
-    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, SwitchBackend,
+    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Scrubbed, SwitchBackend,
 };
 
 /// Lanes of one process.
@@ -284,6 +284,11 @@ impl Store {
             gone();
         }
         health
+    }
+
+    /// What the scrub of the pool has done.
+    pub fn scrubbed(&self) -> Option<Scrubbed> {
+        self.backend.scrubbed()
     }
 
     /// Waits until nothing is under way.

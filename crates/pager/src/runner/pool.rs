@@ -2,6 +2,7 @@
 
 use super::{ControlBlock, Refusal, far};
 use crate::control::{SLOTS, TEXT_BYTES, read_text, write_text};
+use farfield_pool::Scrubbed;
 use std::sync::atomic::Ordering;
 
 /// Which pool a job has, and how far its processes are on the way there.
@@ -17,6 +18,8 @@ pub struct PoolStatus {
     pub moving: Vec<MovingProcess>,
     /// Processes for which a part of their pool does not answer, or lacks something.
     pub degraded: Vec<u32>,
+    /// Processes whose pool has a scrub, and what that has done.
+    pub scrubbed: Vec<(u32, Scrubbed)>,
     /// Why the pool of the last switch was given up; empty if it was not.
     pub reason: String,
 }
@@ -48,11 +51,12 @@ impl PoolStatus {
                 [&slot.pool_pages, &slot.pool_moved_pages].map(|pages| pages.load(Ordering::Relaxed));
             MovingProcess { pid, pages, moved_pages }
         });
+        let scrubbed = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.scrubbed()?))).collect();
         let degraded = armed.filter(|(_, slot)| slot.pool_degraded.load(Ordering::Relaxed) != 0);
         let degraded = degraded.map(|(pid, _)| pid).collect();
         let mut reason = [0; 512];
         let reason = String::from_utf8_lossy(read_text(&control.pool_reason, &control.pool_reason_len, &mut reason));
-        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, reason: reason.into_owned() }
+        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, scrubbed, reason: reason.into_owned() }
     }
 }
 

@@ -307,12 +307,13 @@ impl Index {
     /// What is stored as this part of a row has this checksum. Whoever says so is alone with the row, as its writer or by a claim; `None`: nobody has made the part.
     pub(super) fn set_digest(&self, row: u64, part: usize, sum: Option<u64>) {
         let digest = sum.map_or(0, |sum| sum as u32);
-        self.digests.at(row * self.parts + part as u64).store(digest, Ordering::SeqCst);
+        // Whoever keeps the row has seen its word change after this.
+        self.digests.at(row * self.parts + part as u64).store(digest, Ordering::Relaxed);
     }
 
     /// Could bytes with this checksum be this part of the row, which somebody keeps? `None`: nobody has made the part.
     pub(super) fn is_digest(&self, row: u64, part: usize, sum: u64) -> Option<bool> {
-        let digest = self.digests.at(row * self.parts + part as u64).load(Ordering::SeqCst);
+        let digest = self.digests.at(row * self.parts + part as u64).load(Ordering::Relaxed);
         (digest != 0).then_some(digest == sum as u32)
     }
 

@@ -96,8 +96,8 @@ impl Shelves for RowTable {
 impl Walks for EcLane {
     type Shelves = RowTable;
 
-    fn shelves(&self) -> Arc<RowTable> {
-        self.table.clone()
+    fn shelves(&self) -> &Arc<RowTable> {
+        &self.table
     }
 
     fn walker(&mut self) -> &mut Option<Box<Walker>> {

@@ -85,8 +85,8 @@ fn outvoted(legs: Legs, sum: impl Fn(usize) -> Option<u64>) -> Legs {
 impl Walks for MirrorLane {
     type Shelves = LegTable;
 
-    fn shelves(&self) -> Arc<LegTable> {
-        self.table.clone()
+    fn shelves(&self) -> &Arc<LegTable> {
+        &self.table
     }
 
     fn walker(&mut self) -> &mut Option<Box<Walker>> {

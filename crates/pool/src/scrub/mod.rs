@@ -215,10 +215,15 @@ pub(crate) trait Shelves {
     fn mended(&self, place: u64, leg: usize) -> Mended;
 }
 
+/// Is there something to look at now?
+fn is_due<S: Shelves>(shelves: &S) -> bool {
+    shelves.scrub().due_in(shelves.stored()) == Some(Duration::ZERO)
+}
+
 /// A lane that can walk.
 pub(crate) trait Walks {
     type Shelves: Shelves;
-    fn shelves(&self) -> Arc<Self::Shelves>;
+    fn shelves(&self) -> &Arc<Self::Shelves>;
     /// `None`: others do.
     fn walker(&mut self) -> &mut Option<Box<Walker>>;
     /// Does its owner wait for something that has not even begun?
@@ -260,8 +265,7 @@ pub(crate) fn end<L: Walks>(lane: &mut L) {
     if let Some(mut walker) = lane.walker().take() {
         walker.give_up(lane);
         if walker.stage != Stage::Idle {
-            let shelves = lane.shelves();
-            walker.finish(&*shelves);
+            walker.finish(&**lane.shelves());
         }
     }
 }
@@ -319,10 +323,10 @@ impl Walker {
     }
 
     fn step<L: Walks>(&mut self, lane: &mut L) {
-        if self.stage == Stage::Idle && (self.is_paused || lane.has_demand()) {
+        if self.stage == Stage::Idle && (self.is_paused || lane.has_demand() || !is_due(&**lane.shelves())) {
             return;
         }
-        let shelves = lane.shelves();
+        let shelves = lane.shelves().clone();
         match self.stage {
             Stage::Idle => self.begin(&*shelves),
             Stage::Judging => self.judge(&*shelves),
@@ -341,7 +345,7 @@ impl Walker {
 
     fn begin<S: Shelves>(&mut self, shelves: &S) {
         let (scrub, stored) = (shelves.scrub(), shelves.stored());
-        if scrub.due_in(stored) != Some(Duration::ZERO) || !scrub.take() {
+        if !scrub.take() {
             return;
         }
         // Whoever had it before may just have looked at what was due.
