@@ -1,6 +1,7 @@
 //! Do programs go on while servers of a mirror, or of an erasure code, are silent: stopped for a while, or behind a network that is cut?
 //!
-//! Danger: whoever waits for a server that others can do without; a server that is believed when it is back, before it has what it missed.
+//! Danger: whoever waits for a server that others can do without, also to fork; a server that is believed when it is back, before it has what it missed, or after
+//! another took its place.
 //! `FARFIELD_SEED` repeats the choices. What a program waited for longest in the best of several silences is compared with a second: a machine that is busy
 //! makes programs wait, too.
 
@@ -38,7 +39,8 @@ enum Silence {
 
 impl Leg {
     fn start(scratch: &Scratch, silence: Silence, number: usize) -> Leg {
-        let (name, options) = (format!("server-{number}"), ["--capacity", "256M"]);
+        // Children that have ended leave what they had for as long as a lease.
+        let (name, options) = (format!("server-{number}"), ["--capacity", "1G", "--lease", "1s"]);
         let server = match silence {
             Silence::StopShm => Server::start(scratch, &name, options),
             Silence::Stop | Silence::Cut => Server::start_tcp(scratch, &name, options),
@@ -70,7 +72,12 @@ impl Leg {
 type Made = Option<(usize, usize)>;
 
 fn url(made: Made, legs: &[Leg]) -> String {
-    let urls = legs.iter().map(Leg::url).collect::<Vec<_>>().join(",");
+    url_with(made, legs.iter().map(|leg| leg.url().to_owned()))
+}
+
+/// Of legs, and of spares as `spare=URL`.
+fn url_with(made: Made, urls: impl Iterator<Item = String>) -> String {
+    let urls = urls.collect::<Vec<_>>().join(",");
     made.map_or(format!("mirror({urls})"), |(data, parity)| format!("ec({data},{parity},{urls})"))
 }
 
@@ -220,18 +227,64 @@ fn heaps_go_on_while_a_server_of_an_erasure_code_cannot_be_reached() {
     go_on(Some((2, 2)), Silence::Cut, Plane::Page);
 }
 
-/// `farfield pool status` of a job.
-fn status(scratch: &Scratch, job: &Running) -> String {
-    let words =
-        [farfield().to_str().expect("an ASCII path"), "pool", "status", &job.pid().to_string()].map(str::to_owned);
-    Command::new(&scratch.folder("status"), words).run().text()
+/// A job under which servers fall silent.
+struct Job<'a> {
+    scratch: &'a Scratch,
+    job: Running,
 }
 
-/// The longest time that a block took, as the program has said since it had said so much.
-fn longest(job: &Running, from: usize) -> Duration {
-    let said = job.output();
-    let said = said[from..].lines().filter_map(|line| line.strip_prefix("took ")?.strip_suffix(" ms")?.parse().ok());
-    Duration::from_millis(said.max().unwrap_or(0))
+impl Job<'_> {
+    fn start<'a>(scratch: &'a Scratch, url: &str, mode: &str, words: &[&str]) -> Job<'a> {
+        let options = ["--near", "16M", "--mode", mode, "--far", url];
+        Job { scratch, job: FarRun::new(scratch, options, words).start() }
+    }
+
+    /// What a command of ours says of the job.
+    fn ask(&self, words: &[&str]) -> String {
+        let program = farfield();
+        let program = program.to_str().expect("an ASCII path");
+        let words: Vec<_> = [program].iter().chain(words).map(|word| (*word).to_owned()).collect();
+        Command::new(&self.scratch.folder("ask"), words.into_iter().chain([self.job.pid().to_string()])).run().text()
+    }
+
+    fn wait_until(&self, what: &str, mut is_true: impl FnMut() -> bool) {
+        wait_until(what, || {
+            assert!(!self.job.is_over(), "{what}: it has ended: {}{}", self.job.output(), self.job.errors());
+            is_true()
+        });
+    }
+
+    /// Until a server is silent, lost, or lacks something; or none.
+    fn wait_until_degraded(&self, is_so: bool, what: &str) {
+        self.wait_until(what, || self.ask(&["pool", "status"]).contains("silent") == is_so);
+    }
+
+    /// Pages that it has brought near so far.
+    fn pages_in(&self) -> u64 {
+        let Ok(seen) = serde_json::from_str::<serde_json::Value>(&self.ask(&["top", "--once", "--json"])) else {
+            return 0;
+        };
+        seen["jobs"][0]["counters"]["pages_in"].as_u64().unwrap_or(0)
+    }
+
+    fn bring_near(&self, pages: u64) {
+        let from = self.pages_in();
+        self.wait_until("the program goes on", || self.pages_in() >= from + pages);
+    }
+
+    /// So many rounds of `forks`, the last of which began after this call.
+    fn go_round(&self) {
+        let rounds = || self.job.output().lines().filter(|line| line.starts_with("round")).count();
+        let from = rounds();
+        self.wait_until("parent and child go on", || rounds() >= from + 2);
+    }
+
+    /// Times that `what` took, as the program has said since it had said so much.
+    fn took(&self, what: &str, from: usize) -> Vec<Duration> {
+        let said = self.job.output();
+        let times = said[from..].lines().filter_map(|line| line.strip_prefix(what)?.strip_suffix(" ms")?.parse().ok());
+        times.map(Duration::from_millis).collect()
+    }
 }
 
 /// Says for how long somebody waited in each of the silences; fails if that was too long whenever.
@@ -241,55 +294,83 @@ fn judge(what: &str, longest: &[Duration]) {
     assert!(*best < STALL_MAX, "{what}: some step took {longest:.0?} in each of the silences");
 }
 
-/// Pages that it has brought near so far.
-fn pages_in(scratch: &Scratch, job: &Running) -> u64 {
-    let words = [farfield().to_str().expect("an ASCII path"), "top", "--once", "--json", &job.pid().to_string()]
-        .map(str::to_owned);
-    let top = Command::new(&scratch.folder("top"), words).run();
-    let Ok(seen) = serde_json::from_str::<serde_json::Value>(&top.text()) else { return 0 };
-    seen["jobs"][0]["counters"]["pages_in"].as_u64().unwrap_or(0)
-}
+/// Two processes, one of which the other has forked; each checks every word of its memory, again and again, until it is killed.
+const HOG: [&str; 5] = ["48", "0", "2", "2", "stalls"];
 
 fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     let scratch = Scratch::new("stops-run");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let (mut legs, may_die) = legs(made, &scratch, silence);
-    let options = ["--near", "16M", "--mode", mode, "--far", &url(made, &legs)];
-    // Two processes, one of which the other has forked; each checks every word of its memory, again and again, until it is killed.
-    let words = [hog.to_str().expect("an ASCII path"), "48", "0", "2", "2", "stalls"];
-    let job = FarRun::new(&scratch, options, words).start();
-    let degraded = |is_so: bool| move |status: &str| status.contains("silent") == is_so;
-    let wait_for = |what: &str, is_so: &dyn Fn(&str) -> bool| {
-        wait_until(what, || {
-            assert!(!job.is_over(), "{what}: the program has ended: {}{}", job.output(), job.errors());
-            is_so(&status(&scratch, &job))
-        });
-    };
-    let bring_near = |pages: u64| {
-        let from = pages_in(&scratch, &job);
-        wait_until("the program goes on", || {
-            assert!(!job.is_over(), "the program has ended: {}{}", job.output(), job.errors());
-            pages_in(&scratch, &job) >= from + pages
-        });
-    };
-    bring_near(20_000);
+    let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
+    let job = Job::start(&scratch, &url(made, &legs), mode, &words);
+    job.bring_near(20_000);
     let mut stalls = Vec::new();
     for round in 0..tier(2, 30) {
-        wait_for("all legs hold everything", &degraded(false));
-        let (silent, said) = (round % legs.len(), job.output().len());
+        job.wait_until_degraded(false, "all legs hold everything");
+        let (silent, said) = (round % legs.len(), job.job.output().len());
         legs[silent].fall_silent();
         if silence != Silence::StopShm {
-            wait_for("the leg is left out", &degraded(true));
+            job.wait_until_degraded(true, "the leg is left out");
         }
-        bring_near(2000);
-        stalls.push(longest(&job, said));
+        job.bring_near(2000);
+        stalls.push(job.took("took ", said).into_iter().max().unwrap_or_default());
         legs[silent].speak();
     }
-    wait_for("the last one is used again, and holds everything", &degraded(false));
+    job.wait_until_degraded(false, "the last one is used again, and holds everything");
     (0..may_die).for_each(|_| legs.remove(0).server.kill());
-    wait_for("the death is noticed", &degraded(true));
-    bring_near(2000);
+    job.wait_until_degraded(true, "the death is noticed");
+    job.bring_near(2000);
     judge(&format!("{made:?}, {silence:?}, {mode}"), &stalls);
+}
+
+/// A program forks again and again, also while a leg is silent; parent and children change what they have in common.
+fn programs_fork(made: Made, silence: Silence, mode: &str) {
+    let scratch = Scratch::new("stops-forks");
+    let Some(forks) = compile("forks", scratch.path()) else { return };
+    let (mut legs, may_die) = legs(made, &scratch, silence);
+    let job = Job::start(&scratch, &url(made, &legs), mode, &[forks.to_str().expect("an ASCII path"), "24"]);
+    job.go_round();
+    let mut forks = Vec::new();
+    // An erasure code is mended while the program goes on, which takes long beside one that forks all the time: that is not waited for.
+    let rounds = if made.is_some() { 1 } else { tier(2, 20) };
+    for round in 0..rounds {
+        job.wait_until_degraded(false, "all legs hold everything");
+        let (silent, said) = (round % legs.len(), job.job.output().len());
+        legs[silent].fall_silent();
+        job.go_round();
+        forks.extend(job.took("fork took ", said));
+        legs[silent].speak();
+    }
+    job.go_round();
+    if made.is_none() {
+        job.wait_until_degraded(false, "the last one is used again, and holds everything");
+        (0..may_die).for_each(|_| legs.remove(0).server.kill());
+        job.go_round();
+    }
+    judge(&format!("{made:?}, {silence:?}, {mode}, fork"), &forks);
+}
+
+/// A leg is cut off and never comes back: it is given up, and a spare is filled. Then as many others may die as before.
+fn programs_give_up(made: Made, mode: &str) {
+    let scratch = Scratch::new("stops-spare");
+    let Some(hog) = compile("hog", scratch.path()) else { return };
+    let (mut legs, may_die) = legs(made, &scratch, Silence::Cut);
+    let spare = Leg::start(&scratch, Silence::Cut, legs.len());
+    let urls = legs.iter().map(|leg| leg.url().to_owned()).chain([format!("spare={}", spare.url())]);
+    let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
+    let job = Job::start(&scratch, &url_with(made, urls), mode, &words);
+    job.bring_near(20_000);
+    job.wait_until_degraded(false, "all legs hold everything");
+    legs[0].fall_silent();
+    job.wait_until_degraded(true, "the leg is left out");
+    job.bring_near(2000);
+    job.wait_until_degraded(false, "the leg is given up, and the spare holds everything");
+    // It is back, with old bytes, for whoever would ask it.
+    legs[0].speak();
+    (0..may_die).for_each(|_| legs.remove(1).server.kill());
+    job.wait_until_degraded(true, "the death is noticed");
+    // More than the whole memory: what only the spare has is read, too.
+    job.bring_near(20_000);
 }
 
 #[test]
@@ -307,4 +388,25 @@ fn programs_go_on_while_a_server_on_this_machine_is_stopped() {
 fn programs_go_on_while_a_server_of_an_erasure_code_is_stopped() {
     programs_go_on(Some((2, 1)), Silence::Stop, "thread");
     programs_go_on(Some((2, 1)), Silence::Cut, "signal");
+}
+
+#[test]
+fn programs_fork_while_a_server_of_a_mirror_is_stopped() {
+    programs_fork(None, Silence::Stop, "signal");
+    programs_fork(None, Silence::StopShm, "thread");
+}
+
+#[test]
+fn programs_fork_while_a_server_of_an_erasure_code_is_stopped() {
+    programs_fork(Some((2, 1)), Silence::Stop, "signal");
+}
+
+#[test]
+fn a_server_of_a_mirror_that_stays_away_is_replaced() {
+    programs_give_up(None, "signal");
+}
+
+#[test]
+fn a_server_of_an_erasure_code_that_stays_away_is_replaced() {
+    programs_give_up(Some((2, 1)), "thread");
 }

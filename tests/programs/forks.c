@@ -1,0 +1,50 @@
+// Forks again and again, for the tests of servers that are silent meanwhile: forks MIB. Until it is killed.
+// In each round parent and child change the same memory at the same time, and check it; the next round begins with what the parent has made of it.
+#include "probe.h"
+
+enum { BLOCK = 65536 };
+static char *area;
+static size_t blocks;
+
+static long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Every block once, for their number is no multiple of that prime, from what it was to something else.
+static void change(uint64_t from, uint64_t to) {
+    for (size_t i = 0; i < blocks; i++) {
+        size_t block = (i * 7919 + to) % blocks;
+        size_t off = wrong(area + block * BLOCK, BLOCK, from + block);
+        if (off) DIE("block %zu has %zu wrong words", block, off);
+        fill(area + block * BLOCK, BLOCK, to + block);
+    }
+}
+
+int main(int argc, char **argv) {
+    NEED(argc == 2);
+    blocks = strtoul(argv[1], NULL, 10) * MIB / BLOCK;
+    area = anon(blocks * BLOCK);
+    for (size_t block = 0; block < blocks; block++) fill(area + block * BLOCK, BLOCK, block);
+    say("started");
+    uint64_t now = 0;
+    for (uint64_t round = 1;; round++) {
+        uint64_t next = round << 32, other = next | 1 << 31;
+        long started = now_ms();
+        pid_t child = fork();
+        NEED(child >= 0);
+        if (child == 0) {
+            change(now, other);
+            change(other, now);
+            _exit(0);
+        }
+        say("fork took %ld ms", now_ms() - started);
+        change(now, next);
+        now = next;
+        int status;
+        NEED(waitpid(child, &status, 0) == child);
+        if (status) DIE("child %lu: status %d", (unsigned long)round, status);
+        say("round %lu is over", (unsigned long)round);
+    }
+}
