@@ -41,6 +41,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/lz.toml"),
         include_str!("../experiments/dmswitcher/ec.toml"),
         include_str!("../experiments/dmswitcher/switch.toml"),
+        include_str!("../experiments/dmswitcher/wall.toml"),
+        include_str!("../experiments/dmswitcher/channels.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

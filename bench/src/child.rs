@@ -59,6 +59,36 @@ impl Drop for Group {
     }
 }
 
+/// A program that runs beside others until this is dropped.
+pub(crate) struct Beside(Group);
+
+impl Beside {
+    /// Starts `command`, whose output nobody reads.
+    pub(crate) fn start(mut command: Command, scratch: &Path) -> Result<Beside> {
+        let err = scratch.join("stderr");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(err)?).process_group(0);
+        let child =
+            command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        Ok(Beside(Group { pid: child.id(), reaped: false }))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.pid
+    }
+
+    /// Whoever was to run beside something and has ended did not.
+    pub(crate) fn ensure_runs(&mut self) -> Result<()> {
+        match sys::wait_for(self.0.pid, Instant::now())? {
+            Err(Gave::TimedOut) => Ok(()),
+            Err(Gave::Stopped(signal)) => Err(Interrupted(signal).into()),
+            Ok(ended) => {
+                self.0.reaped = true;
+                bail!("the job beside it ended with code {}", ended.code)
+            }
+        }
+    }
+}
+
 /// Runs `command` to its end. Its output goes through files in `scratch`, so that a long one blocks nobody.
 pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> Result<Finished> {
     let (out, err) = (scratch.join("stdout"), scratch.join("stderr"));

@@ -3,6 +3,7 @@
 use crate::advised::{self, Advisor};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child::{self, Finished};
+use crate::company::{self, Company};
 use crate::fio;
 use crate::line::Sample;
 use crate::machine;
@@ -35,6 +36,8 @@ pub(crate) enum Contender {
     HeapSwitch(Far),
     /// `farfield run` whose far memory moves so.
     FarfieldSwitch(Far),
+    /// `farfield run`, beside others of its kind.
+    FarfieldIn(Company),
     /// The program asks somebody for each object.
     Peer(Peer),
     /// fio, instead of the program.
@@ -121,6 +124,11 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-switch-tcp" => Contender::HeapSwitch(Far::Tcp),
         "farfield-switch" => Contender::FarfieldSwitch(Far::Private),
         "farfield-switch-tcp" => Contender::FarfieldSwitch(Far::Tcp),
+        "farfield-linked" => Contender::FarfieldIn(Company::Alone),
+        "farfield-pair-shared" => Contender::FarfieldIn(Company::Sharing),
+        "farfield-pair-own" => Contender::FarfieldIn(Company::Apart),
+        "farfield-beside-flood" => Contender::FarfieldIn(Company::BesideFlood),
+        "farfield-in-flood" => Contender::FarfieldIn(Company::InFlood),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
         "lane-mirror" => Contender::Peer(Peer::MirrorLane),
@@ -138,7 +146,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
-             farfield-switch-tcp, fio"
+             farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
+             farfield-in-flood, fio"
         ),
     })
 }
@@ -153,6 +162,8 @@ pub(crate) struct Job<'a> {
     pub(crate) data_bytes: u64,
     /// The slowdown that contenders who choose how much is near may have.
     pub(crate) slo: Option<f64>,
+    /// The bandwidth between jobs and servers that have a link.
+    pub(crate) link_bytes_per_s: Option<u64>,
     pub(crate) patience: Duration,
     pub(crate) scratch: &'a Path,
     /// The `farfield` binary, if there is one.
@@ -176,6 +187,7 @@ impl Contender {
             Contender::Heap(far, plane) => heap(far, plane, job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
             Contender::FarfieldSwitch(far) => switching::run(far, job),
+            Contender::FarfieldIn(company) => company::sample(company, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Fio => fio::sample(job),
         }
@@ -450,6 +462,7 @@ mod tests {
             near_bytes: 2000,
             data_bytes: 4000,
             slo: None,
+            link_bytes_per_s: None,
             patience: Duration::ZERO,
             scratch: path,
             farfield: None,

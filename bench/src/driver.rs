@@ -159,6 +159,7 @@ fn run_point(
         near_bytes: near_bytes(&point)?,
         data_bytes: number(&point, "data_mib")? << 20,
         slo: number(&point, "slo_percent").ok().map(|percent| percent as f64 / 100.0),
+        link_bytes_per_s: number(&point, "link_mib").ok().map(|mib| mib << 20),
         patience: Duration::from_secs(experiment.deadline_seconds),
         scratch,
         farfield: settings.farfield.as_deref(),

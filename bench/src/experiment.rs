@@ -183,6 +183,7 @@ const PARAMETERS: &[&str] = &[
     "hotness",
     "moments",
     "slo_percent",
+    "link_mib",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -329,6 +330,10 @@ fn check_point(point: &Point) -> Result<()> {
     ensure!((1..=1 << 20).contains(&data), "data_mib must be 1 to 1048576");
     let percent = number(point, "near_percent")?;
     ensure!((1..=1000).contains(&percent), "near_percent must be 1 to 1000");
+    ensure!(
+        number(point, "link_mib").map_or(true, |mib| (1..=1 << 20).contains(&mib)),
+        "link_mib must be 1 to 1048576"
+    );
     ensure!(near_bytes(point)? >= NEAR_BYTES_MIN, "less than 16 MiB near, the least that farfield run takes");
     Ok(())
 }
@@ -363,7 +368,7 @@ pub fn near_bytes(point: &Point) -> Result<u64> {
 pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
     let mut arguments = vec!["--seed".to_string(), seed.to_string()];
     for (key, value) in point {
-        if !["workload", "near_percent", "slo_percent"].contains(&key.as_str()) {
+        if !["workload", "near_percent", "slo_percent", "link_mib"].contains(&key.as_str()) {
             arguments.push(format!("--{}", key.replace('_', "-")));
             arguments.push(value.to_string());
         }
