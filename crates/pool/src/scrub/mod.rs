@@ -10,7 +10,7 @@
 mod tests;
 
 use crate::legs::RUN_PAGES;
-use crate::{Backend, PoolError};
+use crate::{Backend, Lane, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::Legs;
@@ -29,6 +29,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 const MEND_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a run is compared again that was written meanwhile.
 const TRIES: u32 = 3;
+/// A busy lane looks at the clock once in so many polls.
+const BUSY_POLLS: u32 = 64;
 const RUN: usize = RUN_PAGES as usize;
 const _: () = assert!(RUN_PAGES == ScrubPace::RUN);
 
@@ -221,7 +223,7 @@ fn is_due<S: Shelves>(shelves: &S) -> bool {
 }
 
 /// A lane that can walk.
-pub(crate) trait Walks {
+pub(crate) trait Walks: Lane {
     type Shelves: Shelves;
     fn shelves(&self) -> &Arc<Self::Shelves>;
     /// `None`: others do.
@@ -238,6 +240,14 @@ pub(crate) trait Walks {
 
 /// Goes on, as far as that can be done now.
 pub(crate) fn walk<L: Walks>(lane: &mut L) {
+    // Whoever waits for an answer shall not pay for the clock with every look.
+    let is_busy = lane.in_flight() > 0;
+    if let Some(walker) = lane.walker() {
+        walker.polls = walker.polls.wrapping_add(1);
+        if is_busy && walker.stage == Stage::Idle && !walker.polls.is_multiple_of(BUSY_POLLS) {
+            return;
+        }
+    }
     if let Some(mut walker) = lane.walker().take() {
         walker.step(lane);
         *lane.walker() = Some(walker);
@@ -300,6 +310,7 @@ pub(crate) struct Walker {
     silent: Legs,
     silent_until: u64,
     is_paused: bool,
+    polls: u32,
 }
 
 impl Walker {
@@ -314,6 +325,7 @@ impl Walker {
             silent: Legs(0),
             silent_until: 0,
             is_paused: false,
+            polls: 0,
         }
     }
 
