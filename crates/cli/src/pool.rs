@@ -123,6 +123,9 @@ fn progress(status: &PoolStatus) -> String {
 fn status(control: &ControlBlock) {
     let status = PoolStatus::read(control);
     let mut text = format!("{}\n", status.urls.join(" "));
+    if !status.cause.is_empty() {
+        text += &format!("it went there by itself: {}\n", status.cause);
+    }
     for process in &status.moving {
         let (moved, pages) = (process.moved_pages / 256, process.pages.div_ceil(256));
         text += &format!("process {} moves there: {moved} of {pages} MiB\n", process.pid);

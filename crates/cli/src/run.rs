@@ -27,8 +27,9 @@ pub(crate) struct RunArgs {
     /// no room for
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. With --profile,
-    /// start with what `farfield advise` says, at the best of the places that --far names. "periodic" changes it at fixed times
+    /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. Each --far is a
+    /// place of its own then: it starts at the first, or with --profile with what `farfield advise` says at the best of them, and
+    /// moves to another while it runs when its place becomes too slow or loses a server. "periodic" decides at fixed times
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "event",
           requires = "slo")]
     auto: Option<AutoArg>,
@@ -67,6 +68,8 @@ Examples:
                                                         The rest in a file on this machine's disk
   farfield run --auto --slo 1.4 -- ./train              As little near as makes it at most 40 % slower
   farfield run --auto --slo 1.4 --profile train.json -- ./train
+  farfield run --auto --slo 1.4 --far tcp://big:7400 --far 'ssd:/var/tmp?size=32G' -- ./train
+                                                        On big, and in a file when big becomes too slow
   farfield run --near 1G --report run.json -- ./app     What happened, for programs
   farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
 
@@ -115,10 +118,11 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
     let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
     let near_limit_bytes = args.near.bytes(machine::memory_bytes());
-    let (hold, far) = hold(&args, near_limit_bytes)?;
+    let (hold, far, places) = hold(&args, near_limit_bytes)?;
     Ok(Options {
         near_limit_bytes,
         hold,
+        places,
         mode: match args.mode {
             ModeArg::Auto => Mode::Auto,
             ModeArg::Signal => Mode::Signal,
@@ -135,17 +139,20 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     })
 }
 
-/// What `--auto` holds, and where far memory is then.
-fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<(Option<HoldOptions>, Vec<String>)> {
+/// What `--auto` holds, where far memory is at first, and where it may be.
+type Holding = (Option<HoldOptions>, Vec<String>, Vec<String>);
+
+fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let (Some(auto), Some(slo)) = (args.auto, args.slo) else {
-        return Ok((None, args.far.clone()));
+        return Ok((None, args.far.clone(), Vec::new()));
     };
     let cadence = match auto {
         AutoArg::Event => Cadence::EventDriven,
         AutoArg::Periodic => Cadence::Periodic,
     };
     let Some(profile) = &args.profile else {
-        return Ok((Some(HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes }), args.far.clone()));
+        let first = args.far.iter().take(1).cloned().collect();
+        return Ok((Some(HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes }), first, args.far.clone()));
     };
     let profile = crate::profile::read(profile)?;
     let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref())?;
@@ -158,5 +165,7 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<(Option<HoldOpt
         ));
     }
     let far = if choice.url.is_empty() { Vec::new() } else { vec![choice.url] };
-    Ok((Some(HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes }), far))
+    let others = args.far.iter().filter(|url| !far.contains(url));
+    let places = far.iter().chain(others).cloned().collect();
+    Ok((Some(HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes }), far, places))
 }

@@ -106,6 +106,12 @@ pub struct Control {
     pub pool_reason_len: AtomicU32,
     /// Why the pool of the last switch was given up, UTF-8.
     pub pool_reason: [AtomicU64; 64],
+    /// Length of `pool_cause` in bytes.
+    pub pool_cause_len: AtomicU32,
+    /// Number of the pool to which the job has moved by itself.
+    pub pool_cause_epoch: AtomicU32,
+    /// Why, UTF-8.
+    pub pool_cause: [AtomicU64; 64],
     /// See `pool_epoch`.
     pub pools: [Pool; 2],
     /// Counters of processes that have ended, added up by the runner.

@@ -52,13 +52,46 @@ pub struct Window {
     pub near_bytes: u64,
     /// What the program has, near and far.
     pub all_bytes: u64,
+    /// Of the faults, those that waited for a page from far memory.
+    pub demand_reads: f64,
+    /// What came from far memory and went there.
+    pub moved_bytes: f64,
 }
 
 impl Window {
     /// Time that the program worked. A thread polls for its page first and sleeps later: where it waited longer than it was
     /// busy, it slept.
-    fn useful_ns(&self) -> f64 {
+    pub(super) fn useful_ns(&self) -> f64 {
         if self.waited_ns < self.busy_ns { self.busy_ns - self.waited_ns } else { self.busy_ns }
+    }
+
+    /// Time lost by useful time.
+    pub(super) fn lost(&self) -> f64 {
+        slowdown(self.waited_ns, self.useful_ns()) - 1.0
+    }
+
+    /// What happened in both, one after the other.
+    pub(super) fn and(&self, next: &Window) -> Window {
+        Window {
+            busy_ns: self.busy_ns + next.busy_ns,
+            waited_ns: self.waited_ns + next.waited_ns,
+            faults: self.faults + next.faults,
+            demand_reads: self.demand_reads + next.demand_reads,
+            moved_bytes: self.moved_bytes + next.moved_bytes,
+            ..*next
+        }
+    }
+
+    /// A part of it.
+    pub(super) fn faded(&self, part: f64) -> Window {
+        Window {
+            busy_ns: self.busy_ns * part,
+            waited_ns: self.waited_ns * part,
+            faults: self.faults * part,
+            demand_reads: self.demand_reads * part,
+            moved_bytes: self.moved_bytes * part,
+            ..*self
+        }
     }
 }
 
@@ -153,7 +186,7 @@ impl Hold {
     }
 
     fn decide(&mut self, window: Window) {
-        let lost = slowdown(window.waited_ns, window.useful_ns()) - 1.0;
+        let lost = window.lost();
         self.notice_stage(&window);
         if let Some(too_little) = &mut self.too_little {
             too_little.windows_left = too_little.windows_left.saturating_sub(1);
@@ -191,13 +224,12 @@ impl Hold {
     }
 
     fn decide_at_times(&mut self, window: Window) {
-        self.period.busy_ns += window.busy_ns;
-        self.period.waited_ns += window.waited_ns;
+        self.period = self.period.and(&window);
         self.windows += 1;
         if self.windows < PERIOD {
             return;
         }
-        let lost = slowdown(self.period.waited_ns, self.period.useful_ns()) - 1.0;
+        let lost = self.period.lost();
         (self.period, self.windows) = (Window::default(), 0);
         if lost > self.allowed() {
             self.give(1);
@@ -257,7 +289,14 @@ mod tests {
             let useful = 1e9 / (1.0 + self.lost(near));
             let waited_ns = 1e9 - useful;
             let faults = waited_ns / self.fault_ns;
-            Window { busy_ns: 1e9, waited_ns, faults, near_bytes: near.min(self.all), all_bytes: self.all }
+            Window {
+                busy_ns: 1e9,
+                waited_ns,
+                faults,
+                near_bytes: near.min(self.all),
+                all_bytes: self.all,
+                ..Window::default()
+            }
         }
 
         /// The least near memory within `slo`.
@@ -362,7 +401,14 @@ mod tests {
                     let (near_bytes, all_bytes) = (next(1 << 30), next(1 << 31));
                     let before = hold.near_bytes();
                     let faults = next(100_000) as f64;
-                    let change = hold.on_window(Window { busy_ns, waited_ns, faults, near_bytes, all_bytes });
+                    let change = hold.on_window(Window {
+                        busy_ns,
+                        waited_ns,
+                        faults,
+                        near_bytes,
+                        all_bytes,
+                        ..Window::default()
+                    });
                     assert!((least..=most).contains(&hold.near_bytes()));
                     assert_eq!(change, (hold.near_bytes() != before).then_some(hold.near_bytes()));
                     assert!(hold.slowdown().is_finite());

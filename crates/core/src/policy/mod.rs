@@ -9,3 +9,4 @@ pub mod prefetch;
 pub mod profile;
 pub mod room;
 pub mod scrub;
+pub mod settle;

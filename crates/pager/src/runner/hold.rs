@@ -4,6 +4,7 @@
 use super::{Totals, machine};
 use crate::control::{BUCKETS, Control, bucket_floor};
 use core::sync::atomic::Ordering;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::hold::{Cadence, Hold, Window};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -34,6 +35,7 @@ pub struct Held {
     pub slowdown: f64,
     pub changes: u32,
     pub near_limit_last_bytes: u64,
+    pub pool_moves: u32,
 }
 
 pub(super) struct Holder {
@@ -59,36 +61,38 @@ impl Holder {
         self.hold.near_bytes()
     }
 
-    /// Once in a while.
+    /// Once in a while. `Some`: a window has ended.
     pub(super) fn update(
         &mut self,
         control: &Control,
         totals: impl FnOnce() -> Totals,
         pids: impl Iterator<Item = u32>,
-    ) {
+    ) -> Option<Window> {
         if self.last.elapsed() < WINDOW {
-            return;
+            return None;
         }
         self.last = Instant::now();
         let totals = totals();
         let now: BTreeMap<u32, u64> = pids.filter_map(|pid| Some((pid, ticks(pid)?))).collect();
         let busy: u64 = now.iter().map(|(pid, ticks)| ticks - self.ticks.get(pid).unwrap_or(&0).min(ticks)).sum();
         self.ticks = now;
-        self.decide(control, totals, busy * TICK_NS);
+        Some(self.decide(control, totals, busy * TICK_NS))
     }
 
-    fn decide(&mut self, control: &Control, totals: Totals, busy_ns: u64) {
+    fn decide(&mut self, control: &Control, totals: Totals, busy_ns: u64) -> Window {
         let window = window(&totals, self.before.as_ref(), busy_ns);
         self.before = Some(totals);
         if let Some(near) = self.hold.on_window(window) {
             self.changes += 1;
             control.near_limit_bytes.store(near, Ordering::Relaxed);
         }
+        window
     }
 
-    pub(super) fn held(&self) -> Held {
-        let near_limit_last_bytes = self.hold.near_bytes();
-        Held { slo: self.slo, slowdown: self.hold.slowdown(), changes: self.changes, near_limit_last_bytes }
+    /// With so many moves to another place.
+    pub(super) fn held(&self, pool_moves: u32) -> Held {
+        let (slowdown, near_limit_last_bytes) = (self.hold.slowdown(), self.hold.near_bytes());
+        Held { slo: self.slo, slowdown, changes: self.changes, near_limit_last_bytes, pool_moves }
     }
 }
 
@@ -102,6 +106,8 @@ fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
         faults: since("faults"),
         near_bytes: now.near_bytes,
         all_bytes: now.near_bytes + now.far_bytes,
+        demand_reads: since("demand_reads"),
+        moved_bytes: (since("pages_in") + since("pages_out")) * PAGE_BYTES as f64,
     }
 }
 
@@ -181,7 +187,7 @@ mod tests {
         assert_eq!(step(8), starved, "what is lost already counts");
         let calm = (0..200).map(|_| step(8)).last().unwrap();
         assert!(calm < 90 << 20, "{calm}");
-        let held = holder.held();
+        let held = holder.held(0);
         assert!(held.slo == 1.4 && held.slowdown < 1.4 && held.changes > 1 && held.near_limit_last_bytes == calm);
     }
 }

@@ -3,6 +3,7 @@
 use super::hold::{HoldOptions, Holder};
 use super::report::{self, Failure, Report, ReportFile};
 use super::server::{PrivateServer, check_interrupted};
+use super::settle::Settler;
 use super::sys::{self, Change, Signals};
 use super::watch::Watch;
 use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
@@ -31,6 +32,8 @@ pub struct Options {
     pub near_limit_bytes: u64,
     /// Change the budget while the job runs.
     pub hold: Option<HoldOptions>,
+    /// With `hold`: pools to one of which the job may move while it runs, the first of which is `far`; fewer than two for none.
+    pub places: Vec<String>,
     /// How faults are served.
     pub mode: Mode,
     /// Pool URLs; empty for a private server.
@@ -81,6 +84,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let program = program::find(&options.command)?;
     machine::check_kernel()?;
     let urls = far::resolve(&options.far)?;
+    let places = far::resolve(&options.places)?;
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
     let os = |what| move |error| Refusal::Os { what, error };
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
@@ -101,6 +105,8 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
     let settings = Settings { near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
+    let settler = options.hold.filter(|_| places.len() > 1);
+    let settler = settler.map(|hold| Settler::new(hold.slo, hold.cadence, places, settings.token, &control));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     check_interrupted(&signals)?;
@@ -115,6 +121,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         pid,
         watch: Watch::new(),
         holder,
+        settler,
         near: Mean::new(started),
         progress: Progress::new(options.quiet, started),
         ended: None,
@@ -152,6 +159,7 @@ struct Job {
     pid: u32,
     watch: Watch,
     holder: Option<Holder>,
+    settler: Option<Settler>,
     near: Mean,
     progress: Progress,
     /// How the program ended.
@@ -174,9 +182,7 @@ impl Job {
             if self.ended.is_none() {
                 self.near.add(self.control.near_bytes.load(Ordering::Relaxed).max(0) as f64);
             }
-            if let Some(holder) = &mut self.holder {
-                holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
-            }
+            self.hold();
             if self.is_over() {
                 break;
             }
@@ -187,6 +193,17 @@ impl Job {
             sys::poll(&fds, SWEEP_EVERY, &mut ready);
         }
         self.progress.erase();
+    }
+
+    /// Keeps the job within its slowdown.
+    fn hold(&mut self) {
+        let Some(holder) = &mut self.holder else { return };
+        let window = holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
+        let (Some(window), Some(settler)) = (window, &mut self.settler) else { return };
+        if let Some(said) = settler.on_window(&self.control, &window).filter(|_| !self.progress.quiet) {
+            self.progress.erase();
+            say(&said);
+        }
     }
 
     fn is_over(&mut self) -> bool {
@@ -289,7 +306,10 @@ impl Job {
         report.serving = self.watch.serving();
         report.far = urls;
         report.near_mean_bytes = self.near.value() as u64;
-        report.hold = self.holder.as_ref().map(Holder::held);
+        report.hold = {
+            let moves = self.settler.as_ref().map_or(0, Settler::moves);
+            self.holder.as_ref().map(|holder| holder.held(moves))
+        };
         report.near_limit_bytes = options.near_limit_bytes;
         report.exit_code = program.exit_code();
         report.signal = match program {

@@ -16,6 +16,7 @@ mod program;
 mod refusal;
 mod report;
 mod server;
+mod settle;
 mod sys;
 mod watch;
 

@@ -3,7 +3,7 @@
 use super::{ControlBlock, Refusal, far};
 use crate::control::{SLOTS, TEXT_BYTES, read_text, write_text};
 use farfield_pool::Scrubbed;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Which pool a job has, and how far its processes are on the way there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,6 +22,8 @@ pub struct PoolStatus {
     pub scrubbed: Vec<(u32, Scrubbed)>,
     /// Why the pool of the last switch was given up; empty if it was not.
     pub reason: String,
+    /// Why the job has moved there by itself; empty if somebody has told it to, or it began there.
+    pub cause: String,
 }
 
 /// A process on the way to another pool.
@@ -54,14 +56,27 @@ impl PoolStatus {
         let scrubbed = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.scrubbed()?))).collect();
         let degraded = armed.filter(|(_, slot)| slot.pool_degraded.load(Ordering::Relaxed) != 0);
         let degraded = degraded.map(|(pid, _)| pid).collect();
-        let mut reason = [0; 512];
-        let reason = String::from_utf8_lossy(read_text(&control.pool_reason, &control.pool_reason_len, &mut reason));
-        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, scrubbed, reason: reason.into_owned() }
+        let text =
+            |words: &[AtomicU64], length| String::from_utf8_lossy(read_text(words, length, &mut [0; 512])).into_owned();
+        let reason = text(&control.pool_reason, &control.pool_reason_len);
+        let is_its_own = control.pool_cause_epoch.load(Ordering::Acquire) == epoch;
+        let cause = if is_its_own { text(&control.pool_cause, &control.pool_cause_len) } else { String::new() };
+        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, scrubbed, reason, cause }
     }
 }
 
 /// The job shall have this pool from now on: that with which it `began`, or one that is looked at first. The number of the new pool.
 pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
+    switch_pool_because(control, url, token, "")
+}
+
+/// The same; `cause` says why, if nobody has asked for it.
+pub(super) fn switch_pool_because(
+    control: &ControlBlock,
+    url: Option<&str>,
+    token: &[u8],
+    cause: &str,
+) -> Result<u32, Refusal> {
     let refuse = |reason: &str| Refusal::Pool { reason: reason.to_owned() };
     let (urls, token) = match url {
         Some(url) => (far::resolve(&[url.to_owned()])?, token.to_vec()),
@@ -85,6 +100,9 @@ pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> R
     let next = status.epoch.wrapping_add(1);
     control.pools[next as usize % 2].write(text.as_bytes(), &token);
     write_text(&control.pool_reason, &control.pool_reason_len, b"");
+    let cause = &cause.as_bytes()[..cause.len().min(control.pool_cause.len() * 8)];
+    write_text(&control.pool_cause, &control.pool_cause_len, cause);
+    control.pool_cause_epoch.store(next, Ordering::Release);
     // A process that gave up the last one could only have done so while it moved.
     control.pool_epoch.store(next, Ordering::SeqCst);
     Ok(next)

@@ -1,0 +1,287 @@
+//! Moves a running job's far memory to another of the places that it may have: measures what [`farfield_core::policy::settle`] decides by, and carries
+//! it out as `farfield pool switch` does.
+//!
+//! Places are measured and given to the job by threads of their own, because a server that does not answer takes its time.
+
+use super::{ControlBlock, PoolStatus, Refusal, far, pool};
+use core::time::Duration;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::policy::hold::{Cadence, Window};
+use farfield_core::policy::settle::{Cause, Figures, Move, Settle};
+use farfield_pool::{Buffer, Lane, Op, Priority, Request};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Pages that a place is measured with, and those of a run.
+const PAGES: u64 = 256;
+const RUN_PAGES: usize = 16;
+/// Runs under way.
+const RUNS: usize = 4;
+/// How long each of the two figures is measured.
+const MEASURE: Duration = Duration::from_millis(50);
+/// How long a place may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Settler {
+    settle: Settle,
+    urls: Vec<String>,
+    token: Vec<u8>,
+    /// Where threads find the control block.
+    block: PathBuf,
+    state: State,
+    moves: u32,
+}
+
+enum State {
+    Watching,
+    Measuring(JoinHandle<Vec<Option<Figures>>>),
+    /// The job is being told.
+    Telling(JoinHandle<Result<u32, Refusal>>),
+    /// It moves, to the pool with this number.
+    Moving(u32),
+    /// Somebody has taken it to a place that is none of ours, and will know why.
+    Elsewhere,
+}
+
+impl Settler {
+    /// Of a job that begins at the first of these places.
+    pub(super) fn new(
+        slo: f64,
+        cadence: Cadence,
+        urls: Vec<String>,
+        token: Vec<u8>,
+        control: &ControlBlock,
+    ) -> Settler {
+        let settle = Settle::new(slo, cadence, urls.len());
+        Settler { settle, urls, token, block: control.path().to_owned(), state: State::Watching, moves: 0 }
+    }
+
+    /// How often the job has moved to another place by itself.
+    pub(super) fn moves(&self) -> u32 {
+        self.moves
+    }
+
+    /// A window has ended. What the user may want to know of it.
+    pub(super) fn on_window(&mut self, control: &ControlBlock, window: &Window) -> Option<String> {
+        let status = PoolStatus::read(control);
+        self.follow(&status);
+        let cause = self.settle.on_window(window, !status.degraded.is_empty());
+        match core::mem::replace(&mut self.state, State::Watching) {
+            State::Measuring(thread) if thread.is_finished() => {
+                let nothing = vec![None; self.urls.len()];
+                let there = self.settle.on_measured(&thread.join().unwrap_or(nothing))?;
+                return self.begin(there);
+            }
+            State::Telling(thread) if thread.is_finished() => match thread.join() {
+                Ok(Ok(epoch)) => self.state = State::Moving(epoch),
+                failed => {
+                    self.settle.on_moved(false);
+                    let why = failed.map_or_else(
+                        |_| String::new(),
+                        |result| result.err().map_or(String::new(), |why| why.to_string()),
+                    );
+                    return Some(format!("far memory stays where it is: {why}"));
+                }
+            },
+            State::Moving(epoch) if status.epoch != epoch => {
+                self.settle.on_moved(false);
+                return Some(format!("far memory has come back to {}: {}", status.urls.join(" "), status.reason));
+            }
+            State::Moving(_) if status.moving.is_empty() => {
+                self.settle.on_moved(true);
+                self.moves += 1;
+            }
+            State::Watching => self.state = cause.map_or(State::Watching, |_| self.measure()),
+            other => self.state = other,
+        }
+        None
+    }
+
+    /// Somebody else may have given the job another pool.
+    fn follow(&mut self, status: &PoolStatus) {
+        if !matches!(self.state, State::Watching | State::Elsewhere) || !status.moving.is_empty() {
+            return;
+        }
+        let is_here = |place: usize| status.urls.len() == 1 && status.urls[0] == self.urls[place];
+        if is_here(self.settle.here()) && matches!(self.state, State::Watching) {
+            return;
+        }
+        self.state = match (0..self.urls.len()).find(|place| is_here(*place)) {
+            Some(place) => {
+                self.settle.arrive(place);
+                State::Watching
+            }
+            None => State::Elsewhere,
+        };
+    }
+
+    fn measure(&self) -> State {
+        let (urls, token) = (self.urls.clone(), self.token.clone());
+        State::Measuring(std::thread::spawn(move || urls.iter().map(|url| figures(url, &token)).collect()))
+    }
+
+    fn begin(&mut self, there: Move) -> Option<String> {
+        let (url, token, block) = (self.urls[there.to].clone(), self.token.clone(), self.block.clone());
+        let cause = text(&there);
+        let said = format!("far memory moves to {url}: {cause}");
+        self.state = State::Telling(std::thread::spawn(move || tell(&block, &url, &token, &cause)));
+        Some(said)
+    }
+}
+
+/// Why the job moves.
+fn text(there: &Move) -> String {
+    let percent = |lost: f64| (lost * 100.0).min(99_999.0);
+    let why = there.cause.text();
+    match there.cause {
+        Cause::Lost => why.to_owned(),
+        _ => format!(
+            "{why}; waiting took {:.0} % of its time, there {:.0} % are expected",
+            percent(there.lost),
+            percent(there.lost_there)
+        ),
+    }
+}
+
+/// The job shall be there, and its status say why.
+fn tell(block: &Path, url: &str, token: &[u8], cause: &str) -> Result<u32, Refusal> {
+    let open = |error| Refusal::Os { what: "control block", error };
+    let control = ControlBlock::open(block).map_err(open)?;
+    pool::switch_pool_because(&control, Some(url), token, cause)
+}
+
+/// What a place can do now; `None` if it does not answer.
+fn figures(url: &str, token: &[u8]) -> Option<Figures> {
+    let opener = far::opener(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
+    let backend = opener.inside_a_program().pages(PAGES).open().ok()?;
+    let mut lane = backend.open_lane().ok()?;
+    let mut work = Work { lane: &mut *lane, next: 0 };
+    for _ in 0..PAGES as usize / RUN_PAGES {
+        let mut buffer = Buffer::new(RUN_PAGES);
+        buffer.bytes_mut().fill(1);
+        buffer.seal();
+        work.begin(buffer, Priority::Background, false)?;
+        work.finish()?;
+    }
+    let read_ns = work.read_ns()?;
+    Some(Figures { read_ns, bytes_per_s: work.bytes_per_s()? })
+}
+
+/// What is asked of a lane.
+struct Work<'a> {
+    lane: &'a mut dyn Lane,
+    next: u64,
+}
+
+impl Work<'_> {
+    fn begin(&mut self, buffer: Buffer, priority: Priority, is_read: bool) -> Option<()> {
+        let count = buffer.pages() as u64;
+        let page = PageId(self.next % (PAGES / count) * count);
+        self.next += 1;
+        let op = if is_read { Op::Read { page, buffer } } else { Op::Write { page, buffer } };
+        self.lane.submit(Request { tag: 0, priority, deadline: ANSWER_WITHIN, op }).ok()
+    }
+
+    fn finish(&mut self) -> Option<Buffer> {
+        let mut done = Vec::with_capacity(1);
+        while self.lane.poll(&mut done) == 0 {
+            // It ends by its deadline.
+            self.lane.wait(ANSWER_WITHIN);
+        }
+        let ended = done.pop()?;
+        ended.result.ok()?;
+        ended.buffer
+    }
+
+    /// The median of one page at a time.
+    fn read_ns(&mut self) -> Option<f64> {
+        let (started, mut buffer, mut times) = (Instant::now(), Buffer::new(1), Vec::new());
+        while started.elapsed() < MEASURE || times.len() < 3 {
+            let before = Instant::now();
+            self.begin(buffer, Priority::Demand, true)?;
+            buffer = self.finish()?;
+            times.push(before.elapsed().as_nanos() as f64);
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        Some(times[times.len() / 2])
+    }
+
+    /// Runs, behind what others wait for.
+    fn bytes_per_s(&mut self) -> Option<f64> {
+        (0..RUNS).try_for_each(|_| self.begin(Buffer::new(RUN_PAGES), Priority::Background, true))?;
+        let (started, mut ended) = (Instant::now(), 0usize);
+        while self.lane.in_flight() > 0 {
+            let buffer = self.finish()?;
+            ended += 1;
+            if started.elapsed() < MEASURE {
+                self.begin(buffer, Priority::Background, true)?;
+            }
+        }
+        Some((ended * RUN_PAGES * PAGE_BYTES) as f64 / started.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a job that is told to move to a place that is not there, or is not told.
+    use super::*;
+    use crate::control::Mode;
+    use crate::runner::{Settings, create_control};
+    use core::sync::atomic::Ordering;
+
+    #[test]
+    fn a_place_is_as_slow_as_it_is_and_one_that_is_not_there_has_no_figures() {
+        let quick = figures("ram:", b"").unwrap();
+        let slow = figures("throttle(latency=5ms,bandwidth=40M,ram:)", b"").unwrap();
+        assert!(slow.read_ns > 5e6 && quick.read_ns < slow.read_ns, "{quick:?} {slow:?}");
+        assert!(slow.bytes_per_s < 50e6 && quick.bytes_per_s > slow.bytes_per_s, "{quick:?} {slow:?}");
+        for url in ["unix:/no/such/socket", "lz:?size=64M", "fault:die=3@ram:", "x"] {
+            assert_eq!(figures(url, b""), None, "{url}");
+        }
+    }
+
+    /// Half a second of which most was waiting.
+    fn window(read_ns: f64) -> Window {
+        Window { busy_ns: 5e8, waited_ns: 400.0 * read_ns, demand_reads: 400.0, ..Window::default() }
+    }
+
+    #[test]
+    fn a_job_whose_place_became_slow_is_told_to_move_and_why_and_is_let_go_when_it_is_taken_elsewhere() {
+        let urls = vec!["throttle(latency=3ms,ram:)".to_owned(), "ram:".to_owned()];
+        let settings =
+            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: urls[..1].to_vec(), token: vec![] };
+        let control = create_control(&settings).unwrap();
+        let mut settler = Settler::new(1.2, Cadence::EventDriven, urls.clone(), vec![], &control);
+        assert_eq!((0..20).find_map(|_| settler.on_window(&control, &window(100_000.0))), None);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let wait_for = |settler: &mut Settler, what: &str| loop {
+            assert!(Instant::now() < deadline, "{what}");
+            match settler.on_window(&control, &window(1_000_000.0)) {
+                Some(said) if said.contains(what) => return,
+                Some(said) => panic!("{said}"),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        wait_for(&mut settler, "moves to ram:: reads took several times");
+        while settler.moves() == 0 {
+            assert!(Instant::now() < deadline);
+            assert_eq!(settler.on_window(&control, &window(1_000_000.0)), None);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = PoolStatus::read(&control);
+        assert_eq!((status.urls, settler.settle.here()), (vec!["ram:".to_owned()], 1));
+        assert!(status.cause.contains("reads took several times"), "{}", status.cause);
+        // Somebody else decides.
+        pool::switch_pool(&control, Some("ram:?size=1G"), b"").unwrap();
+        settler.on_window(&control, &window(1e6));
+        assert!(matches!(settler.state, State::Elsewhere) && PoolStatus::read(&control).cause.is_empty());
+        assert!((0..50).all(|_| settler.on_window(&control, &window(1e7)).is_none()));
+        pool::switch_pool(&control, Some(&urls[0]), b"").unwrap();
+        settler.on_window(&control, &window(1e6));
+        assert!(matches!(settler.state, State::Watching) && settler.settle.here() == 0);
+        assert_eq!(control.pool_epoch.load(Ordering::SeqCst), 3);
+    }
+}
