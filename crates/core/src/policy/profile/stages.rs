@@ -7,7 +7,7 @@ use super::Sample;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-/// Length of a window in a long run; a run is at least [`WINDOWS_MIN`] windows.
+/// Length of a window in a long run; a run is at least twenty windows.
 pub const WINDOW_MS: u64 = 10_000;
 const WINDOWS_MIN: u64 = 20;
 /// A window that adds this part of the peak is one of preparation.
