@@ -34,6 +34,8 @@ pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
     // The smallest heap has 1 MiB near.
     let bytes = (MIB * 100 / near_percent).max(4 * MIB);
     let near = if near_percent < 100 { bytes * near_percent / 100 } else { bytes * 4 };
+    // What long histories hold grows, and they leave holes, whose tables are near too.
+    let near = if is_deep() { near * 2 } else { near };
     let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let mut twin = T::filled(&heap, bytes, &mut random);
     for _ in 0..2 {

@@ -2,7 +2,7 @@
 //! of one value that are taken for those of another.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::{MIB, Random, assert_in_budget, builder, heap, is_deep, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -254,7 +254,9 @@ fn every_owner_reads_the_same() {
 fn random_steps(near_percent: u64) {
     let mut random = Random(seed() ^ near_percent << 40);
     let bytes = (MIB * 100 / near_percent).max(6 * MIB);
-    let near = (bytes * near_percent / 100).max(MIB);
+    // What is known of shared values is near, and a long history shares most of them.
+    let least = if is_deep() { 2 * MIB } else { MIB };
+    let near = (bytes * near_percent / 100).max(least);
     let heap: Heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let alive = Arc::new(AtomicI64::new(0));
     let slots = (bytes / 256) as usize;

@@ -36,7 +36,7 @@ impl Twin for Texts {
         let index = random.below(self.near.len());
         let (far, near) = (&mut self.far[index], &mut self.near[index]);
         let scope = heap.enter();
-        match random.below(9) {
+        match random.below(10) {
             0 => {
                 let more = text(random);
                 far.push_str(&scope, &more).unwrap();
@@ -69,7 +69,8 @@ impl Twin for Texts {
                 let index = (0..=index).rev().find(|index| near.is_char_boundary(*index)).unwrap();
                 assert_eq!(far.remove(&scope, index).unwrap(), near.remove(index));
             }
-            3 => {
+            // As often as they grow, or they would grow for ever.
+            3 | 7 => {
                 *near = text(random);
                 *far = FarString::copy_of(&scope, near).unwrap();
             }
