@@ -335,6 +335,9 @@ impl core::fmt::Debug for Heap {
     }
 }
 
+/// A heap has so many frames whatever its tables take.
+const FRAMES_MIN: u32 = 32;
+
 impl Core {
     /// This thread's record.
     #[inline]
@@ -367,8 +370,11 @@ impl Core {
         // In steps: a frame that is given back for every page of tables would cost more than what the steps waste.
         let tables = self.table_bytes().next_multiple_of((near / 256).max(PAGE_BYTES as u64));
         let frames = near.saturating_sub(tables) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
-        // A heap whose tables fill the budget still moves, slowly.
-        self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(32));
+        // A heap whose tables fill the budget still moves, slowly. It takes no new values.
+        self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(FRAMES_MIN));
+        let least = u64::from(FRAMES_MIN) * (PAGE_BYTES + frames::INFO_BYTES) as u64 + near / 128;
+        let per_page = size_of::<AtomicU64>() + self.objects.as_ref().map_or(0, Objects::bytes_per_page);
+        self.segments.bound(near.saturating_sub(least + tables), per_page as u64);
     }
 
     /// The same when a table has grown that no page needs: then nobody else makes the room.

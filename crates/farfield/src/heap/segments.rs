@@ -55,6 +55,8 @@ pub(crate) struct Segments {
     /// Segments below this were used.
     high: AtomicU32,
     bit_bytes: AtomicU64,
+    /// New values have segments below this only: the tables of more would not fit into near memory.
+    end: AtomicU32,
 }
 
 /// Pages that come and go together.
@@ -94,13 +96,33 @@ impl Segments {
             partial: core::array::from_fn(|_| Mutex::new(BTreeSet::new())),
             high: AtomicU32::new(0),
             bit_bytes: AtomicU64::new(0),
+            end: AtomicU32::new(count),
         })
     }
 
-    fn take(&self, count: u32) -> Result<SegmentId, FarError> {
-        let first = lock(&self.free).take(count).ok_or(FarError::FarFull)?;
+    fn take_below(&self, end: u32, count: u32) -> Result<SegmentId, FarError> {
+        let mut free = lock(&self.free);
+        let Some(first) = free.take_below(end, count) else {
+            let elsewhere = free.take(count);
+            elsewhere.iter().for_each(|first| free.put(*first, count));
+            let bytes = u64::from(count) * SEGMENT_HEAD_BYTES as u64;
+            return Err(elsewhere.map_or(FarError::FarFull, |_| FarError::TablesFull { bytes }));
+        };
         self.high.fetch_max(first + count, Ordering::Relaxed);
         Ok(first)
+    }
+
+    /// The same for new values.
+    fn take(&self, count: u32) -> Result<SegmentId, FarError> {
+        self.take_below(self.end.load(Ordering::Relaxed), count)
+    }
+
+    /// There is room for so many bytes of tables more, of which each page takes so many elsewhere.
+    pub(crate) fn bound(&self, bytes: u64, per_page: u64) {
+        let each = SEGMENT_HEAD_BYTES as u64 + u64::from(SEGMENT_PAGES) * per_page;
+        let more = u32::try_from(bytes / each).unwrap_or(u32::MAX);
+        let end = self.high.load(Ordering::Relaxed).saturating_add(more);
+        self.end.store(end, Ordering::Relaxed);
     }
 
     /// Pages below this were used.
@@ -203,8 +225,10 @@ impl Segments {
     }
 
     /// A segment of log pages; its first page. It is never anything else again.
+    ///
+    /// Also beyond what has room for tables: what is far must come near wherever it goes.
     pub(crate) fn take_log(&self) -> Result<u32, FarError> {
-        let id = self.take(1)?;
+        let id = self.take_below(u32::MAX, 1)?;
         self.heads[id].kind.store(LOG, Ordering::Release);
         Ok(id * SEGMENT_PAGES)
     }

@@ -2,7 +2,7 @@
 //! single frames in use lie in between.
 
 use crate::common::{MIB, Random, assert_in_budget, heap, is_deep, seed};
-use farfield::{FarBox, FarBytes, Heap};
+use farfield::{FarBox, FarBytes, FarError, Heap};
 
 const PAGE: usize = 4096;
 
@@ -91,5 +91,30 @@ fn bytes_grow_among_single_pages() {
         }
     }
     drop(singles);
+    heap.verify();
+}
+
+/// The tables of what is far are near memory: values beyond them are refused, and nothing is lost.
+#[test]
+fn values_whose_tables_have_no_room_are_refused() {
+    let heap = heap(1);
+    let make = |byte: usize| FarBytes::copy_of(&heap.enter(), &vec![byte as u8; 16 * PAGE]);
+    let mut values: Vec<FarBytes> = Vec::new();
+    let error = loop {
+        match make(values.len()) {
+            Ok(value) => values.push(value),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, FarError::TablesFull { .. }), "{error:?}");
+    assert_in_budget(heap.stats());
+    assert!(values.len() > 2000, "{}", values.len());
+    for (index, value) in values.iter().enumerate().step_by(97) {
+        assert_eq!(value.get(&heap.enter()).unwrap()[16 * PAGE - 1], index as u8);
+    }
+    // Others can have the room of those that end.
+    values.pop();
+    values.push(make(7).unwrap());
+    drop(values);
     heap.verify();
 }

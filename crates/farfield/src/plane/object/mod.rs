@@ -33,7 +33,7 @@ use crate::error::BuildError;
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 pub(crate) use evacuator::Evacuator;
-use farfield_core::heap::{Handle, Hotness, LogClass};
+use farfield_core::heap::{Handle, Hotness, LogClass, LogWord};
 pub(crate) use flight::ObjectFlight;
 use handles::Handles;
 pub(crate) use handles::OwnHandles;
@@ -105,6 +105,11 @@ impl Objects {
     pub(crate) fn table_bytes(&self, high_page: u32) -> u64 {
         let paths = self.paths.as_ref().map_or(0, |paths| paths.table_bytes(high_page));
         self.handles.table_bytes() + self.log.table_bytes(high_page) + paths
+    }
+
+    /// What the tables here cost for each page below the highest that was used.
+    pub(crate) fn bytes_per_page(&self) -> usize {
+        size_of::<LogWord>() + self.paths.as_ref().map_or(0, |_| 2 * size_of::<u32>())
     }
 
     /// For the verifier: the handle of this number.

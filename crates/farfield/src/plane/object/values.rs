@@ -8,13 +8,15 @@ use core::time::Duration;
 use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
 
 impl Core {
-    /// Is there a handle for one more value? They take up to half of the near memory, and none once all tables together have five
-    /// eighths: values beyond that come by pages, but a collection whose index cannot grow is of no use.
+    /// Is there a handle for one more value? They take up to a quarter of the near memory that other tables leave, and none once all tables together have
+    /// five eighths: values beyond that come by pages, but a collection whose index cannot grow is of no use.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
         let most = || {
             let near = self.near.load(Ordering::Relaxed);
-            let is_full = self.table_bytes() > near / 8 * 5;
-            if is_full { 0 } else { near / 2 / size_of::<Handle>() as u64 }
+            let tables = self.table_bytes();
+            let others = tables.saturating_sub(objects.handles.table_bytes());
+            let is_full = tables > near / 8 * 5;
+            if is_full { 0 } else { near.saturating_sub(others) / 4 / size_of::<Handle>() as u64 }
         };
         objects.handles.has_room(&record.objects.handles, most)
     }
