@@ -39,8 +39,8 @@ enum Silence {
 
 impl Leg {
     fn start(scratch: &Scratch, silence: Silence, number: usize) -> Leg {
-        // Children that have ended leave what they had for as long as a lease.
-        let (name, options) = (format!("server-{number}"), ["--capacity", "1G", "--lease", "1s"]);
+        // Children that have ended leave what they had for as long as a lease; and of who forks more often than that, servers keep what was overwritten.
+        let (name, options) = (format!("server-{number}"), ["--capacity", "4G", "--lease", "1s"]);
         let server = match silence {
             Silence::StopShm => Server::start(scratch, &name, options),
             Silence::Stop | Silence::Cut => Server::start_tcp(scratch, &name, options),
