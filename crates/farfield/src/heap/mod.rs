@@ -191,7 +191,6 @@ impl Heap {
         let backend = Arc::new(SwitchBackend::new(config.opener.open()?).map_err(FarError::from)?);
         let pages = config.far_pages as u32;
         let frames = Frames::new(config.frames, config.paranoid)?;
-        let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages)?);
         let objects = match config.plane {
             Plane::Page => None,
             Plane::Object => Some(Objects::new(pages, config.handles, config.hotness, None)?),
@@ -200,6 +199,8 @@ impl Heap {
                 Some(Objects::new(pages, config.handles, config.hotness, Some(paths))?)
             }
         };
+        let bytes_per_page = size_of::<AtomicU64>() + objects.as_ref().map_or(0, Objects::bytes_per_page);
+        let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages, bytes_per_page)?);
         let numbers = config.far_pages + u64::from(config.handles);
         let first_page = directory::reserve(numbers)
             .ok_or(BuildError::Argument("the heaps of this process have used up 16 TiB of far addresses"))?;
@@ -373,8 +374,7 @@ impl Core {
         // A heap whose tables fill the budget still moves, slowly. It takes no new values.
         self.frames.set_limit(u32::try_from(frames).unwrap_or(u32::MAX).max(FRAMES_MIN));
         let least = u64::from(FRAMES_MIN) * (PAGE_BYTES + frames::INFO_BYTES) as u64 + near / 128;
-        let per_page = size_of::<AtomicU64>() + self.objects.as_ref().map_or(0, Objects::bytes_per_page);
-        self.segments.bound(near.saturating_sub(least + tables), per_page as u64);
+        self.segments.bound(near.saturating_sub(least + tables));
     }
 
     /// The same when a table has grown that no page needs: then nobody else makes the room.
@@ -395,7 +395,7 @@ impl Core {
     /// A collection is about to use so much near memory for its tables.
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), FarError> {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
-        // An eighth of the budget stays for pages, and a little for the tables of pages, which cannot be refused.
+        // An eighth of the budget stays for pages, and a little for the tables of pages.
         let most = self.near.load(Ordering::Relaxed) / 64 * 55;
         if self.table_bytes() > most {
             self.charged.fetch_sub(bytes, Ordering::Relaxed);

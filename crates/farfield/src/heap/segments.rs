@@ -57,6 +57,8 @@ pub(crate) struct Segments {
     bit_bytes: AtomicU64,
     /// New values have segments below this only: the tables of more would not fit into near memory.
     end: AtomicU32,
+    /// Bytes of tables that a segment takes, here and elsewhere.
+    cost: u64,
 }
 
 /// Pages that come and go together.
@@ -86,7 +88,8 @@ fn words(class: Class) -> usize {
 }
 
 impl Segments {
-    pub(crate) fn new(pages: u32) -> Result<Segments, BuildError> {
+    /// For so many pages, of which each takes so many bytes of tables elsewhere.
+    pub(crate) fn new(pages: u32, bytes_per_page: usize) -> Result<Segments, BuildError> {
         let count = pages / SEGMENT_PAGES;
         let mut free = Runs::new();
         free.put(0, count);
@@ -97,6 +100,7 @@ impl Segments {
             high: AtomicU32::new(0),
             bit_bytes: AtomicU64::new(0),
             end: AtomicU32::new(count),
+            cost: (SEGMENT_HEAD_BYTES + SEGMENT_PAGES as usize * bytes_per_page) as u64,
         })
     }
 
@@ -105,7 +109,7 @@ impl Segments {
         let Some(first) = free.take_below(end, count) else {
             let elsewhere = free.take(count);
             elsewhere.iter().for_each(|first| free.put(*first, count));
-            let bytes = u64::from(count) * SEGMENT_HEAD_BYTES as u64;
+            let bytes = u64::from(count) * self.cost;
             return Err(elsewhere.map_or(FarError::FarFull, |_| FarError::TablesFull { bytes }));
         };
         self.high.fetch_max(first + count, Ordering::Relaxed);
@@ -117,10 +121,9 @@ impl Segments {
         self.take_below(self.end.load(Ordering::Relaxed), count)
     }
 
-    /// There is room for so many bytes of tables more, of which each page takes so many elsewhere.
-    pub(crate) fn bound(&self, bytes: u64, per_page: u64) {
-        let each = SEGMENT_HEAD_BYTES as u64 + u64::from(SEGMENT_PAGES) * per_page;
-        let more = u32::try_from(bytes / each).unwrap_or(u32::MAX);
+    /// There is room for so many bytes of tables more.
+    pub(crate) fn bound(&self, bytes: u64) {
+        let more = u32::try_from(bytes / self.cost).unwrap_or(u32::MAX);
         let end = self.high.load(Ordering::Relaxed).saturating_add(more);
         self.end.store(end, Ordering::Relaxed);
     }
