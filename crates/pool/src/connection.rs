@@ -324,6 +324,14 @@ impl Session {
         PoolError::ServerGone { server: self.server, incarnation: self.incarnation() }
     }
 
+    /// What it means that a connection reports this.
+    pub(crate) fn broken_error(&self, errno: Errno) -> PoolError {
+        match errno.0 {
+            libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ETIMEDOUT | libc::EHOSTUNREACH => self.gone_error(),
+            _ => PoolError::Os(errno),
+        }
+    }
+
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.welcome.incarnation
     }

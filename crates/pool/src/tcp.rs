@@ -300,13 +300,7 @@ impl TcpLane {
     }
 
     fn die_of(&mut self, errno: Errno) {
-        let error = match errno.0 {
-            libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ETIMEDOUT | libc::EHOSTUNREACH => {
-                self.session.gone_error()
-            }
-            _ => PoolError::Os(errno),
-        };
-        self.die(error);
+        self.die(self.session.broken_error(errno));
     }
 
     /// Makes the next train of frames: demand first, up to a limit of bytes.
