@@ -65,7 +65,7 @@ impl ChunkWord {
     }
 
     fn is(self, state: State) -> Legs {
-        (0..Self::LEGS_MAX).filter(|&leg| self.state(leg) == state).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        (0..Self::LEGS_MAX).filter(|&leg| self.state(leg) == state).collect()
     }
 
     fn writers(self) -> u32 {

@@ -46,3 +46,9 @@ impl Legs {
         (0..Legs::MAX).filter(move |&leg| self.has(leg))
     }
 }
+
+impl FromIterator<usize> for Legs {
+    fn from_iter<I: IntoIterator<Item = usize>>(legs: I) -> Legs {
+        legs.into_iter().fold(Legs(0), |all, leg| all.or(Legs::one(leg)))
+    }
+}

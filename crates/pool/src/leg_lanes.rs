@@ -41,7 +41,7 @@ impl LegLanes {
     /// Those of these legs that there is a way to.
     pub(crate) fn open(&self, legs: Legs) -> Legs {
         let is_open = |leg: &usize| self.lanes[*leg].is_some();
-        legs.iter().filter(is_open).fold(Legs(0), |open, leg| open.or(Legs::one(leg)))
+        legs.iter().filter(is_open).collect()
     }
 
     /// What waits for room at its leg, as far as there is some by now.

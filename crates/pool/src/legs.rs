@@ -67,7 +67,7 @@ impl Roster {
         legs.extend(spares);
         let all = Legs::first(legs.len());
         let is_lost = |leg: &usize| legs[*leg].backend.is_none();
-        let lost = all.iter().filter(is_lost).fold(Legs(0), |lost, leg| lost.or(Legs::one(leg)));
+        let lost: Legs = all.iter().filter(is_lost).collect();
         let spare = if inherited { Legs(0) } else { all.but(Legs::first(wanted)).but(lost) };
         let roster = Roster {
             legs,
@@ -94,7 +94,7 @@ impl Roster {
     /// A set of legs, by what is asked of each.
     pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
         let chosen = |(index, leg): &(usize, &Leg)| leg.backend.as_ref().is_some_and(|backend| is_in(*index, backend));
-        self.legs.iter().enumerate().filter(chosen).fold(Legs(0), |set, (index, _)| set.or(Legs::one(index)))
+        self.legs.iter().enumerate().filter(chosen).map(|(index, _)| index).collect()
     }
 
     pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
@@ -230,7 +230,7 @@ impl Roster {
     /// Legs that lack something and may be given it.
     pub(crate) fn to_heal(&self) -> Legs {
         let hurt = |leg: &usize| self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && !self.is_late(*leg);
-        self.active().iter().filter(hurt).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        self.active().iter().filter(hurt).collect()
     }
 
     pub(crate) fn health(&self) -> Health {

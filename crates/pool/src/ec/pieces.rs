@@ -127,7 +127,7 @@ impl Piece {
     }
 
     pub(super) fn under_way(&self) -> Legs {
-        (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
     }
 
     /// A leg has not done it.

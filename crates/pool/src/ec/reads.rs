@@ -114,9 +114,9 @@ impl EcLane {
         let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
         let helps = |leg: &usize| self.table.part_of(piece.first, *leg).is_some_and(|part| !is_zero(part));
         let needed = piece.present.count_ones() as usize;
-        let of = |legs: Legs| {
+        let of = |legs: Legs| -> Legs {
             let may = piece.have.and(legs).but(piece.failed);
-            may.iter().filter(helps).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+            may.iter().filter(helps).collect()
         };
         let sources = of(self.usable());
         // Better late ones than none. What is asked already may be silent.
@@ -139,7 +139,7 @@ impl EcLane {
             return;
         }
         let has_buffer = |leg: &usize| self.legs[*leg].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
-        let with_room = sources.iter().filter(has_buffer).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+        let with_room: Legs = sources.iter().filter(has_buffer).collect();
         let mended = match piece.task {
             Task::Mend { leg } => Some(leg),
             _ => None,

@@ -19,7 +19,7 @@ impl RowTable {
         let data = self.code.data();
         let has_bytes =
             |leg: &usize| self.part_of(row, *leg).is_some_and(|part| part >= data || word.present() & 1 << part != 0);
-        word.have().iter().filter(has_bytes).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)))
+        word.have().iter().filter(has_bytes).collect()
     }
 }
 
@@ -64,7 +64,7 @@ impl Shelves for RowTable {
                 let said = self.part_of(row, *leg).zip(answers.sum(*leg, place));
                 said.is_some_and(|(part, sum)| self.index.is_digest(row, part, sum) == Some(false))
             };
-            *wrong = run.legs.iter().filter(is_wrong).fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+            *wrong = run.legs.iter().filter(is_wrong).collect();
         }
         Some(wrong)
     }

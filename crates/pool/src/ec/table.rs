@@ -89,7 +89,7 @@ impl RowTable {
 
     /// Legs at seats now that lack their part of a row that `have` hold.
     pub(super) fn lacking(&self, have: Legs) -> Legs {
-        let seated = (0..self.code.parts()).fold(Legs(0), |legs, seat| legs.or(Legs::one(self.at_seat(seat))));
+        let seated: Legs = (0..self.code.parts()).map(|seat| self.at_seat(seat)).collect();
         seated.but(have)
     }
 }

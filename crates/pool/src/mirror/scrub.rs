@@ -79,7 +79,7 @@ fn outvoted(legs: Legs, sum: impl Fn(usize) -> Option<u64>) -> Legs {
     let weight = |leg: &usize| (sum(*leg) != Some(zeros), votes(*leg), Legs::MAX - leg);
     let best = legs.iter().filter(said).max_by_key(weight);
     let is_other = |leg: &usize| said(leg) && best.is_some_and(|best| sum(*leg) != sum(best));
-    legs.iter().filter(is_other).fold(Legs(0), |wrong, leg| wrong.or(Legs::one(leg)))
+    legs.iter().filter(is_other).collect()
 }
 
 impl Walks for MirrorLane {

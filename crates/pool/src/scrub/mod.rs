@@ -454,7 +454,7 @@ impl Walker {
             let legs = self.wrong[place].or(verdict.unwrap_or([Legs(0); RUN])[place]);
             found += legs.count() as u64;
             let suspected = legs.iter().filter(|leg| shelves.suspect(self.run.first + place as u64, *leg));
-            self.wrong[place] = suspected.fold(Legs(0), |legs, leg| legs.or(Legs::one(leg)));
+            self.wrong[place] = suspected.collect();
             is_mended &= self.wrong[place].is_empty();
         }
         shelves.unwatch(&self.run);

@@ -333,7 +333,7 @@ impl TierTable {
     }
 
     pub(super) fn living(&self) -> Legs {
-        (0..self.legs.len()).filter(|tier| self.lives(*tier)).fold(Legs(0), |legs, tier| legs.or(Legs::one(tier)))
+        (0..self.legs.len()).filter(|tier| self.lives(*tier)).collect()
     }
 
     pub(super) fn lose(&self, tier: usize) {
