@@ -17,6 +17,7 @@ mod pack;
 mod pagerank;
 mod pages;
 mod pauses;
+mod polled;
 mod random;
 mod real;
 mod remote;
