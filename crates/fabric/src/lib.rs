@@ -1,11 +1,11 @@
 //! libfabric, as far as Farfield needs it: one side opens memory, the other reads it without asking.
 //!
-//! A [`Station`] is the passive side: windows into memory files, and an endpoint through which whoever has a window's key
-//! reads them. A [`Reader`] is the active side: an endpoint with memory of its own, the *landing*, where transfers end. Both
+//! A `Station` is the passive side: windows into memory files, and an endpoint through which whoever has a window's key
+//! reads them. A `Reader` is the active side: an endpoint with memory of its own, the *landing*, where transfers end. Both
 //! are safe to drop at any time: an endpoint is closed, which ends its transfers, before memory that they touch goes.
 //!
 //! Nothing here has a thread. Software providers (`tcp`) move bytes while one of the two is polled; so whoever has a station
-//! polls it ([`Station::serve`]). Why this is a crate: `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
+//! polls it (`Station::serve`). Why this is a crate: `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
 
 #[cfg(feature = "libfabric")]
 mod domain;
