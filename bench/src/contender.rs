@@ -172,8 +172,9 @@ pub(crate) struct Job<'a> {
     pub(crate) ledger: &'a Path,
 }
 
-/// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again.
-const OOM_RETRIES: u64 = 20;
+/// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again. None that was killed
+/// seven times ever ran.
+const OOM_RETRIES: u64 = 7;
 const LOCK_WITHIN: Duration = Duration::from_secs(600);
 
 impl Contender {
