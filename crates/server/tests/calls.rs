@@ -3,11 +3,12 @@
 
 mod common;
 
+use common::functions::*;
 use common::*;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{CallBody, ErrorCode, HEAD_BYTES, Head, Hello, Kind, Reply, Request, features};
 use farfield_core::{PageId, RegionId};
-use farfield_pool::{Backend, Buffer, Op, Opener, PoolError, Priority};
+use farfield_pool::{Buffer, Op, PoolError};
 use farfield_server::{Config, Server};
 use farfield_wic::{
     Aggregate, CallError, Caller, Fault, Function, List, ListEnd, ListStart, Place, RANGE_BYTES_MAX, Range, Registry,
@@ -18,26 +19,7 @@ use std::future::pending;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-const PAGES: u64 = 64;
-const BYTES: u64 = PAGES * PAGE_BYTES as u64;
-const EVERYWHERE: [Where; 2] = [Where::Client, Where::Server];
-
-macro_rules! function {
-    ($(#[$doc:meta])* $name:ident: $argument:ty => $answer:ty, |$place:ident, $given:ident| $body:block) => {
-        $(#[$doc])*
-        struct $name;
-        impl Function for $name {
-            const NAME: &'static str = stringify!($name);
-            const VERSION: u32 = 1;
-            type Argument = $argument;
-            type Answer = $answer;
-            async fn run<P: Place>($place: &P, $given: $argument) -> Result<$answer, Fault> $body
-        }
-    };
-}
 
 function!(
     /// Never ends, and does not listen to what accesses report.
@@ -117,52 +99,6 @@ fn registry() -> Registry {
 
 fn server() -> Server {
     serve(Config { functions: registry(), ..config() })
-}
-
-fn open(url: &str) -> Arc<dyn Backend> {
-    let url = url.replace("unix:", "shm:");
-    Opener::new().url(url).pages(PAGES).client_name("calls").deadline(PATIENCE).open().unwrap()
-}
-
-/// One operation on a lane of its own.
-fn operate(backend: &dyn Backend, op: Op) -> Result<Option<Buffer>, PoolError> {
-    let mut lane = backend.open_lane()?;
-    let request = farfield_pool::Request { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op };
-    lane.submit(request).unwrap();
-    let mut done = Vec::with_capacity(1);
-    while lane.poll(&mut done) == 0 {
-        lane.wait(PATIENCE);
-    }
-    let ended = done.remove(0);
-    ended.result.map(|()| ended.buffer)
-}
-
-/// Makes these the bytes of the region.
-fn fill(backend: &dyn Backend, bytes: &[u8]) {
-    for (index, part) in bytes.chunks(16 * PAGE_BYTES).enumerate() {
-        let mut buffer = Buffer::new(part.len() / PAGE_BYTES);
-        buffer.bytes_mut().copy_from_slice(part);
-        buffer.seal();
-        operate(backend, Op::Write { page: PageId(index as u64 * 16), buffer }).unwrap();
-    }
-}
-
-fn contents(backend: &dyn Backend) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for page in (0..PAGES).step_by(16) {
-        let buffer = operate(backend, Op::Read { page: PageId(page), buffer: Buffer::new(16) }).unwrap().unwrap();
-        bytes.extend_from_slice(buffer.bytes());
-    }
-    bytes
-}
-
-fn put(bytes: &mut [u8], offset: u64, word: u64) {
-    bytes[offset as usize..][..8].copy_from_slice(&word.to_le_bytes());
-}
-
-fn word(bytes: &[u8], offset: u64) -> Option<u64> {
-    let bytes = bytes.get(usize::try_from(offset).ok()?..)?.first_chunk::<8>()?;
-    Some(u64::from_le_bytes(*bytes))
 }
 
 /// What a list is, without any of ours.

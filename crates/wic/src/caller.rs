@@ -112,7 +112,7 @@ impl Caller {
     fn client(&mut self) -> Result<&ClientPlace, PoolError> {
         let place = match self.client.take() {
             Some(place) => place,
-            None => ClientPlace::new(self.backend.open_lane()?, self.backend.pages()),
+            None => ClientPlace::new(&self.backend)?,
         };
         Ok(self.client.insert(place))
     }

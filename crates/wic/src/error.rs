@@ -20,6 +20,15 @@ pub enum Fault {
         /// How many.
         bytes: u64,
     },
+    /// A word whose offset is no multiple of eight.
+    #[error("the word at offset {offset} does not lie at a multiple of its size")]
+    Unaligned {
+        /// Its offset.
+        offset: u64,
+    },
+    /// Words cannot be changed as one: no one server that runs functions keeps the pages.
+    #[error("no one memory server keeps these pages and runs functions, so there are no atomics")]
+    NotHere,
     /// A page does not match its checksum.
     #[error("page {} is corrupt", page.0)]
     Corrupt {
@@ -75,6 +84,8 @@ impl Stop {
         match self {
             Stop::Fault(Fault::OutOfRange { offset }) => (ErrorCode::OutOfRange, offset),
             Stop::Fault(Fault::TooLong { bytes }) => (ErrorCode::TooMuch, bytes),
+            Stop::Fault(Fault::Unaligned { offset }) => (ErrorCode::Unaligned, offset),
+            Stop::Fault(Fault::NotHere) => (ErrorCode::NoAtomics, 0),
             Stop::Fault(Fault::Corrupt { page }) => (ErrorCode::Corrupt, page.0),
             Stop::Fault(Fault::Full) => (ErrorCode::PoolFull, 0),
             Stop::Fault(Fault::Lost(_) | Fault::Internal) => (ErrorCode::Internal, 0),
@@ -176,6 +187,8 @@ impl CallError {
             ErrorCode::AnswerTooLong => CallError::Answer,
             ErrorCode::OutOfRange => CallError::Fault(Fault::OutOfRange { offset: detail }),
             ErrorCode::TooMuch => CallError::Fault(Fault::TooLong { bytes: detail }),
+            ErrorCode::Unaligned => CallError::Fault(Fault::Unaligned { offset: detail }),
+            ErrorCode::NoAtomics => CallError::Fault(Fault::NotHere),
             ErrorCode::Corrupt => CallError::Fault(Fault::Corrupt { page: PageId(detail) }),
             ErrorCode::PoolFull => CallError::Fault(Fault::Full),
             ErrorCode::Internal => CallError::Fault(Fault::Internal),
@@ -195,6 +208,8 @@ mod tests {
         for stop in [
             Stop::Fault(Fault::OutOfRange { offset: 77 }),
             Stop::Fault(Fault::TooLong { bytes: 1 << 40 }),
+            Stop::Fault(Fault::Unaligned { offset: 12 }),
+            Stop::Fault(Fault::NotHere),
             Stop::Fault(Fault::Corrupt { page: PageId(5) }),
             Stop::Fault(Fault::Full),
             Stop::Fault(Fault::Internal),

@@ -1,6 +1,6 @@
 //! Farfield runs anywhere: where-independent code (WICkit).
 //!
-//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, time. The same
+//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, atomics, time. The same
 //! source runs
 //!
 //! - at the **client**, one-sided, over any lane of the pool: each access is a round trip, many calls share one lane;
@@ -22,6 +22,7 @@
 //!
 //! `docs/design/wic.md` says what each place promises, and what happens when something fails.
 
+mod access;
 mod aggregate;
 mod caller;
 mod client;

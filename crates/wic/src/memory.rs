@@ -13,6 +13,9 @@ pub trait Memory {
     /// Stores bytes.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault>;
 
+    /// Does this while no function changes bytes of the region, wherever it runs. `work` reads and writes as otherwise, and waits for nothing.
+    fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault>;
+
     /// These bytes will be read soon: the processor may begin to bring them.
     fn announce(&self, _offset: u64, _len: usize) {}
 }

@@ -13,8 +13,9 @@ pub const RANGE_BYTES_MAX: usize = 64 * 1024;
 ///
 /// Buffers belong to the place: a function that is dropped while it waits leaves nothing that could be written to later.
 ///
-/// Who changes the same bytes as somebody else at the same time gets what chance makes of it, as with any operation of the pool, except
-/// that functions at the server do not lose each other's bytes.
+/// Who changes the same bytes as somebody else at the same time gets what chance makes of it, as with any operation of the pool. Where one
+/// server that runs functions keeps the region, functions lose neither each other's bytes nor each other's changes of a word, wherever they
+/// run: parts of pages and words are changed by the server. Who writes whole pages must own them whole.
 pub trait Place {
     /// Bytes that were read; the buffer goes back to the place when this is dropped.
     type Bytes<'p>: Deref<Target = [u8]>
@@ -40,6 +41,16 @@ pub trait Place {
     /// Writes bytes, at most [`RANGE_BYTES_MAX`]. Whole pages change at once, a longer range page by page.
     fn write(&self, offset: u64, bytes: &[u8]) -> impl Future<Output = Result<(), Fault>>;
 
+    /// Stores `new` in the little-endian word at `offset`, which is a multiple of eight, if it is `current`. The word as it was: it was
+    /// exchanged if that is `current`. Nothing else happens to the word in between, wherever it is done from.
+    ///
+    /// Where no one server that runs functions keeps the region this is [`Fault::NotHere`]. When an error comes from the way there and back
+    /// ([`Fault::Lost`]), nobody knows whether it was done.
+    fn compare_exchange(&self, offset: u64, current: u64, new: u64) -> impl Future<Output = Result<u64, Fault>>;
+
+    /// Adds to the little-endian word at `offset`, wrapping around, as [`Place::compare_exchange`] would. The word as it was.
+    fn fetch_add(&self, offset: u64, add: u64) -> impl Future<Output = Result<u64, Fault>>;
+
     /// Time since the call began here.
     fn now(&self) -> Duration;
 
@@ -55,6 +66,15 @@ pub trait Place {
     fn write_u64(&self, offset: u64, word: u64) -> impl Future<Output = Result<(), Fault>> {
         async move { self.write(offset, &word.to_le_bytes()).await }
     }
+}
+
+/// Bytes of a word.
+const WORD_BYTES: usize = 8;
+
+/// The same answer everywhere to a word that is not there or not at its place.
+pub(crate) fn check_word(region_bytes: u64, offset: u64) -> Result<(), Fault> {
+    check(region_bytes, offset, WORD_BYTES)?;
+    if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
 }
 
 /// The same answer everywhere to a range that is not there.

@@ -3,6 +3,7 @@
 //! A list that somebody writes, not one that the linker collects: what is registered is there in every build, and what is not is
 //! missed by name ([decision 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
 
+use crate::access::Access;
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
 use crate::{Aggregate, Function, List, Memory, Stop};
@@ -56,9 +57,10 @@ impl Registry {
         Registry::default()
     }
 
-    /// Those that every server has.
+    /// Those that every server has. Without them functions at the client have no atomics, and parts of pages that they write are not safe from
+    /// functions at the server.
     pub fn standard() -> Registry {
-        Registry::new().with::<List>().with::<Aggregate>()
+        Registry::new().with::<Access>().with::<List>().with::<Aggregate>()
     }
 
     /// Adds a function. Panics if there is one of this name and version, or if the name is none.

@@ -4,7 +4,7 @@
 //! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
 
 use crate::crew::{Host, Meter};
-use crate::place::check;
+use crate::place::{check, check_word};
 use crate::{Fault, Memory, Place};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
@@ -94,6 +94,22 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
     }
 }
 
+impl<M: Memory + ?Sized> ServerPlace<'_, M> {
+    /// Changes a word, if `change` says what to; the word as it was.
+    async fn change_word(&self, offset: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
+        self.begin(offset, size_of::<u64>()).await?;
+        check_word(self.memory.region_bytes(), offset)?;
+        let mut before = 0;
+        self.memory.alone(&mut || {
+            let mut bytes = [0; size_of::<u64>()];
+            self.memory.read(offset, &mut bytes)?;
+            before = u64::from_le_bytes(bytes);
+            change(before).map_or(Ok(()), |after| self.memory.write(offset, &after.to_le_bytes()))
+        })?;
+        Ok(before)
+    }
+}
+
 impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
     type Bytes<'p>
         = Lent<'p>
@@ -134,6 +150,14 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.begin(offset, bytes.len()).await?;
         self.memory.write(offset, bytes)
+    }
+
+    async fn compare_exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, Fault> {
+        self.change_word(offset, |word| (word == current).then_some(new)).await
+    }
+
+    async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, Fault> {
+        self.change_word(offset, |word| Some(word.wrapping_add(add))).await
     }
 
     fn now(&self) -> Duration {

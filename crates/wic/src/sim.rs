@@ -92,4 +92,8 @@ impl Memory for Rolled<'_> {
         self.sim.bytes.borrow_mut()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
+
+    fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
+        work()
+    }
 }

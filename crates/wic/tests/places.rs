@@ -156,6 +156,44 @@ fn a_seed_is_a_simulation() {
     assert!(all.iter().all(|(_, bytes)| bytes[8] < 30), "and show what is wrong with a function");
 }
 
+/// Adds one to a word, whoever else does.
+struct Careful;
+
+impl Function for Careful {
+    const NAME: &'static str = "test.careful";
+    const VERSION: u32 = 1;
+    type Argument = u64;
+    type Answer = u64;
+
+    async fn run<P: Place>(place: &P, offset: u64) -> Result<u64, Fault> {
+        let mut before = place.read_u64(offset).await?;
+        loop {
+            let word = place.compare_exchange(offset, before, before + 1).await?;
+            if word == before {
+                return Ok(place.fetch_add(offset + 8, 1).await?.min(word));
+            }
+            before = word;
+        }
+    }
+}
+
+#[test]
+fn words_lose_nothing_in_any_order() {
+    for seed in 0..50 {
+        let sim = Sim::new(seed, vec![0; 24]);
+        let ends = sim.run::<Careful>(vec![8; 30]);
+        assert!(ends.iter().all(Result::is_ok));
+        let bytes = sim.bytes();
+        assert!(bytes[8] == 30 && bytes[16] == 30, "seed {seed}: {bytes:?}");
+    }
+}
+
+#[test]
+fn where_there_is_no_server_words_do_not_change() {
+    let mut caller = Caller::new(open("ram:"));
+    assert_eq!(caller.call::<Careful>(8).run(), Err(CallError::Fault(Fault::NotHere)));
+}
+
 #[test]
 fn a_simulation_has_faults_and_budgets() {
     let faulty = Sim::new(3, vec![0; 4096]).faults(4).run::<Careless>(vec![8; 40]);

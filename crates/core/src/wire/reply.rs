@@ -43,6 +43,10 @@ pub enum ErrorCode {
     AnswerTooLong,
     /// The function waits for something that does not come.
     Stuck,
+    /// A function changes a word at an offset, which the head's `page` says, that is no multiple of its size.
+    Unaligned,
+    /// A function changes a word where that cannot be done as one.
+    NoAtomics,
     /// A reason of a later version.
     Other(u16),
 }
@@ -67,6 +71,8 @@ impl ErrorCode {
             ErrorCode::Panicked => 14,
             ErrorCode::AnswerTooLong => 15,
             ErrorCode::Stuck => 16,
+            ErrorCode::Unaligned => 17,
+            ErrorCode::NoAtomics => 18,
             ErrorCode::Other(number) => number,
         }
     }
@@ -90,6 +96,8 @@ impl ErrorCode {
             14 => ErrorCode::Panicked,
             15 => ErrorCode::AnswerTooLong,
             16 => ErrorCode::Stuck,
+            17 => ErrorCode::Unaligned,
+            18 => ErrorCode::NoAtomics,
             other => ErrorCode::Other(other),
         }
     }
@@ -113,6 +121,8 @@ impl ErrorCode {
             ErrorCode::Panicked => "the function panicked",
             ErrorCode::AnswerTooLong => "what the function answers is too long",
             ErrorCode::Stuck => "the function waits for something that does not come",
+            ErrorCode::Unaligned => "a word does not lie at a multiple of its size",
+            ErrorCode::NoAtomics => "words cannot be changed as one here",
             ErrorCode::Other(_) => "for a reason that this version does not know",
         }
     }

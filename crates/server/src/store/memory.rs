@@ -19,7 +19,25 @@ pub(crate) struct RegionMemory<'r> {
     /// Held from one read to the next, because the lock costs as much as a read.
     reader: RefCell<Option<Reader<'r>>>,
     reads: Cell<u32>,
+    /// No other function changes pages now.
+    is_alone: Cell<bool>,
     scratch: RefCell<Box<Scratch>>,
+}
+
+/// While it lives, the flag is up.
+struct Alone<'f>(&'f Cell<bool>);
+
+impl<'f> Alone<'f> {
+    fn new(flag: &'f Cell<bool>) -> Alone<'f> {
+        flag.set(true);
+        Alone(flag)
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 /// The pages of a range, and what is wanted of each.
@@ -42,6 +60,7 @@ impl<'r> RegionMemory<'r> {
             region,
             reader: RefCell::new(None),
             reads: Cell::new(0),
+            is_alone: Cell::new(false),
             scratch: RefCell::new(Box::new([0; PAGE_BYTES])),
         }
     }
@@ -73,9 +92,21 @@ impl<'r> RegionMemory<'r> {
         })
     }
 
-    fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    /// Does this while no other function changes pages.
+    fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.is_alone.get() {
+            return work();
+        }
         self.let_go();
         let _changing = self.region.change();
+        let _alone = Alone::new(&self.is_alone);
+        work()
+    }
+
+    /// Nobody else changes pages.
+    fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        // It is taken once more below, and somebody who wants it alone may have come in between.
+        self.let_go();
         let scratch = &mut **self.scratch.borrow_mut();
         for (page, part, range) in pages(offset, bytes.len()) {
             if part.len() < PAGE_BYTES {
@@ -98,18 +129,18 @@ impl Memory for RegionMemory<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
         let result = match self.try_read(offset, into) {
             // Perhaps another function was storing the page.
-            Err(StoreError::Corrupt(_)) => {
-                self.let_go();
-                let _unchanging = self.region.change();
-                self.try_read(offset, into)
-            }
+            Err(StoreError::Corrupt(_)) => self.alone(|| self.try_read(offset, into)),
             result => result,
         };
         result.map_err(|error| fault(error, offset))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.try_write(offset, bytes).map_err(|error| fault(error, offset))
+        self.alone(|| self.try_write(offset, bytes)).map_err(|error| fault(error, offset))
+    }
+
+    fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
+        RegionMemory::alone(self, work)
     }
 
     fn announce(&self, offset: u64, len: usize) {
@@ -126,5 +157,38 @@ fn fault(error: StoreError, offset: u64) -> Fault {
             tracing::error!(%errno, "the operating system refused");
             Fault::Internal
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a page that rotted, and becomes good because a function changes a part of it.
+
+    use super::*;
+    use crate::store::tests::account;
+
+    #[test]
+    fn what_rotted_is_not_made_good_by_changing_a_part() {
+        let region = Region::new(2, account(None, None)).unwrap();
+        let bytes = [7; PAGE_BYTES];
+        region.write(PageId(1), &bytes, |_| checksum(&bytes)).unwrap();
+        let memory = RegionMemory::new(&region);
+        let offset = PageId(1).offset() + 8;
+        let change = || {
+            memory.alone(|| {
+                let mut word = [0; 8];
+                memory.read(offset, &mut word)?;
+                memory.write(offset, &[word[0] + 1; 8])
+            })
+        };
+        change().unwrap();
+        let found = region.reader().page(PageId(1)).unwrap().unwrap();
+        // SAFETY: inside a page of the region, which is mapped writable; this thread alone uses it.
+        unsafe { *found.bytes.add(2000).cast_mut() ^= 1 };
+        let corrupt = Err(Fault::Corrupt { page: PageId(1) });
+        assert_eq!(change(), corrupt);
+        assert_eq!(memory.write(offset + 100, &[1]), corrupt);
+        assert_eq!(memory.read(offset - 8 + 2000, &mut [0]), corrupt, "and it stays what it is");
+        assert!(!memory.is_alone.get());
     }
 }

@@ -1,6 +1,8 @@
 //! A client that says exactly what a test wants said, and a server to say it to.
 #![allow(dead_code, unreachable_pub)] // Each test file uses a part of it.
 
+pub mod functions;
+
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
     ErrorCode, HEAD_BYTES, Head, Hello, Kind, ReadReply, RefuseCode, Reply, Request, SessionSecret, Stat, Welcome,

@@ -4,12 +4,18 @@
 //! operation is in flight, then to the place: when a task is dropped that waits for one, its operation is marked as given up, and the buffer
 //! is used again when it comes back. So nothing is ever written into a future.
 //!
-//! The lane moves pages. A range inside one page is read as a part of it; a write reads what it does not cover. Writes of a place are one
-//! after the other, so tasks do not lose each other's bytes.
+//! The lane moves pages. A range inside one page is read as a part of it. Words and parts of pages are changed by the server
+//! (`asks.rs`), so nobody loses what somebody else stores beside them. Where there is no such server, a write reads what it does not cover, and
+//! the writes of a place are one after the other, so that its tasks do not lose each other's bytes.
 
+mod asks;
+mod underway;
+
+use crate::access::{Answer, Ask, BYTES_MAX, Bytes};
 use crate::crew::{Host, Meter};
-use crate::place::check;
+use crate::place::{check, check_word};
 use crate::{Fault, Place, RANGE_BYTES_MAX};
+use asks::Asks;
 use core::cell::{Cell, RefCell};
 use core::future::{Future, poll_fn};
 use core::ops::Deref;
@@ -18,35 +24,27 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use underway::Underway;
 
 /// Pages of the longest range, wherever it begins.
 const RUN_PAGES_MAX: usize = RANGE_BYTES_MAX / PAGE_BYTES + 1;
 /// No operation is given longer, so that a wait without a limit ends some day.
 const OP_DEADLINE_MAX: Duration = Duration::from_secs(60);
+/// How long the lane is waited for when the other channel is, too.
+const EITHER_WAIT: Duration = Duration::from_micros(100);
 /// Completions collected at a time.
 const COLLECTED_MAX: usize = 256;
 
-enum Operation {
-    /// Nobody's.
-    Free,
-    /// In flight, or about to be.
-    Waits { task: u32 },
-    /// Ended, and not yet looked at.
-    Ended(Result<(), PoolError>, Option<Buffer>),
-    /// In flight, and wanted by nobody.
-    GivenUp,
-}
-
 struct State {
     lane: Box<dyn Lane>,
-    operations: Vec<Operation>,
-    free: Vec<u32>,
+    transfers: Underway<(Result<(), PoolError>, Option<Buffer>)>,
     /// What the lane had no room for.
     queued: VecDeque<Request>,
-    in_flight: usize,
     done: Vec<Completion>,
+    asks: Asks,
     /// Buffers of one page, and of [`RUN_PAGES_MAX`], that nobody uses.
     small: Vec<Buffer>,
     large: Vec<Buffer>,
@@ -69,22 +67,10 @@ impl State {
 
     fn collect(&mut self, ready: &mut VecDeque<u32>) {
         for Completion { tag, result, buffer } in self.done.drain(..) {
-            self.in_flight -= 1;
-            let operation = &mut self.operations[tag as usize];
-            match *operation {
-                Operation::Waits { task } => {
-                    *operation = Operation::Ended(result, buffer);
-                    ready.push_back(task);
-                }
-                Operation::GivenUp => {
-                    *operation = Operation::Free;
-                    self.free.push(tag as u32);
-                    if let Some(buffer) = buffer {
-                        let shelf = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
-                        shelf.push(buffer);
-                    }
-                }
-                Operation::Free | Operation::Ended(..) => unreachable!("an operation ends once"),
+            let unwanted = self.transfers.end(tag as u32, (result, buffer), ready);
+            if let Some((_, Some(buffer))) = unwanted {
+                let shelf = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
+                shelf.push(buffer);
             }
         }
     }
@@ -103,50 +89,43 @@ pub(crate) struct ClientPlace {
 }
 
 impl ClientPlace {
-    pub(crate) fn new(lane: Box<dyn Lane>, pages: u64) -> ClientPlace {
-        ClientPlace {
+    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Result<ClientPlace, PoolError> {
+        let lane = backend.open_lane()?;
+        Ok(ClientPlace {
             state: RefCell::new(State {
                 lane,
-                operations: Vec::new(),
-                free: Vec::new(),
+                transfers: Underway::new(),
                 queued: VecDeque::new(),
-                in_flight: 0,
                 done: Vec::with_capacity(COLLECTED_MAX),
+                asks: Asks::new(backend.clone()),
                 small: Vec::new(),
                 large: Vec::new(),
             }),
             meter: Meter::new(),
-            region_bytes: PageId(pages).offset(),
+            region_bytes: PageId(backend.pages()).offset(),
             is_writing: Cell::new(false),
             writers: RefCell::default(),
             released: RefCell::default(),
-        }
+        })
+    }
+
+    /// What is left of the time of the task that runs, as the deadline of an operation.
+    fn deadline(&self) -> Duration {
+        self.meter.time_left().min(OP_DEADLINE_MAX)
     }
 
     /// Begins an operation for the task that runs.
     fn submit(&self, op: Op) -> Transfer<'_> {
-        let deadline = self.meter.time_left().min(OP_DEADLINE_MAX);
-        let task = self.meter.task();
+        let deadline = self.deadline();
         let mut state = self.state.borrow_mut();
-        let waits = Operation::Waits { task };
-        let index = match state.free.pop() {
-            Some(index) => {
-                state.operations[index as usize] = waits;
-                index
-            }
-            None => {
-                state.operations.push(waits);
-                state.operations.len() as u32 - 1
-            }
-        };
-        state.in_flight += 1;
-        let request = Request { tag: u64::from(index), priority: Priority::Demand, deadline, op };
+        let tag = state.transfers.begin(self.meter.task());
+        let request = Request { tag: u64::from(tag), priority: Priority::Demand, deadline, op };
         let refused = match state.queued.is_empty() {
             true => state.lane.submit(request).err(),
             false => Some(request),
         };
         state.queued.extend(refused);
-        Transfer { place: self, index: Some(index) }
+        Transfer { place: self, tag: Some(tag) }
     }
 
     /// Begins to read a range that is inside the region; what arrives covers it.
@@ -159,7 +138,58 @@ impl ClientPlace {
             Some(part) if pages == 1 => Op::ReadPart { page, part, buffer },
             _ => Op::Read { page, buffer },
         };
-        Reading { transfer: self.submit(op), skip, len }
+        Reading { transfer: self.submit(op), offset, skip, len }
+    }
+
+    /// Has the server make an access.
+    async fn ask(&self, ask: Ask) -> Result<Answer, Fault> {
+        let tag = self.state.borrow_mut().asks.begin(&ask, self.meter.task(), self.deadline())?;
+        Asked { place: self, tag: Some(tag) }.await
+    }
+
+    /// A word as it was before the access.
+    async fn ask_word(&self, offset: u64, ask: Ask) -> Result<u64, Fault> {
+        self.meter.step(size_of::<u64>()).await;
+        check_word(self.region_bytes, offset)?;
+        match self.ask(ask).await? {
+            Answer::Word(word) => Ok(word),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    /// Bytes as the server sees them when nobody changes them.
+    async fn read_calmly(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let mut at = offset;
+        for part in into.chunks_mut(BYTES_MAX) {
+            match self.ask(Ask::Read { offset: at, len: part.len() as u32 }).await? {
+                Answer::Bytes(Bytes(bytes)) if bytes.len() == part.len() => part.copy_from_slice(&bytes),
+                _ => return Err(Fault::Internal),
+            }
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes a part of a page: at the server, or here if there is none that could.
+    async fn write_part(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        match self.ask(Ask::Write { offset, bytes: Bytes(bytes.to_vec()) }).await {
+            Ok(Answer::Done) => return Ok(()),
+            Ok(_) => return Err(Fault::Internal),
+            Err(Fault::NotHere) => {}
+            Err(fault) => return Err(fault),
+        }
+        let page = PageId::containing(offset);
+        let skip = (offset - page.offset()) as usize;
+        let buffer = self.state.borrow_mut().buffer(1);
+        let mut old = self.submit(Op::Read { page, buffer }).await?;
+        let mut buffer = old.buffer.take().unwrap_or_else(|| Buffer::new(1));
+        buffer.page_mut(0)[skip..skip + bytes.len()].copy_from_slice(bytes);
+        self.write_page(page, buffer).await
+    }
+
+    async fn write_page(&self, page: PageId, mut buffer: Buffer) -> Result<(), Fault> {
+        buffer.seal();
+        self.submit(Op::Write { page, buffer }).await.map(drop)
     }
 
     /// Waits until nobody writes, and writes.
@@ -189,7 +219,7 @@ impl Drop for Writing<'_> {
 struct Transfer<'p> {
     place: &'p ClientPlace,
     /// `None`: it has ended.
-    index: Option<u32>,
+    tag: Option<u32>,
 }
 
 impl<'p> Future for Transfer<'p> {
@@ -197,20 +227,10 @@ impl<'p> Future for Transfer<'p> {
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
         let place = self.place;
-        let Some(index) = self.index else { return Poll::Pending };
-        let mut state = place.state.borrow_mut();
-        let operation = &mut state.operations[index as usize];
-        if let Operation::Waits { task } = operation {
-            // It may be another one by now.
-            *task = place.meter.task();
-            return Poll::Pending;
-        }
-        let Operation::Ended(result, buffer) = core::mem::replace(operation, Operation::Free) else {
-            unreachable!("who waits has not given up");
-        };
-        state.free.push(index);
-        self.index = None;
-        drop(state);
+        let Some(tag) = self.tag else { return Poll::Pending };
+        let taken = place.state.borrow_mut().transfers.take(tag, place.meter.task());
+        let Some((result, buffer)) = taken else { return Poll::Pending };
+        self.tag = None;
         let page = Page { buffer, place };
         Poll::Ready(result.map(|()| page).map_err(Fault::from))
     }
@@ -218,16 +238,38 @@ impl<'p> Future for Transfer<'p> {
 
 impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        let Some(index) = self.index else { return };
+        let Some(tag) = self.tag else { return };
         let mut state = self.place.state.borrow_mut();
-        match core::mem::replace(&mut state.operations[index as usize], Operation::GivenUp) {
-            Operation::Ended(_, buffer) => {
-                state.operations[index as usize] = Operation::Free;
-                state.free.push(index);
-                buffer.into_iter().for_each(|buffer| state.keep(buffer));
-            }
-            Operation::Waits { .. } => {}
-            Operation::Free | Operation::GivenUp => unreachable!("who waits has not given up"),
+        if let Some((_, Some(buffer))) = state.transfers.give_up(tag) {
+            state.keep(buffer);
+        }
+    }
+}
+
+/// An access of the server's that somebody waits for.
+struct Asked<'p> {
+    place: &'p ClientPlace,
+    /// `None`: it has ended.
+    tag: Option<u32>,
+}
+
+impl Future for Asked<'_> {
+    type Output = Result<Answer, Fault>;
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        let place = self.place;
+        let Some(tag) = self.tag else { return Poll::Pending };
+        let mut state = place.state.borrow_mut();
+        let Some(ended) = state.asks.underway.take(tag, place.meter.task()) else { return Poll::Pending };
+        self.tag = None;
+        Poll::Ready(state.asks.answer(ended))
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(tag) = self.tag {
+            self.place.state.borrow_mut().asks.underway.give_up(tag);
         }
     }
 }
@@ -256,14 +298,29 @@ impl Drop for Page<'_> {
 /// A read that somebody waits for.
 struct Reading<'p> {
     transfer: Transfer<'p>,
+    offset: u64,
     skip: usize,
     len: usize,
 }
 
 impl<'p> Reading<'p> {
     async fn end(self) -> Result<Lent<'p>, Fault> {
-        let (skip, len) = (self.skip, self.len);
-        Ok(Lent { page: self.transfer.await?, skip, len })
+        let Reading { transfer, offset, skip, len } = self;
+        let place = transfer.place;
+        let corrupt = match transfer.await {
+            Ok(page) => return Ok(Lent { page, skip, len }),
+            Err(fault @ Fault::Corrupt { .. }) => fault,
+            Err(fault) => return Err(fault),
+        };
+        // Perhaps a function at the server was storing the page.
+        let buffer = place.state.borrow_mut().buffer((skip + len).div_ceil(PAGE_BYTES));
+        let mut page = Page { buffer: Some(buffer), place };
+        let bytes = page.buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.bytes_mut()[skip..skip + len]);
+        match place.read_calmly(offset, bytes).await {
+            Ok(()) => Ok(Lent { page, skip, len }),
+            Err(Fault::NotHere) => Err(corrupt),
+            Err(fault) => Err(fault),
+        }
     }
 }
 
@@ -330,20 +387,24 @@ impl Place for ClientPlace {
             let page = PageId::containing(at);
             let skip = (at - page.offset()) as usize;
             let (now, later) = rest.split_at(rest.len().min(PAGE_BYTES - skip));
-            let mut buffer = match now.len() {
-                PAGE_BYTES => self.state.borrow_mut().buffer(1),
-                _ => {
-                    let buffer = self.state.borrow_mut().buffer(1);
-                    let mut old = self.submit(Op::Read { page, buffer }).await?;
-                    old.buffer.take().unwrap_or_else(|| Buffer::new(1))
-                }
-            };
-            buffer.page_mut(0)[skip..skip + now.len()].copy_from_slice(now);
-            buffer.seal();
-            self.submit(Op::Write { page, buffer }).await?;
+            if now.len() == PAGE_BYTES {
+                let mut buffer = self.state.borrow_mut().buffer(1);
+                buffer.page_mut(0).copy_from_slice(now);
+                self.write_page(page, buffer).await?;
+            } else {
+                self.write_part(at, now).await?;
+            }
             (rest, at) = (later, at + now.len() as u64);
         }
         Ok(())
+    }
+
+    async fn compare_exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, Fault> {
+        self.ask_word(offset, Ask::Exchange { offset, current, new }).await
+    }
+
+    async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, Fault> {
+        self.ask_word(offset, Ask::Add { offset, add }).await
     }
 
     fn now(&self) -> Duration {
@@ -372,12 +433,27 @@ impl Host for ClientPlace {
                 break;
             }
         }
-        let was_under_way = state.in_flight > 0;
-        if was_under_way && state.lane.poll(&mut state.done) == 0 && may_wait && ready.is_empty() {
-            state.lane.wait(OP_DEADLINE_MAX);
+        let transfers = state.transfers.in_flight();
+        let asks = state.asks.underway.in_flight();
+        if transfers > 0 {
             state.lane.poll(&mut state.done);
         }
+        if asks > 0 {
+            state.asks.turn(ready);
+        }
+        if may_wait && ready.is_empty() && state.done.is_empty() {
+            // Nothing waits for both at once.
+            let most = if transfers > 0 && asks > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX };
+            if transfers > 0 {
+                state.lane.wait(most);
+                state.lane.poll(&mut state.done);
+            }
+            if asks > 0 {
+                state.asks.wait(most);
+                state.asks.turn(ready);
+            }
+        }
         state.collect(ready);
-        was_under_way
+        transfers + asks > 0
     }
 }

@@ -1,0 +1,80 @@
+//! `ff.access`: one access, made at the server for a function that runs at the client.
+//!
+//! Lanes move pages, and what changes a part of a page must not take back what somebody else stores beside it meanwhile. So
+//! words and parts of pages are changed where all meet, by the same code as the accesses of functions that run there.
+
+use crate::{Fault, Function, Place};
+use core::fmt;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Bytes of one access at most: with what stands around them they fit into an argument and into an answer.
+pub(crate) const BYTES_MAX: usize = 32 * 1024;
+
+/// One access.
+#[derive(Debug)]
+pub(crate) struct Access;
+
+/// Which.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    Read { offset: u64, len: u32 },
+    Write { offset: u64, bytes: Bytes },
+    Exchange { offset: u64, current: u64, new: u64 },
+    Add { offset: u64, add: u64 },
+}
+
+/// What it came to.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Bytes(Bytes),
+    Word(u64),
+}
+
+/// Bytes, encoded in one piece and not one by one.
+#[derive(Clone, Debug)]
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+        struct Copied;
+        impl Visitor<'_> for Copied {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Bytes, E> {
+                Ok(Bytes(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Copied)
+    }
+}
+
+impl Function for Access {
+    const NAME: &'static str = "ff.access";
+    const VERSION: u32 = 1;
+    type Argument = Ask;
+    type Answer = Answer;
+
+    async fn run<P: Place>(place: &P, ask: Ask) -> Result<Answer, Fault> {
+        Ok(match ask {
+            Ask::Read { offset, len } => Answer::Bytes(Bytes(place.read_range(offset, len as usize).await?.to_vec())),
+            Ask::Write { offset, bytes } => {
+                place.write(offset, &bytes.0).await?;
+                Answer::Done
+            }
+            Ask::Exchange { offset, current, new } => Answer::Word(place.compare_exchange(offset, current, new).await?),
+            Ask::Add { offset, add } => Answer::Word(place.fetch_add(offset, add).await?),
+        })
+    }
+}
