@@ -14,6 +14,7 @@ pub mod gf256;
 pub mod heap;
 mod ids;
 mod legs;
+pub mod lock;
 pub mod page_word;
 pub mod policy;
 pub mod row_word;

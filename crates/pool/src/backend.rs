@@ -221,6 +221,38 @@ impl CloneTicket {
     }
 }
 
+/// Right of another process to a region, made by [`Backend::share`] and used by [`crate::Opener::join`]. Whoever knows it can do to the region
+/// whatever its owner can.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    pub(crate) session: u128,
+    pub(crate) region: u64,
+    pub(crate) pages: u64,
+}
+
+impl core::fmt::Debug for Share {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        // The session's secret must not reach a log by way of `{:?}`.
+        write!(f, "Share({} pages)", self.pages)
+    }
+}
+
+impl Share {
+    /// As text, for the other process.
+    pub fn to_secret(self) -> String {
+        format!("{:032x}-{:x}-{:x}", self.session, self.region, self.pages)
+    }
+
+    /// From that text.
+    pub fn from_secret(text: &str) -> Option<Share> {
+        let mut parts = text.split('-');
+        let session = u128::from_str_radix(parts.next()?, 16).ok()?;
+        let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+        let share = Share { session, region: number()?, pages: number()? };
+        (parts.next().is_none() && share.session != 0 && share.pages != 0).then_some(share)
+    }
+}
+
 /// One region of far memory. Shared between threads; each thread works through lanes of its own.
 pub trait Backend: Send + Sync {
     /// Opens a private channel. May allocate and block (within a deadline); the lane itself does neither.
@@ -228,6 +260,12 @@ pub trait Backend: Send + Sync {
 
     /// Opens a channel to functions that run where the pages are kept, if one server keeps all of them. May allocate and block.
     fn open_calls(&self) -> Result<CallLane, PoolError> {
+        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+    }
+
+    /// The right of other processes to the same region, if one server keeps it: they change its bytes, too, so this is for functions and not
+    /// for heaps. The region ends with this backend's session all the same.
+    fn share(&self) -> Result<Share, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
     }
 

@@ -3,14 +3,14 @@
 //! Every lane is a connection of its own that joins the session; this one keeps the session alive and carries what
 //! is not about pages. After [`Session::open`] nothing here allocates.
 
-use crate::PoolError;
+use crate::{PoolError, Share};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::wire::{
     ErrorCode, HEAD_BYTES, Head, Hello, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN, Welcome,
     WireReply, WireRequest, features,
 };
-use farfield_core::{Incarnation, PageId};
+use farfield_core::{Incarnation, PageId, RegionId};
 use farfield_os::net::{Step, Target};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, file, net};
@@ -91,6 +91,8 @@ pub(crate) struct Session {
     descriptors: Box<Descriptors>,
     control: i32,
     control_busy: AtomicBool,
+    /// Another process began it, and ends it.
+    is_guest: bool,
     gone: AtomicBool,
     abandoned: AtomicBool,
     tags: AtomicU64,
@@ -173,14 +175,16 @@ const JOIN_PATIENCE: Duration = Duration::from_millis(50);
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
 impl Session {
-    /// Connects and starts a new session, within that time.
+    /// Connects and starts a new session, or joins that of another process, within that time.
     pub(crate) fn open(
         server: u16,
         address: Address,
         identity: &Identity,
         within: Duration,
+        joins: Option<SessionSecret>,
     ) -> Result<Session, HandshakeError> {
-        let mut handshake = Handshake::begin(server, &address, &greeting(&address, identity, None), false)?;
+        let is_guest = joins.is_some();
+        let mut handshake = Handshake::begin(server, &address, &greeting(&address, identity, joins, is_guest), false)?;
         let (descriptors, fd) = (Box::new(Descriptors::new()), handshake.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
         let welcome = handshake.finish(within);
@@ -188,13 +192,14 @@ impl Session {
         let welcome = welcome.inspect_err(|_| descriptors.close_all())?;
         Ok(Session {
             server,
-            greeting: greeting(&address, identity, Some(welcome.session)),
+            greeting: greeting(&address, identity, Some(welcome.session), is_guest),
             welcome,
             address,
             deadline: identity.deadline,
             descriptors,
             control: fd,
             control_busy: AtomicBool::new(false),
+            is_guest,
             gone: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             tags: AtomicU64::new(1),
@@ -332,6 +337,11 @@ impl Session {
         }
     }
 
+    /// The right of another process to a region of this session.
+    pub(crate) fn share(&self, region: RegionId, pages: u64) -> Share {
+        Share { session: self.welcome.session.0, region: region.0, pages }
+    }
+
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.welcome.incarnation
     }
@@ -362,6 +372,9 @@ impl Session {
     /// Closes every connection without a word.
     /// The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
     pub(crate) fn farewell(&self) {
+        if self.is_guest {
+            return;
+        }
         let _ = self.ask(Request::Bye, self.deadline.min(Duration::from_millis(200)));
     }
 
@@ -519,8 +532,13 @@ fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Resul
 }
 
 /// What a client says first.
-fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecret>) -> Vec<u8> {
-    let one_sided = if matches!(address, Address::Unix(_)) { features::MAP } else { features::FABRIC };
+fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecret>, is_guest: bool) -> Vec<u8> {
+    let one_sided = match address {
+        // Who is not alone with a region has the server write it.
+        _ if is_guest => 0,
+        Address::Unix(_) => features::MAP,
+        Address::Tcp(_) => features::FABRIC,
+    };
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,

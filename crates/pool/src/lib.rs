@@ -39,7 +39,7 @@ mod trial;
 mod unclaimed;
 mod url;
 
-pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request};
+pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Share};
 pub use buffer::Buffer;
 pub use calls::{CallEnd, CallFailure, CallLane, FarCall};
 pub use farfield_core::wire::PagePart;

@@ -15,11 +15,11 @@ use crate::stripe::StripeBackend;
 use crate::tcp::TcpBackend;
 use crate::tier::TierBackend;
 use crate::url::{Tree, replace_leaves};
-use crate::{Backend, CloneTicket, PoolError};
+use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::gf256::Code;
-use farfield_core::wire::{Hello, Reply, Request, features};
+use farfield_core::wire::{Hello, Reply, Request, SessionSecret, features};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
@@ -236,6 +236,23 @@ impl Opener {
         self.open_members(Some(ticket))
     }
 
+    /// Opens the region behind a share, at the one server that keeps it. Pages are moved by messages, also on the machine of the server.
+    pub fn join(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
+        let [url] = &self.urls[..] else { return Err(OpenError::Argument("a share is of one memory server")) };
+        if self.token.len() > Hello::TOKEN_BYTES_MAX {
+            return Err(OpenError::Argument("the token is longer than 256 bytes"));
+        }
+        let address = match Target::parse(url)? {
+            Target::Tcp(address) => Address::Tcp(address),
+            Target::Unix(path) => Address::Unix(path),
+            Target::Fabric(config) => Address::Tcp(config.address()),
+            _ => return Err(OpenError::Argument("only regions of memory servers can be shared")),
+        };
+        let session = self.open_session(0, address, Some(SessionSecret(share.session)));
+        let session = session.map_err(|error| open_error(url, 0, error))?;
+        Ok(Arc::new(TcpBackend::new(session, RegionId(share.region), share.pages)))
+    }
+
     fn open_members(&self, ticket: Option<&CloneTicket>) -> Result<Arc<dyn Backend>, OpenError> {
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
@@ -404,14 +421,7 @@ impl Opener {
     }
 
     fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
-        self.open_target(server, Target::parse(url)?, want).map_err(|error| match error {
-            HandshakeError::Pool(error) => OpenError::Pool { url: url.to_owned(), error },
-            HandshakeError::Refused(text) => OpenError::Refused { url: url.to_owned(), text },
-            HandshakeError::HungUp => {
-                let error = PoolError::Refused { server, reason: "it closed the connection without an answer" };
-                OpenError::Pool { url: url.to_owned(), error }
-            }
-        })
+        self.open_target(server, Target::parse(url)?, want).map_err(|error| open_error(url, server, error))
     }
 
     fn open_target(&self, server: u16, target: Target, want: Want<'_>) -> Result<Arc<dyn Backend>, HandshakeError> {
@@ -423,7 +433,7 @@ impl Opener {
                 return Err(HandshakeError::Refused(text.into()));
             }
             Target::Fabric(config) => {
-                let session = self.open_session(server, Address::Tcp(config.address()))?;
+                let session = self.open_session(server, Address::Tcp(config.address()), None)?;
                 let (region, pages) = want.ask(&session, self.answers_within())?;
                 return fabric::open(session, config, region, pages);
             }
@@ -457,7 +467,7 @@ impl Opener {
                 }));
             }
         };
-        let session = self.open_session(server, address)?;
+        let session = self.open_session(server, address, None)?;
         let (region, pages) = want.ask(&session, self.answers_within())?;
         if session.welcome.features & features::MAP != 0 {
             return Ok(Arc::new(ShmBackend::new(session, region, pages)?));
@@ -465,17 +475,33 @@ impl Opener {
         Ok(Arc::new(TcpBackend::new(session, region, pages)))
     }
 
-    fn open_session(&self, server: u16, address: Address) -> Result<Arc<Session>, HandshakeError> {
+    fn open_session(
+        &self,
+        server: u16,
+        address: Address,
+        joins: Option<SessionSecret>,
+    ) -> Result<Arc<Session>, HandshakeError> {
         let identity = Identity {
             token: self.token.clone().into_bytes(),
             client_name: self.client_name.clone(),
             deadline: self.deadline,
         };
-        Ok(Arc::new(Session::open(server, address, &identity, self.answers_within())?))
+        Ok(Arc::new(Session::open(server, address, &identity, self.answers_within(), joins)?))
     }
 
     fn answers_within(&self) -> Duration {
         self.patience.unwrap_or(self.deadline)
+    }
+}
+
+fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
+    match error {
+        HandshakeError::Pool(error) => OpenError::Pool { url: url.to_owned(), error },
+        HandshakeError::Refused(text) => OpenError::Refused { url: url.to_owned(), text },
+        HandshakeError::HungUp => {
+            let error = PoolError::Refused { server, reason: "it closed the connection without an answer" };
+            OpenError::Pool { url: url.to_owned(), error }
+        }
     }
 }
 

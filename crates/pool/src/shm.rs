@@ -13,7 +13,7 @@
 use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
 use crate::tcp::clone_region;
-use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request};
+use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Share};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -408,6 +408,10 @@ impl Backend for ShmBackend {
 
     fn mapped(&self) -> Option<&dyn Mapped> {
         Some(self)
+    }
+
+    fn share(&self) -> Result<Share, PoolError> {
+        Ok(self.region.session.share(self.region.id, self.region.pages))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

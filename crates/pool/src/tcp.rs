@@ -6,7 +6,9 @@
 
 use crate::backend::{check_range, hand_over};
 use crate::connection::{Connection, Session};
-use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
+use crate::{
+    Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request, Share,
+};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
@@ -64,6 +66,10 @@ impl Backend for TcpBackend {
 
     fn open_calls(&self) -> Result<CallLane, PoolError> {
         CallLane::open(&self.session, self.region)
+    }
+
+    fn share(&self) -> Result<Share, PoolError> {
+        Ok(self.session.share(self.region, self.pages))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

@@ -1,10 +1,11 @@
 //! `ff.access`: one access, made at the server for a function that runs at the client.
 //!
 //! Lanes move pages, and what changes a part of a page must not take back what somebody else stores beside it meanwhile. So
-//! words and parts of pages are changed where all meet, by the same code as the accesses of functions that run there.
+//! words, locks and parts of pages are changed where all meet, by the same code as the accesses of functions that run there.
 
-use crate::{Fault, Function, Place};
+use crate::{Fault, Fence, Function, Place};
 use core::fmt;
+use farfield_core::lock;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -22,6 +23,8 @@ pub(crate) enum Ask {
     Write { offset: u64, bytes: Bytes },
     Exchange { offset: u64, current: u64, new: u64 },
     Add { offset: u64, add: u64 },
+    Lock { lock: u64, ask: lock::Ask },
+    Fenced { fence: Fence, offset: u64, bytes: Bytes },
 }
 
 /// What it came to.
@@ -30,6 +33,7 @@ pub(crate) enum Answer {
     Done,
     Bytes(Bytes),
     Word(u64),
+    Lock(lock::Says),
 }
 
 /// Bytes, encoded in one piece and not one by one.
@@ -75,6 +79,11 @@ impl Function for Access {
             }
             Ask::Exchange { offset, current, new } => Answer::Word(place.compare_exchange(offset, current, new).await?),
             Ask::Add { offset, add } => Answer::Word(place.fetch_add(offset, add).await?),
+            Ask::Lock { lock, ask } => Answer::Lock(place.lock_step(lock, ask).await?),
+            Ask::Fenced { fence, offset, bytes } => {
+                place.write_fenced(fence, offset, &bytes.0).await?;
+                Answer::Done
+            }
         })
     }
 }

@@ -134,6 +134,7 @@ impl Caller {
                 *steps += took;
             },
         );
+        place.flush();
         answers
     }
 

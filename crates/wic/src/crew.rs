@@ -38,6 +38,7 @@ pub(crate) struct Meter {
     left: Cell<u64>,
     is_spent: Cell<bool>,
     gives_way: Cell<bool>,
+    rests_until: Cell<Option<Instant>>,
     began: Cell<Instant>,
     until: Cell<Option<Instant>>,
 }
@@ -49,6 +50,7 @@ impl Meter {
             left: Cell::new(0),
             is_spent: Cell::new(false),
             gives_way: Cell::new(false),
+            rests_until: Cell::new(None),
             began: Cell::new(Instant::now()),
             until: Cell::new(None),
         }
@@ -74,6 +76,7 @@ impl Meter {
         self.left.set(slice);
         self.is_spent.set(false);
         self.gives_way.set(false);
+        self.rests_until.set(None);
         self.began.set(began);
         self.until.set(until);
     }
@@ -104,7 +107,22 @@ impl Meter {
             Poll::Pending
         })
     }
+
+    /// Lets the others go on for so long.
+    pub(crate) fn rest(&self, time: Duration) -> impl Future<Output = ()> + '_ {
+        let until = Instant::now().checked_add(time);
+        poll_fn(move |_| match until.filter(|until| Instant::now() < *until) {
+            None => Poll::Ready(()),
+            rests => {
+                self.rests_until.set(rests);
+                Poll::Pending
+            }
+        })
+    }
 }
+
+/// Sleeping for less costs more than looking around again.
+pub(crate) const SLEEP_MIN: Duration = Duration::from_micros(20);
 
 /// A place, as who runs tasks there sees it.
 pub(crate) trait Host {
@@ -113,9 +131,14 @@ pub(crate) trait Host {
 
     fn meter(&self) -> &Meter;
 
-    /// Submits what the tasks asked for and adds those that can go on to `ready`; if `may_wait`, there is nobody else, so that it may
-    /// wait for one. False if nothing is under way.
-    fn turn(&self, ready: &mut VecDeque<u32>, may_wait: bool) -> bool;
+    /// Submits what the tasks asked for and adds those that can go on to `ready`; if there is nobody else, it may wait for one, for so
+    /// long. False if nothing is under way.
+    fn turn(&self, ready: &mut VecDeque<u32>, may_wait: Option<Duration>) -> bool;
+
+    /// Nothing is under way, and nobody can go on for so long.
+    fn sleep(&self, time: Duration) {
+        if time < SLEEP_MIN { std::thread::yield_now() } else { std::thread::sleep(time) }
+    }
 }
 
 /// A function about to run.
@@ -146,6 +169,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     let mut slots: Vec<Slot<F>> = Vec::new();
     let mut free: Vec<u32> = Vec::new();
     let mut ready: VecDeque<u32> = VecDeque::new();
+    let mut resting: Vec<(Instant, u32)> = Vec::new();
     let mut is_all = false;
     loop {
         while !is_all && slots.len() - free.len() < window {
@@ -172,7 +196,15 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             if slots.len() == free.len() {
                 return;
             }
-            if !host.turn(&mut ready, true) && ready.is_empty() {
+            if let Some(until) = resting.iter().map(|(until, _)| *until).min() {
+                let time = until.saturating_duration_since(Instant::now());
+                if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
+                    host.sleep(time);
+                }
+                wake(&mut resting, &mut ready);
+                continue;
+            }
+            if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
                 // They wait for something that is not of this place, and nobody will ever wake them.
                 for slot in slots.iter_mut().filter(|slot| slot.future.is_some()) {
                     slot.future.set(None);
@@ -188,6 +220,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             match verdict {
                 Verdict::Again => ready.push_back(index),
                 Verdict::Waits => {}
+                Verdict::Rests(until) => resting.push((until, index)),
                 Verdict::Ended(result) => {
                     let slot = &mut slots[index as usize];
                     slot.future.set(None);
@@ -196,13 +229,24 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 }
             }
         }
-        host.turn(&mut ready, false);
+        host.turn(&mut ready, None);
+        wake(&mut resting, &mut ready);
     }
+}
+
+/// Who has rested long enough goes on.
+fn wake(resting: &mut Vec<(Instant, u32)>, ready: &mut VecDeque<u32>) {
+    if resting.is_empty() {
+        return;
+    }
+    let now = Instant::now();
+    ready.extend(resting.extract_if(.., |(until, _)| *until <= now).map(|(_, task)| task));
 }
 
 enum Verdict<A> {
     Again,
     Waits,
+    Rests(Instant),
     Ended(Result<A, Stop>),
 }
 
@@ -243,7 +287,10 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
         Ok(Poll::Pending) if meter.gives_way.get() => Verdict::Again,
         Ok(Poll::Pending) => {
             slot.waited = true;
-            Verdict::Waits
+            match meter.rests_until.get() {
+                Some(until) => Verdict::Rests(slot.budget.until.map_or(until, |end| end.min(until))),
+                None => Verdict::Waits,
+            }
         }
     })
 }

@@ -20,15 +20,33 @@ pub enum Fault {
         /// How many.
         bytes: u64,
     },
-    /// A word whose offset is no multiple of eight.
-    #[error("the word at offset {offset} does not lie at a multiple of its size")]
+    /// A word or a lock whose offset is no multiple of its size.
+    #[error("what is at offset {offset} does not lie at a multiple of its size")]
     Unaligned {
         /// Its offset.
         offset: u64,
     },
     /// Words cannot be changed as one: no one server that runs functions keeps the pages.
-    #[error("no one memory server keeps these pages and runs functions, so there are no atomics")]
+    #[error("no one memory server keeps these pages and runs functions, so there are no atomics and no locks")]
     NotHere,
+    /// What is there is no lock.
+    #[error("there is no lock at offset {offset}")]
+    NoLock {
+        /// Where it should be.
+        offset: u64,
+    },
+    /// Others had the lock for as long as somebody waited.
+    #[error("the lock at offset {offset} was not to be had in time")]
+    Locked {
+        /// Where it is.
+        offset: u64,
+    },
+    /// The lock was lost before: its lease was over.
+    #[error("the lock at offset {offset} is another's by now")]
+    Fenced {
+        /// Where it is.
+        offset: u64,
+    },
     /// A page does not match its checksum.
     #[error("page {} is corrupt", page.0)]
     Corrupt {
@@ -86,6 +104,9 @@ impl Stop {
             Stop::Fault(Fault::TooLong { bytes }) => (ErrorCode::TooMuch, bytes),
             Stop::Fault(Fault::Unaligned { offset }) => (ErrorCode::Unaligned, offset),
             Stop::Fault(Fault::NotHere) => (ErrorCode::NoAtomics, 0),
+            Stop::Fault(Fault::NoLock { offset }) => (ErrorCode::NoLock, offset),
+            Stop::Fault(Fault::Locked { offset }) => (ErrorCode::Locked, offset),
+            Stop::Fault(Fault::Fenced { offset }) => (ErrorCode::Fenced, offset),
             Stop::Fault(Fault::Corrupt { page }) => (ErrorCode::Corrupt, page.0),
             Stop::Fault(Fault::Full) => (ErrorCode::PoolFull, 0),
             Stop::Fault(Fault::Lost(_) | Fault::Internal) => (ErrorCode::Internal, 0),
@@ -189,6 +210,9 @@ impl CallError {
             ErrorCode::TooMuch => CallError::Fault(Fault::TooLong { bytes: detail }),
             ErrorCode::Unaligned => CallError::Fault(Fault::Unaligned { offset: detail }),
             ErrorCode::NoAtomics => CallError::Fault(Fault::NotHere),
+            ErrorCode::NoLock => CallError::Fault(Fault::NoLock { offset: detail }),
+            ErrorCode::Locked => CallError::Fault(Fault::Locked { offset: detail }),
+            ErrorCode::Fenced => CallError::Fault(Fault::Fenced { offset: detail }),
             ErrorCode::Corrupt => CallError::Fault(Fault::Corrupt { page: PageId(detail) }),
             ErrorCode::PoolFull => CallError::Fault(Fault::Full),
             ErrorCode::Internal => CallError::Fault(Fault::Internal),
@@ -210,6 +234,9 @@ mod tests {
             Stop::Fault(Fault::TooLong { bytes: 1 << 40 }),
             Stop::Fault(Fault::Unaligned { offset: 12 }),
             Stop::Fault(Fault::NotHere),
+            Stop::Fault(Fault::NoLock { offset: 64 }),
+            Stop::Fault(Fault::Locked { offset: 128 }),
+            Stop::Fault(Fault::Fenced { offset: 192 }),
             Stop::Fault(Fault::Corrupt { page: PageId(5) }),
             Stop::Fault(Fault::Full),
             Stop::Fault(Fault::Internal),

@@ -1,6 +1,6 @@
 //! Farfield runs anywhere: where-independent code (WICkit).
 //!
-//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, atomics, time. The same
+//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, atomics, locks, time. The same
 //! source runs
 //!
 //! - at the **client**, one-sided, over any lane of the pool: each access is a round trip, many calls share one lane;
@@ -30,6 +30,7 @@ mod crew;
 mod error;
 mod function;
 mod list;
+mod lock;
 mod memory;
 mod place;
 mod registry;
@@ -42,6 +43,7 @@ pub use crew::Budget;
 pub use error::{CallError, Fault, Stop};
 pub use function::Function;
 pub use list::{List, ListEnd, ListStart};
+pub use lock::{Exclusive, Fence, Shared, WicLock};
 pub use memory::Memory;
 pub use place::{Place, RANGE_BYTES_MAX};
 pub use registry::{Registry, Task, Unknown};

@@ -16,6 +16,12 @@ pub trait Memory {
     /// Does this while no function changes bytes of the region, wherever it runs. `work` reads and writes as otherwise, and waits for nothing.
     fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault>;
 
+    /// Nanoseconds of a clock that all who have this region share.
+    fn clock(&self) -> u64;
+
+    /// Nothing will be asked for a while.
+    fn rest(&self) {}
+
     /// These bytes will be read soon: the processor may begin to bring them.
     fn announce(&self, _offset: u64, _len: usize) {}
 }

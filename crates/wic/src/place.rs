@@ -1,9 +1,10 @@
 //! Where a function runs, as far as the function sees.
 
-use crate::Fault;
+use crate::{Fault, Fence};
 use core::future::Future;
 use core::ops::Deref;
 use core::time::Duration;
+use farfield_core::lock::{Ask, Lock, Says};
 
 /// Most bytes of one access.
 pub const RANGE_BYTES_MAX: usize = 64 * 1024;
@@ -51,6 +52,19 @@ pub trait Place {
     /// Adds to the little-endian word at `offset`, wrapping around, as [`Place::compare_exchange`] would. The word as it was.
     fn fetch_add(&self, offset: u64, add: u64) -> impl Future<Output = Result<u64, Fault>>;
 
+    /// Writes bytes, at most [`RANGE_BYTES_MAX`], if this holding of a lock is not over; else [`Fault::Fenced`]. At the client a range of more than
+    /// 32 KiB goes piece by piece.
+    fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> impl Future<Output = Result<(), Fault>>;
+
+    /// Asks something of the lock at this offset. [`crate::WicLock`] knows what and when.
+    fn lock_step(&self, lock: u64, ask: Ask) -> impl Future<Output = Result<Says, Fault>>;
+
+    /// The same, and nobody waits for it: for those who are dropped.
+    fn give_back(&self, lock: u64, ask: Ask);
+
+    /// Lets others go on for so long, as far as clocks are to be had. Takes one step.
+    fn pause(&self, time: Duration) -> impl Future<Output = ()>;
+
     /// Time since the call began here.
     fn now(&self) -> Duration;
 
@@ -75,6 +89,12 @@ const WORD_BYTES: usize = 8;
 pub(crate) fn check_word(region_bytes: u64, offset: u64) -> Result<(), Fault> {
     check(region_bytes, offset, WORD_BYTES)?;
     if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
+}
+
+/// The same answer everywhere to a lock that is not there or not at its place.
+pub(crate) fn check_lock(region_bytes: u64, offset: u64) -> Result<(), Fault> {
+    check(region_bytes, offset, Lock::BYTES)?;
+    if offset.is_multiple_of(Lock::BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
 }
 
 /// The same answer everywhere to a range that is not there.

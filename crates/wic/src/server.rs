@@ -3,12 +3,13 @@
 //! Alone, a function runs to completion. When several run, each announces what it will read and lets the others have their turn, so
 //! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
 
-use crate::crew::{Host, Meter};
-use crate::place::{check, check_word};
-use crate::{Fault, Memory, Place};
+use crate::crew::{Host, Meter, SLEEP_MIN};
+use crate::place::{check, check_lock, check_word};
+use crate::{Fault, Fence, Memory, Place};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
 use core::time::Duration;
+use farfield_core::lock::{self, Lock, Mode, Says};
 use std::collections::VecDeque;
 
 /// When an access completes.
@@ -108,6 +109,23 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
         })?;
         Ok(before)
     }
+
+    fn lock_at(&self, offset: u64) -> Result<Lock, Fault> {
+        let mut bytes = [0; Lock::BYTES];
+        self.memory.read(offset, &mut bytes)?;
+        Lock::decode(&bytes).ok_or(Fault::NoLock { offset })
+    }
+
+    fn step_lock(&self, offset: u64, ask: lock::Ask) -> Result<Says, Fault> {
+        let mut said = Says::Over;
+        self.memory.alone(&mut || {
+            let before = self.lock_at(offset)?;
+            let (after, says) = before.step(self.memory.clock(), ask);
+            said = says;
+            if after == before { Ok(()) } else { self.memory.write(offset, &after.encode()) }
+        })?;
+        Ok(said)
+    }
 }
 
 impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
@@ -160,6 +178,42 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         self.change_word(offset, |word| Some(word.wrapping_add(add))).await
     }
 
+    async fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.begin(offset, bytes.len()).await?;
+        check_lock(self.memory.region_bytes(), fence.lock)?;
+        self.memory.alone(&mut || {
+            let now = self.memory.clock();
+            if !self.lock_at(fence.lock)?.is_held(now, fence.epoch, Mode::Exclusive) {
+                return Err(Fault::Fenced { offset: fence.lock });
+            }
+            self.memory.write(offset, bytes)
+        })
+    }
+
+    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<Says, Fault> {
+        self.begin(lock, Lock::BYTES).await?;
+        check_lock(self.memory.region_bytes(), lock)?;
+        self.step_lock(lock, ask)
+    }
+
+    fn give_back(&self, lock: u64, ask: lock::Ask) {
+        // Else its lease ends it.
+        let _ = self.step_lock(lock, ask);
+    }
+
+    async fn pause(&self, time: Duration) {
+        self.meter.step(0).await;
+        match &self.pace {
+            Pace::Dice(dice) => {
+                for _ in 0..=dice.roll(4) {
+                    self.meter.give_way().await;
+                }
+            }
+            _ if time.is_zero() => self.meter.give_way().await,
+            _ => self.meter.rest(time).await,
+        }
+    }
+
     fn now(&self) -> Duration {
         self.meter.elapsed()
     }
@@ -177,12 +231,18 @@ impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
         &self.meter
     }
 
-    fn turn(&self, ready: &mut VecDeque<u32>, _may_wait: bool) -> bool {
+    fn turn(&self, ready: &mut VecDeque<u32>, _may_wait: Option<Duration>) -> bool {
         if let Pace::Dice(dice) = &self.pace {
             for last in (1..ready.len()).rev() {
                 ready.swap(last, dice.roll(last as u64 + 1) as usize);
             }
         }
         false
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.memory.rest();
+        // A sleep takes some 50 µs longer than it should.
+        if time < SLEEP_MIN { std::thread::yield_now() } else { std::thread::sleep(time) }
     }
 }

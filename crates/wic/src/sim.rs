@@ -3,7 +3,7 @@
 use crate::crew::{self, Budget, Start};
 use crate::server::{Dice, Pace, ServerPlace};
 use crate::{Fault, Function, Memory, Stop};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use farfield_core::PageId;
 
 /// A region in memory over which functions run in an order that chance decides.
@@ -19,7 +19,11 @@ pub struct Sim {
 struct Rolled<'s> {
     sim: &'s Sim,
     dice: Dice,
+    clock: Cell<u64>,
 }
+
+/// Every look at the clock takes so long.
+const TICK_NS: u64 = 1000;
 
 impl Sim {
     /// A region of these bytes.
@@ -46,7 +50,7 @@ impl Sim {
 
     /// Runs the function for all arguments, side by side.
     pub fn run<F: Function>(&self, arguments: Vec<F::Argument>) -> Vec<Result<F::Answer, Stop>> {
-        let memory = Rolled { sim: self, dice: Dice::new(self.seed) };
+        let memory = Rolled { sim: self, dice: Dice::new(self.seed), clock: Cell::new(TICK_NS) };
         let place = ServerPlace::new(&memory, Pace::Dice(Dice::new(!self.seed)));
         let budget = Budget { steps_max: self.steps_max, until: None };
         let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
@@ -95,5 +99,9 @@ impl Memory for Rolled<'_> {
 
     fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
         work()
+    }
+
+    fn clock(&self) -> u64 {
+        self.clock.replace(self.clock.get() + TICK_NS)
     }
 }

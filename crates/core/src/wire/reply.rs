@@ -43,10 +43,16 @@ pub enum ErrorCode {
     AnswerTooLong,
     /// The function waits for something that does not come.
     Stuck,
-    /// A function changes a word at an offset, which the head's `page` says, that is no multiple of its size.
+    /// A word or a lock that a function uses, at an offset that the head's `page` says, does not lie at a multiple of its size.
     Unaligned,
     /// A function changes a word where that cannot be done as one.
     NoAtomics,
+    /// There is no lock at the offset that the head's `page` says.
+    NoLock,
+    /// The lock there was not to be had in time.
+    Locked,
+    /// The lock there was lost before the function wrote what it guards.
+    Fenced,
     /// A reason of a later version.
     Other(u16),
 }
@@ -73,6 +79,9 @@ impl ErrorCode {
             ErrorCode::Stuck => 16,
             ErrorCode::Unaligned => 17,
             ErrorCode::NoAtomics => 18,
+            ErrorCode::NoLock => 19,
+            ErrorCode::Locked => 20,
+            ErrorCode::Fenced => 21,
             ErrorCode::Other(number) => number,
         }
     }
@@ -98,6 +107,9 @@ impl ErrorCode {
             16 => ErrorCode::Stuck,
             17 => ErrorCode::Unaligned,
             18 => ErrorCode::NoAtomics,
+            19 => ErrorCode::NoLock,
+            20 => ErrorCode::Locked,
+            21 => ErrorCode::Fenced,
             other => ErrorCode::Other(other),
         }
     }
@@ -121,8 +133,11 @@ impl ErrorCode {
             ErrorCode::Panicked => "the function panicked",
             ErrorCode::AnswerTooLong => "what the function answers is too long",
             ErrorCode::Stuck => "the function waits for something that does not come",
-            ErrorCode::Unaligned => "a word does not lie at a multiple of its size",
+            ErrorCode::Unaligned => "a word or a lock does not lie at a multiple of its size",
             ErrorCode::NoAtomics => "words cannot be changed as one here",
+            ErrorCode::NoLock => "there is no lock",
+            ErrorCode::Locked => "the lock was not to be had in time",
+            ErrorCode::Fenced => "the lock is another's by now",
             ErrorCode::Other(_) => "for a reason that this version does not know",
         }
     }

@@ -7,6 +7,7 @@ use core::cell::{Cell, RefCell};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::PagePart;
 use farfield_core::{PageId, checksum};
+use farfield_os::process::now_ns;
 use farfield_wic::{Fault, Memory};
 use std::ops::Range;
 
@@ -141,6 +142,14 @@ impl Memory for RegionMemory<'_> {
 
     fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
         RegionMemory::alone(self, work)
+    }
+
+    fn clock(&self) -> u64 {
+        now_ns()
+    }
+
+    fn rest(&self) {
+        self.let_go();
     }
 
     fn announce(&self, offset: u64, len: usize) {

@@ -5,12 +5,19 @@ use crate::access::{Access, Answer, Ask};
 use crate::registry::decode;
 use crate::{CallError, Fault, Function};
 use core::time::Duration;
+use farfield_core::lock::{self, Mode, Says};
 use farfield_pool::{Backend, CallEnd, CallFailure, CallLane, FarCall, PoolError};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
+
+/// How long what nobody waits for may take: no longer than any lease.
+const GIVE_BACK_WITHIN: Duration = lock::Lock::LEASE_MAX;
+/// How long a caller waits for locks that arrive for tasks that were ended. After that their leases end them.
+const UNDO_WITHIN: Duration = Duration::from_millis(50);
 
 /// What an ask came to.
-pub(super) type Ended = Result<Vec<u8>, CallFailure>;
+type Ended = Result<Vec<u8>, CallFailure>;
 
 /// The channel for them, opened when it is first needed.
 pub(super) struct Asks {
@@ -18,7 +25,9 @@ pub(super) struct Asks {
     lane: Option<CallLane>,
     /// There is no such channel.
     is_nowhere: bool,
-    pub(super) underway: Underway<Ended>,
+    underway: Underway<Ended>,
+    /// Locks that are asked for, by tag: who does not want one any more gives it back.
+    taking: BTreeMap<u32, (u64, Mode)>,
     /// What the channel had no room for.
     queued: VecDeque<FarCall>,
     ended: Vec<CallEnd>,
@@ -31,6 +40,7 @@ impl Asks {
             lane: None,
             is_nowhere: false,
             underway: Underway::new(),
+            taking: BTreeMap::new(),
             queued: VecDeque::new(),
             ended: Vec::new(),
         }
@@ -56,6 +66,9 @@ impl Asks {
         let argument = postcard::to_stdvec(ask).map_err(|_| Fault::Internal)?;
         self.lane()?;
         let tag = self.underway.begin(task);
+        if let Ask::Lock { lock, ask: lock::Ask::Take { mode, .. } | lock::Ask::Look { mode, .. } } = *ask {
+            self.taking.insert(tag, (lock, mode));
+        }
         let (name, version) = (Access::NAME, Access::VERSION);
         let call = FarCall { tag: u64::from(tag), deadline, steps_max: 0, name, version, argument };
         self.queued.push_back(call);
@@ -78,9 +91,61 @@ impl Asks {
         self.submit();
         let Some(lane) = &mut self.lane else { return };
         lane.poll(&mut self.ended);
-        for ended in self.ended.drain(..) {
-            self.underway.end(ended.tag as u32, ended.result, ready);
+        let mut ended = core::mem::take(&mut self.ended);
+        for CallEnd { tag, result, .. } in ended.drain(..) {
+            let unwanted = self.underway.end(tag as u32, result, ready);
+            self.undo(tag as u32, unwanted);
         }
+        self.ended = ended;
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.underway.in_flight()
+    }
+
+    /// The answer, if there is one by now; else this task waits on.
+    pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<Result<Answer, Fault>> {
+        let ended = self.underway.take(tag, task)?;
+        self.taking.remove(&tag);
+        Some(self.answer(ended))
+    }
+
+    /// Nobody wants the answer.
+    pub(super) fn give_up(&mut self, tag: u32) {
+        let unwanted = self.underway.give_up(tag);
+        self.undo(tag, unwanted);
+    }
+
+    /// Asks a lock something, and nobody waits for it.
+    pub(super) fn give_back(&mut self, lock: u64, ask: lock::Ask) {
+        // If it cannot be said the lease ends it.
+        if let Ok(tag) = self.begin(&Ask::Lock { lock, ask }, u32::MAX, GIVE_BACK_WITHIN) {
+            self.give_up(tag);
+        }
+    }
+
+    /// What nobody wants is given back, if it is a lock or a place in its line.
+    fn undo(&mut self, tag: u32, unwanted: Option<Ended>) {
+        let Some(ended) = unwanted else { return };
+        let Some((lock, mode)) = self.taking.remove(&tag) else { return };
+        match self.answer(ended) {
+            Ok(Answer::Lock(Says::Yours { epoch, .. })) => {
+                self.give_back(lock, lock::Ask::Release { epoch, mode, is_done: true });
+            }
+            Ok(Answer::Lock(Says::Waits { ticket, .. })) => self.give_back(lock, lock::Ask::GiveUp { ticket }),
+            _ => {}
+        }
+    }
+
+    /// Sends what nobody waits for, when there is no task any more.
+    pub(super) fn flush(&mut self) {
+        let until = Instant::now() + UNDO_WITHIN;
+        self.turn(&mut VecDeque::new());
+        while !self.taking.is_empty() && Instant::now() < until {
+            self.wait(until.saturating_duration_since(Instant::now()));
+            self.turn(&mut VecDeque::new());
+        }
+        self.turn(&mut VecDeque::new());
     }
 
     /// Waits until one has probably ended.
@@ -91,7 +156,7 @@ impl Asks {
     }
 
     /// The answer in it. A server without this access is none that could do it.
-    pub(super) fn answer(&mut self, ended: Ended) -> Result<Answer, Fault> {
+    fn answer(&mut self, ended: Ended) -> Result<Answer, Fault> {
         let failure = match ended {
             Ok(bytes) => return decode(&bytes).ok_or(Fault::Internal),
             Err(CallFailure::Pool(error)) => return Err(error.into()),

@@ -13,8 +13,8 @@ mod underway;
 
 use crate::access::{Answer, Ask, BYTES_MAX, Bytes};
 use crate::crew::{Host, Meter};
-use crate::place::{check, check_word};
-use crate::{Fault, Place, RANGE_BYTES_MAX};
+use crate::place::{check, check_lock, check_word};
+use crate::{Fault, Fence, Place, RANGE_BYTES_MAX};
 use asks::Asks;
 use core::cell::{Cell, RefCell};
 use core::future::{Future, poll_fn};
@@ -24,6 +24,7 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::lock::{self, Says};
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -157,6 +158,11 @@ impl ClientPlace {
         }
     }
 
+    /// Sends what nobody waits for.
+    pub(crate) fn flush(&self) {
+        self.state.borrow_mut().asks.flush();
+    }
+
     /// Bytes as the server sees them when nobody changes them.
     async fn read_calmly(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut at = offset;
@@ -260,16 +266,16 @@ impl Future for Asked<'_> {
         let place = self.place;
         let Some(tag) = self.tag else { return Poll::Pending };
         let mut state = place.state.borrow_mut();
-        let Some(ended) = state.asks.underway.take(tag, place.meter.task()) else { return Poll::Pending };
+        let Some(answer) = state.asks.take(tag, place.meter.task()) else { return Poll::Pending };
         self.tag = None;
-        Poll::Ready(state.asks.answer(ended))
+        Poll::Ready(answer)
     }
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if let Some(tag) = self.tag {
-            self.place.state.borrow_mut().asks.underway.give_up(tag);
+            self.place.state.borrow_mut().asks.give_up(tag);
         }
     }
 }
@@ -407,6 +413,43 @@ impl Place for ClientPlace {
         self.ask_word(offset, Ask::Add { offset, add }).await
     }
 
+    async fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.meter.step(bytes.len()).await;
+        check(self.region_bytes, offset, bytes.len())?;
+        check_lock(self.region_bytes, fence.lock)?;
+        let mut at = offset;
+        // No bytes are one piece: whether the lock is still had is said all the same.
+        for part in bytes.chunks(BYTES_MAX).chain(bytes.is_empty().then_some(bytes)) {
+            match self.ask(Ask::Fenced { fence, offset: at, bytes: Bytes(part.to_vec()) }).await? {
+                Answer::Done => at += part.len() as u64,
+                _ => return Err(Fault::Internal),
+            }
+        }
+        Ok(())
+    }
+
+    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<Says, Fault> {
+        self.meter.step(lock::Lock::BYTES).await;
+        check_lock(self.region_bytes, lock)?;
+        match self.ask(Ask::Lock { lock, ask }).await? {
+            Answer::Lock(says) => Ok(says),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    fn give_back(&self, lock: u64, ask: lock::Ask) {
+        self.state.borrow_mut().asks.give_back(lock, ask);
+    }
+
+    async fn pause(&self, time: Duration) {
+        self.meter.step(0).await;
+        if time.is_zero() {
+            self.meter.give_way().await;
+        } else {
+            self.meter.rest(time).await;
+        }
+    }
+
     fn now(&self) -> Duration {
         self.meter.elapsed()
     }
@@ -424,7 +467,7 @@ impl Host for ClientPlace {
         &self.meter
     }
 
-    fn turn(&self, ready: &mut VecDeque<u32>, may_wait: bool) -> bool {
+    fn turn(&self, ready: &mut VecDeque<u32>, may_wait: Option<Duration>) -> bool {
         ready.extend(self.released.borrow_mut().drain(..));
         let state = &mut *self.state.borrow_mut();
         while let Some(request) = state.queued.pop_front() {
@@ -434,16 +477,16 @@ impl Host for ClientPlace {
             }
         }
         let transfers = state.transfers.in_flight();
-        let asks = state.asks.underway.in_flight();
+        let asks = state.asks.in_flight();
         if transfers > 0 {
             state.lane.poll(&mut state.done);
         }
         if asks > 0 {
             state.asks.turn(ready);
         }
-        if may_wait && ready.is_empty() && state.done.is_empty() {
+        if let (Some(may_wait), true, true) = (may_wait, ready.is_empty(), state.done.is_empty()) {
             // Nothing waits for both at once.
-            let most = if transfers > 0 && asks > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX };
+            let most = may_wait.min(if transfers > 0 && asks > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX });
             if transfers > 0 {
                 state.lane.wait(most);
                 state.lane.poll(&mut state.done);

@@ -1,0 +1,696 @@
+//! The lock record: a fair lock with leases, in 64 bytes of far memory.
+//!
+//! ```text
+//! word 0   next ticket u32, ticket whose turn it is u32
+//! word 1   epoch: which holding it is, or was last
+//! word 2   when what is now is over, in nanoseconds of the server's clock; 0: never
+//! word 3   holders u32 (all ones: one that is alone), flags u32 (bit 0: left)
+//! word 4   waiting tickets that were seen since word 2 was set, by ticket mod 64
+//! word 5   waiting tickets that were given up
+//! word 6   0
+//! word 7   0
+//! ```
+//!
+//! Who comes and finds nobody before him has the lock; else he draws a ticket and looks again and again until it is his turn. Holders are
+//! admitted in the order of their tickets; those that share the lock are admitted together as long as nobody between them wants it alone.
+//!
+//! Nobody is believed to live. A holding ends with its lease, whoever has it then is told so by its epoch (the fencing token), and the next one is
+//! told that the lock was *left*. Whose turn it is must come soon. When either did not happen, all who were not seen meanwhile are no longer waited
+//! for, so that any number of dead delay the living once. Time is that of the one server that keeps the record, and an argument.
+//!
+//! Every step is a pure function on a copy; the server makes it while nobody else changes the region.
+
+use core::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// How a lock is held.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Mode {
+    /// With others that read.
+    Shared,
+    /// Alone.
+    Exclusive,
+}
+
+/// What somebody wants of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// To have it; if that cannot be at once, to have a place in the line, or not.
+    Take {
+        /// How.
+        mode: Mode,
+        /// For how long.
+        lease: Duration,
+        /// Would he wait?
+        waits: bool,
+    },
+    /// To have it if it is the turn of his ticket.
+    Look {
+        /// Which he drew.
+        ticket: u32,
+        /// How.
+        mode: Mode,
+        /// For how long.
+        lease: Duration,
+    },
+    /// To wait no more.
+    GiveUp {
+        /// Which he drew.
+        ticket: u32,
+    },
+    /// To have it longer.
+    Keep {
+        /// Which holding.
+        epoch: u64,
+        /// How.
+        mode: Mode,
+        /// For how long, from now on.
+        lease: Duration,
+    },
+    /// To have it no more.
+    Release {
+        /// Which holding.
+        epoch: u64,
+        /// How.
+        mode: Mode,
+        /// Is what it guards as it should be? Else the next one is told that it was left.
+        is_done: bool,
+    },
+}
+
+/// What he gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Says {
+    /// He has it.
+    Yours {
+        /// Which holding: what he writes is refused when another one has begun.
+        epoch: u64,
+        /// The last who had it alone died, or was ended, before he was done.
+        was_left: bool,
+    },
+    /// He has a place in the line.
+    Waits {
+        /// By which he is known.
+        ticket: u32,
+        /// How many come before him, at most.
+        ahead: u32,
+    },
+    /// Somebody has it, or it is another's turn.
+    Busy,
+    /// The line is full.
+    Full,
+    /// He was not seen for so long that he lost his place.
+    Missed,
+    /// So be it.
+    Done,
+    /// His holding is over.
+    Over,
+}
+
+/// Who has the lock.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Held {
+    Nobody,
+    Together(u32),
+    Alone,
+}
+
+/// A lock. See the module.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Lock {
+    next: u32,
+    /// Tickets from here to `next` are in the line.
+    turn: u32,
+    epoch: u64,
+    until: u64,
+    held: Held,
+    is_left: bool,
+    /// Both only of tickets in the line.
+    seen: u64,
+    given_up: u64,
+}
+
+const ALONE: u32 = u32::MAX;
+const LEFT: u32 = 1;
+
+impl Default for Lock {
+    fn default() -> Lock {
+        Lock::FREE
+    }
+}
+
+impl Lock {
+    /// Bytes of the record, which lies at a multiple of them.
+    pub const BYTES: usize = 64;
+    /// Nobody has it. All zeros: what was never written is a lock.
+    pub const FREE: Lock =
+        Lock { next: 0, turn: 0, epoch: 0, until: 0, held: Held::Nobody, is_left: false, seen: 0, given_up: 0 };
+    /// Most tickets in the line.
+    pub const LINE_MAX: u32 = 64;
+    /// How long it may be the turn of somebody who does not come: some hundred times as long as who waits takes from one look to the next.
+    pub const TURN: Duration = Duration::from_millis(100);
+    /// The longest lease.
+    pub const LEASE_MAX: Duration = Duration::from_secs(60);
+
+    /// The record; `None` if the bytes are none.
+    pub fn decode(bytes: &[u8; Lock::BYTES]) -> Option<Lock> {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        let (tickets, holders) = (word(0), word(3));
+        let held = match holders as u32 {
+            0 => Held::Nobody,
+            ALONE => Held::Alone,
+            count => Held::Together(count),
+        };
+        let flags = (holders >> 32) as u32;
+        let lock = Lock {
+            next: tickets as u32,
+            turn: (tickets >> 32) as u32,
+            epoch: word(1),
+            until: word(2),
+            held,
+            is_left: flags & LEFT != 0,
+            seen: word(4),
+            given_up: word(5),
+        };
+        let is_lock = flags <= LEFT
+            && lock.waiting() <= Lock::LINE_MAX
+            && (lock.seen | lock.given_up) & !lock.line() == 0
+            && word(6) | word(7) == 0;
+        is_lock.then_some(lock)
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; Lock::BYTES] {
+        let holders = match self.held {
+            Held::Nobody => 0,
+            Held::Together(count) => count,
+            Held::Alone => ALONE,
+        };
+        let flags = if self.is_left { LEFT } else { 0 };
+        let words = [
+            u64::from(self.turn) << 32 | u64::from(self.next),
+            self.epoch,
+            self.until,
+            u64::from(flags) << 32 | u64::from(holders),
+            self.seen,
+            self.given_up,
+        ];
+        let mut bytes = [0; Lock::BYTES];
+        for (into, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *into = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Somebody asks, at this time.
+    pub fn step(self, now: u64, ask: Ask) -> (Lock, Says) {
+        let mut lock = self.settled(now);
+        let says = match ask {
+            Ask::Take { mode, lease, waits } => lock.take(now, mode, lease, waits),
+            Ask::Look { ticket, mode, lease } => lock.look(now, ticket, mode, lease),
+            Ask::GiveUp { ticket } => lock.give_up(now, ticket),
+            Ask::Keep { epoch, mode, .. } | Ask::Release { epoch, mode, .. } if !lock.has(epoch, mode) => Says::Over,
+            Ask::Keep { lease, .. } => {
+                lock.extend(now, lease);
+                Says::Done
+            }
+            Ask::Release { is_done, .. } => lock.release(now, is_done),
+        };
+        (lock, says)
+    }
+
+    /// Is this holding not over at this time?
+    pub fn is_held(self, now: u64, epoch: u64, mode: Mode) -> bool {
+        self.settled(now).has(epoch, mode)
+    }
+
+    /// The same after everything that ends by itself has ended.
+    fn settled(mut self, now: u64) -> Lock {
+        if self.until == 0 || now < self.until {
+            return self;
+        }
+        self.is_left |= self.held == Held::Alone;
+        self.held = Held::Nobody;
+        self.given_up |= self.line() & !self.seen;
+        self.begin_turn(now);
+        self
+    }
+
+    fn has(&self, epoch: u64, mode: Mode) -> bool {
+        self.epoch == epoch
+            && match self.held {
+                Held::Nobody => false,
+                Held::Together(_) => mode == Mode::Shared,
+                Held::Alone => mode == Mode::Exclusive,
+            }
+    }
+
+    fn take(&mut self, now: u64, mode: Mode, lease: Duration, waits: bool) -> Says {
+        if self.waiting() == 0 && self.admits(mode) {
+            return self.admit(now, mode, lease);
+        }
+        if !waits {
+            return Says::Busy;
+        }
+        if self.waiting() == Lock::LINE_MAX {
+            return Says::Full;
+        }
+        let ticket = self.next;
+        self.next = ticket.wrapping_add(1);
+        self.seen |= bit(ticket);
+        Says::Waits { ticket, ahead: self.ahead(ticket) }
+    }
+
+    fn look(&mut self, now: u64, ticket: u32, mode: Mode, lease: Duration) -> Says {
+        if !self.is_waiting(ticket) {
+            return Says::Missed;
+        }
+        self.seen |= bit(ticket);
+        if ticket != self.turn || !self.admits(mode) {
+            return Says::Waits { ticket, ahead: self.ahead(ticket) };
+        }
+        self.pass();
+        self.skip();
+        self.admit(now, mode, lease)
+    }
+
+    fn give_up(&mut self, now: u64, ticket: u32) -> Says {
+        if self.is_waiting(ticket) {
+            self.given_up |= bit(ticket);
+            if ticket == self.turn && self.held == Held::Nobody {
+                self.begin_turn(now);
+            } else {
+                self.skip();
+            }
+        }
+        Says::Done
+    }
+
+    fn release(&mut self, now: u64, is_done: bool) -> Says {
+        match self.held {
+            Held::Together(count) if count > 1 => self.held = Held::Together(count - 1),
+            held => {
+                if held == Held::Alone {
+                    self.is_left = !is_done;
+                }
+                self.held = Held::Nobody;
+                self.begin_turn(now);
+            }
+        }
+        Says::Done
+    }
+
+    fn admits(&self, mode: Mode) -> bool {
+        match self.held {
+            Held::Nobody => true,
+            // One less than what means another thing.
+            Held::Together(count) => mode == Mode::Shared && count < ALONE - 1,
+            Held::Alone => false,
+        }
+    }
+
+    fn admit(&mut self, now: u64, mode: Mode, lease: Duration) -> Says {
+        match (self.held, mode) {
+            (Held::Together(count), _) => self.held = Held::Together(count + 1),
+            (_, mode) => {
+                self.epoch = self.epoch.wrapping_add(1);
+                self.held = if mode == Mode::Shared { Held::Together(1) } else { Held::Alone };
+                self.until = 0;
+            }
+        }
+        self.extend(now, lease);
+        Says::Yours { epoch: self.epoch, was_left: self.is_left }
+    }
+
+    /// What is now lasts so long at least, and who waits must be seen anew.
+    fn extend(&mut self, now: u64, lease: Duration) {
+        let until = after(now, lease.min(Lock::LEASE_MAX));
+        if until > self.until {
+            self.until = until;
+            self.seen = 0;
+        }
+    }
+
+    /// Nobody has it: who is first in the line shall come.
+    fn begin_turn(&mut self, now: u64) {
+        self.skip();
+        self.until = if self.waiting() == 0 { 0 } else { after(now, Lock::TURN) };
+        self.seen = 0;
+    }
+
+    /// Passes over those in front who gave up.
+    fn skip(&mut self) {
+        while self.waiting() > 0 && self.given_up & bit(self.turn) != 0 {
+            self.pass();
+        }
+    }
+
+    /// The first one leaves the line.
+    fn pass(&mut self) {
+        let bit = bit(self.turn);
+        self.given_up &= !bit;
+        self.seen &= !bit;
+        self.turn = self.turn.wrapping_add(1);
+    }
+
+    fn waiting(&self) -> u32 {
+        self.next.wrapping_sub(self.turn)
+    }
+
+    fn is_waiting(&self, ticket: u32) -> bool {
+        self.ahead(ticket) < self.waiting() && self.given_up & bit(ticket) == 0
+    }
+
+    fn ahead(&self, ticket: u32) -> u32 {
+        ticket.wrapping_sub(self.turn)
+    }
+
+    /// The bits of the tickets in the line.
+    fn line(&self) -> u64 {
+        let ones = 1u64.checked_shl(self.waiting()).map_or(u64::MAX, |bit| bit - 1);
+        ones.rotate_left(self.turn % 64)
+    }
+}
+
+fn bit(ticket: u32) -> u64 {
+    1 << (ticket % 64)
+}
+
+fn after(now: u64, time: Duration) -> u64 {
+    now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Dangers: two who may write at once; somebody who writes after another one began; a holding that ends before its lease; a line that is
+    //! not in order; the living who wait for the dead, whatever dies when.
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// Time passes in halves of a turn; a lease is as long as a turn.
+    const TICK: u64 = Lock::TURN.as_nanos() as u64 / 2;
+    const LEASE: Duration = Lock::TURN;
+    const LEASE_TICKS: u8 = 2;
+    /// It is always now: what is in the record comes nearer.
+    const NOW: u64 = 1 << 40;
+    const EPOCH: u64 = 10;
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    enum Does {
+        Nothing,
+        Waits(u32),
+        /// Which holding, and the ticks for which it was promised.
+        Has(u64, u8),
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct World {
+        lock: Lock,
+        does: [Does; 3],
+        is_dead: [bool; 3],
+        give_ups_left: u8,
+    }
+
+    fn take(mode: Mode) -> Ask {
+        Ask::Take { mode, lease: LEASE, waits: true }
+    }
+
+    impl World {
+        fn new(first: u32) -> World {
+            let lock = Lock { next: first, turn: first, epoch: EPOCH, ..Lock::FREE };
+            World { lock, does: [Does::Nothing; 3], is_dead: [false; 3], give_ups_left: 1 }
+        }
+
+        /// Worlds that differ in names only are one: turns and epochs are counted from the present ones.
+        fn named(mut self, first: u32) -> World {
+            let (before, by) = (self.lock, self.lock.turn.wrapping_sub(first));
+            self.lock.seen = before.seen.rotate_right(by % 64);
+            self.lock.given_up = before.given_up.rotate_right(by % 64);
+            self.lock.turn = first;
+            self.lock.next = before.next.wrapping_sub(by);
+            for (does, is_dead) in self.does.iter_mut().zip(self.is_dead) {
+                match does {
+                    // Passed over, however long ago.
+                    Does::Waits(ticket) if !before.is_waiting(*ticket) => *ticket = first.wrapping_sub(1),
+                    Does::Waits(ticket) => *ticket = ticket.wrapping_sub(by),
+                    Does::Has(epoch, _) if *epoch == before.epoch => *epoch = EPOCH,
+                    Does::Has(epoch, _) => *epoch = EPOCH - 1,
+                    Does::Nothing => {}
+                }
+                let is_over = matches!(does, Does::Waits(ticket) if *ticket == first.wrapping_sub(1))
+                    || matches!(does, Does::Has(epoch, _) if *epoch != EPOCH);
+                if is_dead && is_over {
+                    *does = Does::Nothing;
+                }
+            }
+            self.lock.epoch = EPOCH;
+            // Nobody's turn depends on it.
+            self.lock.is_left = false;
+            // What is over is over, however long ago.
+            if self.lock.until != 0 {
+                self.lock.until = self.lock.until.max(NOW);
+            }
+            self
+        }
+
+        /// Somebody asks; what he does then.
+        fn ask(mut self, who: usize, mode: Mode, ask: Ask) -> World {
+            let before = self;
+            let (lock, says) = self.lock.step(NOW, ask);
+            self.lock = lock;
+            self.does[who] = match (says, ask) {
+                (Says::Yours { epoch, .. }, _) => {
+                    before.check_order(who);
+                    Does::Has(epoch, LEASE_TICKS)
+                }
+                (Says::Waits { ticket, ahead }, _) => {
+                    assert!(ahead < 6, "{before:?}");
+                    Does::Waits(ticket)
+                }
+                (Says::Done, Ask::Keep { epoch, .. }) => Does::Has(epoch, LEASE_TICKS),
+                (Says::Missed | Says::Over | Says::Done, _) => Does::Nothing,
+                (Says::Busy | Says::Full, _) => unreachable!("there is room in the line"),
+            };
+            assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+            assert!(before.is_kept(who, mode, says), "{before:?} {ask:?} {says:?}");
+            self
+        }
+
+        /// Nobody who waits in the line came before.
+        fn check_order(&self, who: usize) {
+            let lock = self.lock.settled(NOW);
+            let place = |who: usize| match self.does[who] {
+                Does::Waits(ticket) if lock.is_waiting(ticket) => Some(lock.ahead(ticket)),
+                _ => None,
+            };
+            for other in (0..3).filter(|other| *other != who) {
+                assert!(place(other).is_none_or(|theirs| place(who).is_some_and(|ours| ours < theirs)), "{self:?}");
+            }
+        }
+
+        /// He who was promised time has it.
+        fn is_kept(&self, who: usize, mode: Mode, says: Says) -> bool {
+            match self.does[who] {
+                Does::Has(epoch, left) if left > 0 => says == Says::Done && self.lock.is_held(NOW, epoch, mode),
+                _ => true,
+            }
+        }
+
+        fn next(self, modes: [Mode; 3]) -> Vec<World> {
+            let mut next = vec![self.tick()];
+            for (who, mode) in modes.into_iter().enumerate().filter(|(who, _)| !self.is_dead[*who]) {
+                let mut dead = self;
+                dead.is_dead[who] = true;
+                if dead.is_dead != [true; 3] {
+                    next.push(dead);
+                }
+                match self.does[who] {
+                    Does::Nothing => next.push(self.ask(who, mode, take(mode))),
+                    Does::Waits(ticket) => {
+                        next.push(self.ask(who, mode, Ask::Look { ticket, mode, lease: LEASE }));
+                        if let Some(give_ups_left) = self.give_ups_left.checked_sub(1) {
+                            next.push(World { give_ups_left, ..self.ask(who, mode, Ask::GiveUp { ticket }) });
+                        }
+                    }
+                    Does::Has(epoch, _) => {
+                        next.push(self.ask(who, mode, Ask::Keep { epoch, mode, lease: LEASE }));
+                        next.push(self.ask(who, mode, Ask::Release { epoch, mode, is_done: true }));
+                    }
+                }
+            }
+            next
+        }
+
+        fn tick(mut self) -> World {
+            if self.lock.until != 0 {
+                self.lock.until -= TICK;
+            }
+            for does in &mut self.does {
+                if let Does::Has(_, left) = does {
+                    *left = left.saturating_sub(1);
+                }
+            }
+            self
+        }
+
+        fn check(&self, modes: [Mode; 3]) {
+            let has = |who: usize, mode| match self.does[who] {
+                Does::Has(epoch, _) => self.lock.is_held(NOW, epoch, mode),
+                _ => false,
+            };
+            let holders: Vec<_> = (0..3).filter(|who| has(*who, modes[*who])).collect();
+            let is_alone = holders.iter().any(|who| modes[*who] == Mode::Exclusive);
+            assert!(!is_alone || holders.len() == 1, "two at once: {self:?}");
+            for (who, mode) in modes.into_iter().enumerate() {
+                let other = if mode == Mode::Shared { Mode::Exclusive } else { Mode::Shared };
+                assert!(!has(who, other), "{self:?}");
+                let Does::Has(_, left) = self.does[who] else { continue };
+                assert!(left == 0 || holders.contains(&who), "it ends before its lease: {self:?}");
+            }
+        }
+
+        /// From now on the living do what they should; they must all have had it soon.
+        fn check_progress(mut self, modes: [Mode; 3]) {
+            let mut waits: Vec<_> = (0..3).filter(|who| !self.is_dead[*who]).collect();
+            waits.retain(|who| matches!(self.does[*who], Does::Waits(_)));
+            let start = self;
+            // The lease of a dead holder, the turn of a dead one who waits, and a turn for what was seen before it died.
+            for _ in 0..=LEASE_TICKS + 4 {
+                for _ in 0..4 {
+                    let is_dead = self.is_dead;
+                    for who in (0..3).filter(|who| !is_dead[*who]) {
+                        let mode = modes[who];
+                        let ask = match self.does[who] {
+                            Does::Nothing if waits.contains(&who) => take(mode),
+                            Does::Nothing => continue,
+                            Does::Waits(ticket) => Ask::Look { ticket, mode, lease: LEASE },
+                            Does::Has(epoch, _) => {
+                                waits.retain(|waiting| *waiting != who);
+                                Ask::Release { epoch, mode, is_done: true }
+                            }
+                        };
+                        self = self.ask(who, mode, ask);
+                    }
+                }
+                self = self.tick();
+            }
+            assert!(waits.is_empty(), "{waits:?} wait in {self:?}, from {start:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_dies_when_one_writes_and_the_living_go_on() {
+        use Mode::{Exclusive, Shared};
+        // Tickets and their bits wrap around.
+        for first in [0, 63, u32::MAX - 1] {
+            for modes in [[Exclusive; 3], [Exclusive, Exclusive, Shared], [Exclusive, Shared, Shared]] {
+                let (mut seen, mut open) = (BTreeSet::new(), vec![World::new(first)]);
+                while let Some(world) = open.pop() {
+                    let world = world.named(first);
+                    if seen.insert(world) {
+                        world.check(modes);
+                        world.check_progress(modes);
+                        open.extend(world.next(modes));
+                    }
+                }
+                assert!(seen.len() > 1000, "{}", seen.len());
+                let has_two = |world: &World| matches!(world.lock.held, Held::Together(2));
+                assert_eq!(seen.iter().any(has_two), modes[1] == Shared, "those who read do so together");
+            }
+        }
+    }
+
+    fn step(lock: &mut Lock, now: u64, ask: Ask) -> Says {
+        let (next, says) = lock.step(now, ask);
+        *lock = next;
+        says
+    }
+
+    #[test]
+    fn the_line_is_as_long_as_it_may_be_and_any_number_of_dead_delay_once() {
+        let mut lock = Lock { next: u32::MAX - 20, turn: u32::MAX - 20, ..Lock::FREE };
+        let mode = Mode::Exclusive;
+        assert_eq!(step(&mut lock, 1, take(mode)), Says::Yours { epoch: 1, was_left: false });
+        let mut tickets = Vec::new();
+        for ahead in 0..Lock::LINE_MAX {
+            let Says::Waits { ticket, ahead: before } = step(&mut lock, 2, take(mode)) else { panic!("no place") };
+            assert_eq!(before, ahead);
+            tickets.push(ticket);
+        }
+        assert_eq!(step(&mut lock, 2, take(mode)), Says::Full);
+        assert_eq!(step(&mut lock, 2, Ask::Take { mode, lease: LEASE, waits: false }), Says::Busy);
+        assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+        // All die but the last in the line, who looks once while the holder has it.
+        let look = |ticket| Ask::Look { ticket, mode, lease: LEASE };
+        let last = tickets[63];
+        lock.seen = 0;
+        assert!(matches!(step(&mut lock, 3, look(last)), Says::Waits { ahead: 63, .. }));
+        let over = 1 + LEASE.as_nanos() as u64;
+        assert_eq!(step(&mut lock, over, look(last)), Says::Yours { epoch: 2, was_left: true });
+        assert_eq!(step(&mut lock, over, look(tickets[0])), Says::Missed);
+        assert_eq!(step(&mut lock, over, Ask::Release { epoch: 1, mode, is_done: true }), Says::Over);
+        assert_eq!(step(&mut lock, over, Ask::Release { epoch: 2, mode, is_done: true }), Says::Done);
+        assert_eq!(step(&mut lock, over, take(mode)), Says::Yours { epoch: 3, was_left: false });
+    }
+
+    #[test]
+    fn a_short_lease_is_over_soon() {
+        let (mut lock, mode) = (Lock::FREE, Mode::Exclusive);
+        step(&mut lock, 1, take(mode));
+        let Says::Waits { ticket, .. } = step(&mut lock, 1, take(mode)) else { panic!("no place") };
+        step(&mut lock, 2, Ask::Release { epoch: 1, mode, is_done: true });
+        let lease = Duration::from_nanos(5);
+        assert_eq!(step(&mut lock, 3, Ask::Look { ticket, mode, lease }), Says::Yours { epoch: 2, was_left: false });
+        assert!(lock.is_held(7, 2, mode) && !lock.is_held(8, 2, mode), "whatever time there was to come");
+        step(&mut lock, 7, Ask::Keep { epoch: 2, mode, lease: Duration::from_nanos(2) });
+        assert!(lock.is_held(8, 2, mode) && !lock.is_held(9, 2, mode));
+    }
+
+    #[test]
+    fn those_who_give_up_leave_nothing_behind() {
+        let mut lock = Lock::FREE;
+        step(&mut lock, 1, take(Mode::Shared));
+        let draw = |lock: &mut Lock, mode| match step(lock, 2, take(mode)) {
+            Says::Waits { ticket, .. } => ticket,
+            other => panic!("{other:?}"),
+        };
+        let first = draw(&mut lock, Mode::Exclusive);
+        let second = draw(&mut lock, Mode::Exclusive);
+        let reader = draw(&mut lock, Mode::Shared);
+        step(&mut lock, 3, Ask::GiveUp { ticket: second });
+        step(&mut lock, 3, Ask::GiveUp { ticket: second });
+        step(&mut lock, 3, Ask::GiveUp { ticket: first });
+        let look = Ask::Look { ticket: reader, mode: Mode::Shared, lease: LEASE };
+        assert_eq!(step(&mut lock, 4, look), Says::Yours { epoch: 1, was_left: false });
+        for _ in 0..2 {
+            step(&mut lock, 5, Ask::Release { epoch: 1, mode: Mode::Shared, is_done: true });
+        }
+        assert_eq!(Lock { next: 0, turn: 0, epoch: 0, ..lock }, Lock::FREE);
+    }
+
+    #[test]
+    fn bytes_that_are_no_lock_are_none() {
+        assert_eq!(Lock::decode(&[0; Lock::BYTES]), Some(Lock::FREE));
+        assert_eq!(Lock::decode(&[0xFF; Lock::BYTES]), None);
+        let mut random = 0x5eed_u64;
+        for _ in 0..20_000 {
+            let mut bytes = [0; Lock::BYTES];
+            for _ in 0..1 + random % 9 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                bytes[random as usize % Lock::BYTES] = (random >> 32) as u8;
+            }
+            let Some(lock) = Lock::decode(&bytes) else { continue };
+            assert_eq!(lock.encode(), bytes);
+            // Whatever is in it, no step fails.
+            for ask in [take(Mode::Shared), take(Mode::Exclusive), Ask::GiveUp { ticket: random as u32 }] {
+                let (lock, _) = lock.step(random, ask);
+                assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Locks in far memory: WICkit's lock for functions at the server and at clients at once, fair, and with a form for readers.
+//!
+//! The lock is a record of 64 bytes in the region ([`farfield_core::lock`]). The server makes every step of it, by its own clock, so both sides
+//! stand in one line. Nobody is believed to live: a holder that died, or is too slow, holds nothing any more after its lease, and what it writes
+//! late is refused, because the server compares the epoch of the holding with the record, and writes while nobody can change either.
+//!
+//! Who waits looks again and again, the more seldom the more are ahead of him, and gives his place up when he is dropped.
+
+use crate::{Fault, Place};
+use core::time::Duration;
+use farfield_core::lock::{Ask, Lock, Mode, Says};
+use serde::{Deserialize, Serialize};
+
+/// From one look to the next, for who is first in the line and has looked a few times.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+/// And at most: a hundredth of the time after which who does not look loses his place.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+const _: () = assert!(PAUSE_MAX.as_micros() * 100 <= Lock::TURN.as_micros());
+
+/// Which holding of which lock a write belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Fence {
+    /// Offset of the lock.
+    pub lock: u64,
+    /// The holding.
+    pub epoch: u64,
+}
+
+/// A lock that lies at an offset of the region, a multiple of [`WicLock::BYTES`]. What was never written is a lock that nobody has.
+///
+/// ```
+/// use farfield_wic::{Fault, Function, Place, WicLock};
+///
+/// /// Moves something from one account to another. The lock is at offset 0.
+/// struct Transfer;
+///
+/// impl Function for Transfer {
+///     const NAME: &'static str = "example.transfer";
+///     const VERSION: u32 = 1;
+///     type Argument = (u64, u64, u64);
+///     type Answer = ();
+///
+///     async fn run<P: Place>(place: &P, (from, to, amount): (u64, u64, u64)) -> Result<(), Fault> {
+///         let held = WicLock::at(0).lock(place).await?;
+///         let [left, right] = [place.read_u64(from).await?, place.read_u64(to).await?];
+///         held.write_u64(from, left.wrapping_sub(amount)).await?;
+///         held.write_u64(to, right.wrapping_add(amount)).await?;
+///         held.unlock().await
+///     }
+/// }
+/// # let sim = farfield_wic::Sim::new(1, vec![0; 128]);
+/// # sim.run::<Transfer>(vec![(64, 72, 1); 20]).into_iter().for_each(|end| assert_eq!(end, Ok(())));
+/// # assert_eq!(sim.bytes()[72], 20);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WicLock {
+    offset: u64,
+    lease: Duration,
+    within: Duration,
+}
+
+impl WicLock {
+    /// Bytes of a lock.
+    pub const BYTES: u64 = Lock::BYTES as u64;
+
+    /// The lock at this offset, to be had for a second, within a second.
+    pub const fn at(offset: u64) -> WicLock {
+        WicLock { offset, lease: Duration::from_secs(1), within: Duration::from_secs(1) }
+    }
+
+    /// How long it may be held, at most a minute, unless it is kept on. A holder that dies blocks others for so long. Much longer than a
+    /// function needs, and than its process may be kept from running.
+    pub const fn lease(self, lease: Duration) -> WicLock {
+        WicLock { lease, ..self }
+    }
+
+    /// How long to wait for it; zero: have it at once or not. After that it is [`Fault::Locked`].
+    pub const fn within(self, within: Duration) -> WicLock {
+        WicLock { within, ..self }
+    }
+
+    /// Waits until nobody else has it.
+    pub async fn lock<'p, P: Place>(&self, place: &'p P) -> Result<Exclusive<'p, P>, Fault> {
+        self.take(place, Mode::Exclusive).await.map(Exclusive)
+    }
+
+    /// Waits until nobody has it but those who read.
+    pub async fn read<'p, P: Place>(&self, place: &'p P) -> Result<Shared<'p, P>, Fault> {
+        self.take(place, Mode::Shared).await.map(Shared)
+    }
+
+    async fn take<'p, P: Place>(&self, place: &'p P, mode: Mode) -> Result<Holding<'p, P>, Fault> {
+        let WicLock { offset, lease, within } = *self;
+        let until = place.now().saturating_add(within);
+        let mut place_in_line = Waiting { place, lock: offset, ticket: None };
+        let mut looks = 0;
+        loop {
+            let ask = match place_in_line.ticket {
+                Some(ticket) => Ask::Look { ticket, mode, lease },
+                None => Ask::Take { mode, lease, waits: !within.is_zero() },
+            };
+            let ahead = match place.lock_step(offset, ask).await? {
+                Says::Yours { epoch, was_left } => {
+                    place_in_line.ticket = None;
+                    let fence = Fence { lock: offset, epoch };
+                    return Ok(Holding { place, fence, mode, was_left, is_over: false });
+                }
+                Says::Waits { ticket, ahead } => {
+                    place_in_line.ticket = Some(ticket);
+                    ahead
+                }
+                Says::Missed | Says::Full | Says::Busy => {
+                    place_in_line.ticket = None;
+                    Lock::LINE_MAX
+                }
+                Says::Done | Says::Over => return Err(Fault::Internal),
+            };
+            if place.now() >= until {
+                return Err(Fault::Locked { offset });
+            }
+            place.pause(pause(looks, ahead)).await;
+            looks += 1;
+        }
+    }
+}
+
+/// How long to wait after so many looks, with so many ahead.
+fn pause(looks: u32, ahead: u32) -> Duration {
+    if looks < 4 && ahead == 0 {
+        return Duration::ZERO;
+    }
+    let alone = PAUSE_MIN * (1 << looks.min(5));
+    alone.saturating_mul(1 + ahead).min(PAUSE_MAX)
+}
+
+/// A place in the line; given up when it is dropped.
+struct Waiting<'p, P: Place> {
+    place: &'p P,
+    lock: u64,
+    ticket: Option<u32>,
+}
+
+impl<P: Place> Drop for Waiting<'_, P> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.place.give_back(self.lock, Ask::GiveUp { ticket });
+        }
+    }
+}
+
+/// The lock, had. Given back when it is dropped.
+struct Holding<'p, P: Place> {
+    place: &'p P,
+    fence: Fence,
+    mode: Mode,
+    was_left: bool,
+    is_over: bool,
+}
+
+impl<P: Place> Holding<'_, P> {
+    async fn keep(&self, lease: Duration) -> Result<(), Fault> {
+        let Holding { place, fence, mode, .. } = self;
+        self.expect(place.lock_step(fence.lock, Ask::Keep { epoch: fence.epoch, mode: *mode, lease }).await?)
+    }
+
+    async fn release(mut self) -> Result<(), Fault> {
+        let Fence { lock, epoch } = self.fence;
+        let release = Ask::Release { epoch, mode: self.mode, is_done: true };
+        let says = self.place.lock_step(lock, release).await?;
+        self.is_over = true;
+        self.expect(says)
+    }
+
+    fn expect(&self, says: Says) -> Result<(), Fault> {
+        match says {
+            Says::Done => Ok(()),
+            Says::Over => Err(Fault::Fenced { offset: self.fence.lock }),
+            _ => Err(Fault::Internal),
+        }
+    }
+}
+
+impl<P: Place> Drop for Holding<'_, P> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let Fence { lock, epoch } = self.fence;
+            // Who reads leaves nothing half done.
+            let is_done = self.mode == Mode::Shared;
+            self.place.give_back(lock, Ask::Release { epoch, mode: self.mode, is_done });
+        }
+    }
+}
+
+/// The lock, had alone. What it guards is written through it. When it is dropped without [`Exclusive::unlock`], because the function failed or
+/// was ended, the next one is told that the lock was left.
+#[must_use = "the lock is given back when this is dropped"]
+pub struct Exclusive<'p, P: Place>(Holding<'p, P>);
+
+/// The lock, had together with others that read. What is read is known to have been of one moment only when [`Shared::unlock`] says so.
+#[must_use = "the lock is given back when this is dropped"]
+pub struct Shared<'p, P: Place>(Holding<'p, P>);
+
+impl<P: Place> core::fmt::Debug for Exclusive<'_, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Exclusive({:?})", self.0.fence)
+    }
+}
+
+impl<P: Place> core::fmt::Debug for Shared<'_, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Shared({:?})", self.0.fence)
+    }
+}
+
+impl<P: Place> Exclusive<'_, P> {
+    /// Did the last who had it alone die, or fail, before he unlocked? Then what it guards may be half changed.
+    pub fn was_left(&self) -> bool {
+        self.0.was_left
+    }
+
+    /// Which holding this is: it is checked with every write.
+    pub fn fence(&self) -> Fence {
+        self.0.fence
+    }
+
+    /// Writes bytes, as [`Place::write`]; [`Fault::Fenced`] if the lock is another's by now.
+    pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.0.place.write_fenced(self.0.fence, offset, bytes).await
+    }
+
+    /// Writes a little-endian word.
+    pub async fn write_u64(&self, offset: u64, word: u64) -> Result<(), Fault> {
+        self.write(offset, &word.to_le_bytes()).await
+    }
+
+    /// Has it for so long from now on, if that is longer; [`Fault::Fenced`] if it is another's by now.
+    pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
+        self.0.keep(lease).await
+    }
+
+    /// Gives it back: what it guards is as it should be. [`Fault::Fenced`] if it was another's before that.
+    pub async fn unlock(self) -> Result<(), Fault> {
+        self.0.release().await
+    }
+}
+
+impl<P: Place> Shared<'_, P> {
+    /// Did the last who had it alone die, or fail, before he unlocked? Then what it guards may be half changed.
+    pub fn was_left(&self) -> bool {
+        self.0.was_left
+    }
+
+    /// Has it for so long from now on, if that is longer; [`Fault::Fenced`] if it is another's by now.
+    pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
+        self.0.keep(lease).await
+    }
+
+    /// Gives it back. [`Fault::Fenced`]: it was another's before that, so what was read may be of several moments.
+    pub async fn unlock(self) -> Result<(), Fault> {
+        self.0.release().await
+    }
+}
