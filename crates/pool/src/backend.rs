@@ -341,3 +341,19 @@ pub(crate) fn hand_over(ended: &mut VecDeque<Completion>, done: &mut Vec<Complet
     done.extend(ended.drain(..moved));
     moved
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against shares that name another region, and against secrets in logs.
+    use super::*;
+
+    #[test]
+    fn a_share_survives_as_text_and_nonsense_is_none() {
+        let share = Share { session: 0xABCD << 100, region: 7, pages: 1 << 40 };
+        assert_eq!(Share::from_secret(&share.to_secret()), Some(share));
+        for text in ["", "-", "1-2", "1-2-3-4", "0-1-1", "1-1-0", "g-1-1", "1--1"] {
+            assert_eq!(Share::from_secret(text), None, "{text:?}");
+        }
+        assert!(!format!("{share:?}").contains("abcd"));
+    }
+}
