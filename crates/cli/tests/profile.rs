@@ -45,8 +45,11 @@ fn the_environment_is_the_programs_own() {
 #[test]
 fn what_all_its_processes_use_is_written() {
     let folder = Folder::new("profile-memory");
-    // A child that has 32 MiB and uses them.
-    let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); sleep 0.5; echo ${#x}";
+    // A child that has 32 MiB, uses them, and works until somebody has seen that and taken the accessed bits away.
+    let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); looks=0
+        until [ $(awk '/^Referenced/ { used += $2 } END { print used }' /proc/$$/smaps) -lt 16384 ] || [ $looks = 2000 ]; do
+            looks=$((looks + 1))
+        done; echo ${#x}";
     let program = ["sh", "-c", "sh -c \"$0\"; true", child];
     let output = profile(&folder, &["--interval", "10ms"], &program).output().unwrap();
     let said = text(&output);
