@@ -1,7 +1,7 @@
 //! What nobody waits for: pages that are old move to the next tier, and copies that do not count are given back.
 
 use super::lane::{PIECES, Piece, Task, TierLane};
-use super::table::TierTable;
+use super::table::{Bid, TierTable};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -136,10 +136,10 @@ impl Care {
                 Look::Pass => {}
                 Look::Spare(_) => table.age(first),
                 Look::Leave => {
-                    let (count, added) = table.claim_move(first, MOVE_PAGES, from, to);
+                    let (count, bid) = table.claim_move(first, MOVE_PAGES, from, to);
                     if count > 0 {
                         self.hands[from] = first + count;
-                        return Some(Step::Move { first, count, from, to, added });
+                        return Some(Step::Move { first, count, from, to, bid });
                     }
                 }
             }
@@ -151,7 +151,7 @@ impl Care {
 /// What can be done next.
 enum Step {
     Sweep { first: u64, tier: usize },
-    Move { first: u64, count: u64, from: usize, to: usize, added: u64 },
+    Move { first: u64, count: u64, from: usize, to: usize, bid: Bid },
 }
 
 impl TierLane {
@@ -167,15 +167,16 @@ impl TierLane {
             Step::Sweep { first, tier } => {
                 self.sweep(first, self.table.pages, tier, None);
             }
-            Step::Move { first, count, from, to, added } => match care.buffers.pop() {
+            Step::Move { first, count, from, to, bid } => match care.buffers.pop() {
                 Some(mut buffer) if self.legs[from].is_some() => {
                     buffer.set_pages(count as usize);
-                    let piece = Piece { task: Task::MoveRead { to, added }, tier: from, page: first, count };
+                    let piece = Piece { task: Task::MoveRead { to, bid }, tier: from, page: first, count };
                     self.send(piece, Op::Read { page: PageId(first), buffer });
                 }
                 buffer => {
                     care.buffers.extend(buffer);
                     self.table.finish_move(first, count, to, false);
+                    self.table.end_leaving(from, count);
                 }
             },
         }
@@ -185,37 +186,43 @@ impl TierLane {
     pub(super) fn move_read(
         &mut self,
         piece: Piece,
-        (to, added): (usize, u64),
+        (to, bid): (usize, Bid),
         result: Result<(), PoolError>,
         buffer: Buffer,
     ) {
         if result.is_ok() && self.legs[to].is_some() {
-            let task = Task::MoveWrite { added };
+            let task = Task::MoveWrite { from: piece.tier, bid };
             return self.send(Piece { task, tier: to, ..piece }, Op::Write { page: PageId(piece.page), buffer });
         }
         self.table.finish_move(piece.page, piece.count, to, false);
+        self.table.end_leaving(piece.tier, piece.count);
         self.give_back(buffer, true);
     }
 
     /// They have been written.
-    pub(super) fn move_ended(&mut self, piece: Piece, added: u64, result: Result<(), PoolError>, buffer: Buffer) {
+    pub(super) fn move_ended(
+        &mut self,
+        piece: Piece,
+        (from, bid): (usize, Bid),
+        result: Result<(), PoolError>,
+        buffer: Buffer,
+    ) {
         let Piece { tier, page, count, .. } = piece;
         match result {
             // It may still arrive: nobody else writes there any more.
             Err(PoolError::TimedOut { .. }) => {}
             Err(error) => {
                 if matches!(error, PoolError::PoolFull { .. }) {
-                    self.table.set_full(tier, added);
+                    self.table.set_full(tier, bid);
                 }
                 self.table.finish_move(page, count, tier, false);
             }
             Ok(()) => {
-                if added > 0 {
-                    self.table.took(tier);
-                }
+                self.table.took(tier, bid);
                 self.table.finish_move(page, count, tier, true);
             }
         }
+        self.table.end_leaving(from, count);
         self.give_back(buffer, result.is_err());
         if let Some(care) = &mut self.care {
             care.sweeps_from = page;
@@ -242,5 +249,6 @@ impl TierLane {
                 self.table.rest(REST);
             }
         }
+        self.table.end_leaving(tier, count);
     }
 }

@@ -4,7 +4,7 @@
 //! tier was full) are a job again.
 
 use super::care::Care;
-use super::table::{Choice, TierTable};
+use super::table::{Bid, Choice, TierTable};
 use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
@@ -70,11 +70,10 @@ pub(super) enum Task {
         offset: u64,
         stamp: u64,
     },
-    /// So many of the pages are new to the tier.
     Write {
         parent: usize,
         offset: u64,
-        added: u64,
+        bid: Bid,
     },
     /// Old copies are given back, for a parent or for nobody.
     Sweep {
@@ -83,10 +82,11 @@ pub(super) enum Task {
     /// Pages that are moved.
     MoveRead {
         to: usize,
-        added: u64,
+        bid: Bid,
     },
     MoveWrite {
-        added: u64,
+        from: usize,
+        bid: Bid,
     },
 }
 
@@ -262,7 +262,7 @@ impl TierLane {
                 buffer.sums_mut()[index] = whole.sums()[from];
             }
         }
-        let task = Task::Write { parent: job.parent, offset: job.offset, added };
+        let task = Task::Write { parent: job.parent, offset: job.offset, bid: self.table.bid(tier, added) };
         self.send(Piece { task, tier, page: first, count: begun }, Op::Write { page: PageId(first), buffer });
         Cut::Pages(begun)
     }
@@ -300,6 +300,7 @@ impl TierLane {
             self.send(piece, Op::Discard { page: PageId(first), count });
         } else if count > 0 {
             self.table.finish_sweep(first, count, tier, true);
+            self.table.end_leaving(tier, count);
             if let Some(parent) = parent {
                 self.end_pages(parent, count, Ok(()));
             }
@@ -377,20 +378,20 @@ impl TierLane {
             (Task::Read { parent, offset, stamp }, Some(buffer)) => {
                 self.read_ended(piece, parent, offset, stamp, result, buffer);
             }
-            (Task::Write { parent, offset, added }, Some(buffer)) => {
+            (Task::Write { parent, offset, bid }, Some(buffer)) => {
                 if !matches!(result, Err(PoolError::TimedOut { .. })) {
                     self.table.end_write(page, count, tier, result.is_ok());
                 }
                 self.give_buffer(parent, tier, buffer);
                 let from = match result {
                     Err(PoolError::PoolFull { .. }) => {
-                        self.table.set_full(tier, added);
+                        self.table.set_full(tier, bid);
                         self.next_after_full(parent, tier)
                     }
                     Err(PoolError::ServerGone { .. }) => 0,
                     Ok(()) | Err(_) => {
-                        if result.is_ok() && added > 0 {
-                            self.table.took(tier);
+                        if result.is_ok() {
+                            self.table.took(tier, bid);
                         }
                         return self.end_pages(parent, count, result);
                     }
@@ -404,8 +405,8 @@ impl TierLane {
                     self.end_pages(parent, count, Ok(()));
                 }
             }
-            (Task::MoveRead { to, added }, Some(buffer)) => self.move_read(piece, (to, added), result, buffer),
-            (Task::MoveWrite { added }, Some(buffer)) => self.move_ended(piece, added, result, buffer),
+            (Task::MoveRead { to, bid }, Some(buffer)) => self.move_read(piece, (to, bid), result, buffer),
+            (Task::MoveWrite { from, bid }, Some(buffer)) => self.move_ended(piece, (from, bid), result, buffer),
             (_, None) => unreachable!("buffers always come back"),
         }
     }

@@ -36,11 +36,22 @@ pub(super) enum Choice {
     Gone,
 }
 
+/// Pages that are brought to a tier.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Bid {
+    /// Those that it had no bytes of.
+    added: u64,
+    /// What it held with them when they set out. By the time that it has answered, it may have given back much else.
+    held: u64,
+}
+
 struct Tier {
     /// See [`Room`].
     held: AtomicU64,
     limit: AtomicU64,
     full_until: AtomicU64,
+    /// Of what it holds, pages that are being moved away, or given back.
+    leaving: AtomicU64,
     is_gone: AtomicBool,
 }
 
@@ -136,6 +147,7 @@ impl TierTable {
             held: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             full_until: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
             is_gone: AtomicBool::new(leg.backend.is_none()),
         };
         TierTable {
@@ -257,7 +269,14 @@ impl TierTable {
             }
             self.change(*page, |word| Some((word.claim_sweep(tier)?, ()))).is_some()
         };
-        (first..end).take_while(claim).count() as u64
+        let count = (first..end).take_while(claim).count() as u64;
+        self.tiers[tier].leaving.fetch_add(count, Ordering::SeqCst);
+        count
+    }
+
+    /// What was claimed to leave a tier has left it, or does not: once for each claim.
+    pub(super) fn end_leaving(&self, tier: usize, count: u64) {
+        self.tiers[tier].leaving.fetch_sub(count, Ordering::SeqCst);
     }
 
     pub(super) fn finish_sweep(&self, first: u64, count: u64, tier: usize, swept: bool) {
@@ -271,8 +290,8 @@ impl TierTable {
         self.change(page, |word| Some((word.age()?, ())));
     }
 
-    /// Claims this page and those behind it that shall leave, and how many of them are new to the tier where they go.
-    pub(super) fn claim_move(&self, first: u64, count: u64, from: usize, to: usize) -> (u64, u64) {
+    /// Claims this page and those behind it that shall leave, and what that brings to the tier where they go.
+    pub(super) fn claim_move(&self, first: u64, count: u64, from: usize, to: usize) -> (u64, Bid) {
         let mut added = 0;
         let claim = |page: &u64| {
             let leaves = |word: TierWord| look(word, from) == Look::Leave;
@@ -283,7 +302,8 @@ impl TierTable {
         };
         let end = (first + count).min(self.pages);
         let count = (first..end).take_while(claim).count() as u64;
-        (count, added)
+        self.tiers[from].leaving.fetch_add(count, Ordering::SeqCst);
+        (count, self.bid(to, added))
     }
 
     pub(super) fn finish_move(&self, first: u64, count: u64, to: usize, copied: bool) {
@@ -309,17 +329,23 @@ impl TierTable {
         self.room(tier).is_open(|| Moment(now_ns()))
     }
 
-    /// It was full for so many pages that it had no bytes of.
-    pub(super) fn set_full(&self, tier: usize, pages: u64) {
-        let limit = self.room(tier).limit_when_full(pages);
+    /// So many pages, which it had no bytes of, set out for a tier.
+    pub(super) fn bid(&self, tier: usize, added: u64) -> Bid {
+        Bid { added, held: self.room(tier).held }
+    }
+
+    /// It was full for these.
+    pub(super) fn set_full(&self, tier: usize, bid: Bid) {
+        let room = self.room(tier);
+        let limit = Room { held: room.held.max(bid.held), ..room }.limit_when_full(bid.added);
         self.tiers[tier].limit.store(limit, Ordering::SeqCst);
         self.tiers[tier].full_until.store(Moment(now_ns()).after(ASK_AGAIN).0, Ordering::SeqCst);
     }
 
-    /// It took pages that it had no bytes of.
-    pub(super) fn took(&self, tier: usize) {
+    /// It took these.
+    pub(super) fn took(&self, tier: usize, bid: Bid) {
         let room = self.room(tier);
-        if room.held > room.limit {
+        if bid.added > 0 && room.held > room.limit {
             self.tiers[tier].limit.fetch_max(room.held, Ordering::SeqCst);
         }
     }
@@ -344,9 +370,10 @@ impl TierTable {
         PoolError::ServerGone { server: self.legs[tier].server, incarnation: Incarnation(0) }
     }
 
-    /// Where pages of `tier` go, if some shall leave and there is room for them.
+    /// Where pages of `tier` go, if more shall leave than do, and there is room for them.
     pub(super) fn move_to(&self, tier: usize) -> Option<usize> {
-        if self.room(tier).to_move() == 0 || !self.lives(tier) {
+        let leaving = self.tiers[tier].leaving.load(Ordering::SeqCst);
+        if self.room(tier).to_move() <= leaving || !self.lives(tier) {
             return None;
         }
         (tier + 1..self.legs.len()).find(|next| self.lives(*next) && self.is_open(*next))
