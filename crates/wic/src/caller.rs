@@ -71,10 +71,28 @@ impl Caller {
         self.placements.iter().map(|((name, _), placement)| (*name, placement.choice()))
     }
 
+    /// In rounds: what is to find out how the other side does is no more than a few calls.
     fn run_anywhere<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
         let started = Instant::now();
-        let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
-        let side = placement.side();
+        let mut answers = Vec::with_capacity(arguments.len());
+        let mut rest = arguments;
+        while !rest.is_empty() {
+            let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
+            let (side, count) = placement.round(rest.len() as u64);
+            let later = rest.split_off(count as usize);
+            let within = match answers.len() {
+                0 => terms.within,
+                _ => terms.within.saturating_sub(started.elapsed()),
+            };
+            answers.extend(self.run_at::<F>(side, rest, Terms { within, ..terms }));
+            rest = later;
+        }
+        answers
+    }
+
+    /// Runs them on the chosen side, remembers what that took, and goes on at the client with what the server does not run.
+    fn run_at<F: Function>(&mut self, side: Side, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+        let started = Instant::now();
         let mut steps = 0;
         let mut answers = match side {
             Side::Client => self.run_here::<F>(arguments.clone(), terms, &mut steps),
@@ -86,7 +104,7 @@ impl Caller {
         if answered == answers.len() as u64 {
             placement.on_ended(side, answered, steps, nanos);
         } else {
-            placement.on_failed(side);
+            placement.on_failed(side, answers.len() as u64);
         }
         let is_elsewhere = |error: &CallError| {
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })

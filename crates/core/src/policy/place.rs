@@ -1,8 +1,13 @@
 //! Where a function runs, at the client or at the server: by what both took lately (WICkit's choice, made at run time and not at start-up).
 //!
 //! At the client a call takes as many round trips as it makes accesses; at the server one, and its turn in whatever queue there is. Both
-//! are measured, and the number of accesses, too. The other side is asked now and then, so seldom that it costs some two
-//! per cent, and must be clearly better before calls move there.
+//! are measured, and the number of accesses, too. What counts is the time *per call*: of many that are on their way together each waits longer
+//! than one alone, and costs less. Neither says anything of the other, so beliefs are kept for each load (how many calls are made together), and
+//! few calls may run where many do not.
+//!
+//! The other side is asked now and then, so seldom that it costs some two per cent, and must be clearly better before calls move there. A side
+//! that was left for a while is slow to begin with (threads sleep, connections are opened): its first round does not count. As long as the other
+//! side looks clearly better it is asked again at once.
 
 use core::fmt;
 
@@ -31,12 +36,18 @@ const WEIGHT: u64 = 8;
 const SAMPLE_MAX: u64 = 8;
 /// The other side must take less than so many tenths.
 const CLEARLY_TENTHS: u64 = 8;
-/// Calls from one look at the other side to the next, at least.
-const LOOK_EVERY_MIN: u64 = 64;
+/// Calls from one look at the other side to the next, at least, for each that the look takes.
+const LOOK_EVERY_MIN: u64 = 32;
 /// A look may cost one call in so many.
 const LOOK_COST: u64 = 50;
 /// The other side counts as so many times slower at most: what is believed of it may be wrong.
 const SLOWER_MAX: u64 = 32;
+/// Calls of one round of a look, at most: many at a time say no more.
+const LOOK_CALLS_MAX: u64 = 64;
+/// Rounds of a look that finds the other side better, at most.
+const LOOK_ROUNDS_MAX: u8 = 16;
+/// Loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on; the last is 64 or more.
+const LOADS: usize = 7;
 
 /// A mean that forgets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -71,6 +82,8 @@ pub struct Choice {
     pub moves: u64,
     /// Nothing runs at the server.
     pub is_bound: bool,
+    /// Side and times are of calls that are made so many at a time, or more, but fewer than twice as many unless it is 64.
+    pub together: u64,
 }
 
 impl fmt::Display for Choice {
@@ -90,21 +103,93 @@ impl fmt::Display for Choice {
             write!(f, "{}.{} accesses", steps / 1000, steps % 1000 / 100)?;
         }
         let [here, there] = self.calls;
-        write!(f, "; {here} calls here, {there} there, moved {} times", self.moves)
+        write!(f, "; {} at a time; {here} calls here, {there} there, moved {} times", self.together, self.moves)
     }
+}
+
+/// What is believed of calls that are made so many at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Row {
+    side: Side,
+    /// Nanoseconds of an access at the client.
+    client_step: Mean,
+    /// Nanoseconds of a call at the server.
+    server_call: Mean,
+    /// Where the last round was.
+    last: Option<Side>,
+    /// Calls since the last look at the other side.
+    since_look: u64,
+    /// Rounds of the look that goes on; 0: none does.
+    look_rounds: u8,
+    /// Calls of the look that goes on, or was last.
+    look_calls: u64,
+}
+
+impl Row {
+    const NEW: Row = Row {
+        side: Side::Server,
+        client_step: Mean(None),
+        server_call: Mean(None),
+        last: None,
+        since_look: 0,
+        look_rounds: 0,
+        look_calls: 0,
+    };
+
+    fn estimate(&self, side: Side, steps: Mean) -> Option<u64> {
+        match side {
+            Side::Client => Some((self.client_step.0?.saturating_mul(steps.0?) / 1000).max(1)),
+            Side::Server => Some(self.server_call.0?.max(1)),
+        }
+    }
+
+    /// Where the next round is, and is it to find something out?
+    fn next(&self, steps: Mean) -> (Side, bool) {
+        let other = self.side.other();
+        let Some(ours) = self.estimate(self.side, steps) else { return (self.side, true) };
+        let Some(theirs) = self.estimate(other, steps) else { return (other, true) };
+        let slower = (theirs / ours).clamp(1, SLOWER_MAX);
+        let every = LOOK_EVERY_MIN.max(slower * LOOK_COST).saturating_mul(self.look_calls.max(1));
+        let looks = self.look_rounds > 0 || self.since_look >= every;
+        (if looks { other } else { self.side }, looks)
+    }
+
+    fn end_look(&mut self) {
+        self.look_rounds = 0;
+        self.since_look = 0;
+    }
+
+    /// Calls move if the other side is clearly better. True: they did.
+    fn settle(&mut self, steps: Mean) -> bool {
+        let moves = match (self.estimate(self.side, steps), self.estimate(self.side.other(), steps)) {
+            (Some(ours), Some(theirs)) => is_clearly_less(theirs, ours),
+            _ => false,
+        };
+        if moves {
+            self.side = self.side.other();
+            self.end_look();
+        }
+        moves
+    }
+}
+
+fn is_clearly_less(theirs: u64, ours: u64) -> bool {
+    theirs < ours / 10 * CLEARLY_TENTHS
+}
+
+/// Which row calls belong to that are made so many at a time.
+fn load(calls: u64) -> usize {
+    (calls.max(1).ilog2() as usize).min(LOADS - 1)
 }
 
 /// Where one function runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
-    side: Side,
+    rows: [Row; LOADS],
+    /// The row of the last round.
+    load: usize,
     /// Thousandths of an access per call.
     steps: Mean,
-    /// Nanoseconds of an access at the client.
-    client_step: Mean,
-    /// Nanoseconds of a call at the server.
-    server_call: Mean,
-    since_look: u64,
     calls: [u64; 2],
     moves: u64,
     is_bound: bool,
@@ -119,41 +204,21 @@ impl Default for Placement {
 impl Placement {
     /// Of a function that has not run yet.
     pub fn new() -> Placement {
-        Placement {
-            side: Side::Server,
-            steps: Mean(None),
-            client_step: Mean(None),
-            server_call: Mean(None),
-            since_look: 0,
-            calls: [0; 2],
-            moves: 0,
-            is_bound: false,
-        }
+        Placement { rows: [Row::NEW; LOADS], load: 0, steps: Mean(None), calls: [0; 2], moves: 0, is_bound: false }
     }
 
-    fn estimate(&self, side: Side) -> Option<u64> {
-        match side {
-            Side::Client => Some((self.client_step.0?.saturating_mul(self.steps.0?) / 1000).max(1)),
-            Side::Server => Some(self.server_call.0?.max(1)),
-        }
-    }
-
-    /// Where the next calls run.
-    pub fn side(&self) -> Side {
+    /// Of so many calls that are to be made together: where the next ones run, and how many of them.
+    pub fn round(&self, calls: u64) -> (Side, u64) {
         if self.is_bound {
-            return Side::Client;
+            return (Side::Client, calls);
         }
-        let other = self.side.other();
-        let (Some(ours), Some(theirs)) = (self.estimate(self.side), self.estimate(other)) else {
-            // What was never tried is tried first.
-            return if self.estimate(self.side).is_none() { self.side } else { other };
-        };
-        let slower = (theirs / ours).clamp(1, SLOWER_MAX);
-        let look_every = LOOK_EVERY_MIN.max(slower * LOOK_COST);
-        if self.since_look >= look_every { other } else { self.side }
+        match self.rows[load(calls)].next(self.steps) {
+            (side, true) => (side, calls.min(LOOK_CALLS_MAX)),
+            (side, false) => (side, calls),
+        }
     }
 
-    /// So many calls ran there, one after the other or side by side, with so many accesses (0: nobody counted) in so many nanoseconds.
+    /// So many calls ran there side by side, with so many accesses (0: nobody counted) in so many nanoseconds.
     pub fn on_ended(&mut self, side: Side, calls: u64, steps: u64, nanos: u64) {
         if calls == 0 {
             return;
@@ -162,32 +227,43 @@ impl Placement {
         if steps > 0 {
             self.steps.add(steps.saturating_mul(1000) / calls);
         }
-        match side {
-            Side::Client => self.client_step.add(nanos / steps.max(1)),
-            Side::Server => self.server_call.add(nanos / calls),
+        self.load = load(calls);
+        let row = &mut self.rows[self.load];
+        let is_warm = row.last.replace(side) == Some(side);
+        if is_warm {
+            match side {
+                Side::Client => row.client_step.add(nanos / steps.max(1)),
+                Side::Server => row.server_call.add(nanos / calls),
+            }
         }
-        self.since_look = if side == self.side { self.since_look + calls } else { 0 };
-        if let (Some(ours), Some(theirs)) = (self.estimate(self.side), self.estimate(self.side.other()))
-            && theirs < ours / 10 * CLEARLY_TENTHS
-        {
-            self.side = self.side.other();
-            self.since_look = 0;
-            self.moves += 1;
+        if side == row.side {
+            row.since_look = row.since_look.saturating_add(calls);
+        } else {
+            row.look_calls = if row.look_rounds == 0 { calls } else { row.look_calls + calls };
+            row.look_rounds += 1;
+            let looks_better =
+                row.estimate(row.side, self.steps).is_some_and(|ours| is_clearly_less(nanos / calls, ours));
+            if is_warm && (!looks_better || row.look_rounds >= LOOK_ROUNDS_MAX) {
+                row.end_look();
+            }
         }
+        self.moves += u64::from(row.settle(self.steps));
     }
 
-    /// Calls failed there. How long that took says nothing; who was never heard of is believed to be slow, so that the other is used.
-    pub fn on_failed(&mut self, side: Side) {
-        self.since_look = 0;
-        if self.estimate(side).is_none()
-            && let Some(known) = self.estimate(side.other())
+    /// So many calls failed there. How long that took says nothing; who was never heard of is believed to be slow, so that the other is used.
+    pub fn on_failed(&mut self, side: Side, calls: u64) {
+        let row = &mut self.rows[load(calls)];
+        row.end_look();
+        if row.estimate(side, self.steps).is_none()
+            && let Some(known) = row.estimate(side.other(), self.steps)
         {
+            let slow = known.saturating_mul(SLOWER_MAX);
             match side {
-                Side::Server => self.server_call.add(known.saturating_mul(SLOWER_MAX)),
+                Side::Server => row.server_call.add(slow),
                 Side::Client => {
                     let steps = self.steps.0.unwrap_or(1000).max(1);
                     self.steps = Mean(Some(steps));
-                    self.client_step.add(known.saturating_mul(SLOWER_MAX).saturating_mul(1000) / steps);
+                    row.client_step.add(slow.saturating_mul(1000) / steps);
                 }
             }
         }
@@ -196,19 +272,21 @@ impl Placement {
     /// The server does not run this function.
     pub fn on_refused(&mut self) {
         self.is_bound = true;
-        self.side = Side::Client;
+        self.rows.iter_mut().for_each(|row| row.side = Side::Client);
     }
 
-    /// What is believed, and why.
+    /// What is believed of calls as the last ones were, and why.
     pub fn choice(&self) -> Choice {
+        let row = &self.rows[self.load];
         Choice {
-            side: self.side,
+            side: row.side,
             steps_thousandths: self.steps.0,
-            client_ns: self.estimate(Side::Client),
-            server_ns: self.estimate(Side::Server),
+            client_ns: row.estimate(Side::Client, self.steps),
+            server_ns: row.estimate(Side::Server, self.steps),
             calls: self.calls,
             moves: self.moves,
             is_bound: self.is_bound,
+            together: 1 << self.load,
         }
     }
 }
@@ -244,7 +322,7 @@ mod tests {
         fn run(&mut self, calls: u64, steps: u64) -> (u64, u64) {
             let (mut took, mut best) = (0, 0);
             for _ in 0..calls {
-                let side = self.placement.side();
+                let (side, _) = self.placement.round(1);
                 let (here, there) = (self.step * steps, self.server);
                 let mean = if side == Side::Client { here } else { there };
                 let sample = mean * self.jitter() / 100;
@@ -299,11 +377,11 @@ mod tests {
         let mut placement = Placement::new();
         let mut failed = 0;
         for _ in 0..10_000 {
-            match placement.side() {
+            match placement.round(1).0 {
                 Side::Server => placement.on_ended(Side::Server, 1, 4, 10_000),
                 Side::Client => {
                     failed += 1;
-                    placement.on_failed(Side::Client);
+                    placement.on_failed(Side::Client, 1);
                 }
             }
         }
@@ -313,12 +391,115 @@ mod tests {
     #[test]
     fn what_the_server_does_not_run_stays() {
         let mut placement = Placement::new();
-        assert_eq!(placement.side(), Side::Server);
+        assert_eq!(placement.round(5), (Side::Server, 5));
         placement.on_refused();
         for _ in 0..10_000 {
-            assert_eq!(placement.side(), Side::Client);
+            assert_eq!(placement.round(5), (Side::Client, 5));
             placement.on_ended(Side::Client, 1, 1000, u64::MAX);
         }
         assert!(placement.choice().to_string().contains("does not run it"));
+    }
+
+    /// Nanoseconds of a call by side, made alone and 64 at a time.
+    struct Loads {
+        placement: Placement,
+        alone: [u64; 2],
+        together: [u64; 2],
+        /// Where the last round was. The first one on the other side takes longer: who serves it sleeps.
+        last: Side,
+        wake: u64,
+        random: u64,
+    }
+
+    const STEPS: u64 = 16;
+
+    impl Loads {
+        fn new(alone: [u64; 2], together: [u64; 2]) -> Loads {
+            Loads { placement: Placement::new(), alone, together, last: Side::Client, wake: 100_000, random: 0x5eed }
+        }
+
+        /// All of so many calls, as a caller makes them: what they took, and what they would have taken at the better side.
+        fn make(&mut self, calls: u64) -> (u64, u64) {
+            let costs = if calls < 8 { self.alone } else { self.together };
+            let (mut took, mut left) = (0, calls);
+            while left > 0 {
+                let (side, count) = self.placement.round(left);
+                assert!((1..=left).contains(&count));
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                let wakes = if side == self.last { 0 } else { self.wake };
+                self.last = side;
+                let nanos = costs[side as usize] * count * (95 + self.random % 11) / 100 + wakes;
+                self.placement.on_ended(side, count, count * STEPS, nanos);
+                took += nanos;
+                left -= count;
+            }
+            (took, calls * costs[0].min(costs[1]))
+        }
+
+        /// Rounds of these sizes, over and over, so often; how many percent of the best they took.
+        fn run(&mut self, sizes: &[u64], times: u64) -> u64 {
+            let (mut took, mut best) = (0, 0);
+            for size in (0..times).flat_map(|_| sizes) {
+                let (more, at_best) = self.make(*size);
+                took += more;
+                best += at_best;
+            }
+            took * 100 / best
+        }
+
+        fn side(&self, calls: u64) -> Side {
+            self.placement.rows[load(calls)].side
+        }
+    }
+
+    #[test]
+    fn many_in_flight_go_where_a_call_costs_less() {
+        // As measured: a walk of 16 nodes, alone and with 64 on their way.
+        let mut loads = Loads::new([197_000, 41_600], [13_600, 8_200]);
+        loads.run(&[64], 20);
+        let percent = loads.run(&[64], 1000);
+        assert_eq!(loads.side(64), Side::Server, "{}", loads.placement.choice());
+        assert!(percent <= 105, "{percent} % of the best");
+        // Whoever makes thousands at a time looks with a few of them.
+        let mut loads = Loads::new([1, 1], [1_000_000, 10_000]);
+        let percent = loads.run(&[50_000], 3);
+        assert!(percent <= 150, "{percent} % of the best");
+    }
+
+    #[test]
+    fn light_and_heavy_load_do_not_disturb_each_other() {
+        for (alone, together) in [
+            ([197_000, 41_600], [13_600, 8_200]),
+            ([197_000, 41_600], [8_200, 13_600]),
+            ([20_000, 45_000], [13_600, 8_200]),
+            ([20_000, 45_000], [8_200, 13_600]),
+        ] {
+            let mut loads = Loads::new(alone, together);
+            // Else both would be where most of the load is, and rightly.
+            loads.wake = 2_000;
+            loads.run(&[1, 64, 1, 1, 64], 100);
+            let better = |costs: [u64; 2]| if costs[0] < costs[1] { Side::Client } else { Side::Server };
+            assert_eq!(loads.side(1), better(alone), "alone {alone:?}");
+            assert_eq!(loads.side(64), better(together), "together {together:?}");
+        }
+    }
+
+    #[test]
+    fn load_that_shifts_is_followed() {
+        let mut loads = Loads::new([197_000, 41_600], [13_600, 8_200]);
+        loads.run(&[64], 100);
+        // Others want the server.
+        loads.together[1] = 60_000;
+        loads.run(&[64], 100);
+        assert_eq!(loads.side(64), Side::Client, "{}", loads.placement.choice());
+        let percent = loads.run(&[64], 1000);
+        assert!(percent <= 115, "{percent} % of the best");
+        loads.together[1] = 8_200;
+        loads.run(&[64], 2000);
+        assert_eq!(loads.side(64), Side::Server, "{}", loads.placement.choice());
+        let percent = loads.run(&[64], 1000);
+        assert!(percent <= 105, "{percent} % of the best");
     }
 }
