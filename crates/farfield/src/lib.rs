@@ -24,6 +24,7 @@ pub mod collections;
 mod config;
 mod error;
 mod heap;
+mod offload;
 mod plane;
 mod ptr;
 #[cfg(feature = "serde")]
@@ -38,7 +39,9 @@ pub use config::Builder;
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_core::heap::Hotness;
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
+pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{Batches, FarRange, Heap, PoolSwitch, Scope};
+pub use offload::OffloadError;
 pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;

@@ -36,6 +36,7 @@ mod place;
 mod registry;
 mod server;
 mod sim;
+mod totals;
 
 pub use aggregate::{Aggregate, Range, Summary};
 pub use caller::{Call, Caller, Calls, Where};
@@ -48,3 +49,4 @@ pub use memory::Memory;
 pub use place::{Place, RANGE_BYTES_MAX};
 pub use registry::{Registry, Task, Unknown};
 pub use sim::Sim;
+pub use totals::{Number, Part, Totals, Wanted};

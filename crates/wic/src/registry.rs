@@ -6,7 +6,7 @@
 use crate::access::Access;
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
-use crate::{Aggregate, Function, List, Memory, Stop};
+use crate::{Aggregate, Function, List, Memory, Stop, Totals};
 use core::cell::RefCell;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
@@ -60,7 +60,10 @@ impl Registry {
     /// Those that every server has. Without them functions at the client have no atomics, and parts of pages that they write are not safe from
     /// functions at the server.
     pub fn standard() -> Registry {
-        Registry::new().with::<Access>().with::<List>().with::<Aggregate>()
+        let accesses = Registry::new().with::<Access>().with::<List>().with::<Aggregate>();
+        let unsigned = accesses.with::<Totals<u8>>().with::<Totals<u16>>().with::<Totals<u32>>().with::<Totals<u64>>();
+        let signed = unsigned.with::<Totals<i8>>().with::<Totals<i16>>().with::<Totals<i32>>().with::<Totals<i64>>();
+        signed.with::<Totals<f32>>().with::<Totals<f64>>()
     }
 
     /// Adds a function. Panics if there is one of this name and version, or if the name is none.

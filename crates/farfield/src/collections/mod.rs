@@ -43,7 +43,7 @@ pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, 
 pub use queue::FarQueue;
 pub use stack::FarStack;
 pub use string::FarString;
-pub use vec::FarVec;
+pub use vec::{Aggregate, FarVec};
 
 /// The elements of a range, as std's slices understand it.
 #[track_caller]

@@ -174,6 +174,14 @@ impl<T: Send + 'static> Paged<T> {
         FarRange::in_page(page - first_page, elements.start * size_of::<T>(), elements.len() * size_of::<T>())
     }
 
+    /// Is it far, and nowhere else?
+    pub(super) fn is_far(&self, unit: usize) -> bool {
+        let page = self.page(unit);
+        // SAFETY: our extents keep the heap.
+        let core = unsafe { &*heap_of(page) };
+        core.is_far(page - core.first_page)
+    }
+
     /// The heap; it exists as long as there is an extent.
     pub(super) fn core(&self) -> Option<*const Core> {
         self.extents.first().map(|page| heap_of(*page))

@@ -81,6 +81,7 @@ pub use write_back::FarRange;
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
+use crate::offload::Offload;
 use crate::plane::Plane;
 use crate::plane::object::{Objects, Paths};
 use crate::ptr::{FarArc, FarBox, FarPtr};
@@ -150,6 +151,7 @@ pub(crate) struct Core {
     /// Of other pools for it.
     opener: Opener,
     switcher: Switcher,
+    pub(crate) offload: Offload,
     pub(crate) patience: Duration,
     pub(crate) near: AtomicU64,
     /// Near memory of collections' tables.
@@ -227,6 +229,7 @@ impl Heap {
             backend,
             opener: config.opener,
             switcher: Switcher::default(),
+            offload: Offload::default(),
             patience: config.patience,
             near: AtomicU64::new(config.near),
             charged: AtomicU64::new(0),
@@ -526,6 +529,7 @@ impl Core {
                 }
             }
             core.threads.close_lanes();
+            core.close_channels();
             core.backend.release();
         }
         // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once. Nobody uses it any more.

@@ -100,6 +100,11 @@ impl WriteBack {
 }
 
 impl Core {
+    /// Are the bytes of this unit at the pool, and only there?
+    pub(crate) fn is_far(&self, page: u32) -> bool {
+        FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far
+    }
+
     fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);

@@ -16,7 +16,7 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane};
 use crate::touched::Touched;
-use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError, Scrubbed};
+use crate::{Backend, CallLane, CloneTicket, Health, Lane, Mapped, PoolError, Scrubbed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -189,6 +189,16 @@ impl Backend for SwitchBackend {
         stage.berths.retain(|berth| berth.strong_count() > 0);
         stage.berths.push(Arc::downgrade(&berth));
         Ok(Box::new(SwitchLane::new(berth, self.touched.clone(), self.pages)))
+    }
+
+    /// At the side that holds everything and will; in the middle of a switch there is none. Channels that are open when one begins stay with the old
+    /// side: who has some compares [`SwitchBackend::progress`] before and after a call.
+    fn open_calls(&self) -> Result<CallLane, PoolError> {
+        let side = {
+            let stage = self.stage();
+            stage.pair.is_none().then(|| stage.side.clone())
+        };
+        side.ok_or(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })?.open_calls()
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

@@ -1,10 +1,13 @@
 //! `FarVec`: a growing vector.
 
+mod aggregate;
 mod alone;
 mod order;
 mod parts;
 mod sieve;
 mod stream;
+
+pub use aggregate::Aggregate;
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;

@@ -1,0 +1,178 @@
+//! Number, sum, smallest, largest and mean of the numbers in a vector, found where they are: what is near is added up here, what is far at
+//! the memory server, and only the results meet.
+//!
+//! While the vector is borrowed nobody changes its numbers, so a page that was far once during that time has the present bytes at the server,
+//! wherever it is brought meanwhile.
+
+use super::FarVec;
+use crate::collections::range_of;
+use crate::error::FarError;
+use crate::heap::{FarRange, Heap};
+use crate::offload::OffloadError;
+use core::ops::{Bound, Range, RangeBounds};
+use farfield_wic::{Number, Part, Totals, Wanted, Where};
+
+/// Bytes that one call looks at: a server gives others their turn in between, and its budget for a call is not used up.
+const CALL_BYTES: u64 = 64 << 20;
+/// Pieces of one call; what names them is a third of the longest argument.
+const CALL_PIECES: usize = 1024;
+/// Calls under way at a time: so many are answered within the heap's patience.
+const CALLS: usize = 8;
+/// Fewer far units are fetched: that takes less than a call, or not much more.
+const FEW_UNITS: usize = 4;
+
+impl<N: Number> FarVec<N> {
+    /// Number, sum, smallest, largest and mean of the elements, or of [some](Aggregate::over), [chosen](Aggregate::filter) by value. They are
+    /// found where the elements are: with a pool of one memory server that runs functions, far elements stay far.
+    ///
+    /// ```
+    /// use farfield::{Heap, collections::FarVec};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let mut fares = FarVec::new();
+    /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25, 52.5])?;
+    /// let all = fares.aggregate(&heap).run()?;
+    /// assert_eq!((all.count(), all.sum(), all.mean()), (4, 75.25, Some(18.8125)));
+    /// assert_eq!((all.min(), all.max()), (Some(3.25), Some(52.5)));
+    /// let short = fares.aggregate(&heap).filter(..10.0).run()?;
+    /// assert_eq!(short.count(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The answer is the same wherever it is found. Sums are exact; that of floating-point numbers is rounded once, at the end, so it does not depend
+    /// on an order, and may differ in its last bits from what a loop finds that rounds at each step.
+    pub fn aggregate<'v>(&'v self, heap: &'v Heap) -> Aggregate<'v, N> {
+        let values = (Bound::Unbounded, Bound::Unbounded);
+        Aggregate { vec: self, heap, range: 0..self.len, values, at: Where::Auto }
+    }
+}
+
+/// What is to be found out about the numbers of a vector. See [`FarVec::aggregate`].
+#[derive(Debug)]
+#[must_use = "nothing is done before `run`"]
+pub struct Aggregate<'v, N: Number> {
+    vec: &'v FarVec<N>,
+    heap: &'v Heap,
+    range: Range<usize>,
+    values: (Bound<N>, Bound<N>),
+    at: Where,
+}
+
+impl<N: Number> Aggregate<'_, N> {
+    /// Of the elements with these indices only.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
+        self.range = range_of(range, self.vec.len);
+        self
+    }
+
+    /// Of the elements with these values only. NaN has a place in no range but `..`.
+    pub fn filter(mut self, values: impl RangeBounds<N>) -> Self {
+        self.values = (values.start_bound().cloned(), values.end_bound().cloned());
+        self
+    }
+
+    /// Where it is done. [`Where::Auto`], if nobody says otherwise: near elements here, far ones at the server, and here what it does not answer.
+    /// [`Where::Client`]: far elements are brought near, one after the other, and leave first. [`Where::Server`]: near ones are [written
+    /// back](Heap::write_back) before; the calling thread is in no scope of the heap.
+    pub fn at(mut self, at: Where) -> Self {
+        self.at = at;
+        self
+    }
+
+    /// Does it, and waits.
+    pub fn run(self) -> Result<Part<N>, OffloadError> {
+        if self.range.is_empty() {
+            return Ok(Part::default());
+        }
+        if self.vec.units.core() != Some(core::ptr::from_ref(self.heap.core())) {
+            return Err(FarError::OtherHeap.into());
+        }
+        match self.at {
+            Where::Server => {
+                self.heap.write_back(self.vec.far_ranges(self.range.clone()))?;
+                self.ask_server(self.vec.far_ranges(self.range.clone()))
+            }
+            Where::Auto if self.heap.core().may_offload::<Totals<N>>() => Ok(self.run_where_they_are()?),
+            _ => Ok(self.run_here([self.range.clone()])?),
+        }
+    }
+
+    fn run_where_they_are(&self) -> Result<Part<N>, FarError> {
+        let (near, far) = self.vec.by_distance(self.range.clone());
+        let far_units: usize = far.iter().map(|range| range.len().div_ceil(FarVec::<N>::PER_UNIT)).sum();
+        if far_units <= FEW_UNITS {
+            return self.run_here([self.range.clone()]);
+        }
+        let of_far = match self.ask_server(far.iter().flat_map(|range| self.vec.far_ranges(range.clone()))) {
+            Ok(part) => part,
+            Err(_) => self.run_here(far)?,
+        };
+        let mut all = self.run_here(near)?;
+        all.merge(&of_far);
+        Ok(all)
+    }
+
+    fn run_here(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Result<Part<N>, FarError> {
+        let mut part = Part::default();
+        let mut scope = self.heap.enter();
+        for range in ranges {
+            let mut scan = self.vec.scan_in(&mut scope, range).once();
+            while let Some(numbers) = scan.next_chunk()? {
+                part.add_all(numbers, &self.values);
+            }
+        }
+        Ok(part)
+    }
+
+    fn ask_server(&self, ranges: impl Iterator<Item = FarRange>) -> Result<Part<N>, OffloadError> {
+        let mut whole = Part::default();
+        let mut calls = calls_of(ranges, size_of::<N>() as u64).into_iter().peekable();
+        while calls.peek().is_some() {
+            let some = calls.by_ref().take(CALLS).map(|pieces| Wanted { pieces, values: self.values }).collect();
+            let parts = self.heap.core().offload::<Totals<N>>(some)?;
+            parts.iter().for_each(|part| whole.merge(part));
+        }
+        Ok(whole)
+    }
+}
+
+/// The same bytes as pieces without gaps, some for each call.
+fn calls_of(ranges: impl Iterator<Item = FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::Range>> {
+    let mut calls: Vec<Vec<farfield_wic::Range>> = Vec::new();
+    let mut bytes = 0;
+    for FarRange { start, len } in ranges {
+        let count = len / number_bytes;
+        bytes += len;
+        let last = calls.last_mut().filter(|_| bytes <= CALL_BYTES);
+        let Some(call) = last.filter(|call| call.len() < CALL_PIECES) else {
+            calls.push(vec![farfield_wic::Range { offset: start, count }]);
+            bytes = len;
+            continue;
+        };
+        match call.last_mut() {
+            Some(piece) if piece.offset + piece.count * number_bytes == start => piece.count += count,
+            _ => call.push(farfield_wic::Range { offset: start, count }),
+        }
+    }
+    calls
+}
+
+impl<N: Number> FarVec<N> {
+    /// Those of these elements that are near or on their way, and those that are far.
+    fn by_distance(&self, range: Range<usize>) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+        let (mut near, mut far): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
+        for unit in self.units_of(range.clone()) {
+            let first = unit * Self::PER_UNIT;
+            let elements = range.start.max(first)..range.end.min(first + Self::PER_UNIT);
+            let side = if self.units.is_far(unit) { &mut far } else { &mut near };
+            match side.last_mut() {
+                Some(last) if last.end == elements.start => last.end = elements.end,
+                _ => side.push(elements),
+            }
+        }
+        (near, far)
+    }
+}

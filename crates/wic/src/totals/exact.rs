@@ -1,0 +1,251 @@
+//! The exact sum of floating-point numbers, rounded once at the end.
+//!
+//! Added one after the other, floating-point numbers give a sum that depends on their order and on where a part of them was added up. Here
+//! each is added as the integer that it is in units of the smallest number there is, 2⁻¹⁰⁷⁴: a fixed-point number of 2,176 bits holds all
+//! of them (Kulisch). So any parts, added anywhere in any order, give the same sum, and it is the right one.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Bits of a limb; what a limb has besides are carries not yet passed on.
+const LIMB_BITS: u32 = 32;
+/// 2,098 bits for the largest number in units of the smallest, and room for 2⁶⁴ of them.
+const LIMBS: usize = 68;
+/// Numbers added before carries are passed on: each adds less than 2³² to a limb.
+const UNSETTLED_MAX: u32 = 1 << 30;
+/// Bits of a significand after its first.
+const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
+
+/// What numbers come to, so far.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ExactSum {
+    /// The lowest first. Settled, all but the last are below 2³², and the last has the sign.
+    limbs: [i64; LIMBS],
+    /// Numbers since they were settled.
+    unsettled: u32,
+    /// Infinities and what is no number, added up as such.
+    special: f64,
+}
+
+impl Default for ExactSum {
+    fn default() -> ExactSum {
+        ExactSum { limbs: [0; LIMBS], unsettled: 0, special: 0.0 }
+    }
+}
+
+impl ExactSum {
+    /// One number more.
+    #[inline]
+    pub(crate) fn add(&mut self, number: f64) {
+        if !number.is_finite() {
+            self.special += number;
+            return;
+        }
+        let bits = number.to_bits();
+        let (fraction, exponent) = (bits & ((1 << FRACTION_BITS) - 1), (bits >> FRACTION_BITS) as u32 & 0x7ff);
+        let significand = if exponent == 0 { fraction } else { fraction | 1 << FRACTION_BITS };
+        let shift = exponent.max(1) - 1;
+        let (first, wide) = ((shift / LIMB_BITS) as usize, u128::from(significand) << (shift % LIMB_BITS));
+        let sign = if number.is_sign_negative() { -1 } else { 1 };
+        let parts = [wide as u32, (wide >> 32) as u32, (wide >> 64) as u32];
+        for (limb, part) in self.limbs[first..first + 3].iter_mut().zip(parts) {
+            *limb += sign * i64::from(part);
+        }
+        self.unsettled += 1;
+        if self.unsettled == UNSETTLED_MAX {
+            self.settle();
+        }
+    }
+
+    /// All that another one has.
+    pub(crate) fn merge(&mut self, other: &ExactSum) {
+        let mut other = other.clone();
+        other.settle();
+        self.settle();
+        self.limbs.iter_mut().zip(other.limbs).for_each(|(limb, part)| *limb = limb.wrapping_add(part));
+        self.settle();
+        self.special += other.special;
+    }
+
+    /// The number nearest to the sum, the even one of two. NaN if there was one, or infinities of both signs; a sum of zero is +0.
+    pub(crate) fn rounded(&self) -> f64 {
+        if self.special != 0.0 {
+            return self.special;
+        }
+        let mut sum = self.clone();
+        sum.settle();
+        let is_negative = sum.limbs[LIMBS - 1] < 0;
+        if is_negative {
+            sum.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
+            sum.settle();
+        }
+        let magnitude = sum.magnitude();
+        if is_negative { -magnitude } else { magnitude }
+    }
+
+    /// Passes carries on.
+    fn settle(&mut self) {
+        let mut carry = 0;
+        for limb in &mut self.limbs[..LIMBS - 1] {
+            let whole = limb.wrapping_add(carry);
+            carry = whole >> LIMB_BITS;
+            *limb = whole & i64::from(u32::MAX);
+        }
+        self.limbs[LIMBS - 1] = self.limbs[LIMBS - 1].wrapping_add(carry);
+        self.unsettled = 0;
+    }
+
+    /// Rounded, where it is settled and not negative.
+    fn magnitude(&self) -> f64 {
+        let Some(last) = self.limbs.iter().rposition(|limb| *limb != 0) else { return 0.0 };
+        let top = last as u32 * LIMB_BITS + self.limbs[last].ilog2();
+        let Some(shift) = top.checked_sub(FRACTION_BITS) else { return f64::from_bits(self.bits(0)) };
+        if shift == 0 {
+            return f64::from_bits(self.bits(0));
+        }
+        if shift >= 2046 {
+            return f64::INFINITY;
+        }
+        let (significand, half) = (self.bits(shift), shift - 1);
+        let is_half = self.bit(half);
+        let is_more = (0..half).any(|bit| self.bit(bit));
+        let up = is_half && (is_more || significand & 1 == 1);
+        // The first bit of the significand makes the exponent one larger, and so does a carry out of it.
+        f64::from_bits((u64::from(shift) << FRACTION_BITS) + significand + u64::from(up))
+    }
+
+    /// 53 bits from this one on.
+    fn bits(&self, from: u32) -> u64 {
+        (0..f64::MANTISSA_DIGITS).fold(0, |bits, bit| bits | u64::from(self.bit(from + bit)) << bit)
+    }
+
+    fn bit(&self, bit: u32) -> bool {
+        self.limbs[(bit / LIMB_BITS) as usize] >> (bit % LIMB_BITS) & 1 == 1
+    }
+}
+
+impl Serialize for ExactSum {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut settled = self.clone();
+        settled.settle();
+        (&settled.limbs[..], settled.special).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ExactSum {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ExactSum, D::Error> {
+        let (limbs, special) = <(Vec<i64>, f64)>::deserialize(deserializer)?;
+        let limbs: [i64; LIMBS] = limbs.try_into().map_err(|_| Error::custom("a sum has 68 limbs"))?;
+        let is_settled = limbs[..LIMBS - 1].iter().all(|limb| (0..1 << LIMB_BITS).contains(limb));
+        if !is_settled || limbs[LIMBS - 1].unsigned_abs() >= 1 << LIMB_BITS {
+            return Err(Error::custom("a limb is too large"));
+        }
+        Ok(ExactSum { limbs, unsettled: 0, special })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a sum that is not the right one, and against one that depends on who added first.
+    use super::*;
+
+    fn sum(numbers: impl IntoIterator<Item = f64>) -> f64 {
+        let mut sum = ExactSum::default();
+        numbers.into_iter().for_each(|number| sum.add(number));
+        sum.rounded()
+    }
+
+    fn random(seed: &mut u64) -> u64 {
+        *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        *seed ^ *seed >> 33
+    }
+
+    #[test]
+    fn one_number_is_its_sum() {
+        let mut seed = 7;
+        let edges = [1.0, 0.1, f64::MAX, f64::MIN_POSITIVE, f64::from_bits(1), f64::from_bits((1 << 52) - 1), 3e-310];
+        let any = (0..20_000).map(|_| f64::from_bits(random(&mut seed))).filter(|number| number.is_finite());
+        for number in edges.into_iter().chain(any) {
+            assert_eq!(sum([number]), number);
+            assert_eq!(sum([-number]), -number);
+            assert_eq!(sum([number, -number]).to_bits(), 0);
+        }
+    }
+
+    #[test]
+    fn two_numbers_are_added_as_the_processor_does() {
+        let mut seed = 8;
+        for _ in 0..50_000 {
+            let (one, bits) = (f64::from_bits(random(&mut seed)), random(&mut seed));
+            // Exponents near each other, so that both matter.
+            let exponent = (one.to_bits() >> 52 & 0x7ff).saturating_add(bits >> 60).min(2046);
+            let other = f64::from_bits(bits & 1 << 63 | exponent << 52 | bits & ((1 << 52) - 1));
+            if one.is_finite() {
+                assert_eq!(sum([one, other]), one + other, "{one:e} + {other:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_integers_are_exact_in_any_order_and_in_any_parts() {
+        let mut seed = 9;
+        for _ in 0..200 {
+            let integers: Vec<i128> =
+                (0..100).map(|_| i128::from(random(&mut seed) as i64 >> 11) << (random(&mut seed) % 60)).collect();
+            let numbers: Vec<f64> = integers.iter().map(|integer| *integer as f64).collect();
+            let right = integers.iter().sum::<i128>() as f64;
+            assert_eq!(sum(numbers.iter().copied()), right);
+            assert_eq!(sum(numbers.iter().rev().copied()), right);
+            let mut whole = ExactSum::default();
+            for part in numbers.chunks(1 + random(&mut seed) as usize % 40) {
+                let mut of_part = ExactSum::default();
+                part.iter().for_each(|number| of_part.add(*number));
+                let bytes = postcard::to_stdvec(&of_part).unwrap();
+                whole.merge(&postcard::from_bytes(&bytes).unwrap());
+            }
+            assert_eq!(whole.rounded(), right);
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_or_no_number_is_said() {
+        assert_eq!(sum([]).to_bits(), 0);
+        assert_eq!(sum([1e16, 1.0, -1e16]), 1.0);
+        assert_eq!(sum([f64::MAX, f64::MAX]), f64::INFINITY);
+        assert_eq!(sum([f64::MAX, f64::MAX, -f64::MAX]), f64::MAX);
+        assert_eq!(sum([f64::MIN, f64::MIN]), f64::NEG_INFINITY);
+        assert_eq!(sum([f64::INFINITY, 1.0]), f64::INFINITY);
+        assert!(sum([f64::INFINITY, f64::NEG_INFINITY]).is_nan());
+        assert!(sum([f64::NAN, 1.0]).is_nan());
+        let tenths = sum([0.1; 10]);
+        assert_eq!(tenths, 1.0, "what one after the other makes 0.9999999999999999");
+    }
+
+    #[test]
+    fn carries_are_passed_on_before_there_is_no_room() {
+        let mut many = ExactSum { unsettled: UNSETTLED_MAX - 2, ..ExactSum::default() };
+        many.limbs[40] = (i64::from(u32::MAX)) * i64::from(UNSETTLED_MAX - 2);
+        let before = many.rounded();
+        let step = f64::from_bits((1279 + 1) << 52);
+        (0..5).for_each(|_| many.add(step));
+        assert_eq!(many.unsettled, 3);
+        assert!(many.rounded() >= before);
+    }
+
+    #[test]
+    fn bytes_that_are_no_sum_are_refused() {
+        let encode = |limbs: Vec<i64>| postcard::to_stdvec(&(limbs, 0.0f64)).unwrap();
+        let mut far_below = vec![0; LIMBS];
+        far_below[LIMBS - 1] = i64::MIN;
+        for limbs in [
+            far_below,
+            vec![0; LIMBS - 1],
+            vec![0; LIMBS + 1],
+            vec![1 << 32; LIMBS],
+            vec![-1; LIMBS],
+            vec![i64::MIN; LIMBS],
+        ] {
+            assert!(postcard::from_bytes::<ExactSum>(&encode(limbs)).is_err());
+        }
+    }
+}

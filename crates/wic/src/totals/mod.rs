@@ -1,0 +1,199 @@
+//! `ff.totals.*`: number, sum, smallest and largest of plain numbers, of all or of those in a range of values. One function for each type of
+//! number.
+//!
+//! Parts can be merged, and what they give does not depend on how they were cut: so near and far parts of one array may be added up
+//! where they are. (`ff.aggregate` is the same for words of any list of experiments, without parts.)
+
+mod exact;
+mod number;
+
+pub use number::Number;
+
+use crate::{Fault, Function, Place, Range};
+use core::marker::PhantomData;
+use core::ops::{Bound, RangeBounds};
+use serde::{Deserialize, Serialize};
+
+/// Bytes looked at between two turns of the others.
+const CHUNK_BYTES: u64 = 32 * 1024;
+
+/// Adds up numbers that lie side by side.
+#[derive(Debug)]
+pub struct Totals<N>(PhantomData<N>);
+
+/// Which numbers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Wanted<N: Number> {
+    /// Where they lie; counts are of numbers.
+    pub pieces: Vec<Range>,
+    /// Those of them that count.
+    pub values: (Bound<N>, Bound<N>),
+}
+
+/// What there is to say of some numbers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Part<N: Number> {
+    count: u64,
+    sum: N::Part,
+    min: Option<N>,
+    max: Option<N>,
+}
+
+impl<N: Number> Default for Part<N> {
+    fn default() -> Part<N> {
+        Part { count: 0, sum: N::Part::default(), min: None, max: None }
+    }
+}
+
+impl<N: Number> Part<N> {
+    /// These numbers, too, where their values are wanted.
+    pub fn add_all(&mut self, numbers: &[N], values: &(Bound<N>, Bound<N>)) {
+        if is_all(values) {
+            numbers.iter().for_each(|number| self.add(*number));
+        } else {
+            numbers.iter().filter(|number| values.contains(number)).for_each(|number| self.add(*number));
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, number: N) {
+        self.count += 1;
+        number.add(&mut self.sum);
+        if number.is_ordered() {
+            self.min = Some(self.min.map_or(number, |min| if number.is_before(min) { number } else { min }));
+            self.max = Some(self.max.map_or(number, |max| if max.is_before(number) { number } else { max }));
+        }
+    }
+
+    /// All that another one has.
+    pub fn merge(&mut self, other: &Part<N>) {
+        self.count = self.count.saturating_add(other.count);
+        N::merge(&mut self.sum, &other.sum);
+        let edges = |one: Option<N>, other: Option<N>, is_other: fn(N, N) -> bool| match (one, other) {
+            (Some(one), Some(other)) => Some(if is_other(other, one) { other } else { one }),
+            (one, other) => one.or(other),
+        };
+        self.min = edges(self.min, other.min, |other, one| other.is_before(one));
+        self.max = edges(self.max, other.max, |other, one| one.is_before(other));
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// All together. Nothing is lost on the way: floating-point numbers are rounded once, at the end. NaN if one of them is.
+    pub fn sum(&self) -> N::Sum {
+        N::sum(&self.sum)
+    }
+
+    /// The sum divided by how many there are; `None` of none.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| N::mean(self.sum(), self.count))
+    }
+
+    /// The smallest; what is no number (NaN) is passed over, and −0 is smaller than +0.
+    pub fn min(&self) -> Option<N> {
+        self.min
+    }
+
+    /// The largest, in the same order.
+    pub fn max(&self) -> Option<N> {
+        self.max
+    }
+}
+
+/// Does every value count, NaN included?
+fn is_all<N>(values: &(Bound<N>, Bound<N>)) -> bool {
+    matches!(values, (Bound::Unbounded, Bound::Unbounded))
+}
+
+impl<N: Number> Function for Totals<N> {
+    const NAME: &'static str = N::TOTALS;
+    const VERSION: u32 = 1;
+    const REPEATABLE: bool = true;
+    type Argument = Wanted<N>;
+    type Answer = Part<N>;
+
+    async fn run<P: Place>(place: &P, wanted: Wanted<N>) -> Result<Part<N>, Fault> {
+        let mut part = Part::default();
+        for piece in &wanted.pieces {
+            let bytes = piece.count.checked_mul(size_of::<N>() as u64);
+            let end = bytes.and_then(|bytes| piece.offset.checked_add(bytes));
+            let end =
+                end.filter(|end| *end <= place.region_bytes()).ok_or(Fault::OutOfRange { offset: piece.offset })?;
+            let mut offset = piece.offset;
+            while offset < end {
+                let len = (end - offset).min(CHUNK_BYTES);
+                let bytes = place.read_range(offset, len as usize).await?;
+                if is_all(&wanted.values) {
+                    N::each(&bytes, |number| part.add(number));
+                } else {
+                    N::each(&bytes, |number| {
+                        if wanted.values.contains(&number) {
+                            part.add(number);
+                        }
+                    });
+                }
+                offset += len;
+            }
+        }
+        Ok(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against an answer that depends on where numbers lie or how they are cut, and against ranges that are none.
+    use super::*;
+    use crate::{Sim, Stop};
+
+    const ALL: (Bound<f64>, Bound<f64>) = (Bound::Unbounded, Bound::Unbounded);
+
+    fn bytes_of(numbers: &[f64]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn the_answer_is_that_of_a_loop_wherever_pieces_begin() {
+        let numbers: Vec<f64> = (0..20_000).map(|index| f64::from(index % 977) * 0.1 - 40.0).collect();
+        let mut bytes = bytes_of(&numbers);
+        bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        for (seed, values) in [(1, ALL), (2, (Bound::Included(-3.0), Bound::Excluded(20.0)))] {
+            let mut right = Part::default();
+            right.add_all(&numbers, &values);
+            for cut in [1, 511, 4096, 4097, 19_999] {
+                let piece = |(index, count): (usize, usize)| Range { offset: 8 * index as u64, count: count as u64 };
+                let pieces = vec![piece((cut, numbers.len() - cut)), piece((0, cut))];
+                let sim = Sim::new(seed, bytes.clone());
+                let answer = sim.run_one::<Totals<f64>>(Wanted { pieces, values }).unwrap();
+                assert_eq!((answer.count(), answer.min(), answer.max()), (right.count(), right.min(), right.max()));
+                assert_eq!(answer.sum().to_bits(), right.sum().to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_counted_and_has_no_place_in_the_order() {
+        let mut part = Part::default();
+        part.add_all(&[f64::NAN, 0.0, -0.0], &ALL);
+        assert_eq!((part.count(), part.sum().is_nan()), (3, true));
+        assert_eq!(part.min().map(f64::to_bits), Some((-0.0f64).to_bits()));
+        assert_eq!(part.max().map(f64::to_bits), Some(0));
+        let mut none = Part::default();
+        none.add_all(&[f64::NAN], &(Bound::Included(f64::NEG_INFINITY), Bound::Unbounded));
+        assert_eq!((none.count(), none.mean(), none.min()), (0, None, None));
+    }
+
+    #[test]
+    fn ranges_outside_the_region_are_refused() {
+        for (offset, count) in [(0, 513), (4096, 1), (u64::MAX, 1), (8, u64::MAX / 4)] {
+            let wanted =
+                Wanted { pieces: vec![Range { offset, count }], values: (Bound::<u64>::Unbounded, Bound::Unbounded) };
+            let answer = Sim::new(1, vec![0; 4096]).run_one::<Totals<u64>>(wanted);
+            assert_eq!(answer, Err(Stop::Fault(Fault::OutOfRange { offset })));
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Are the numbers of a far vector added up where they are, and is the answer that of a loop over a `Vec`?
+//!
+//! Danger: bytes of before at the server; an answer that depends on what is near, on the pool or on who uses the heap meanwhile; a server without
+//! the function, or one that dies, that takes the answer with it. `FARFIELD_SEED` repeats the choices.
+
+use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
+use farfield_server::{Config, Server};
+use farfield_tests::{MIB, PATIENCE, Random, tier};
+use farfield_wic::{List, Registry};
+use std::fmt::Debug;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const NEAR: u64 = 2 * MIB;
+const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
+const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
+
+/// A server of this process, and where it is found: across TCP, a socket, shared memory.
+fn serve(functions: Registry) -> (Server, [String; 3]) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let folder = std::env::temp_dir();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let socket = folder.join(format!("farfield-offload-{}-{number}.sock", std::process::id()));
+    let unix = format!("unix:{}", socket.display());
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
+    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
+    let urls = [server.endpoints()[0].clone(), unix.clone(), unix.replacen("unix:", "shm:", 1)];
+    (server, urls)
+}
+
+fn heap(url: &str, plane: Plane) -> Heap {
+    let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
+    builder.patience(PATIENCE).build().expect("the server accepts")
+}
+
+fn word(random: &mut Random) -> u64 {
+    (0..3).fold(0, |word, _| word << 24 | random.below(1 << 24) as u64)
+}
+
+/// Numbers by chance.
+trait Any: Number {
+    fn any(random: &mut Random) -> Self;
+}
+macro_rules! any {
+    ($($number:ty: $make:expr;)*) => {$(
+        impl Any for $number {
+            fn any(random: &mut Random) -> $number {
+                let make: fn(u64) -> $number = $make;
+                make(word(random))
+            }
+        }
+    )*};
+}
+any! {
+    u8: |bits| bits as u8;
+    i32: |bits| bits as i32;
+    u64: |bits| bits;
+    i64: |bits| bits as i64;
+    f32: |bits| (bits as i32 as f32) / 1000.0;
+    // Of all sizes, so that a sum with rounding at each step would show its order; seldom NaN.
+    f64: |bits| if bits.is_multiple_of(100_003) { f64::NAN } else { (bits as i32 as f64) * 10f64.powi((bits >> 32) as i32 % 12) };
+}
+
+/// The same bits, whatever they say.
+fn bits<T: Debug>(value: T) -> String {
+    format!("{value:?}")
+}
+
+/// What a loop finds.
+fn twin<N: Number>(numbers: &[N], values: &(Bound<N>, Bound<N>)) -> Part<N> {
+    let mut part = Part::default();
+    // In another order and in other parts than anybody else.
+    for chunk in numbers.rchunks(777) {
+        let mut of_chunk = Part::default();
+        of_chunk.add_all(chunk, values);
+        part.merge(&of_chunk);
+    }
+    part
+}
+
+#[track_caller]
+fn compare<N: Number>(found: &Part<N>, right: &Part<N>) {
+    let all = |part: &Part<N>| bits((part.count(), part.sum(), part.mean(), part.min(), part.max()));
+    assert_eq!(all(found), all(right));
+}
+
+/// Changes, reads and questions by turns, while another thread uses the same vector and the same heap.
+fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
+    let count = (2 * NEAR) as usize / size_of::<N>();
+    let mut model: Vec<N> = (0..count).map(|_| N::any(random)).collect();
+    let mut vec = FarVec::new();
+    let mut other: FarVec<u64> = FarVec::new();
+    for part in model.chunks(10_000) {
+        vec.extend_from_slice(&heap.enter(), part).unwrap();
+    }
+    for start in (0..50_000u64).step_by(1000) {
+        other.extend(&heap.enter(), start..start + 1000).unwrap();
+    }
+    for _ in 0..rounds {
+        for _ in 0..random.below(300) {
+            let (index, number) = (random.below(count), N::any(random));
+            *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
+            model[index] = number;
+        }
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let (vec, model, is_over) = (&vec, &model, &is_over);
+            let mut of_reader = Random::new(word(random));
+            let other = &mut other;
+            threads.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let index = of_reader.below(count);
+                    assert_eq!(bits(vec.get(&heap.enter(), index).unwrap().unwrap()), bits(model[index]));
+                    *other.get_mut(&heap.enter(), index % 50_000).unwrap().unwrap() += 1;
+                }
+            });
+            for place in PLACES {
+                let (one, end) = (random.below(count + 1), random.below(count + 1));
+                let range = one.min(end)..one.max(end);
+                let (low, high) = (N::any(random), N::any(random));
+                let values = match random.below(4) {
+                    0 => (Bound::Included(low), Bound::Excluded(high)),
+                    1 => (Bound::Excluded(low), Bound::Unbounded),
+                    _ => (Bound::Unbounded, Bound::Unbounded),
+                };
+                let found = vec.aggregate(heap).over(range.clone()).filter(values).at(place).run();
+                let found = found.unwrap_or_else(|error| panic!("{place:?}, {range:?}: {error}"));
+                compare(&found, &twin(&model[range], &values));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+    drop((vec, other));
+}
+
+#[test]
+fn the_answer_is_that_of_a_loop_on_each_plane() {
+    let mut random = Random::new(0x0ff);
+    let (_server, urls) = serve(Registry::standard());
+    for (plane, url) in PLANES.into_iter().zip(&urls) {
+        let heap = heap(url, plane);
+        let rounds = tier(1, 20);
+        ask_and_change::<f64>(&heap, &mut random, rounds);
+        match plane {
+            Plane::Page => {
+                ask_and_change::<i64>(&heap, &mut random, 2 * rounds);
+                ask_and_change::<u8>(&heap, &mut random, rounds);
+            }
+            Plane::Object => {
+                ask_and_change::<i32>(&heap, &mut random, rounds);
+                ask_and_change::<f32>(&heap, &mut random, rounds);
+            }
+            _ => ask_and_change::<u64>(&heap, &mut random, 2 * rounds),
+        }
+        heap.verify();
+    }
+}
+
+/// Numbers of eight times near, in a heap at this pool; and what they come to.
+fn numbers(heap: &Heap) -> (FarVec<u64>, Part<u64>) {
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    let mut vec = FarVec::new();
+    let mut right = Part::default();
+    for start in (0..8 * NEAR / 8).step_by(4096) {
+        let part: Vec<u64> = (start..start + 4096).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        right.add_all(&part, &all);
+        vec.extend_from_slice(&heap.enter(), &part).unwrap();
+    }
+    (vec, right)
+}
+
+#[test]
+fn what_is_far_stays_far() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[0], Plane::Page);
+    let (vec, right) = numbers(&heap);
+    for (place, most) in [(Where::Auto, 2 * NEAR), (Where::Server, 2 * NEAR), (Where::Client, u64::MAX)] {
+        let before = heap.stats().fetched_bytes;
+        compare(&vec.aggregate(&heap).at(place).run().unwrap(), &right);
+        let fetched = heap.stats().fetched_bytes - before;
+        assert!(fetched <= most, "{place:?} fetched {fetched} bytes");
+        assert!(place != Where::Client || fetched >= 6 * NEAR, "{fetched}: so it would have been seen");
+    }
+}
+
+#[test]
+fn numbers_are_written_back_before_the_server_is_asked() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[1], Plane::Page);
+    let mut vec = FarVec::new();
+    vec.extend(&heap.enter(), 0..10_000i64).unwrap();
+    {
+        let scope = heap.enter();
+        assert_eq!(vec.get(&scope, 5).unwrap(), Some(&5));
+        let refused = vec.aggregate(&heap).at(Where::Server).run();
+        assert_eq!(refused, Err(OffloadError::Far(FarError::NearFull)));
+        assert_eq!(vec.aggregate(&heap).run().unwrap().sum(), 49_995_000, "here it can be done");
+    }
+    *vec.get_mut(&heap.enter(), 9_999).unwrap().unwrap() = -1;
+    let found = vec.aggregate(&heap).at(Where::Server).run().unwrap();
+    assert_eq!((found.sum(), found.min(), found.max()), (49_995_000 - 10_000, Some(-1), Some(9_998)));
+    let other = Heap::builder().build().unwrap();
+    assert_eq!(vec.aggregate(&other).run(), Err(OffloadError::Far(FarError::OtherHeap)));
+    assert_eq!(FarVec::<f32>::new().aggregate(&heap).at(Where::Server).run().unwrap().count(), 0);
+}
+
+#[test]
+fn pools_without_one_server_and_servers_without_the_function_answer_near() {
+    let (_server, urls) = serve(Registry::standard());
+    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let pools = ["ram:".to_owned(), "lz:?size=64M".to_owned(), format!("stripe({},{})", urls[0], of_old[0])];
+    for pool in pools.iter().chain(&of_old) {
+        let heap = heap(pool, Plane::Page);
+        let (vec, right) = numbers(&heap);
+        for _ in 0..2 {
+            compare(&vec.aggregate(&heap).run().unwrap(), &right);
+            let refused = vec.aggregate(&heap).at(Where::Server).run();
+            let is_named = match refused {
+                Err(OffloadError::Call(CallError::NoFunction { name })) => {
+                    name == "ff.totals.u64" && of_old.contains(pool)
+                }
+                Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(pool),
+                _ => false,
+            };
+            assert!(is_named, "{pool}: {refused:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_dies_gives_an_error_by_name() {
+    for place in PLACES {
+        let (server, urls) = serve(Registry::standard());
+        let heap = heap(&urls[0], Plane::Page);
+        let (vec, right) = numbers(&heap);
+        let answers = AtomicUsize::new(0);
+        std::thread::scope(|threads| {
+            let asker = threads.spawn(|| {
+                let started = Instant::now();
+                loop {
+                    match vec.aggregate(&heap).at(place).run() {
+                        Ok(found) => compare(&found, &right),
+                        Err(error) => break error,
+                    }
+                    answers.fetch_add(1, Ordering::Relaxed);
+                    assert!(started.elapsed() < PATIENCE, "most of it is at a server that is gone");
+                }
+            });
+            while answers.load(Ordering::Relaxed) < 2 && !asker.is_finished() {
+                std::thread::yield_now();
+            }
+            server.shutdown(Duration::ZERO);
+            let error = asker.join().unwrap();
+            let is_typed = matches!(
+                error,
+                OffloadError::Far(FarError::Pool(_)) | OffloadError::Call(CallError::Fault(farfield::Fault::Lost(_)))
+            );
+            assert!(is_typed, "{place:?}: {error:?}");
+        });
+    }
+}
+
+#[test]
+fn answers_are_right_while_the_pool_is_exchanged() {
+    let (_one, of_one) = serve(Registry::standard());
+    let (_two, of_two) = serve(Registry::standard());
+    let heap = heap(&of_one[0], Plane::Page);
+    let (vec, right) = numbers(&heap);
+    for to in [&of_two[0], &of_one[1], &of_two[2]] {
+        let switch = heap.switch_pool(to.as_str()).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let asker = threads.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    compare(&vec.aggregate(&heap).run().unwrap(), &right);
+                }
+            });
+            let switched = switch.wait(PATIENCE);
+            is_over.store(true, Ordering::Relaxed);
+            switched.expect("it ends").unwrap();
+            asker.join().unwrap();
+        });
+        compare(&vec.aggregate(&heap).at(Where::Server).run().unwrap(), &right);
+    }
+}
