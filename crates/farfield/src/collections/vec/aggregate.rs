@@ -5,7 +5,7 @@
 //! wherever it is brought meanwhile.
 
 use super::FarVec;
-use crate::collections::range_of;
+use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
 use crate::heap::{FarRange, Heap};
 use crate::offload::OffloadError;
@@ -44,6 +44,23 @@ impl<N: Number> FarVec<N> {
     pub fn aggregate<'v>(&'v self, heap: &'v Heap) -> Aggregate<'v, N> {
         let values = (Bound::Unbounded, Bound::Unbounded);
         Aggregate { vec: self, heap, range: 0..self.len, values, at: Where::Auto }
+    }
+}
+
+impl<N: Number, const D: usize> FarArray<N, D> {
+    /// [`FarVec::aggregate`] of the elements; of a row, a plane and so on [over](Aggregate::over) its [part](FarArray::part).
+    ///
+    /// ```
+    /// use farfield::{FarArray, Heap};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let table = FarArray::from_fn(&heap.enter(), [1000, 100], |[row, column]| (row * column) as u32)?;
+    /// let row = table.aggregate(&heap).over(table.part([7])).run()?;
+    /// assert_eq!((row.count(), row.sum(), row.max()), (100, 34_650, Some(693)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn aggregate<'v>(&'v self, heap: &'v Heap) -> Aggregate<'v, N> {
+        self.elements.aggregate(heap)
     }
 }
 
