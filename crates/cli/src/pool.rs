@@ -22,6 +22,7 @@ Examples:
   farfield pool switch 4711 'ssd:/var/tmp?size=32G'     To a file
   farfield pool switch 4711 first                       To where it was when the job began
   farfield pool status 4711                             Where it is, and what still moves
+  farfield pool status --json 4711 | jq .moving         The same, for programs
   farfield pool cancel 4711                             Back to where it was
 
 JOB is a process of the job: the program, a child of it, or its `farfield run`.";
@@ -34,7 +35,7 @@ enum PoolCommand {
     /// old one. For that time both need the memory.
     Switch(SwitchArgs),
     /// Say where the job's far memory is, and what still moves
-    Status(JobArgs),
+    Status(StatusArgs),
     /// Move back what a switch has moved
     Cancel(JobArgs),
 }
@@ -44,6 +45,16 @@ struct JobArgs {
     /// A process of the job
     #[arg(value_name = "JOB")]
     pid: u32,
+}
+
+#[derive(Args, Debug)]
+struct StatusArgs {
+    /// A process of the job
+    #[arg(value_name = "JOB")]
+    pid: u32,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -66,7 +77,7 @@ struct SwitchArgs {
 pub(crate) fn run(args: PoolArgs) -> ExitCode {
     crate::finish(match args.command {
         PoolCommand::Switch(args) => switch(args),
-        PoolCommand::Status(args) => find_control(args.pid).map_err(Into::into).map(|(_, control)| status(&control)),
+        PoolCommand::Status(args) => status(&args),
         PoolCommand::Cancel(args) => cancel(&args),
     })
 }
@@ -120,11 +131,92 @@ fn progress(status: &PoolStatus) -> String {
     }
 }
 
-fn status(control: &ControlBlock) {
-    let status = PoolStatus::read(control);
+fn status(args: &StatusArgs) -> anyhow::Result<()> {
+    let (_, control) = find_control(args.pid)?;
+    let status = PoolStatus::read(&control);
+    let text = match args.json {
+        true => serde_json::to_string(&PoolRow::of(status))? + "\n",
+        false => render(&status),
+    };
+    // Nobody may be left who reads it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// A job's pool, for programs.
+#[derive(serde::Serialize, Debug)]
+pub(crate) struct PoolRow {
+    /// Where far memory is, or goes while `moving` is not empty; and where it was before.
+    urls: Vec<String>,
+    before: Vec<String>,
+    /// Pools that it was given since it began, way back included; and those to which it moved by itself.
+    pub(crate) switches: u32,
+    pub(crate) moves: u32,
+    /// Why it moved there by itself, and why it came back from the one before; `null` if it did not.
+    cause: Option<String>,
+    reason: Option<String>,
+    pub(crate) moving: Vec<MovingRow>,
+    /// Processes for which a server is lost, silent, or lacks something.
+    pub(crate) degraded: Vec<u32>,
+    pub(crate) scrubbed: Vec<ScrubRow>,
+}
+
+#[derive(serde::Serialize, Debug)]
+pub(crate) struct MovingRow {
+    pid: u32,
+    pages: u64,
+    moved_pages: u64,
+}
+
+/// What the scrub of a process's pool has done.
+#[derive(serde::Serialize, Debug)]
+pub(crate) struct ScrubRow {
+    pid: u32,
+    pub(crate) looked_pages: u64,
+    pub(crate) wrong_pages: u64,
+    pub(crate) mended_pages: u64,
+    turns: u64,
+    /// Since the last turn ended.
+    turn_age_s: Option<f64>,
+}
+
+impl PoolRow {
+    /// Of a job.
+    pub(crate) fn read(control: &ControlBlock) -> PoolRow {
+        PoolRow::of(PoolStatus::read(control))
+    }
+
+    fn of(status: PoolStatus) -> PoolRow {
+        let PoolStatus { epoch, moves, urls, before, moving, degraded, scrubbed, reason, cause } = status;
+        let moving =
+            moving.iter().map(|one| MovingRow { pid: one.pid, pages: one.pages, moved_pages: one.moved_pages });
+        let scrubbed = scrubbed.iter().map(|(pid, done)| ScrubRow {
+            pid: *pid,
+            looked_pages: done.looked_pages,
+            wrong_pages: done.wrong_pages,
+            mended_pages: done.mended_pages,
+            turns: done.turns,
+            turn_age_s: done.turn_age().map(|age| age.as_secs_f64()),
+        });
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        PoolRow {
+            urls,
+            before,
+            switches: epoch,
+            moves,
+            cause: said(cause),
+            reason: said(reason),
+            moving: moving.collect(),
+            degraded,
+            scrubbed: scrubbed.collect(),
+        }
+    }
+}
+
+fn render(status: &PoolStatus) -> String {
     let mut text = format!("{}\n", status.urls.join(" "));
     if !status.cause.is_empty() {
-        text += &format!("it went there by itself: {}\n", status.cause);
+        text += &format!("it went there by itself, from {}: {}\n", status.before.join(" "), status.cause);
     }
     for process in &status.moving {
         let (moved, pages) = (process.moved_pages / 256, process.pages.div_ceil(256));
@@ -139,8 +231,7 @@ fn status(control: &ControlBlock) {
     if !status.reason.is_empty() {
         text += &format!("it has come back from {}: {}\n", status.before.join(" "), status.reason);
     }
-    // Nobody may be left who reads it.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    text
 }
 
 fn scrub(done: &Scrubbed) -> String {

@@ -3,6 +3,7 @@
 mod heaps;
 mod metrics;
 
+use crate::pool::PoolRow;
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, TEXT_BYTES, quantile_ns, read_text};
@@ -245,6 +246,7 @@ struct JobRow {
     /// Part of the prefetched pages that were used, since the start.
     prefetch_accuracy: Option<f64>,
     counters: BTreeMap<&'static str, u64>,
+    pool: PoolRow,
     processes: Vec<ProcessRow>,
     servers: Vec<ServerRow>,
 }
@@ -332,6 +334,7 @@ impl JobView {
             fault_ns_p99: quantile_ns(&recent, 99, 100),
             prefetch_accuracy: part(totals.count("prefetch_hits"), totals.count("prefetched")),
             counters: totals.counters.iter().copied().collect(),
+            pool: PoolRow::read(&self.control),
             processes,
             servers: self.servers.iter_mut().map(ServerView::read_or_say).collect(),
         };

@@ -42,6 +42,42 @@ fn server(job: &Running, program: u32) -> (u32, std::path::PathBuf) {
 }
 
 #[test]
+fn the_pool_of_a_job_is_said_for_programs_too() {
+    let folder = Folder::new("pool");
+    let place = folder.path("second");
+    std::fs::create_dir(&place).unwrap();
+    let (job, program) = job(&folder, &["--near", "64M"]);
+    let pool = |words: &[&str]| {
+        let output = farfield().arg("pool").args(words).arg(program.to_string()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        output.stdout
+    };
+    let status = || serde_json::from_slice::<serde_json::Value>(&pool(&["status", "--json"])).unwrap();
+    let first = status();
+    assert_eq!(
+        (first["switches"].as_u64(), first["moves"].as_u64(), &first["before"]),
+        (Some(0), Some(0), &serde_json::json!([]))
+    );
+    assert!(first["cause"].is_null() && first["reason"].is_null(), "{first}");
+    let url = format!("ssd:{}?size=64M", place.display());
+    let switch = farfield().args(["pool", "switch", &program.to_string(), &url]).output().unwrap();
+    assert!(switch.status.success(), "{}", text(&switch));
+    let second = status();
+    assert_eq!((&second["urls"], &second["before"]), (&serde_json::json!([url]), &first["urls"]), "{second}");
+    assert_eq!(
+        (second["switches"].as_u64(), second["moves"].as_u64()),
+        (Some(1), Some(0)),
+        "somebody has asked for it"
+    );
+    assert_eq!(
+        (&second["moving"], &second["degraded"], &second["scrubbed"]),
+        (&serde_json::json!([]), &serde_json::json!([]), &serde_json::json!([]))
+    );
+    assert_eq!(top(&[&program.to_string()])["jobs"][0]["pool"], second);
+    drop(job);
+}
+
+#[test]
 fn top_finds_the_job_by_its_program_and_by_its_runner() {
     let folder = Folder::new("top");
     let (mut job, program) = job(&folder, &["--near", "123M"]);
@@ -61,7 +97,9 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
     assert!(text(&people).contains("123.0 MiB"), "{}", text(&people));
     let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
     let metrics = scrape(&exporter.line());
-    for (name, value) in [("near_limit_bytes", 123 << 20), ("faults_total", 0)] {
+    let of_pool =
+        [("pool_switches_total", 0), ("pool_moves_total", 0), ("degraded_processes", 0), ("scrub_wrong_pages", 0)];
+    for (name, value) in [("near_limit_bytes", 123 << 20), ("faults_total", 0)].into_iter().chain(of_pool) {
         let end = format!(",runner=\"{}\"}} {value}", job.child.id());
         let is_it = |line: &str| line.starts_with(&format!("farfield_job_{name}{{program=")) && line.ends_with(&end);
         assert!(metrics.lines().any(is_it), "no {name} of the job in\n{metrics}");

@@ -106,6 +106,8 @@ pub struct Control {
     pub pool_reason_len: AtomicU32,
     /// Why the pool of the last switch was given up, UTF-8.
     pub pool_reason: [AtomicU64; 64],
+    /// How often the job has moved to another pool by itself.
+    pub pool_moves: AtomicU32,
     /// Length of `pool_cause` in bytes.
     pub pool_cause_len: AtomicU32,
     /// Number of the pool to which the job has moved by itself.

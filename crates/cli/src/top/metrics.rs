@@ -1,6 +1,7 @@
 //! `farfield top --metrics`: all jobs and heaps that this user may look into, for Prometheus. They are found anew at each scrape.
 
 use super::{HeapRow, JobRow, View};
+use crate::pool::{PoolRow, ScrubRow};
 use anyhow::Context;
 use farfield_server::answer_scrapes;
 use prometheus_client::collector::Collector;
@@ -130,12 +131,44 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
     for (name, bytes, help) in sizes {
         metric(out, name, Gauge, help, jobs.iter().map(|job| (labels(job), bytes(job))))?;
     }
+    type OfPool = fn(&PoolRow) -> u64;
+    let of_pools: [(&str, Kind, OfPool, &str); 7] = [
+        ("job_pool_switches", Count, |pool| pool.switches.into(), "Pools that it was given, way back included"),
+        ("job_pool_moves", Count, |pool| pool.moves.into(), "Pools to which it moved by itself"),
+        ("job_moving_processes", Gauge, |pool| pool.moving.len() as u64, "Processes that still move to its pool"),
+        (
+            "job_degraded_processes",
+            Gauge,
+            |pool| pool.degraded.len() as u64,
+            "Processes whose pool lacks a server, or whose servers lack something",
+        ),
+        (
+            "job_scrub_looked_pages",
+            Gauge,
+            |pool| scrubbed(pool, |row| row.looked_pages),
+            "Pages that scrubs of its living processes have looked at",
+        ),
+        ("job_scrub_wrong_pages", Gauge, |pool| scrubbed(pool, |row| row.wrong_pages), "Of these, wrong ones"),
+        (
+            "job_scrub_mended_pages",
+            Gauge,
+            |pool| scrubbed(pool, |row| row.mended_pages),
+            "Of these, those that were mended",
+        ),
+    ];
+    for (name, kind, number, help) in of_pools {
+        metric(out, name, kind, help, jobs.iter().map(|job| (labels(job), number(&job.pool))))?;
+    }
     let Some(job) = jobs.first() else { return Ok(()) };
     for name in job.counters.keys() {
         let values = jobs.iter().map(|job| (labels(job), job.counters[name]));
         metric(out, &format!("job_{name}"), Count, "See `farfield top --json`", values)?;
     }
     Ok(())
+}
+
+fn scrubbed(pool: &PoolRow, number: fn(&ScrubRow) -> u64) -> u64 {
+    pool.scrubbed.iter().map(number).sum()
 }
 
 /// One metric of all those who have it.

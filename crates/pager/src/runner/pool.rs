@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct PoolStatus {
     /// Its number among the pools that the job had: 0 for the one that it began with.
     pub epoch: u32,
+    /// How often the job has moved to another pool by itself.
+    pub moves: u32,
     /// Its URLs.
     pub urls: Vec<String>,
     /// Those of the one before.
@@ -61,7 +63,8 @@ impl PoolStatus {
         let reason = text(&control.pool_reason, &control.pool_reason_len);
         let is_its_own = control.pool_cause_epoch.load(Ordering::Acquire) == epoch;
         let cause = if is_its_own { text(&control.pool_cause, &control.pool_cause_len) } else { String::new() };
-        PoolStatus { epoch, urls, before, moving: moving.collect(), degraded, scrubbed, reason, cause }
+        let moves = control.pool_moves.load(Ordering::Relaxed);
+        PoolStatus { epoch, moves, urls, before, moving: moving.collect(), degraded, scrubbed, reason, cause }
     }
 }
 

@@ -4,6 +4,7 @@
 //! Places are measured and given to the job by threads of their own, because a server that does not answer takes its time.
 
 use super::{ControlBlock, PoolStatus, Refusal, far, pool};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -93,6 +94,7 @@ impl Settler {
             State::Moving(_) if status.moving.is_empty() => {
                 self.settle.on_moved(true);
                 self.moves += 1;
+                control.pool_moves.store(self.moves, Ordering::Relaxed);
             }
             State::Watching => self.state = cause.map_or(State::Watching, |_| self.measure()),
             other => self.state = other,
@@ -230,7 +232,6 @@ mod tests {
     use super::*;
     use crate::control::Mode;
     use crate::runner::{Settings, create_control};
-    use core::sync::atomic::Ordering;
 
     #[test]
     fn a_place_is_as_slow_as_it_is_and_one_that_is_not_there_has_no_figures() {
@@ -274,6 +275,7 @@ mod tests {
         let status = PoolStatus::read(&control);
         assert_eq!((status.urls, settler.settle.here()), (vec!["ram:".to_owned()], 1));
         assert!(status.cause.contains("reads took several times"), "{}", status.cause);
+        assert_eq!((status.moves, status.before), (1, urls[..1].to_vec()));
         // Somebody else decides.
         pool::switch_pool(&control, Some("ram:?size=1G"), b"").unwrap();
         settler.on_window(&control, &window(1e6));
