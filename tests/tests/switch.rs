@@ -145,6 +145,115 @@ fn a_new_server_that_is_killed_or_full_or_not_wanted_changes_nothing() {
     assert!(!job.is_over(), "{}", job.errors());
 }
 
+/// A mirror of two servers, which loses one of them.
+struct FirstPlace {
+    stays: Server,
+    dies: Server,
+}
+
+impl FirstPlace {
+    fn start(scratch: &Scratch) -> FirstPlace {
+        let server = |name: &str| Server::start_tcp(scratch, name, ["--capacity", "256M"]);
+        FirstPlace { stays: server("stays"), dies: server("dies") }
+    }
+
+    fn url(&self) -> String {
+        format!("mirror({},{})", self.stays.url(), self.dies.url())
+    }
+
+    /// A job that checks its memory until it is told to end, and may be here or at `second`; some of it is far.
+    fn job(&self, scratch: &Scratch, second: &str) -> Option<Running> {
+        let hog = compile("hog", scratch.path())?;
+        let first = self.url();
+        // It hardly waits, however busy the machine is: so it moves only because of what was lost.
+        let options = ["--near", "16M", "--auto", "--slo", "50", "--far", &first, "--far", second];
+        let job = FarRun::new(scratch, options, [hog.to_str().expect("ASCII"), "64", "0", "1", "1", "gently"]).start();
+        wait_until("some of it is far", || job.is_over() || is_armed(scratch, &job));
+        Some(job)
+    }
+}
+
+/// What `farfield pool status --json` says.
+fn seen(scratch: &Scratch, job: &Running) -> serde_json::Value {
+    let ended = pool(scratch, &["status", "--json", &pid(job)]);
+    serde_json::from_str(&ended.text()).unwrap_or_else(|error| panic!("{error}: {}{}", ended.errors, job.errors()))
+}
+
+fn is_moving(seen: &serde_json::Value) -> bool {
+    seen["moving"].as_array().is_some_and(|moving| !moving.is_empty())
+}
+
+/// It finds every word as it was stored, to the end.
+fn ends_well(job: Running) {
+    job.signal(libc::SIGUSR1);
+    let ended = job.wait();
+    assert_eq!((ended.code, ended.text().as_str()), (0, "started\n0 wrong\n"), "{}", ended.errors);
+}
+
+#[test]
+fn a_job_moves_by_itself_when_its_place_has_lost_a_server_and_not_before() {
+    let scratch = Scratch::new("switch-auto");
+    let (first, second) = (FirstPlace::start(&scratch), Server::start_tcp(&scratch, "second", ["--capacity", "256M"]));
+    let Some(job) = first.job(&scratch, second.url()) else { return };
+    let before = seen(&scratch, &job);
+    assert_eq!((&before["switches"], &before["degraded"]), (&0.into(), &serde_json::json!([])), "{before}");
+    let first_url = first.url();
+    first.dies.kill();
+    wait_until("it says what is lost", || seen(&scratch, &job)["degraded"] != serde_json::json!([]));
+    wait_until("it has moved", || {
+        let seen = seen(&scratch, &job);
+        assert!(!job.is_over() && seen["reason"].is_null(), "{seen} {}", job.errors());
+        seen["moves"] == 1
+    });
+    let after = seen(&scratch, &job);
+    assert_eq!((&after["urls"], &after["before"]), (&serde_json::json!([second.url()]), &before["urls"]));
+    assert!(after["cause"].as_str().is_some_and(|cause| cause.contains("server was lost")), "{after}");
+    let text = status(&scratch, &job);
+    assert!(text.contains(&format!("by itself, from {first_url}: a server was lost there")), "{text}");
+    // Nothing of it is left where it was.
+    first.stays.kill();
+    ends_well(job);
+}
+
+#[test]
+fn a_job_whose_own_move_is_cancelled_or_fails_goes_on_where_it_was() {
+    let scratches = ["killed", "cancelled"].map(|how| (how, Scratch::new(&format!("switch-auto-{how}"))));
+    std::thread::scope(|scope| {
+        for (how, scratch) in &scratches {
+            scope.spawn(move || {
+                let first = FirstPlace::start(scratch);
+                let second = Server::start_tcp(scratch, "second", ["--capacity", "256M"]);
+                let Some(job) = first.job(scratch, &slow(&second)) else { return };
+                let before = seen(scratch, &job);
+                first.dies.kill();
+                wait_until("something has moved", || {
+                    let seen = seen(scratch, &job);
+                    assert!(!job.is_over() && seen["reason"].is_null(), "{seen} {}", job.errors());
+                    is_moving(&seen) && seen["moving"][0]["moved_pages"].as_u64().is_some_and(|pages| pages > 0)
+                });
+                let why = match *how {
+                    "killed" => {
+                        second.kill();
+                        "is gone"
+                    }
+                    _ => {
+                        assert_eq!(pool(scratch, &["cancel", &pid(&job)]).code, 0);
+                        "cancelled"
+                    }
+                };
+                wait_until("all is as before", || {
+                    let seen = seen(scratch, &job);
+                    let is_said = seen["reason"].as_str().is_some_and(|reason| reason.contains(why));
+                    is_said && !is_moving(&seen)
+                });
+                let after = seen(scratch, &job);
+                assert_eq!((&after["urls"], &after["moves"]), (&before["urls"], &0.into()), "{after}");
+                ends_well(job);
+            });
+        }
+    });
+}
+
 #[test]
 fn heaps_move_between_servers_and_survive_those_that_die() {
     let mut random = Random::new(17);
