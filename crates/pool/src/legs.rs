@@ -256,18 +256,18 @@ impl Roster {
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 
-    /// A lane to each leg that is there. `requests`: how many may wait for one.
+    /// A lane to each leg that is there. `requests`: how many may wait for one. A leg that is there and does not answer is left out.
     pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
-        self.open_lanes_but(requests, &|_, _| false)
+        self.open_lanes_but(requests, &|_, error| is_silence(error))
     }
 
-    /// The same without those of which `is_given_up` says so.
+    /// The same without those legs of which `may_lack` says so, by what they answer instead.
     pub(crate) fn open_lanes_but(
         &self,
         requests: usize,
-        is_given_up: &dyn Fn(usize, PoolError) -> bool,
+        may_lack: &dyn Fn(usize, PoolError) -> bool,
     ) -> Result<Vec<Option<LegLane>>, PoolError> {
-        let mut lanes = Vec::with_capacity(self.legs.len());
+        let (mut lanes, mut lacking) = (Vec::with_capacity(self.legs.len()), None);
         for (index, leg) in self.legs.iter().enumerate() {
             let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
                 Some(Ok(lane)) => Some(lane),
@@ -275,19 +275,26 @@ impl Roster {
                     self.lose(index);
                     None
                 }
-                Some(Err(error)) if is_given_up(index, error) => None,
-                // It is there and does not answer: this lane does without it.
-                Some(Err(PoolError::TimedOut { .. })) => None,
+                Some(Err(error)) if may_lack(index, error) => {
+                    lacking = Some(error).filter(|_| !self.lost().has(index)).or(lacking);
+                    None
+                }
                 Some(Err(error)) => return Err(error),
                 None => None,
             };
             lanes.push(lane.map(|lane| LegLane::new(lane, requests)));
         }
         if lanes.iter().flatten().count() < self.needed {
-            return Err(self.gone());
+            // Who hears that everything is gone gives up for good what only is slow.
+            return Err(lacking.unwrap_or_else(|| self.gone()));
         }
         Ok(lanes)
     }
+}
+
+/// It may be there all the same.
+pub(crate) fn is_silence(error: PoolError) -> bool {
+    matches!(error, PoolError::TimedOut { .. })
 }
 
 /// One leg, as one lane sees it.
@@ -382,5 +389,27 @@ impl LegLane {
             0 => HEDGE_MAX.as_nanos() as u64 / 4,
             usual => (usual * HEDGE_TIMES).clamp(HEDGE_MIN.as_nanos() as u64, HEDGE_MAX.as_nanos() as u64),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a leg that was slow once is taken for one that is gone, and what it holds for lost.
+    use super::*;
+    use crate::trial::{SILENT, SilentSide};
+    use core::sync::atomic::Ordering;
+
+    #[test]
+    fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
+        let slow = SilentSide::new(100);
+        let leg = |backend| Leg { backend, leaves: 1, server: 0 };
+        let roster = Roster::new(vec![leg(Some(slow.clone())), leg(None)], vec![], 1, false);
+        slow.is_silent.store(true, Ordering::SeqCst);
+        assert_eq!(roster.open_lanes(1).err(), Some(SILENT));
+        assert!(!roster.lost().has(0));
+        slow.is_silent.store(false, Ordering::SeqCst);
+        assert_eq!(roster.open_lanes(1).unwrap().iter().flatten().count(), 1);
+        roster.lose(0);
+        assert!(matches!(roster.gone(), PoolError::ServerGone { .. }));
     }
 }

@@ -1,7 +1,10 @@
 //! Histories of operations on a pool whose legs die, lie or are late, compared with what was written.
 
 use crate::conformance::Random;
-use crate::{Backend, Buffer, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request};
+use crate::{
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
+};
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use farfield_core::{PageId, geometry::PAGE_BYTES};
 use std::sync::Arc;
@@ -13,6 +16,37 @@ pub(crate) const NEVER: &str = "fault:delay=3600s@ram:";
 
 pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
     Opener::new().url(url).pages(pages).heals().open().unwrap()
+}
+
+/// What [`SilentSide`] answers while it is silent.
+pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Duration::from_secs(1) };
+
+/// Memory to which no lane can be opened for a while.
+pub(crate) struct SilentSide {
+    ram: Arc<dyn Backend>,
+    pub(crate) is_silent: AtomicBool,
+}
+
+impl SilentSide {
+    pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
+        Arc::new(SilentSide { ram: open("ram:", pages), is_silent: AtomicBool::new(false) })
+    }
+}
+
+impl Backend for SilentSide {
+    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+        if self.is_silent.load(Ordering::SeqCst) { Err(SILENT) } else { self.ram.open_lane() }
+    }
+    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+        self.ram.clone_region()
+    }
+    fn pages(&self) -> u64 {
+        self.ram.pages()
+    }
+    fn health(&self) -> Health {
+        self.ram.health()
+    }
+    fn abandon(&self) {}
 }
 
 pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {

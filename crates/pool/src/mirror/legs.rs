@@ -2,7 +2,7 @@
 
 use super::lane::MirrorLane;
 use crate::healer::Patient;
-use crate::legs::{Leg, LegLane, Roster};
+use crate::legs::{Leg, LegLane, Roster, is_silence};
 use crate::scrub::{Scrub, Shelves};
 use crate::touched::Touched;
 use crate::{Backend, PoolError};
@@ -131,18 +131,16 @@ impl LegTable {
         self.lose(leg);
     }
 
-    /// A lane to each leg that is there; the new one of a pair is not there if it gives none.
+    /// A lane to each leg that is there; the new one of a pair is not there if it gives none. A lane of a pair must have both that are there: it would be
+    /// without a side when one of them is given back.
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
-        let lanes = self.roster.open_lanes_but(requests, &|leg, error| {
-            let is_follower = self.follower() == Some(leg);
-            if is_follower {
+        self.roster.open_lanes_but(requests, &|leg, error| {
+            if self.follower() == Some(leg) {
                 self.give_up(leg, error);
+                return true;
             }
-            is_follower
-        })?;
-        // Nothing can be written without the leg that leads.
-        let lacks_leader = self.leader().is_some_and(|leader| lanes[leader].is_none());
-        if lacks_leader { Err(self.gone()) } else { Ok(lanes) }
+            is_silence(error) && self.pair.is_none()
+        })
     }
 
     /// Why the new leg was given up.

@@ -1,12 +1,12 @@
 //! Guards against a switch that loses a write or brings back an old version, whatever is written, dies, fills up or is cancelled meanwhile.
 use super::{SwitchBackend, SwitchError, SwitchHost};
 use crate::conformance::{self, Random};
-use crate::trial::{PAGES, assert_version, one, random_history, read, wait_until, write};
+use crate::trial::{PAGES, SILENT, SilentSide, assert_version, one, random_history, read, wait_until, write};
 use crate::{Backend, Health, Op, Opener, PoolError};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 fn side(url: &str, pages: u64) -> Arc<dyn Backend> {
     Opener::new().url(url).pages(pages).open().unwrap_or_else(|error| panic!("{url}: {error}"))
@@ -112,6 +112,43 @@ fn a_new_side_that_dies_or_is_full_changes_nothing() {
         assert_eq!((pool.health(), pool.progress().switches), (Health::Good, 0));
         assert_eq!(switch(&pool, "ram:"), Ok(()), "the next one is better");
         assert_version(&mut *lane, 510, 20, 4);
+    }
+}
+
+#[test]
+fn a_lane_that_is_opened_in_the_middle_has_both_sides_or_is_not_opened() {
+    for is_new in [false, true] {
+        let sides = [SilentSide::new(1000), SilentSide::new(1000)];
+        let pool = Arc::new(SwitchBackend::new(sides[0].clone()).unwrap());
+        let mut lane = pool.open_lane().unwrap();
+        write(&mut *lane, 0, 100, 1).unwrap();
+        /// Opens a lane just before the switch takes place, while one side is silent.
+        struct Opens {
+            pool: Arc<SwitchBackend>,
+            silent: Arc<SilentSide>,
+            error: Mutex<Option<PoolError>>,
+        }
+        impl SwitchHost for Opens {
+            fn is_wanted(&self) -> bool {
+                true
+            }
+            fn alone(&self, act: &mut dyn FnMut() -> bool) {
+                self.silent.is_silent.store(true, Ordering::SeqCst);
+                *self.error.lock().unwrap() = self.pool.open_lane().err();
+                self.silent.is_silent.store(false, Ordering::SeqCst);
+                act();
+            }
+        }
+        let silent = sides[usize::from(is_new)].clone();
+        let host = Opens { pool: pool.clone(), silent, error: Mutex::new(None) };
+        let result = pool.switch(sides[1].clone(), &host);
+        if is_new {
+            assert_eq!(result, Err(SwitchError::New(SILENT)), "it is given up");
+        } else {
+            assert_eq!((result, *host.error.lock().unwrap()), (Ok(()), Some(SILENT)), "it is not lost");
+        }
+        assert_version(&mut *lane, 0, 100, 1);
+        assert_version(&mut *pool.open_lane().unwrap(), 0, 100, 1);
     }
 }
 
