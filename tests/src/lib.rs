@@ -11,6 +11,7 @@
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
 //! - `survival/`: do programs and heaps outlive the servers of a mirror, and go on while some of them are silent?
 //! - `switch.rs`: do they go on while their pool is exchanged?
+//! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!
@@ -33,6 +34,7 @@ pub use relay::Relay;
 pub use scratch::Scratch;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// One MiB.
@@ -67,6 +69,15 @@ pub fn deep() -> bool {
 /// `small` in the CI tier, `large` in the deep one.
 pub fn tier<T>(small: T, large: T) -> T {
     if deep() { large } else { small }
+}
+
+/// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Where a program of this machine is. At home a test whose program is not installed is skipped (`None`, with a printed

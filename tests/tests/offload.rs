@@ -5,7 +5,7 @@
 
 use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Random, tier};
+use farfield_tests::{MIB, Over, PATIENCE, Random, tier};
 use farfield_wic::{List, Registry};
 use std::fmt::Debug;
 use std::ops::Bound;
@@ -108,13 +108,14 @@ fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
             let (vec, model, is_over) = (&vec, &model, &is_over);
             let mut of_reader = Random::new(word(random));
             let other = &mut other;
-            threads.spawn(move || {
+            let reader = threads.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
                     let index = of_reader.below(count);
                     assert_eq!(bits(vec.get(&heap.enter(), index).unwrap().unwrap()), bits(model[index]));
                     *other.get_mut(&heap.enter(), index % 50_000).unwrap().unwrap() += 1;
                 }
             });
+            let over = Over(is_over);
             for place in PLACES {
                 let (one, end) = (random.below(count + 1), random.below(count + 1));
                 let range = one.min(end)..one.max(end);
@@ -128,7 +129,9 @@ fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
                 let found = found.unwrap_or_else(|error| panic!("{place:?}, {range:?}: {error}"));
                 compare(&found, &twin(&model[range], &values));
             }
-            is_over.store(true, Ordering::Relaxed);
+            drop(over);
+            // A scope does not wait until a thread has given back what it had of the heap.
+            reader.join().unwrap();
         });
     }
     drop((vec, other));

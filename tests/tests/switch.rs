@@ -5,7 +5,7 @@
 
 use farfield::{FarBox, Heap, Plane};
 use farfield_tests::{
-    Command, Ended, FarRun, MIB, PATIENCE, Random, Running, Scratch, Server, compile, farfield, tier, wait_until,
+    Command, Ended, FarRun, MIB, Over, PATIENCE, Random, Running, Scratch, Server, compile, farfield, tier, wait_until,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -307,14 +307,5 @@ fn heaps_move_between_servers_and_survive_those_that_die() {
         assert_eq!(heap.stats().pool_switches, 5);
         drop(values);
         heap.verify();
-    }
-}
-
-/// Says that it is over when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
