@@ -235,6 +235,8 @@ impl Control {
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
         self.near_bytes.fetch_sub(near, Ordering::Relaxed);
         self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        // Whoever has the slot next may end before it has looked at its own pool.
+        slot.pool_degraded.store(0, Ordering::Relaxed);
         slot.pool_scrub.store(0, Ordering::Relaxed);
         slot.state.store(0, Ordering::Relaxed);
     }
@@ -448,6 +450,17 @@ mod tests {
         assert_eq!(control.near_bytes.load(Ordering::Relaxed), 0);
         assert_eq!(again.counters.faults.load(Ordering::Relaxed), 3);
         assert_eq!(control.processes.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_process_that_has_looked_at_nothing_yet_does_not_say_what_the_one_before_saw() {
+        let control = control();
+        let slot = control.take_slot(7).unwrap();
+        slot.pool_degraded.store(1, Ordering::Relaxed);
+        control.free_slot(slot);
+        let next = control.take_slot(8).unwrap();
+        assert!(core::ptr::eq(slot, next));
+        assert_eq!(next.pool_degraded.load(Ordering::Relaxed), 0);
     }
 
     #[test]
