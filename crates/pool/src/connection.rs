@@ -247,7 +247,7 @@ impl Session {
         }
     }
 
-    /// Asks one thing and waits for the answer, at most `within`.
+    /// Asks one thing and waits for the answer, at most `within`. After a time-out it may be done all the same, later.
     pub(crate) fn ask(&self, request: Request<'_>, within: Duration) -> Result<Reply, PoolError> {
         let (reply, _) = self.ask_for_descriptors(request, within, &mut [])?;
         Ok(reply)
@@ -303,11 +303,13 @@ impl Session {
                 Err(self.failure(code, PageId(page), within))
             }
             Ok(answer) => Ok(answer),
+            // Its answer may still come, and is passed over then.
+            Err(AskError::Silent) => Err(PoolError::TimedOut { server: self.server, after: within }),
             Err(failure) => {
-                // Whatever went wrong: an answer may still be on its way, and nobody would know whose it is.
+                // Nobody knows where the next answer begins.
                 self.set_gone();
                 Err(match failure {
-                    AskError::TimedOut => PoolError::TimedOut { server: self.server, after: within },
+                    AskError::Silent | AskError::TimedOut => PoolError::TimedOut { server: self.server, after: within },
                     AskError::Os(errno) => PoolError::Os(errno),
                     AskError::Gone | AskError::Nonsense => self.gone_error(),
                 })
@@ -402,7 +404,10 @@ impl Drop for Session {
 pub(crate) enum AskError {
     Gone,
     Nonsense,
+    /// In the middle of something.
     TimedOut,
+    /// Nothing at all has come.
+    Silent,
     Os(Errno),
 }
 
@@ -444,15 +449,20 @@ fn exchange(
         len += 16;
     }
     send_all(fd, &bytes[..len], until)?;
-    let (head, len, count) = receive_frame(fd, body, until, fds)?;
     let wanted = request.head().kind;
-    match WireReply::decode(&head, &body[..len]) {
-        Ok(answer) if answer.tag == tag && answer.kind.is_none_or(|kind| kind as u8 == wanted) => {
-            Ok((answer.reply, len, count))
-        }
-        _ => {
-            fds[..count].iter().for_each(|fd| file::close(*fd));
-            Err(AskError::Nonsense)
+    loop {
+        let (head, len, count) = receive_frame(fd, body, until, fds)?;
+        let answer = WireReply::decode(&head, &body[..len]).map_err(|_| AskError::Nonsense);
+        let is_right = |answer: &WireReply| answer.kind.is_none_or(|kind| kind as u8 == wanted);
+        match answer {
+            Ok(answer) if answer.tag == tag && is_right(&answer) => return Ok((answer.reply, len, count)),
+            answer => {
+                fds[..count].iter().for_each(|fd| file::close(*fd));
+                // That of a question that was given up.
+                if !answer.is_ok_and(|answer| answer.tag < tag) {
+                    return Err(AskError::Nonsense);
+                }
+            }
         }
     }
 }
@@ -465,13 +475,16 @@ fn time_left(until: u64) -> Result<Duration, AskError> {
 }
 
 fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
+    let all = bytes.len();
     while !bytes.is_empty() {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: `bytes` is readable.
         match unsafe { net::send(fd, &[part]) } {
             Ok(sent) => bytes = &bytes[sent..],
             Err(Errno(libc::EAGAIN)) => {
-                net::poll(fd, libc::POLLOUT, time_left(until)?)?;
+                let left =
+                    time_left(until).map_err(|error| if bytes.len() == all { AskError::Silent } else { error })?;
+                net::poll(fd, libc::POLLOUT, left)?;
             }
             Err(Errno(libc::EINTR)) => {}
             Err(errno) => return Err(errno.into()),
@@ -496,8 +509,10 @@ fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<
             }
             Err(Errno(libc::EAGAIN)) => {
                 let waited = time_left(until).and_then(|left| Ok(net::poll(fd, libc::POLLIN, left)?));
-                if let Err(error) = waited {
-                    break Err(error);
+                match waited {
+                    Ok(_) => {}
+                    Err(AskError::TimedOut) if done == 0 => break Err(AskError::Silent),
+                    Err(error) => break Err(error),
                 }
             }
             Err(Errno(libc::EINTR)) => {}
@@ -518,7 +533,8 @@ fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Resul
     let count = receive_all(fd, &mut bytes, until, fds)?;
     let rest = match Head::decode(&bytes) {
         Ok(Some(head)) if head.body as usize <= body.len() => {
-            receive_all(fd, &mut body[..head.body as usize], until, &mut []).map(|_| head)
+            let rest = receive_all(fd, &mut body[..head.body as usize], until, &mut []);
+            rest.map(|_| head).map_err(|error| if let AskError::Silent = error { AskError::TimedOut } else { error })
         }
         _ => Err(AskError::Nonsense),
     };
@@ -613,7 +629,7 @@ impl Handshake {
             Ok(None) => Ok(None),
             Err(AskError::Gone) => Err(HandshakeError::HungUp),
             Err(AskError::Nonsense) => Err(stranger(self.server).into()),
-            Err(AskError::TimedOut) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
+            Err(AskError::TimedOut | AskError::Silent) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
             Err(AskError::Os(errno)) => Err(PoolError::Os(errno).into()),
         }
     }

@@ -1,8 +1,12 @@
 //! A thread that gives legs what they lack, and looks whether they have what they should.
 
+use crate::PoolError;
 use crate::leg_lanes::{Legged, SLEEP_SLICE};
+use crate::legs::Roster;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
+use farfield_core::Legs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -11,6 +15,9 @@ use std::time::Instant;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long it waits when there is, but not now.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
+
+/// How long a snapshot waits for legs that hold everything.
+const WHOLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What lanes of a backend share, as the thread sees it.
 pub(crate) trait Patient: Send + Sync + 'static {
@@ -37,6 +44,36 @@ pub(crate) trait Nurse: Legged {
     fn is_caring(&self) -> bool;
     /// Ends what is under way and begins nothing else.
     fn finish_care(&mut self);
+}
+
+/// Legs that hold everything and answer, as many as are needed. Where one fell silent before another had what it missed there are too few: they get it now.
+///
+/// # Errors
+/// [`PoolError::TimedOut`]: some that are needed do not answer. [`PoolError::ServerGone`]: too few are left.
+pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) -> Result<Legs, PoolError> {
+    let whole = || {
+        let whole = patient.which(|leg, _| patient.is_whole(leg));
+        if patient.are_enough(whole) { patient.answering(whole) } else { Legs(0) }
+    };
+    let legs = whole();
+    if patient.are_enough(legs) {
+        return Ok(legs);
+    }
+    let until = Instant::now() + WHOLE_PATIENCE;
+    let mut lane = patient.open_for_care();
+    while patient.are_enough(patient.present()) {
+        let legs = whole();
+        let (are_enough, is_late) = (patient.are_enough(legs), Instant::now() >= until);
+        if are_enough || is_late {
+            lane.iter_mut().for_each(Nurse::finish_care);
+            return if are_enough { Ok(legs) } else { Err(patient.silent(WHOLE_PATIENCE)) };
+        }
+        match &mut lane {
+            Some(lane) => lane.care(),
+            None => std::thread::sleep(BETWEEN_LOOKS),
+        }
+    }
+    Err(patient.gone())
 }
 
 /// Held while something is under way: snapshots are made when nothing is.

@@ -130,7 +130,7 @@ impl Roster {
     /// Legs to write to and read from.
     pub(crate) fn active(&self) -> Legs {
         let active = Legs(self.active.load(Ordering::SeqCst)).but(self.lost());
-        if active.count() >= self.needed {
+        if self.are_enough(active) {
             return active;
         }
         // Better slow ones than none.
@@ -235,7 +235,7 @@ impl Roster {
 
     pub(crate) fn health(&self) -> Health {
         let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
-        if self.present().count() < self.needed {
+        if !self.are_enough(self.present()) {
             Health::Gone
         } else if whole >= self.wanted {
             Health::Good
@@ -244,10 +244,19 @@ impl Roster {
         }
     }
 
-    /// Those of these legs that can be asked something for which somebody waits: those that answer now, if they are enough.
+    /// Those of these legs that answer now.
     pub(crate) fn answering(&self, legs: Legs) -> Legs {
-        let answering = self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE));
-        if answering.count() >= self.needed { answering } else { legs }
+        self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
+    }
+
+    pub(crate) fn are_enough(&self, legs: Legs) -> bool {
+        legs.count() >= self.needed
+    }
+
+    /// What is said when too few legs hold everything for so long.
+    pub(crate) fn silent(&self, after: Duration) -> PoolError {
+        let lacking = self.present().iter().find(|leg| !self.is_whole(*leg)).unwrap_or(0);
+        PoolError::TimedOut { server: self.legs[lacking].server, after }
     }
 
     /// What is said when too few legs are left.
@@ -397,17 +406,16 @@ mod tests {
     //! Danger: a leg that was slow once is taken for one that is gone, and what it holds for lost.
     use super::*;
     use crate::trial::{SILENT, SilentSide};
-    use core::sync::atomic::Ordering;
 
     #[test]
     fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
         let slow = SilentSide::new(100);
         let leg = |backend| Leg { backend, leaves: 1, server: 0 };
         let roster = Roster::new(vec![leg(Some(slow.clone())), leg(None)], vec![], 1, false);
-        slow.is_silent.store(true, Ordering::SeqCst);
+        slow.set_silent(true);
         assert_eq!(roster.open_lanes(1).err(), Some(SILENT));
         assert!(!roster.lost().has(0));
-        slow.is_silent.store(false, Ordering::SeqCst);
+        slow.set_silent(false);
         assert_eq!(roster.open_lanes(1).unwrap().iter().flatten().count(), 1);
         roster.lose(0);
         assert!(matches!(roster.gone(), PoolError::ServerGone { .. }));

@@ -12,6 +12,7 @@
 
 use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
+use crate::legs::is_silence;
 use crate::tcp::clone_region;
 use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Share};
 use core::ops::Range;
@@ -416,7 +417,12 @@ impl Backend for ShmBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let session = &self.region.session;
-        let ticket = clone_region(session, self.region.id)?;
+        let ticket = clone_region(session, self.region.id, session.deadline()).inspect_err(|error| {
+            // What would be written meanwhile, the server may make a part of a snapshot.
+            if is_silence(*error) {
+                session.set_gone();
+            }
+        })?;
         // From here on the clone has a right to the pages as they are: writing them in place would be a lie to it.
         if let Err(error) = self.region.map() {
             session.set_gone();
@@ -691,7 +697,7 @@ impl ShmLane {
         let answer = match self.exchange.advance(self.connection.fd) {
             Ok(None) => return,
             Ok(Some((head, body))) => WireReply::decode(&head, body).ok().filter(|answer| answer.tag == self.tag),
-            Err(AskError::Gone | AskError::Nonsense | AskError::TimedOut | AskError::Os(_)) => None,
+            Err(AskError::Gone | AskError::Nonsense | AskError::TimedOut | AskError::Silent | AskError::Os(_)) => None,
         };
         self.asked = None;
         match (answer.map(|answer| answer.reply), asked) {

@@ -73,7 +73,7 @@ impl Backend for TcpBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        clone_region(&self.session, self.region)
+        clone_region(&self.session, self.region, CLONE_PATIENCE)
     }
 
     fn pages(&self) -> u64 {
@@ -97,13 +97,16 @@ impl Backend for TcpBackend {
     }
 }
 
-/// Asks the server for a snapshot; the ticket has its one secret in the first place.
-pub(crate) fn clone_region(session: &Session, region: RegionId) -> Result<CloneTicket, PoolError> {
-    match session.ask(wire::Request::CloneRegion { region }, session.deadline())? {
+/// Asks the server for a snapshot; the ticket has its one secret in the first place. The server may make one after a time-out, too: nobody claims it then.
+pub(crate) fn clone_region(session: &Session, region: RegionId, within: Duration) -> Result<CloneTicket, PoolError> {
+    match session.ask(wire::Request::CloneRegion { region }, within.min(session.deadline()))? {
         Reply::Ticket { secret } => Ok(CloneTicket::of_leaf(secret)),
         _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
     }
 }
+
+/// How long a snapshot waits for a server: others may do without it, and who cannot asks again.
+const CLONE_PATIENCE: Duration = Duration::from_millis(700);
 
 /// What travels with an operation.
 struct Carried {

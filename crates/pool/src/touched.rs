@@ -1,4 +1,5 @@
-//! Which chunks of a region were ever written: a bit for each, in memory that exists where one is set.
+//! Which chunks of a region were ever written: a bit for each, in memory that exists where one is set. Regions are far larger than what is written of them: a bit for
+//! each 64 words of bits says where to look.
 
 use crate::table::Words;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,13 +7,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// See the module.
 pub(crate) struct Touched {
     words: Words<AtomicU64>,
+    /// A bit for each word that has bits, set before them.
+    summary: Words<AtomicU64>,
     /// No bit from here on is set.
     end: AtomicU64,
 }
 
 impl Touched {
     pub(crate) fn new(chunks: u64) -> Result<Touched, farfield_os::Errno> {
-        Ok(Touched { words: Words::new(chunks.div_ceil(64))?, end: AtomicU64::new(0) })
+        let words = chunks.div_ceil(64);
+        Ok(Touched { words: Words::new(words)?, summary: Words::new(words.div_ceil(64))?, end: AtomicU64::new(0) })
     }
 
     fn word(&self, chunk: u64) -> &AtomicU64 {
@@ -29,6 +33,8 @@ impl Touched {
             return false;
         }
         let bit = 1 << (chunk % 64);
+        let word = chunk / 64;
+        self.summary.at(word / 64).fetch_or(1 << (word % 64), Ordering::SeqCst);
         let before = self.word(chunk).fetch_or(bit, Ordering::SeqCst);
         self.end.fetch_max(chunk + 1, Ordering::SeqCst);
         before & bit == 0
@@ -48,7 +54,20 @@ impl Touched {
             if rest != 0 {
                 return Some(chunk + u64::from(rest.trailing_zeros()));
             }
-            chunk = (chunk / 64 + 1) * 64;
+            chunk = self.next_word(chunk / 64 + 1, end)? * 64;
+        }
+        None
+    }
+
+    /// The first word from this one on, of those for chunks before `end`, that may have bits.
+    fn next_word(&self, from: u64, end: u64) -> Option<u64> {
+        let mut word = from;
+        while word < end.div_ceil(64) {
+            let rest = self.summary.at(word / 64).load(Ordering::SeqCst) >> (word % 64);
+            if rest != 0 {
+                return Some(word + u64::from(rest.trailing_zeros()));
+            }
+            word = (word / 64 + 1) * 64;
         }
         None
     }
@@ -71,11 +90,12 @@ mod tests {
     #[test]
     fn what_was_marked_is_found() {
         let touched = Touched::new(1 << 26).unwrap();
-        let chunks = [0, 1, 63, 64, 190, 5000, (1 << 26) - 1];
+        let chunks = [0, 1, 63, 64, 190, 5000, 1 << 18, (1 << 26) - 1];
         assert!(chunks.iter().rev().all(|chunk| touched.mark(*chunk)));
         assert!(!touched.mark(63));
         assert_eq!(touched.iter().collect::<Vec<_>>(), chunks);
-        assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some((1 << 26) - 1)));
+        assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some(1 << 18)));
+        assert_eq!(touched.next((1 << 18) + 1), Some((1 << 26) - 1));
         assert!(touched.has(190) && !touched.has(189));
         assert_eq!(Touched::new(1).unwrap().next(0), None);
     }

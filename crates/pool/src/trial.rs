@@ -21,24 +21,38 @@ pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
 /// What [`SilentSide`] answers while it is silent.
 pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Duration::from_secs(1) };
 
-/// Memory to which no lane can be opened for a while.
+/// Memory that answers nothing for a while, and to which no lane can be opened then.
 pub(crate) struct SilentSide {
     ram: Arc<dyn Backend>,
-    pub(crate) is_silent: AtomicBool,
+    is_silent: Arc<AtomicBool>,
 }
 
 impl SilentSide {
     pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
-        Arc::new(SilentSide { ram: open("ram:", pages), is_silent: AtomicBool::new(false) })
+        Arc::new(SilentSide { ram: open("ram:", pages), is_silent: Arc::new(AtomicBool::new(false)) })
+    }
+
+    pub(crate) fn set_silent(&self, is_silent: bool) {
+        self.is_silent.store(is_silent, Ordering::SeqCst);
+    }
+
+    fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::SeqCst)
     }
 }
 
 impl Backend for SilentSide {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        if self.is_silent.load(Ordering::SeqCst) { Err(SILENT) } else { self.ram.open_lane() }
+        if self.is_silent() {
+            return Err(SILENT);
+        }
+        Ok(Box::new(SilentLane { lane: self.ram.open_lane()?, is_silent: self.is_silent.clone(), held: Vec::new() }))
     }
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        self.ram.clone_region()
+        if self.is_silent() { Err(SILENT) } else { self.ram.clone_region() }
+    }
+    fn answers(&self, _within: Duration) -> bool {
+        !self.is_silent()
     }
     fn pages(&self) -> u64 {
         self.ram.pages()
@@ -47,6 +61,84 @@ impl Backend for SilentSide {
         self.ram.health()
     }
     fn abandon(&self) {}
+}
+
+struct SilentLane {
+    lane: Box<dyn Lane>,
+    is_silent: Arc<AtomicBool>,
+    /// What was asked in silence, and is done when that is over.
+    held: Vec<Request>,
+}
+
+impl Lane for SilentLane {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.is_silent.load(Ordering::SeqCst) {
+            self.held.push(request);
+            return Ok(());
+        }
+        self.lane.submit(request)
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        if self.is_silent.load(Ordering::SeqCst) {
+            return 0;
+        }
+        for request in self.held.drain(..) {
+            assert!(self.lane.submit(request).is_ok());
+        }
+        self.lane.poll(done)
+    }
+    fn in_flight(&self) -> usize {
+        self.held.len() + self.lane.in_flight()
+    }
+    fn wait(&mut self, timeout: Duration) {
+        std::thread::sleep(timeout.min(Duration::from_micros(100)));
+    }
+}
+
+/// A pool of two legs or more, of which `sides[0]` fell silent when `sides[1]` had not been given yet what it had missed: page 0 is of version 2, and only the first
+/// and what comes after the second have it. What the pool is asked meanwhile is answered when the first speaks again, and not refused.
+pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 200, 1).unwrap();
+    sides[1].set_silent(true);
+    write(&mut *lane, 0, 10, 2).unwrap();
+    sides[0].set_silent(true);
+    sides[1].set_silent(false);
+    // Its late answers come.
+    (0..100).for_each(|_| {
+        lane.poll(&mut Vec::new());
+    });
+    // Whoever has this is enough, so the first is late.
+    write(&mut *lane, 128, 10, 2).unwrap();
+    assert_eq!(backend.health(), Health::Degraded);
+    assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { .. })), "it would lack the pages");
+    let ops = [
+        Op::Read { page: PageId(0), buffer: Buffer::new(10) },
+        Op::Write { page: PageId(8), buffer: filled(10, 8, 3) },
+        Op::Discard { page: PageId(20), count: 10 },
+    ];
+    let mut done = Vec::with_capacity(ops.len());
+    for (tag, op) in (0..).zip(ops) {
+        assert!(lane.submit(Request { tag, priority: Priority::Demand, deadline: LONG, op }).is_ok());
+        lane.wait(Duration::from_millis(5));
+        lane.poll(&mut done);
+    }
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    sides[0].set_silent(false);
+    wait_until("all of it is answered", || {
+        lane.poll(&mut done);
+        done.len() == 3
+    });
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    assert_version(&mut *lane, 0, 8, 2);
+    assert_version(&mut *lane, 8, 10, 3);
+    assert_version(&mut *lane, 128, 10, 2);
+    assert!(read(&mut *lane, 20, 10).bytes().iter().all(|byte| *byte == 0));
+    wait_until("all legs hold everything", || {
+        lane.poll(&mut done);
+        backend.health() == Health::Good
+    });
+    backend.clone_region().unwrap().forget();
 }
 
 pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
@@ -86,12 +178,15 @@ pub(crate) fn assert_version(lane: &mut dyn Lane, page: u64, pages: usize, versi
     assert!(read(lane, page, pages).bytes() == filled(pages, page, version).bytes(), "page {page}");
 }
 
+/// How long tests wait for what happens in the background.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Waits for what happens in the background.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let (started, mut looks) = (Instant::now(), 0);
     while !is_so() {
         looks += 1;
-        assert!(looks < 100 || started.elapsed() < Duration::from_secs(60), "never: {what}");
+        assert!(looks < 100 || started.elapsed() < PATIENCE, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

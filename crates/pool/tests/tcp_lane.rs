@@ -215,6 +215,39 @@ fn a_late_answer_lands_nowhere() {
 }
 
 #[test]
+fn a_snapshot_that_comes_too_late_is_passed_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("tcp://{}", listener.local_addr().unwrap());
+    let opener = Opener::new()
+        .url(url)
+        .token("open sesame")
+        .client_name("test")
+        .pages(PAGES)
+        .deadline(Duration::from_millis(500));
+    let (go, wait) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let mut control = Peer(listener.accept().unwrap().0);
+        control.welcome();
+        let (head, _) = control.frame();
+        control.say(|out| encode_created(head.tag, RegionId(5), out));
+        let (late, _) = control.frame();
+        wait.recv().unwrap();
+        control.say(|out| encode_ticket(late.tag, 77, out));
+        let (head, _) = control.frame();
+        assert_eq!((late.kind, head.kind), (Kind::CloneRegion as u8, Kind::CloneRegion as u8));
+        control.say(|out| encode_ticket(head.tag, 78, out));
+    });
+    let backend = opener.open().unwrap();
+    assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { server: 0, .. })));
+    assert_eq!(backend.health(), Health::Good, "it may be back soon");
+    go.send(()).unwrap();
+    let ticket = backend.clone_region().unwrap();
+    assert_eq!(ticket.secrets[0], 78);
+    ticket.forget();
+    server.join().unwrap();
+}
+
+#[test]
 fn half_an_answer_does_not_keep_the_buffer() {
     let (go, wait) = std::sync::mpsc::channel();
     let (opener, server) = serve(move |peer| {

@@ -6,13 +6,15 @@
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
+use super::store::{self, Store};
 use super::switching::Inherited;
-use super::{arm, emulate, evict, fault, flights, heap, store, sync, thread};
+use super::{arm, emulate, evict, fault, flights, heap, sync, thread};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::State;
 use farfield_os::{gate, process};
+use farfield_pool::PoolError;
 
 /// Makes the call `clone(args)` without `CLONE_VM`.
 pub fn fork(_context: &Context, args: [usize; 6]) -> Outcome {
@@ -74,10 +76,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     evict::make_room_for_copy_frozen(runtime);
     let evictor = armed.evictor.lock();
     armed.store.drain();
-    let heirloom = match arm::with_descriptors(|| Inherited::of(&armed.store)) {
-        Ok(heirloom) => heirloom,
-        Err(error) => store::lost(error),
-    };
+    let heirloom = arm::with_descriptors(|| take_snapshot(&armed.store));
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let queue = runtime.queue.lock();
     let heap = heap::lock();
@@ -114,6 +113,18 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         }
     }
     done(result)
+}
+
+/// A pool of which too much is silent to make a snapshot is given time: as much as for whatever else it is asked.
+fn take_snapshot(store: &Store) -> Inherited {
+    let until = process::now_ns() + store::DEADLINE.as_nanos() as u64;
+    loop {
+        match Inherited::of(store) {
+            Ok(heirloom) => return heirloom,
+            Err(PoolError::TimedOut { .. }) if process::now_ns() < until => store.take_answers(),
+            Err(error) => store::lost(error),
+        }
+    }
 }
 
 /// What a child gets, known before it exists: afterwards its parent's accounts change without it.

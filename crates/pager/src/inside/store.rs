@@ -33,7 +33,7 @@ const LOAD_PAGES: usize = 8;
 /// So many changed pages of 256 that leave are most. (With fewer, programs that read two pages for each that they write pay.)
 const MOST: u32 = 160;
 /// How long the pool may take for one operation.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(20);
 
 const TAG_PAGE: u64 = (1 << 48) - 1;
 const TAG_READ: u64 = 1 << 60;
@@ -260,6 +260,11 @@ impl Store {
         if self.under_way.load(Ordering::Relaxed) == 0 {
             return;
         }
+        self.take_answers();
+    }
+
+    /// The same if nobody waits: a part of the pool that was silent may have an answer for a lane that nobody uses.
+    pub fn take_answers(&self) {
         for channel in self.open_channels() {
             if let Some(channel) = channel.try_lock() {
                 Borrowed(channel).progress(self);
@@ -273,12 +278,7 @@ impl Store {
         if let Some(mut channel) = self.open_channels()[0].try_lock().map(Borrowed) {
             channel.lane.wait(Duration::ZERO);
         }
-        // A part of the pool that was silent may have an answer for a lane that nobody uses.
-        for channel in self.open_channels() {
-            if let Some(channel) = channel.try_lock() {
-                Borrowed(channel).progress(self);
-            }
-        }
+        self.take_answers();
         let health = self.backend.health();
         if health == Health::Gone {
             gone();

@@ -19,7 +19,7 @@ mod table;
 mod tests;
 mod writes;
 
-use crate::healer::{Caring, Healer};
+use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
 use crate::scrub::Scrub;
 use crate::unclaimed::{Unclaimed, key};
@@ -100,11 +100,13 @@ impl Backend for EcBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let _still = self.caring.hold_still();
         let table = &self.table;
+        let whole = whole_legs(table)?;
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut cloned, mut failed, mut leaf) = (0, None, 0);
-        // What a leg lacks the index knows, unless a late write is still on its way.
-        let able = table.answering(table.which(|leg, _| table.active().has(leg) && !table.is_late(leg)));
+        // What another leg lacks the index knows, unless a late write is still on its way.
+        let others = table.which(|leg, _| table.active().has(leg) && !table.is_late(leg) && !whole.has(leg));
+        let able = whole.or(table.answering(others));
         for (number, leg) in table.legs.iter().enumerate() {
             let own: Range<usize> = leaf..leaf + leg.leaves;
             leaf = own.end;

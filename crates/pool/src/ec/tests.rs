@@ -3,7 +3,7 @@ use super::EcBackend;
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::ram::RamBackend;
-use crate::trial::{self, NEVER, assert_version, filled, one, open, read, survive, wait_until, write};
+use crate::trial::{self, NEVER, SilentSide, assert_version, filled, one, open, read, survive, wait_until, write};
 use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -14,6 +14,14 @@ use std::sync::Arc;
 fn ec(data: usize, parity: usize, legs: &[&str]) -> String {
     assert_eq!(legs.iter().filter(|leg| !leg.starts_with("spare")).count(), data + parity);
     format!("ec({data},{parity},{})", legs.join(","))
+}
+
+#[test]
+fn a_leg_that_falls_silent_before_another_has_what_it_missed_is_waited_for() {
+    let sides = [SilentSide::new(800), SilentSide::new(800), SilentSide::new(800)];
+    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let backend = EcBackend::new(Code::new(2, 1), legs, vec![], 400, None, false).unwrap();
+    trial::waits_for_the_only_one(&backend, &sides);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod lane;
 
 use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
+use crate::legs::is_silence;
 use crate::tcp::{TcpLane, clone_region};
 use crate::{Backend, CallLane, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
@@ -177,7 +178,12 @@ impl Backend for FabricBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let Region { session, id, pages, .. } = &*self.region;
-        let ticket = clone_region(session, *id)?;
+        let ticket = clone_region(session, *id, session.deadline()).inspect_err(|error| {
+            // Where pages would be then nobody would know.
+            if is_silence(*error) {
+                session.set_gone();
+            }
+        })?;
         // From here on pages may live in layers that we do not know.
         let layout =
             Region::ask(session, *id, *pages, Some(&self.region.layout())).inspect_err(|_| session.set_gone())?;

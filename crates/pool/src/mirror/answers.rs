@@ -12,7 +12,7 @@ impl MirrorLane {
     /// A leg that was asked has failed: another one, if there is one.
     pub(super) fn read_elsewhere(&mut self, piece: usize) {
         let Some(Piece { parent, page, count, failed, error, .. }) = self.pieces[piece] else { return };
-        let candidates = self.table.valid(page, count, self.usable()).but(failed);
+        let candidates = self.sources(page, count, failed);
         if candidates.is_empty() {
             return self.end_piece(piece, Err(error.unwrap_or(self.table.gone())));
         }
@@ -214,10 +214,8 @@ impl MirrorLane {
                 self.end_write(index);
             } else if !piece.is_hedged && self.free_errands.len() > Legs::MAX {
                 let (page, count, asked) = (piece.page, piece.count, piece.under_way().or(piece.failed));
-                let of = |legs: Legs| self.table.valid(page, count, legs).but(asked);
-                // Better one that is late than none.
-                let candidates = [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty());
-                let leg = candidates.and_then(|candidates| self.best(candidates, count));
+                let candidates = self.sources(page, count, asked);
+                let leg = self.best(candidates, count);
                 if let Some(piece) = &mut self.pieces[index] {
                     piece.is_hedged = leg.is_some();
                     piece.alarm_at = now.saturating_add(HEDGE_MIN.as_nanos() as u64);

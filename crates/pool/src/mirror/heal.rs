@@ -75,13 +75,14 @@ impl Copier {
         self.jobs.iter().any(Option::is_some)
     }
 
-    /// Claims the next chunk that a leg lacks, if there is one: the job, and what to ask of which leg.
-    pub(super) fn start(&mut self, table: &LegTable, usable: Legs) -> Option<(usize, (usize, Op))> {
+    /// Claims the next chunk that a leg lacks, if there is one: the job, and what to ask of which leg. It is copied to a leg that is `usable`, from one that the lane
+    /// has a way to.
+    pub(super) fn start(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(usize, (usize, Op))> {
         if self.rests_until > 0 && now_ns() < self.rests_until {
             return None;
         }
         let job = self.jobs.iter().position(Option::is_none)?;
-        let (chunk, leg, sources) = self.look(table, usable)?;
+        let (chunk, leg, sources) = self.look(table, usable, open)?;
         let (read, write) = self.buffers.pop()?;
         let page = chunk * CHUNK_PAGES;
         let count = STEP_PAGES.min(table.pages - page);
@@ -98,7 +99,7 @@ impl Copier {
     }
 
     /// Looks at some words. One round over all of them is for one leg; it is healed when nothing is found.
-    fn look(&mut self, table: &LegTable, usable: Legs) -> Option<(u64, usize, Legs)> {
+    fn look(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(u64, usize, Legs)> {
         let to_heal = table.to_heal().and(usable);
         if to_heal.is_empty() {
             return None;
@@ -107,26 +108,22 @@ impl Copier {
             let leg = to_heal.iter().next().unwrap_or(0);
             Round { leg, hurts: table.hurts(leg), next: 0, is_clean: true }
         });
-        let (leg, end) = (round.leg, table.chunks_end());
+        let leg = round.leg;
         for _ in 0..LOOK_CHUNKS {
-            if round.next >= end || !to_heal.has(leg) {
+            let Some(chunk) = table.next_to_mend(round.next).filter(|_| to_heal.has(leg)) else {
                 if round.is_clean && to_heal.has(leg) {
                     table.set_healed(leg, round.hurts);
                 }
                 self.round = None;
                 return None;
-            }
-            let chunk = table.next_touched(round.next);
-            round.next = chunk.saturating_add(1);
-            if chunk >= end {
-                continue;
-            }
+            };
+            round.next = chunk + 1;
             let word = table.word(chunk);
             if !word.is_touched() || word.valid().has(leg) {
                 continue;
             }
             round.is_clean = false;
-            if let Some(sources) = table.claim(chunk, leg) {
+            if let Some(sources) = table.claim(chunk, leg, open) {
                 return Some((chunk, leg, sources));
             }
         }
@@ -135,8 +132,9 @@ impl Copier {
 
     fn read_step(&mut self, table: &LegTable, job: usize) -> Option<(usize, Op)> {
         let job = self.jobs[job].as_mut()?;
-        let sources = job.sources.and(table.active());
-        let source = sources.but(self.slow).iter().chain(sources.iter()).next()?;
+        let sources = job.sources.and(table.present());
+        let quick = sources.and(table.active()).but(self.slow);
+        let source = quick.iter().chain(sources.but(self.slow).iter()).chain(sources.iter()).next()?;
         let mut buffer = job.read.take()?;
         buffer.set_pages(job.count as usize);
         (job.stored, job.source) = (None, source);

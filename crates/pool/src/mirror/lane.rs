@@ -120,6 +120,18 @@ impl MirrorLane {
         self.legs.open(self.table.present())
     }
 
+    /// Legs to read these pages from: those that can be used now, and only if none of them has the pages, late ones. For those it is better to wait.
+    pub(super) fn sources(&self, page: u64, count: u64, failed: Legs) -> Legs {
+        let of = |legs: Legs| self.table.valid(page, count, legs).but(failed);
+        [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty()).unwrap_or_default()
+    }
+
+    /// Legs to change these pages at: late ones, too, where no other has what is there now.
+    fn targets(&self, page: u64, count: u64) -> Legs {
+        let usable = self.usable();
+        if self.table.keeps(page, count, usable) { usable } else { self.open_legs() }
+    }
+
     /// Is it the only one that is left? A late one may be back before this one answers.
     fn is_last(&self, usable: Legs) -> bool {
         usable.count() == 1 && self.table.present() == usable
@@ -177,7 +189,7 @@ impl MirrorLane {
             return true;
         }
         let count = left.min(RUN_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
-        let candidates = self.table.valid(page, count, usable);
+        let candidates = self.sources(page, count, Legs(0));
         if candidates.is_empty() {
             let piece = self.new_piece(parent, page, count);
             self.end_piece(piece, Err(self.table.gone()));
@@ -205,9 +217,9 @@ impl MirrorLane {
     }
 
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
-        let usable = self.usable();
-        let direct = is_first && self.is_last(usable);
+        let direct = is_first && self.is_last(self.usable());
         let count = if direct { left } else { left.min(RUN_PAGES) };
+        let usable = self.targets(page, count);
         // Who leads decides, and what others held before must not be lost with who is left out.
         let (table, leader) = (&self.table, self.table.leader());
         let are_enough = |legs: Legs| {
@@ -243,7 +255,7 @@ impl MirrorLane {
             self.end_piece(piece, Ok(()));
             return true;
         }
-        let usable = self.usable();
+        let usable = self.targets(page, count);
         let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
         for leg in usable.iter() {
             self.send(For::Piece(piece), leg, false, Op::Discard { page: PageId(page), count });
@@ -340,7 +352,7 @@ impl MirrorLane {
         let Some(mut copier) = self.copier.take() else { return };
         let mut step = None;
         if self.free_errands.len() > 2 * Legs::MAX {
-            step = copier.start(&self.table, self.usable());
+            step = copier.start(&self.table, self.usable(), self.open_legs());
         }
         self.copier = Some(copier);
         if let Some((job, step)) = step {

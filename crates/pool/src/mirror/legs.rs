@@ -29,11 +29,9 @@ pub(crate) struct LegTable {
     leader: AtomicU8,
     pair: Option<Pair>,
     words: Words,
-    /// No chunk from here on was ever written.
-    chunks_end: AtomicU64,
     /// There is none, unless who made the table says so.
     pub(super) scrub: Scrub,
-    /// Chunks that were written here (of a snapshot, since it was claimed), and how many they are: what a scrub looks at.
+    /// Chunks that were written here (of a snapshot, since it was claimed) or that some leg lacks, and how many they are: what a scrub looks at, and who mends.
     pub(super) written: Touched,
     pub(super) written_chunks: AtomicU64,
 }
@@ -93,7 +91,7 @@ impl LegTable {
     pub(crate) fn admit(&self) {
         let Some(pair) = &self.pair else { return };
         for chunk in pair.touched.iter() {
-            self.chunks_end.fetch_max(chunk + 1, Ordering::SeqCst);
+            self.mark(chunk);
             self.words.change(chunk, |word| Some(word.touch()));
         }
         self.call_spare(LegTable::NEW);
@@ -155,9 +153,16 @@ impl LegTable {
         pair.touched.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
     }
 
-    /// The next chunk from this one on that may have been written.
-    pub(super) fn next_touched(&self, chunk: u64) -> u64 {
-        self.pair.as_ref().map_or(chunk, |pair| pair.touched.next(chunk).unwrap_or(u64::MAX))
+    /// The next chunk from this one on that a leg may lack.
+    pub(super) fn next_to_mend(&self, chunk: u64) -> Option<u64> {
+        self.written.next(chunk)
+    }
+
+    /// Said before anything of it is written, or is known to be wrong.
+    fn mark(&self, chunk: u64) {
+        if self.written.mark(chunk) {
+            self.written_chunks.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     pub(super) fn new(legs: Vec<Leg>, spares: Vec<Leg>, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
@@ -174,7 +179,6 @@ impl LegTable {
             leader: AtomicU8::new(NOBODY),
             pair: None,
             words: Words::new(chunks, first).map_err(PoolError::Os)?,
-            chunks_end: AtomicU64::new(if inherited { chunks } else { 0 }),
             scrub: Scrub::new(None),
             written: Touched::new(chunks).map_err(PoolError::Os)?,
             written_chunks: AtomicU64::new(0),
@@ -182,18 +186,19 @@ impl LegTable {
         })
     }
 
-    /// One behind the last chunk that was ever written.
-    pub(super) fn chunks_end(&self) -> u64 {
-        self.chunks_end.load(Ordering::SeqCst)
-    }
-
     pub(super) fn word(&self, chunk: u64) -> ChunkWord {
         self.words.load(chunk)
     }
 
-    /// Legs that hold all of these pages, of those given.
+    /// Legs that hold all of these pages, of those given, which take part.
     pub(super) fn valid(&self, page: u64, count: u64, legs: Legs) -> Legs {
-        chunks(page, count).fold(legs, |legs, chunk| legs.and(self.words.load(chunk).valid()))
+        chunks(page, count).fold(legs, |legs, chunk| legs.and(self.holders(chunk)))
+    }
+
+    /// Legs that hold the chunk. Its zeros all of them do, those that came as spares, too.
+    fn holders(&self, chunk: u64) -> Legs {
+        let word = self.words.load(chunk);
+        if word.is_touched() { word.valid() } else { self.all() }
     }
 
     /// Was nothing ever written here?
@@ -208,7 +213,6 @@ impl LegTable {
     /// A write to all `active` legs begins. `false`: not now.
     pub(super) fn begin_write(&self, page: u64, count: u64, active: Legs) -> bool {
         let range = chunks(page, count);
-        self.chunks_end.fetch_max(range.end, Ordering::SeqCst);
         for chunk in range.clone() {
             let Some((before, after)) = self.words.change(chunk, |word| word.begin_write(active)) else {
                 (range.start..chunk).for_each(|begun| {
@@ -216,9 +220,7 @@ impl LegTable {
                 });
                 return false;
             };
-            if self.written.mark(chunk) {
-                self.written_chunks.fetch_add(1, Ordering::SeqCst);
-            }
+            self.mark(chunk);
             // A spare that came in since the legs were chosen lacks the chunk, which nobody could have seen before.
             if !before.is_touched() {
                 after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
@@ -229,7 +231,7 @@ impl LegTable {
 
     /// Would a write that ends with these legs be kept?
     pub(super) fn keeps(&self, page: u64, count: u64, have: Legs) -> bool {
-        chunks(page, count).all(|chunk| !self.words.load(chunk).valid().and(have).is_empty())
+        chunks(page, count).all(|chunk| !self.holders(chunk).and(have).is_empty())
     }
 
     /// It ends, at the legs that `have` it of those that were `asked`; `false`: in vain.
@@ -259,6 +261,7 @@ impl LegTable {
     pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
         let mut is_changed = false;
         for chunk in chunks(page, count) {
+            self.mark(chunk);
             if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(leg, self.active())) {
                 self.count_hurts(before, after);
                 is_changed = true;
@@ -283,13 +286,13 @@ impl LegTable {
         self.words.change(chunk, |word| Some(word.unwatch()));
     }
 
-    /// Legs from which the chunk can be copied to `leg`, which is now the caller's to do.
-    pub(super) fn claim(&self, chunk: u64, leg: usize) -> Option<Legs> {
+    /// Those of the `open` legs from which the chunk can be copied to `leg`, which is now the caller's to do.
+    pub(super) fn claim(&self, chunk: u64, leg: usize, open: Legs) -> Option<Legs> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
-            if self.is_late(leg) { None } else { Some(word.claim(leg, self.active())?.0) }
+            if self.is_late(leg) { None } else { Some(word.claim(leg, open)?.0) }
         })?;
-        Some(before.valid().and(self.active()))
+        Some(before.valid().and(open))
     }
 
     /// The end of a copy.

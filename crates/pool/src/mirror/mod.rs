@@ -14,7 +14,7 @@ mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::{Caring, Healer};
+use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
 use crate::scrub::Scrub;
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
@@ -61,7 +61,7 @@ impl Backend for MirrorBackend {
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut result, mut first) = (Err(self.table.gone()), 0);
         // The snapshot of a leg that lacks something would not know what.
-        let able = self.table.answering(self.table.which(|leg, _| self.table.is_whole(leg)));
+        let able = whole_legs(&self.table)?;
         for (index, leg) in self.table.legs.iter().enumerate() {
             let own = first..first + leg.leaves;
             first = own.end;

@@ -1,9 +1,10 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
+use super::MirrorBackend;
 use super::legs::LegTable;
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::touched::Touched;
-use crate::trial::{self, NEVER, assert_version, open, survive, wait_until, write};
+use crate::trial::{self, NEVER, SilentSide, assert_version, open, survive, wait_until, write};
 use crate::{Health, Opener, PoolError, conformance};
 use farfield_core::Legs;
 use std::sync::Arc;
@@ -63,6 +64,26 @@ fn the_only_leg_that_holds_a_chunk_may_be_slow() {
 }
 
 #[test]
+fn a_leg_that_falls_silent_before_the_other_has_what_it_missed_is_waited_for() {
+    let sides = [SilentSide::new(400), SilentSide::new(400)];
+    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let backend = MirrorBackend::new(legs, vec![], 400, false, None, false).unwrap();
+    trial::waits_for_the_only_one(&backend, &sides);
+}
+
+#[test]
+fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
+    let backend = open("mirror(fault:corrupt=1,seed=3@ram:, ram:)", 1 << 36);
+    let mut lane = backend.open_lane().unwrap();
+    let page = (1 << 36) - 64;
+    write(&mut *lane, page, 64, 1).unwrap();
+    for _ in 0..10 {
+        assert_version(&mut *lane, page, 64, 1);
+    }
+    wait_until("the leg is right again", || backend.health() == Health::Good);
+}
+
+#[test]
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
     let table = LegTable::new(vec![leg(), leg()], vec![leg()], 64, false).unwrap();
@@ -76,6 +97,22 @@ fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     assert!(!table.is_whole(2), "it lacks the chunk");
     assert!(table.end_write(0, 1, seen, seen));
     assert_eq!(table.to_heal(), Legs::one(2));
+}
+
+#[test]
+fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
+    let leg = || Leg { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
+    let spare = LegTable::new(vec![leg(), leg()], vec![leg()], 128, false).unwrap();
+    spare.lose(0);
+    spare.lose(1);
+    assert_eq!(spare.valid(0, 128, spare.active()), Legs::one(2));
+    // A lane that is not moved back yet when the old side of a switch is given up.
+    let pair = LegTable::pair(open("ram:", 128), open("ram:", 128), Arc::new(Touched::new(2).unwrap())).unwrap();
+    pair.admit();
+    pair.set_leader(Some(LegTable::NEW));
+    pair.lose(LegTable::OLD);
+    assert_eq!(pair.valid(64, 64, pair.active()), Legs::one(LegTable::NEW));
+    assert!(pair.keeps(64, 64, pair.active()));
 }
 
 #[test]

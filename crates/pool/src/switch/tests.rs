@@ -133,9 +133,9 @@ fn a_lane_that_is_opened_in_the_middle_has_both_sides_or_is_not_opened() {
                 true
             }
             fn alone(&self, act: &mut dyn FnMut() -> bool) {
-                self.silent.is_silent.store(true, Ordering::SeqCst);
+                self.silent.set_silent(true);
                 *self.error.lock().unwrap() = self.pool.open_lane().err();
-                self.silent.is_silent.store(false, Ordering::SeqCst);
+                self.silent.set_silent(false);
                 act();
             }
         }
