@@ -8,7 +8,9 @@
 
 use crate::error::FarError;
 use crate::heap::Core;
-use farfield_wic::{CallError, Caller, Function, Where};
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
@@ -21,6 +23,20 @@ pub enum OffloadError {
     /// It was to run at the server, and did not. It can be asked for at the client, or with [`Where::Auto`].
     #[error(transparent)]
     Call(#[from] CallError),
+    /// There are more different values than the answer may have.
+    #[error("there are more than {most} different values: ask for fewer rows, or allow more")]
+    TooMany {
+        /// How many it may have.
+        most: usize,
+    },
+}
+
+/// Why functions that write pages did not all end well.
+#[derive(Debug)]
+pub(crate) struct Unwritten {
+    pub(crate) error: CallError,
+    /// None of them writes anything any more.
+    pub(crate) is_over: bool,
 }
 
 /// Channels that are kept for the next call.
@@ -47,6 +63,37 @@ impl Core {
 
     /// Calls a function of which the server has the bytes, once for each of these arguments. All answer, or it is an error.
     pub(crate) fn offload<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
+        self.call::<F>(arguments).map_err(|(error, _)| error)
+    }
+
+    /// The same for a function that writes these pages (in the region: first byte, and pages), which are [claimed](Core::claim). While it runs the pool is
+    /// not switched and no snapshot is made of it.
+    pub(crate) fn offload_writing<F: Function>(
+        &self,
+        arguments: Vec<F::Argument>,
+        pages: impl Iterator<Item = Range>,
+    ) -> Result<Vec<F::Answer>, Unwritten> {
+        let _still = self.backend.hold_still();
+        if self.backend.progress().is_active {
+            // It would be written at one side only.
+            return Err(Unwritten { error: CallError::Nowhere, is_over: true });
+        }
+        pages.for_each(|range| {
+            self.backend.will_be_written(PageId(range.offset / PAGE_BYTES as u64), range.count);
+        });
+        self.call::<F>(arguments).map_err(|(error, mut caller)| {
+            // The server does what comes through one channel in order: when it answers this, what came before has ended.
+            let last = caller.call::<Aggregate>(Range { offset: 0, count: 0 });
+            let last = last.at(Where::Server).within(self.patience).run();
+            let is_known = matches!(last, Ok(_) | Err(CallError::NoFunction { .. } | CallError::OtherVersion { .. }));
+            // Nobody was asked.
+            let is_over = is_known || error == CallError::Nowhere;
+            Unwritten { error, is_over }
+        })
+    }
+
+    /// If there is no answer, through which channel it was asked for.
+    fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, (CallError, Box<Caller>)> {
         let was_active = self.backend.progress().is_active;
         let (switches, idle) = self.channels(|channels| (channels.switches, channels.idle.pop()));
         let mut caller = idle.unwrap_or_else(|| Caller::new(self.backend.clone()));
@@ -54,19 +101,36 @@ impl Core {
         let answers: Result<Vec<F::Answer>, CallError> = calls.run().into_iter().collect();
         let progress = self.backend.progress();
         let is_same = progress.switches == switches && !progress.is_active;
-        self.channels(|channels| match &answers {
-            _ if channels.switches != switches => {}
-            Ok(_) if channels.idle.len() < IDLE_MAX => channels.idle.push(caller),
-            // While the pool is switched there is no one server, and there will be one again.
-            Err(CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })
-                if is_same && !was_active =>
-            {
-                channels.refused.insert(F::NAME);
+        match answers {
+            Ok(answers) => {
+                self.channels(|channels| {
+                    if channels.switches == switches && channels.idle.len() < IDLE_MAX {
+                        channels.idle.push(caller);
+                        return None;
+                    }
+                    Some(caller)
+                });
+                // What comes from the old server when it is none any more is not an answer.
+                if is_same {
+                    Ok(answers)
+                } else {
+                    Err((CallError::Nowhere, Box::new(Caller::new(self.backend.clone()))))
+                }
             }
-            _ => {}
-        });
-        // What comes from the old server when it is none any more is not an answer.
-        if answers.is_ok() && !is_same { Err(CallError::Nowhere) } else { answers }
+            Err(error) => {
+                let is_refusal =
+                    matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
+                // While the pool is switched there is no one server, and there will be one again.
+                if is_refusal && is_same && !was_active {
+                    self.channels(|channels| {
+                        if channels.switches == switches {
+                            channels.refused.insert(F::NAME);
+                        }
+                    });
+                }
+                Err((error, Box::new(caller)))
+            }
+        }
     }
 
     /// Those of the present server.

@@ -26,6 +26,7 @@ mod access;
 mod aggregate;
 mod caller;
 mod client;
+pub mod columns;
 mod crew;
 mod error;
 mod function;

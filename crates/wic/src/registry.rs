@@ -4,9 +4,10 @@
 //! missed by name ([decision 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
 
 use crate::access::Access;
+use crate::columns::{CopyBytes, Find, Group, Ranks, Take, Tally};
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
-use crate::{Aggregate, Function, List, Memory, Stop, Totals};
+use crate::{Aggregate, Function, List, Memory, Number, Stop, Totals};
 use core::cell::RefCell;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
@@ -61,9 +62,16 @@ impl Registry {
     /// functions at the server.
     pub fn standard() -> Registry {
         let accesses = Registry::new().with::<Access>().with::<List>().with::<Aggregate>();
-        let unsigned = accesses.with::<Totals<u8>>().with::<Totals<u16>>().with::<Totals<u32>>().with::<Totals<u64>>();
-        let signed = unsigned.with::<Totals<i8>>().with::<Totals<i16>>().with::<Totals<i32>>().with::<Totals<i64>>();
-        signed.with::<Totals<f32>>().with::<Totals<f64>>()
+        let bytes =
+            accesses.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
+        let unsigned = bytes.with_numbers::<u8>().with_numbers::<u16>().with_numbers::<u32>().with_numbers::<u64>();
+        let signed = unsigned.with_numbers::<i8>().with_numbers::<i16>().with_numbers::<i32>().with_numbers::<i64>();
+        signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>()
+    }
+
+    /// What there is for each type of number.
+    fn with_numbers<N: Number>(self) -> Registry {
+        self.with::<Totals<N>>().with::<Group<N>>().with::<Ranks<N>>().with::<Find<N>>()
     }
 
     /// Adds a function. Panics if there is one of this name and version, or if the name is none.

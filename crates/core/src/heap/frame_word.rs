@@ -242,6 +242,18 @@ impl FrameWord {
         self.to(origin, None).set(WANTED, false)
     }
 
+    /// The owner of a Fetching page, which was Empty, has had it written at the pool: it is Far from the beginning.
+    pub fn written_there(self) -> FrameWord {
+        assert!(self.state() == State::Fetching);
+        self.to(State::Far, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
+    }
+
+    /// The same page may have been written at the pool, and is not wanted any more: Empty, and what is there is discarded some day.
+    pub fn unwanted_there(self) -> FrameWord {
+        assert!(self.state() == State::Fetching);
+        self.to(State::Empty, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
+    }
+
     /// The clock hand came by. A page that was referenced loses the mark and stays; another becomes Leaving.
     /// `None` if there is nothing to do.
     pub fn cool(self) -> Option<FrameWord> {
@@ -347,6 +359,7 @@ mod tests {
                 next.extend(FRAMES.iter().map(|f| word.arrived_ahead(*f)));
                 next.extend([word.gave_up(State::Empty), word.discarded()]);
                 next.extend([word.unit_released(false), word.unit_released(true)]);
+                next.extend([word.written_there(), word.unwanted_there()]);
                 // Only what was Far goes back to Far.
                 next.extend(word.is_stored().then(|| word.gave_up(State::Far)));
             }

@@ -21,6 +21,7 @@ mod btree;
 mod bytes;
 mod chain;
 mod chunks;
+mod fresh;
 mod list;
 mod map;
 mod paged;
@@ -43,7 +44,7 @@ pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, 
 pub use queue::FarQueue;
 pub use stack::FarStack;
 pub use string::FarString;
-pub use vec::{Aggregate, FarVec};
+pub use vec::{Aggregate, Copying, FarVec, Order, Taking};
 
 /// The elements of a range, as std's slices understand it.
 #[track_caller]

@@ -35,7 +35,8 @@ impl<T: Send + 'static> Paged<T> {
         self.made
     }
 
-    fn page(&self, unit: usize) -> u32 {
+    /// The page of a unit in one of our extents, among the pages of all heaps.
+    pub(super) fn page(&self, unit: usize) -> u32 {
         let (extent, within) = Self::EXTENTS.locate(unit);
         self.extents[extent] + within as u32 * Self::UNIT_PAGES
     }
@@ -137,13 +138,40 @@ impl<T: Send + 'static> Paged<T> {
             if self.extents.first().is_some_and(|page| scope.page(*page).is_none()) {
                 return Err(FarError::OtherHeap);
             }
-            self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
-            let page = scope.core.take_run(Self::EXTENTS.units(extent), Self::UNIT_PAGES)?;
-            self.extents.push(page);
+            self.take_extent(scope.core)?;
         }
         let address = scope.bring_unit(self.page(self.made), Want::Create)?;
         self.made += 1;
         Ok(address.cast())
+    }
+
+    /// One extent more; how many units it has room for.
+    pub(super) fn take_extent(&mut self, core: &Core) -> Result<usize, FarError> {
+        let units = Self::EXTENTS.units(self.extents.len());
+        self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
+        let page = core.take_run(units, Self::UNIT_PAGES)?;
+        self.extents.push(page);
+        Ok(units)
+    }
+
+    /// So many units exist: somebody has made them in our extents.
+    pub(super) fn set_made(&mut self, units: usize) {
+        assert!(self.made == 0 && units <= Self::EXTENTS.units_before(self.extents.len()));
+        self.made = units;
+    }
+
+    /// Its extents, in which no unit exists.
+    pub(super) fn take_extents(&mut self) -> Vec<u32> {
+        assert_eq!(self.made, 0);
+        core::mem::take(&mut self.extents)
+    }
+
+    /// See [`Core::is_as_far`].
+    pub(super) fn is_as_far(&self, unit: usize) -> bool {
+        let page = self.page(unit);
+        // SAFETY: our extents keep the heap.
+        let core = unsafe { &*heap_of(page) };
+        core.is_as_far(page - core.first_page)
     }
 
     /// Gives back all units from `keep` on. Nothing lives in them.

@@ -71,7 +71,7 @@ pub(crate) use once::Once;
 pub(crate) use pins::{Bring, Pin};
 pub(crate) use raw::{Slot, SlotCell};
 pub(crate) use retired::Retired;
-pub(crate) use runs::free_run;
+pub(crate) use runs::{free_run, lose_run};
 pub use scope::Scope;
 pub(crate) use segments::Unit;
 pub(crate) use shares::{ShareKey, unshare};

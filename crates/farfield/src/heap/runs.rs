@@ -110,6 +110,46 @@ impl Core {
     }
 }
 
+impl Core {
+    /// No write of what was in pages that are [claimed](Core::claim) is on its way to the pool any more.
+    pub(crate) fn await_writes(&self) {
+        // Whoever runs the evictor waits for the end of its writes.
+        self.evictor.paused(|| ());
+    }
+
+    /// A claimed page was written at the pool, and is far.
+    pub(crate) fn born_far(&self, page: u32) {
+        let seen = FrameWord(self.words[page].load(Ordering::Acquire));
+        self.words[page].store(seen.written_there().0, Ordering::Release);
+    }
+
+    /// A claimed page may have been written at the pool, by somebody who has ended; it is Empty.
+    pub(crate) fn unborn(&self, page: u32) {
+        let seen = FrameWord(self.words[page].load(Ordering::Acquire));
+        self.words[page].store(seen.unwanted_there().0, Ordering::Release);
+        self.vacate(true);
+    }
+
+    /// Somebody may still write a claimed page at the pool: it is nobody's from now on, and its run is [lost](lose_run).
+    pub(crate) fn forsake(&self, page: u32) {
+        self.words[page].store(FrameWord::EMPTY.0, Ordering::Release);
+    }
+}
+
+/// Gives the reference of a run up, whose far addresses are never used again.
+///
+/// # Safety
+/// As for [`free_run`].
+pub(crate) unsafe fn lose_run(core: *const Core, page: u32) {
+    {
+        // SAFETY: the run keeps the heap until its reference is given up below.
+        let core = unsafe { &*core };
+        core.segments.free_object(page - core.first_page, 0);
+    }
+    // SAFETY: the reference of the run, which is no more.
+    unsafe { unreference_if(core, true) };
+}
+
 /// Gives a run back, all units of which are released.
 ///
 /// # Safety

@@ -105,6 +105,16 @@ impl Core {
         FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far
     }
 
+    /// Are the bytes of this unit at the pool, wherever else? Nobody changes them meanwhile, nor through shared references at any time.
+    pub(crate) fn is_as_far(&self, page: u32) -> bool {
+        let word = FrameWord(self.words[page].load(Ordering::Acquire));
+        match word.state() {
+            State::Far => true,
+            State::Near | State::Leaving => word.is_stored() && !word.is_dirty(),
+            State::Empty | State::Fetching | State::Copying | State::Copied => false,
+        }
+    }
+
     fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);

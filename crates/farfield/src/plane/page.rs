@@ -5,6 +5,7 @@
 
 use crate::error::FarError;
 use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count_use};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Path, Place, State};
@@ -132,30 +133,26 @@ impl Core {
 
     /// Fills the frames of a unit that was Empty, and whose word we made Fetching.
     fn make_zero(&self, page: u32, pages: u32, frame: FrameId) -> Result<(), FarError> {
-        self.claim_rest(page, pages)?;
+        self.claim(page + 1..page + pages)?;
         // SAFETY: the frames are ours since `take_frames`, and so many.
         unsafe { self.frames.address(frame).write_bytes(0, pages as usize * PAGE_BYTES) };
         self.frames.infos[frame.0].moved_in(page);
         Ok(())
     }
 
-    /// A unit of several pages comes into being: the words of all but the first stay Fetching as long as it exists, so that
-    /// nobody discards what an earlier page there left in the pool.
-    fn claim_rest(&self, page: u32, pages: u32) -> Result<(), FarError> {
+    /// Makes pages ours that are Empty: their words are Fetching. Those of a unit of several pages, but for the first, stay so as long as it exists,
+    /// so that nobody discards what an earlier page there left in the pool.
+    pub(crate) fn claim(&self, pages: Range<u32>) -> Result<(), FarError> {
         let mut patience = Patience::new(self.patience);
-        for inside in page + 1..page + pages {
-            let word = &self.words[inside];
+        for page in pages.clone() {
+            let word = &self.words[page];
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 match seen.create() {
                     (next, Deref::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
                     _ => {
                         if let Err(error) = patience.wait() {
-                            for claimed in page + 1..inside {
-                                let seen = FrameWord(self.words[claimed].load(Ordering::Acquire));
-                                self.words[claimed].store(seen.gave_up(State::Empty).0, Ordering::Release);
-                                self.vacate(seen.is_stored());
-                            }
+                            (pages.start..page).for_each(|claimed| self.unclaim(claimed));
                             return Err(error);
                         }
                     }
@@ -163,5 +160,12 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// A page that was claimed is Empty again, as it was.
+    pub(crate) fn unclaim(&self, page: u32) {
+        let seen = FrameWord(self.words[page].load(Ordering::Acquire));
+        self.words[page].store(seen.gave_up(State::Empty).0, Ordering::Release);
+        self.vacate(seen.is_stored());
     }
 }

@@ -14,7 +14,7 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
-use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane};
+use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
 use crate::touched::Touched;
 use crate::{Backend, CallLane, CloneTicket, Health, Lane, Mapped, PoolError, Scrubbed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,6 +133,14 @@ impl SwitchBackend {
     /// No switch goes on, and none begins, as long as this is held: not even in the background does anything happen to the lanes.
     pub fn hold_still(&self) -> impl Drop {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody at the pool is about to write these pages, while the caller [holds still](SwitchBackend::hold_still). A switch after that takes them along.
+    pub fn will_be_written(&self, first: PageId, count: u64) {
+        assert!(first.0.checked_add(count).is_some_and(|end| end <= self.pages), "pages of the region");
+        for chunk in chunks(first.0, count) {
+            self.touched.mark(chunk);
+        }
     }
 
     /// For the moment of a fork, besides: nobody even looks at its lanes and its health. Whoever does so must wait, the caller too.

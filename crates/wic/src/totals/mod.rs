@@ -57,8 +57,9 @@ impl<N: Number> Part<N> {
         }
     }
 
+    /// One more.
     #[inline]
-    fn add(&mut self, number: N) {
+    pub(crate) fn add(&mut self, number: N) {
         self.count += 1;
         number.add(&mut self.sum);
         if number.is_ordered() {

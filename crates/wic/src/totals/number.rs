@@ -1,6 +1,7 @@
 //! Plain numbers, as far memory has them.
 
 use super::exact::ExactSum;
+use crate::columns::Kind;
 use core::fmt::Debug;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +14,18 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     /// Of the function that adds them up.
     #[doc(hidden)]
     const TOTALS: &'static str;
+    /// Of the function that adds them up by keys.
+    #[doc(hidden)]
+    const GROUP: &'static str;
+    /// Of the function that counts them by value.
+    #[doc(hidden)]
+    const RANKS: &'static str;
+    /// Of the function that says which are in a range of values.
+    #[doc(hidden)]
+    const FIND: &'static str;
+    /// Their type.
+    #[doc(hidden)]
+    const KIND: Kind;
     /// What a sum of them is: `i128`, `u128` or `f64`. Sums are exact; of floating-point numbers, the exact sum rounded once.
     type Sum: Copy + PartialEq + Debug;
     /// A sum that is not finished.
@@ -33,6 +46,12 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     /// Does it come before the other? −0 does before +0.
     #[doc(hidden)]
     fn is_before(self, other: Self) -> bool;
+    /// Its bits as a word, so that words are ordered as numbers are: −0 before +0, and what is no number (NaN) outside of all others.
+    #[doc(hidden)]
+    fn image(self) -> u64;
+    /// The number with this image.
+    #[doc(hidden)]
+    fn of_image(image: u64) -> Self;
     /// Numbers side by side.
     #[doc(hidden)]
     fn each(bytes: &[u8], work: impl FnMut(Self));
@@ -45,10 +64,14 @@ mod sealed {
 use sealed::Sealed;
 
 macro_rules! integers {
-    ($($number:ty => $sum:ty, $name:literal;)*) => {$(
+    ($($number:ty => $sum:ty, $name:literal, $kind:ident, $bits:ty, $flip:expr;)*) => {$(
         impl Sealed for $number {}
         impl Number for $number {
-            const TOTALS: &'static str = $name;
+            const TOTALS: &'static str = concat!("ff.totals.", $name);
+            const GROUP: &'static str = concat!("ff.group.", $name);
+            const RANKS: &'static str = concat!("ff.ranks.", $name);
+            const FIND: &'static str = concat!("ff.find.", $name);
+            const KIND: Kind = Kind::$kind;
             type Sum = $sum;
             type Part = $sum;
 
@@ -74,6 +97,14 @@ macro_rules! integers {
                 self < other
             }
             #[inline]
+            fn image(self) -> u64 {
+                u64::from(self as $bits ^ $flip)
+            }
+            #[inline]
+            fn of_image(image: u64) -> $number {
+                (image as $bits ^ $flip) as $number
+            }
+            #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {
                 bytes.as_chunks().0.iter().for_each(|bytes| work(<$number>::from_le_bytes(*bytes)));
             }
@@ -82,21 +113,25 @@ macro_rules! integers {
 }
 
 integers! {
-    u8 => u128, "ff.totals.u8";
-    u16 => u128, "ff.totals.u16";
-    u32 => u128, "ff.totals.u32";
-    u64 => u128, "ff.totals.u64";
-    i8 => i128, "ff.totals.i8";
-    i16 => i128, "ff.totals.i16";
-    i32 => i128, "ff.totals.i32";
-    i64 => i128, "ff.totals.i64";
+    u8 => u128, "u8", U8, u8, 0;
+    u16 => u128, "u16", U16, u16, 0;
+    u32 => u128, "u32", U32, u32, 0;
+    u64 => u128, "u64", U64, u64, 0;
+    i8 => i128, "i8", I8, u8, 1 << 7;
+    i16 => i128, "i16", I16, u16, 1 << 15;
+    i32 => i128, "i32", I32, u32, 1 << 31;
+    i64 => i128, "i64", I64, u64, 1 << 63;
 }
 
 macro_rules! floats {
-    ($($number:ty, $name:literal;)*) => {$(
+    ($($number:ty, $name:literal, $kind:ident, $bits:ty;)*) => {$(
         impl Sealed for $number {}
         impl Number for $number {
-            const TOTALS: &'static str = $name;
+            const TOTALS: &'static str = concat!("ff.totals.", $name);
+            const GROUP: &'static str = concat!("ff.group.", $name);
+            const RANKS: &'static str = concat!("ff.ranks.", $name);
+            const FIND: &'static str = concat!("ff.find.", $name);
+            const KIND: Kind = Kind::$kind;
             type Sum = f64;
             type Part = ExactSum;
 
@@ -122,6 +157,16 @@ macro_rules! floats {
                 self.total_cmp(&other).is_lt()
             }
             #[inline]
+            fn image(self) -> u64 {
+                let (bits, sign) = (self.to_bits(), 1 << (<$bits>::BITS - 1));
+                u64::from(if bits & sign == 0 { bits | sign } else { !bits })
+            }
+            #[inline]
+            fn of_image(image: u64) -> $number {
+                let (image, sign) = (image as $bits, 1 << (<$bits>::BITS - 1));
+                <$number>::from_bits(if image & sign == 0 { !image } else { image ^ sign })
+            }
+            #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {
                 bytes.as_chunks().0.iter().for_each(|bytes| work(<$number>::from_le_bytes(*bytes)));
             }
@@ -130,6 +175,6 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, "ff.totals.f32";
-    f64, "ff.totals.f64";
+    f32, "f32", F32, u32;
+    f64, "f64", F64, u64;
 }

@@ -2,12 +2,16 @@
 
 mod aggregate;
 mod alone;
+mod copy;
 mod order;
 mod parts;
 mod sieve;
 mod stream;
+mod take;
 
 pub use aggregate::Aggregate;
+pub use copy::Copying;
+pub use take::{Order, Taking};
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;

@@ -1,0 +1,228 @@
+//! Units of a collection that is being made, some of them by somebody at the pool.
+//!
+//! All are claimed first, so nobody else looks at them. What a function at the server has written is far from the beginning. When it is not known
+//! whether a function has ended, it may write later, whatever is there by then: so nothing is ever put there again.
+
+use super::paged::Paged;
+use crate::error::FarError;
+use crate::heap::{Core, Scope, Want, free_run, lose_run};
+use crate::offload::Unwritten;
+use core::ops::Range;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_wic::{CallError, Function};
+
+/// See the module.
+pub(super) struct Fresh<'h, T: Send + 'static> {
+    core: &'h Core,
+    /// Has extents, and no units yet.
+    paged: Paged<T>,
+    units: Vec<Unit>,
+    /// Somebody may still write there.
+    is_lost: bool,
+}
+
+/// What a unit is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unit {
+    /// Ours, and nobody's for the pool.
+    Claimed,
+    /// Ours, and written at the pool by somebody.
+    Asked,
+    /// Nothing.
+    Empty,
+    /// A unit with elements.
+    Made,
+}
+
+/// Pages side by side, in bytes of the region and pages.
+pub(super) type Pages = farfield_wic::Range;
+
+impl<'h, T: Send + 'static> Fresh<'h, T> {
+    /// So many units, of a page each.
+    pub(super) fn claim(core: &'h Core, units: usize) -> Result<Fresh<'h, T>, FarError> {
+        const { assert!(Paged::<T>::UNIT_PAGES == 1, "elements are no larger than a page") };
+        let mut fresh = Fresh { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
+        while fresh.units.len() < units {
+            let extent = fresh.paged.take_extent(core)?;
+            let first = fresh.page(fresh.units.len());
+            let count = extent.min(units - fresh.units.len());
+            core.claim(first..first + count as u32)?;
+            fresh.units.resize(fresh.units.len() + count, Unit::Claimed);
+        }
+        // What an earlier page there left may be on its way to the pool.
+        core.await_writes();
+        Ok(fresh)
+    }
+
+    /// Number of a unit's page within the heap.
+    fn page(&self, unit: usize) -> u32 {
+        self.paged.page(unit) - self.core.first_page
+    }
+
+    /// Where units lie in the region.
+    pub(super) fn pages(&self, units: Range<usize>) -> Vec<Pages> {
+        let mut found: Vec<Pages> = Vec::new();
+        for unit in units {
+            let offset = u64::from(self.page(unit)) * PAGE_BYTES as u64;
+            match found.last_mut() {
+                Some(last) if last.offset + last.count * PAGE_BYTES as u64 == offset => last.count += 1,
+                _ => found.push(Pages { offset, count: 1 }),
+            }
+        }
+        found
+    }
+
+    /// Has functions at the server make these units; each call makes some.
+    pub(super) fn ask<F: Function>(
+        &mut self,
+        calls: Vec<(Vec<Range<usize>>, F::Argument)>,
+    ) -> Result<Vec<F::Answer>, CallError> {
+        let (units, arguments): (Vec<Vec<Range<usize>>>, Vec<F::Argument>) = calls.into_iter().unzip();
+        let pages: Vec<Pages> = units.iter().flatten().flat_map(|units| self.pages(units.clone())).collect();
+        let each = || units.iter().flatten().flat_map(Range::clone);
+        each().for_each(|unit| {
+            assert_eq!(self.units[unit], Unit::Claimed, "a unit is made once");
+            self.units[unit] = Unit::Asked;
+        });
+        match self.core.offload_writing::<F>(arguments, pages.into_iter()) {
+            Ok(answers) => {
+                each().for_each(|unit| {
+                    self.core.born_far(self.page(unit));
+                    self.units[unit] = Unit::Made;
+                });
+                Ok(answers)
+            }
+            Err(Unwritten { error, is_over }) => {
+                self.is_lost |= !is_over;
+                Err(error)
+            }
+        }
+    }
+
+    /// May units still be made here that the server did not make?
+    pub(super) fn is_usable(&self) -> bool {
+        !self.is_lost
+    }
+
+    /// Those that nobody has made.
+    pub(super) fn missing(&self) -> impl Iterator<Item = usize> + use<T> {
+        let units: Vec<usize> = (0..self.units.len()).filter(|unit| self.units[*unit] != Unit::Made).collect();
+        units.into_iter()
+    }
+
+    /// Makes a unit near, of copies of these elements and zeros behind them.
+    pub(super) fn make_here(&mut self, scope: &Scope<'_>, unit: usize, elements: &[T]) -> Result<(), FarError>
+    where
+        T: Copy,
+    {
+        assert!(self.is_usable() && elements.len() <= Paged::<T>::PER_UNIT);
+        let page = self.page(unit);
+        match self.units[unit] {
+            Unit::Claimed => self.core.unclaim(page),
+            Unit::Asked => self.core.unborn(page),
+            Unit::Empty => {}
+            Unit::Made => unreachable!("a unit is made once"),
+        }
+        self.units[unit] = Unit::Empty;
+        let address: *mut T = scope.bring_unit(self.paged.page(unit), Want::Create)?.cast();
+        // SAFETY: the unit has room for so many, is ours alone, and is near until the scope is used again.
+        unsafe { address.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
+        self.units[unit] = Unit::Made;
+        Ok(())
+    }
+
+    /// All units, which are made.
+    pub(super) fn finish(mut self) -> Paged<T> {
+        assert!(self.units.iter().all(|unit| *unit == Unit::Made), "units are missing");
+        let units = core::mem::take(&mut self.units).len();
+        let mut paged = core::mem::replace(&mut self.paged, Paged::new());
+        paged.set_made(units);
+        paged
+    }
+}
+
+impl<T: Send + 'static> Drop for Fresh<'_, T> {
+    fn drop(&mut self) {
+        for (unit, was) in core::mem::take(&mut self.units).into_iter().enumerate() {
+            let page = self.page(unit);
+            match was {
+                Unit::Claimed => self.core.unclaim(page),
+                Unit::Asked if self.is_lost => self.core.forsake(page),
+                Unit::Asked => self.core.unborn(page),
+                Unit::Empty => {}
+                Unit::Made => self.core.release_units(self.paged.page(unit), 1, 1),
+            }
+        }
+        for extent in self.paged.take_extents() {
+            // SAFETY: it came from `take_run`, all its units are released, and it is in `extents` no more; the heap is borrowed.
+            unsafe { if self.is_lost { lose_run(self.core, extent) } else { free_run(self.core, extent) } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against pages that are used again while somebody may still write them, and against claims that nobody gives back.
+    use super::*;
+    use crate::{FarVec, Heap, Plane};
+    use farfield_wic::columns::{Copied, CopyBytes};
+
+    #[test]
+    fn what_is_not_made_is_given_back_on_each_plane() {
+        for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+            let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).plane(plane).build().unwrap();
+            for units in [0, 1, 5, 16, 17, 300] {
+                let mut fresh: Fresh<'_, u64> = Fresh::claim(heap.core(), units).unwrap();
+                for unit in (0..units).step_by(3) {
+                    fresh.make_here(&heap.enter(), unit, &[7, 8]).unwrap();
+                }
+                assert_eq!(fresh.missing().count(), units - units.div_ceil(3));
+                drop(fresh);
+                heap.verify();
+            }
+            let mut vec = FarVec::new();
+            vec.extend(&heap.enter(), 0..100_000u64).unwrap();
+            drop(vec);
+            heap.verify();
+        }
+    }
+
+    /// `ram:` runs no functions, and says so before anybody is asked.
+    #[test]
+    fn what_nobody_was_asked_for_can_be_made_here() {
+        let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).build().unwrap();
+        let mut fresh: Fresh<'_, u64> = Fresh::claim(heap.core(), 40).unwrap();
+        let argument = Copied { from: Vec::new(), to: fresh.pages(0..40) };
+        assert_eq!(argument.to.iter().map(|pages| pages.count).sum::<u64>(), 40);
+        let refused = fresh.ask::<CopyBytes>(vec![(core::iter::once(0..40).collect(), argument)]);
+        assert_eq!(refused, Err(CallError::Nowhere));
+        assert!(fresh.is_usable());
+        let scope = heap.enter();
+        for unit in 0..40 {
+            fresh.make_here(&scope, unit, &[]).unwrap();
+        }
+        drop(scope);
+        drop(fresh.finish());
+        heap.verify();
+    }
+
+    #[test]
+    fn what_somebody_may_still_write_is_never_used_again() {
+        let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(64 << 20).build().unwrap();
+        let mut lost: Fresh<'_, u64> = Fresh::claim(heap.core(), 40).unwrap();
+        lost.is_lost = true;
+        lost.units[3] = Unit::Asked;
+        let taken: Vec<u32> = (0..40).map(|unit| lost.page(unit)).collect();
+        drop(lost);
+        heap.verify();
+        let mut others = Vec::new();
+        // All that there is.
+        while let Ok(fresh) = Fresh::<u64>::claim(heap.core(), 16) {
+            assert!((0..16).all(|unit| !taken.contains(&fresh.page(unit))));
+            others.push(fresh);
+        }
+        assert!(others.len() > 100);
+        drop(others);
+        heap.verify();
+    }
+}

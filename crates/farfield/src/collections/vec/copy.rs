@@ -1,0 +1,179 @@
+//! Copies of a vector that are made where its numbers are: no byte of what is far goes over the network (AIFM's *Copy*).
+
+use super::FarVec;
+use crate::collections::fresh::Fresh;
+use crate::collections::{FarArray, range_of};
+use crate::error::FarError;
+use crate::heap::{Heap, Want};
+use crate::offload::OffloadError;
+use core::ops::{Range, RangeBounds};
+use farfield_wic::columns::{Copied, CopyBytes};
+use farfield_wic::{Number, Where};
+
+/// Pages that one call makes: so many that it takes a few milliseconds.
+const CALL_PAGES: usize = 512;
+/// Pieces of one call.
+const CALL_PIECES: usize = 1024;
+/// Calls under way at a time.
+const CALLS: usize = 4;
+/// Fewer pages are made here: that takes less than a call.
+pub(super) const FEW_UNITS: usize = 4;
+
+impl<N: Number> FarVec<N> {
+    /// A vector of the same elements, or of [some](Copying::over), which are copied where they are: with a pool of one memory server that runs
+    /// functions, far elements stay far, and so do their copies.
+    ///
+    /// ```
+    /// use farfield::{FarVec, Heap};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let mut fares = FarVec::new();
+    /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25, 52.5])?;
+    /// let some = fares.copy(&heap).over(1..3).run()?;
+    /// assert_eq!((some.len(), some.read(1, f64::clone)?), (2, Some(3.25)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn copy<'v>(&'v self, heap: &'v Heap) -> Copying<'v, N> {
+        Copying { vec: self, heap, range: 0..self.len, at: Where::Auto }
+    }
+}
+
+impl<N: Number, const D: usize> FarArray<N, D> {
+    /// [`FarVec::copy`] of the elements, as a vector; of a row, a plane and so on [over](Copying::over) its [part](FarArray::part).
+    pub fn copy<'v>(&'v self, heap: &'v Heap) -> Copying<'v, N> {
+        self.elements.copy(heap)
+    }
+}
+
+/// A copy that is to be made. See [`FarVec::copy`].
+#[derive(Debug)]
+#[must_use = "nothing is done before `run`"]
+pub struct Copying<'v, N: Number> {
+    vec: &'v FarVec<N>,
+    heap: &'v Heap,
+    range: Range<usize>,
+    at: Where,
+}
+
+impl<N: Number> Copying<'_, N> {
+    /// Of the elements with these indices only.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
+        self.range = range_of(range, self.vec.len);
+        self
+    }
+
+    /// Where it is done. [`Where::Auto`], if nobody says otherwise: pages of the copy of which all elements are far are made at the server, the others
+    /// here, and here what the server does not do. [`Where::Client`]: here. [`Where::Server`]: what is near is [written back](Heap::write_back) before;
+    /// the calling thread is in no scope of the heap.
+    pub fn at(mut self, at: Where) -> Self {
+        self.at = at;
+        self
+    }
+
+    /// Does it, and waits.
+    pub fn run(self) -> Result<FarVec<N>, OffloadError> {
+        if self.range.is_empty() {
+            return Ok(FarVec::new());
+        }
+        if self.vec.units.core() != Some(core::ptr::from_ref(self.heap.core())) {
+            return Err(FarError::OtherHeap.into());
+        }
+        let units = self.range.len().div_ceil(FarVec::<N>::PER_UNIT);
+        let units = match self.at {
+            Where::Server => {
+                self.heap.write_back(self.vec.far_ranges(self.range.clone()))?;
+                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                self.ask_server(&mut fresh, 0..units)?;
+                fresh
+            }
+            Where::Auto if self.heap.core().may_offload::<CopyBytes>() => {
+                let far: Vec<usize> = (0..units).filter(|unit| self.is_far(*unit)).collect();
+                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                if far.len() > FEW_UNITS && self.ask_server(&mut fresh, far.into_iter()).is_err() && !fresh.is_usable()
+                {
+                    fresh = Fresh::claim(self.heap.core(), units)?;
+                }
+                self.make_here(&mut fresh)?;
+                fresh
+            }
+            _ => {
+                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                self.make_here(&mut fresh)?;
+                fresh
+            }
+        };
+        Ok(FarVec { units: units.finish(), len: self.range.len() })
+    }
+
+    /// The elements of which a unit of the copy is made.
+    fn elements(&self, unit: usize) -> Range<usize> {
+        let first = self.range.start + unit * FarVec::<N>::PER_UNIT;
+        first..self.range.end.min(first + FarVec::<N>::PER_UNIT)
+    }
+
+    /// Are all of them far?
+    fn is_far(&self, unit: usize) -> bool {
+        self.vec.units_of(self.elements(unit)).all(|source| self.vec.units.is_far(source))
+    }
+
+    fn ask_server(&self, fresh: &mut Fresh<'_, N>, units: impl Iterator<Item = usize>) -> Result<(), OffloadError> {
+        let mut calls: Vec<(Vec<Range<usize>>, Copied)> = Vec::new();
+        let mut pages = 0;
+        for unit in units {
+            let is_full =
+                |copied: &Copied| pages == CALL_PAGES || copied.from.len() + copied.to.len() > CALL_PIECES - 3;
+            if calls.last().is_none_or(|(_, copied)| is_full(copied)) {
+                if calls.len() == CALLS {
+                    fresh.ask::<CopyBytes>(core::mem::take(&mut calls))?;
+                }
+                calls.push((Vec::new(), Copied { from: Vec::new(), to: Vec::new() }));
+                pages = 0;
+            }
+            let Some((made, copied)) = calls.last_mut() else { unreachable!("just pushed") };
+            pages += 1;
+            match made.last_mut() {
+                Some(last) if last.end == unit => last.end += 1,
+                _ => made.push(unit..unit + 1),
+            }
+            for piece in self.vec.far_ranges(self.elements(unit)) {
+                add(&mut copied.from, piece.start, piece.len, 1);
+            }
+            for page in fresh.pages(unit..unit + 1) {
+                add(&mut copied.to, page.offset, page.count, farfield_core::geometry::PAGE_BYTES as u64);
+            }
+        }
+        fresh.ask::<CopyBytes>(calls)?;
+        Ok(())
+    }
+
+    /// Makes what nobody has made.
+    fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
+        let scope = self.heap.enter();
+        let _patient = scope.patiently();
+        let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
+        for unit in fresh.missing() {
+            elements.clear();
+            let mut rest = self.elements(unit);
+            while !rest.is_empty() {
+                let source = self.vec.element(&scope, rest.start, Want::Read)?;
+                let count = rest.len().min(FarVec::<N>::PER_UNIT - rest.start % FarVec::<N>::PER_UNIT);
+                // SAFETY: so many elements lie there in one unit, near until something else is looked for; they are plain numbers.
+                elements.extend_from_slice(unsafe { core::slice::from_raw_parts(source, count) });
+                rest.start += count;
+            }
+            fresh.make_here(&scope, unit, &elements)?;
+        }
+        Ok(())
+    }
+}
+
+/// One piece more, which may go on where the last ends; counts are of so many bytes.
+pub(super) fn add(pieces: &mut Vec<farfield_wic::Range>, offset: u64, count: u64, bytes: u64) {
+    match pieces.last_mut() {
+        Some(last) if last.offset + last.count * bytes == offset => last.count += count,
+        _ => pieces.push(farfield_wic::Range { offset, count }),
+    }
+}

@@ -1,0 +1,303 @@
+//! Elements of a vector in another order, put together where they are (AIFM's *Shuffle*).
+
+use super::FarVec;
+use super::copy::{FEW_UNITS, add};
+use crate::collections::fresh::Fresh;
+use crate::error::FarError;
+use crate::heap::{Heap, Want};
+use crate::offload::OffloadError;
+use core::ops::Range;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_wic::columns::{Indices, Take, Taken};
+use farfield_wic::{CallError, Function, Number, Where};
+
+/// Elements that one call puts together: so many that it takes some milliseconds.
+const CALL_ELEMENTS: usize = 32 * 1024;
+/// Bytes of an argument that name indices.
+const CALL_BYTES: usize = 40 * 1024;
+/// Pieces that name a column. A longer one has no room in an argument.
+const CALL_PIECES: usize = 1024;
+/// Pieces of pages and of indices of one call.
+const CALL_PARTS: usize = 512;
+/// Calls under way at a time.
+const CALLS: usize = 4;
+
+// What each takes, about, to choose by.
+const MISS_NS: usize = 6000;
+const WRITE_BACK_NS: usize = 5000;
+const ELEMENT_NS: usize = 200;
+
+/// The indices of elements in the order in which they are wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Order<'i> {
+    /// These.
+    Near(&'i [u64]),
+    /// Those of a vector of the same heap, wherever they are.
+    Far(&'i FarVec<u64>),
+}
+
+impl<'i> From<&'i [u64]> for Order<'i> {
+    fn from(indices: &'i [u64]) -> Order<'i> {
+        Order::Near(indices)
+    }
+}
+
+impl<'i> From<&'i Vec<u64>> for Order<'i> {
+    fn from(indices: &'i Vec<u64>) -> Order<'i> {
+        Order::Near(indices)
+    }
+}
+
+impl<'i> From<&'i FarVec<u64>> for Order<'i> {
+    fn from(indices: &'i FarVec<u64>) -> Order<'i> {
+        Order::Far(indices)
+    }
+}
+
+impl Order<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Order::Near(indices) => indices.len(),
+            Order::Far(indices) => indices.len(),
+        }
+    }
+}
+
+impl<N: Number> FarVec<N> {
+    /// A vector of the elements with these indices, in this order: sorted, shuffled, or some of them, some more than once. They are put together where
+    /// they are: with a pool of one memory server that runs functions, far elements stay far, and the vector that comes of it is far.
+    ///
+    /// ```
+    /// use farfield::{FarVec, Heap};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let mut fares = FarVec::new();
+    /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25, 52.5])?;
+    /// let some = fares.take(&heap, &vec![3, 0, 3]).run()?;
+    /// assert_eq!((some.len(), some.read(1, f64::clone)?, some.read(2, f64::clone)?), (3, Some(7.5), Some(52.5)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take<'v>(&'v self, heap: &'v Heap, indices: impl Into<Order<'v>>) -> Taking<'v, N> {
+        Taking { vec: self, heap, order: indices.into(), at: Where::Auto }
+    }
+}
+
+/// Elements that are to be put together. See [`FarVec::take`].
+#[derive(Debug)]
+#[must_use = "nothing is done before `run`"]
+pub struct Taking<'v, N: Number> {
+    vec: &'v FarVec<N>,
+    heap: &'v Heap,
+    order: Order<'v>,
+    at: Where,
+}
+
+impl<N: Number> Taking<'_, N> {
+    /// Where it is done. [`Where::Auto`], if nobody says otherwise: at the server if that takes less time than what would have to be fetched, and then what
+    /// is near of the elements and was changed is [written back](Heap::write_back) before; else, and where the server does not do it, here.
+    /// [`Where::Client`]: here. [`Where::Server`]: elements and indices are written back before; the calling thread is in no scope of the heap.
+    pub fn at(mut self, at: Where) -> Self {
+        self.at = at;
+        self
+    }
+
+    /// Does it, and waits.
+    ///
+    /// # Panics
+    /// If there is no element with one of the indices.
+    pub fn run(self) -> Result<FarVec<N>, OffloadError> {
+        let len = self.order.len();
+        if len == 0 {
+            return Ok(FarVec::new());
+        }
+        let is_ours = |core| core == Some(core::ptr::from_ref(self.heap.core()));
+        let is_foreign = match self.order {
+            Order::Near(indices) => {
+                indices.iter().for_each(|index| self.check(*index));
+                false
+            }
+            Order::Far(indices) => !is_ours(indices.units.core()),
+        };
+        if is_foreign || !self.vec.is_empty() && !is_ours(self.vec.units.core()) {
+            return Err(FarError::OtherHeap.into());
+        }
+        let units = len.div_ceil(FarVec::<N>::PER_UNIT);
+        let mut fresh = Fresh::claim(self.heap.core(), units)?;
+        match self.at {
+            Where::Server => {
+                let indices = match self.order {
+                    Order::Near(_) => None,
+                    Order::Far(indices) => Some(indices.far_ranges(..)),
+                };
+                self.heap.write_back(self.vec.far_ranges(..).chain(indices.into_iter().flatten()))?;
+                self.ask_server(&mut fresh, units)?;
+            }
+            Where::Auto if self.is_worth_asking() => {
+                let asked =
+                    self.write_back().map_err(OffloadError::from).and_then(|()| self.ask_server(&mut fresh, units));
+                if asked.is_err() && !fresh.is_usable() {
+                    fresh = Fresh::claim(self.heap.core(), units)?;
+                }
+                self.make_here(&mut fresh)?;
+            }
+            _ => self.make_here(&mut fresh)?,
+        }
+        Ok(FarVec { units: fresh.finish(), len })
+    }
+
+    #[track_caller]
+    fn check(&self, index: u64) {
+        let len = self.vec.len;
+        assert!(index < len as u64, "index out of bounds: the len is {len} but the index is {index}");
+    }
+
+    /// Does the server run it, and would it take longer to fetch what is far?
+    fn is_worth_asking(&self) -> bool {
+        if !self.may_offload() {
+            return false;
+        }
+        let units = self.vec.units_of(..);
+        let all = units.len();
+        let far = units.clone().filter(|unit| self.vec.units.is_far(*unit)).count();
+        let changed = units.filter(|unit| !self.vec.units.is_as_far(*unit)).count();
+        let fetches = self.order.len().saturating_mul(far) / all.max(1);
+        let there = changed * WRITE_BACK_NS + self.order.len().saturating_mul(ELEMENT_NS);
+        far > FEW_UNITS && there < fetches.saturating_mul(MISS_NS)
+    }
+
+    fn may_offload(&self) -> bool {
+        let core = self.heap.core();
+        match size_of::<N>() {
+            1 => core.may_offload::<Take<1>>(),
+            2 => core.may_offload::<Take<2>>(),
+            4 => core.may_offload::<Take<4>>(),
+            _ => core.may_offload::<Take<8>>(),
+        }
+    }
+
+    /// What the server would find as it was before.
+    fn write_back(&self) -> Result<(), FarError> {
+        let changed = self.vec.units_of(..).filter(|unit| !self.vec.units.is_as_far(*unit));
+        let elements = |unit: usize| {
+            let first = unit * FarVec::<N>::PER_UNIT;
+            first..self.vec.len.min(first + FarVec::<N>::PER_UNIT)
+        };
+        let ranges: Vec<_> = changed.flat_map(|unit| self.vec.far_ranges(elements(unit))).collect();
+        if ranges.is_empty() { Ok(()) } else { self.heap.write_back(ranges) }
+    }
+
+    fn ask_server(&self, fresh: &mut Fresh<'_, N>, units: usize) -> Result<(), OffloadError> {
+        match size_of::<N>() {
+            1 => self.ask::<Take<1>>(fresh, units),
+            2 => self.ask::<Take<2>>(fresh, units),
+            4 => self.ask::<Take<4>>(fresh, units),
+            _ => self.ask::<Take<8>>(fresh, units),
+        }
+    }
+
+    fn ask<F: Function<Argument = Taken, Answer = Option<u64>>>(
+        &self,
+        fresh: &mut Fresh<'_, N>,
+        units: usize,
+    ) -> Result<(), OffloadError> {
+        let mut from = Vec::new();
+        for piece in self.vec.far_ranges(..) {
+            add(&mut from, piece.start, piece.len / size_of::<N>() as u64, size_of::<N>() as u64);
+        }
+        if from.len() > CALL_PIECES {
+            return Err(CallError::Argument.into());
+        }
+        let mut next = 0;
+        while next < units {
+            let mut calls = Vec::with_capacity(CALLS);
+            while calls.len() < CALLS && next < units {
+                let first = next;
+                let (mut indices, mut bytes) = (Vec::new(), 0);
+                while next < units
+                    && bytes < CALL_BYTES
+                    && indices.len() < CALL_PARTS
+                    && (next - first) * FarVec::<N>::PER_UNIT < CALL_ELEMENTS
+                {
+                    bytes += self.name(next, &mut indices)?;
+                    next += 1;
+                }
+                let to = fresh.pages(first..next);
+                calls.push((core::iter::once(first..next).collect(), Taken { from: from.clone(), indices, to }));
+            }
+            // A page is put together once, so those of a call that found no element do not matter.
+            let answers = fresh.ask::<F>(calls)?;
+            answers.into_iter().flatten().for_each(|index| self.check(index));
+        }
+        Ok(())
+    }
+
+    /// The places of a unit.
+    fn places(&self, unit: usize) -> Range<usize> {
+        let first = unit * FarVec::<N>::PER_UNIT;
+        first..self.order.len().min(first + FarVec::<N>::PER_UNIT)
+    }
+
+    /// Names the indices of a unit, in about so many bytes.
+    fn name(&self, unit: usize, into: &mut Vec<Indices>) -> Result<usize, FarError> {
+        let places = self.places(unit);
+        let these = match self.order {
+            Order::Near(indices) => indices[places].to_vec(),
+            Order::Far(indices) => {
+                if indices.units_of(places.clone()).all(|unit| indices.units.is_as_far(unit)) {
+                    for piece in indices.far_ranges(places) {
+                        match into.last_mut() {
+                            Some(Indices::There(last)) if last.offset + last.count * 8 == piece.start => {
+                                last.count += piece.len / 8;
+                            }
+                            _ => into.push(Indices::There(farfield_wic::Range {
+                                offset: piece.start,
+                                count: piece.len / 8,
+                            })),
+                        }
+                    }
+                    return Ok(0);
+                }
+                self.read(indices, places)?
+            }
+        };
+        these.iter().for_each(|index| self.check(*index));
+        let bytes = these.iter().map(|index| 1 + index.checked_ilog2().unwrap_or(0) as usize / 7).sum();
+        into.push(Indices::These(these));
+        Ok(bytes)
+    }
+
+    fn read(&self, indices: &FarVec<u64>, places: Range<usize>) -> Result<Vec<u64>, FarError> {
+        let mut these = Vec::with_capacity(places.len());
+        let mut scope = self.heap.enter();
+        let mut scan = indices.scan_in(&mut scope, places).once();
+        while let Some(some) = scan.next_chunk()? {
+            these.extend_from_slice(some);
+        }
+        Ok(these)
+    }
+
+    /// Makes what nobody has made.
+    fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
+        let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
+        for unit in fresh.missing() {
+            let places = self.places(unit);
+            let indices = match self.order {
+                Order::Near(indices) => indices[places].to_vec(),
+                Order::Far(indices) => self.read(indices, places)?,
+            };
+            let scope = self.heap.enter();
+            let _patient = scope.patiently();
+            elements.clear();
+            for index in indices {
+                self.check(index);
+                let element = self.vec.element(&scope, index as usize, Want::Read)?;
+                // SAFETY: an element, near until the next one is looked for; a plain number.
+                elements.push(unsafe { element.read() });
+            }
+            fresh.make_here(&scope, unit, &elements)?;
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(CALL_ELEMENTS.is_multiple_of(PAGE_BYTES));

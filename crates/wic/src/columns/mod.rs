@@ -1,0 +1,215 @@
+//! What the functions of columns share: numbers in pieces of a region, gone through in order and together with those of other columns.
+//!
+//! Who asks has cut a column into what is far and what is not, and merges the answers: so each function gives parts that do not depend on how
+//! they were cut.
+
+mod copy;
+mod find;
+mod group;
+mod ranks;
+mod take;
+mod tally;
+
+pub use copy::{Copied, CopyBytes};
+pub use find::{Find, Found, Search};
+pub use group::{Group, Grouped, Groups};
+pub use ranks::{Bucket, Buckets, Ranks, Span};
+pub use take::{Indices, Take, Taken};
+pub use tally::{Tallied, Tallies, Tally};
+
+use crate::totals::Number;
+use crate::{Fault, Place, Range};
+use serde::{Deserialize, Serialize};
+
+/// Bytes looked at between two turns of the others.
+const CHUNK_BYTES: u64 = 32 * 1024;
+/// Columns whose numbers are a key together, at most.
+pub const KEYS_MAX: usize = 2;
+
+/// A key: an image ([`Number::image`]) for each column; 0 for one that is not there.
+pub type Key = [u64; KEYS_MAX];
+
+/// The type of the numbers of a column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Kind {
+    /// `u8`
+    U8,
+    /// `u16`
+    U16,
+    /// `u32`
+    U32,
+    /// `u64`
+    U64,
+    /// `i8`
+    I8,
+    /// `i16`
+    I16,
+    /// `i32`
+    I32,
+    /// `i64`
+    I64,
+    /// `f32`
+    F32,
+    /// `f64`
+    F64,
+}
+
+impl Kind {
+    /// Bytes of a number.
+    fn bytes(self) -> u64 {
+        match self {
+            Kind::U8 | Kind::I8 => 1,
+            Kind::U16 | Kind::I16 => 2,
+            Kind::U32 | Kind::I32 | Kind::F32 => 4,
+            Kind::U64 | Kind::I64 | Kind::F64 => 8,
+        }
+    }
+
+    /// The images of numbers side by side.
+    fn images(self, bytes: &[u8], into: &mut Vec<u64>) {
+        fn of<N: Number>(bytes: &[u8], into: &mut Vec<u64>) {
+            N::each(bytes, |number| into.push(number.image()));
+        }
+        into.clear();
+        match self {
+            Kind::U8 => of::<u8>(bytes, into),
+            Kind::U16 => of::<u16>(bytes, into),
+            Kind::U32 => of::<u32>(bytes, into),
+            Kind::U64 => of::<u64>(bytes, into),
+            Kind::I8 => of::<i8>(bytes, into),
+            Kind::I16 => of::<i16>(bytes, into),
+            Kind::I32 => of::<i32>(bytes, into),
+            Kind::I64 => of::<i64>(bytes, into),
+            Kind::F32 => of::<f32>(bytes, into),
+            Kind::F64 => of::<f64>(bytes, into),
+        }
+    }
+}
+
+/// Numbers of a column whose type is known when it is asked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Column {
+    /// Their type.
+    pub kind: Kind,
+    /// Where they lie, in order.
+    pub pieces: Vec<Range>,
+}
+
+/// Goes through the numbers of pieces.
+struct Walk<'w> {
+    pieces: &'w [Range],
+    bytes: u64,
+    /// Numbers of the first piece that were seen.
+    seen: u64,
+}
+
+impl<'w> Walk<'w> {
+    /// Of numbers of so many bytes.
+    fn new(pieces: &'w [Range], bytes: u64) -> Walk<'w> {
+        Walk { pieces, bytes, seen: 0 }
+    }
+
+    /// Numbers that lie side by side from here on; 0 at the end.
+    fn ready(&mut self) -> u64 {
+        while let Some((first, rest)) = self.pieces.split_first() {
+            if self.seen < first.count {
+                return (first.count - self.seen).min(CHUNK_BYTES / self.bytes);
+            }
+            (self.pieces, self.seen) = (rest, 0);
+        }
+        0
+    }
+
+    /// The bytes of so many numbers, which are [ready](Walk::ready).
+    async fn next<'p, P: Place>(&mut self, place: &'p P, count: u64) -> Result<P::Bytes<'p>, Fault> {
+        let outside = Fault::OutOfRange { offset: self.pieces.first().map_or(0, |piece| piece.offset) };
+        let Some(piece) = self.pieces.first() else { return Err(outside) };
+        let before = self.seen.checked_mul(self.bytes).and_then(|before| piece.offset.checked_add(before));
+        let offset = before.filter(|offset| *offset < place.region_bytes()).ok_or(outside)?;
+        let bytes = place.read_range(offset, (count * self.bytes) as usize).await?;
+        self.seen += count;
+        Ok(bytes)
+    }
+}
+
+/// Goes through the keys of columns side by side.
+struct KeyWalk<'w> {
+    columns: Vec<(Kind, Walk<'w>)>,
+    images: [Vec<u64>; KEYS_MAX],
+}
+
+impl<'w> KeyWalk<'w> {
+    /// `None` if there are no columns, or too many.
+    fn new(columns: &'w [Column]) -> Option<KeyWalk<'w>> {
+        let walk = |column: &'w Column| (column.kind, Walk::new(&column.pieces, column.kind.bytes()));
+        let is_right = (1..=KEYS_MAX).contains(&columns.len());
+        is_right.then(|| KeyWalk { columns: columns.iter().map(walk).collect(), images: Default::default() })
+    }
+
+    fn ready(&mut self) -> u64 {
+        self.columns.iter_mut().map(|(_, walk)| walk.ready()).min().unwrap_or(0)
+    }
+
+    /// The next keys, as many images of each column.
+    async fn next<P: Place>(&mut self, place: &P, count: u64) -> Result<[&[u64]; KEYS_MAX], Fault> {
+        for ((kind, walk), images) in self.columns.iter_mut().zip(&mut self.images) {
+            let bytes = walk.next(place, count).await?;
+            kind.images(&bytes, images);
+        }
+        Ok([&self.images[0], &self.images[1]])
+    }
+}
+
+/// The key of a row of these images; columns that are not there have none.
+fn key_of(images: &[&[u64]; KEYS_MAX], row: usize) -> Key {
+    images.map(|column| column.get(row).copied().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against images that have another order than their numbers, or do not lead back to them.
+    use super::*;
+    use core::fmt::Debug;
+
+    fn check<N: Number + PartialEq + Debug, const BYTES: usize>(ascending: &[N], bytes: fn(N) -> [u8; BYTES]) {
+        for pair in ascending.windows(2) {
+            assert!(pair[0].image() < pair[1].image(), "{pair:?}");
+        }
+        for number in ascending {
+            assert_eq!(format!("{:?}", N::of_image(number.image())), format!("{number:?}"));
+        }
+        let bytes: Vec<u8> = ascending.iter().flat_map(|number| bytes(*number)).collect();
+        let mut images = Vec::new();
+        N::KIND.images(&bytes, &mut images);
+        assert_eq!(images, Vec::from_iter(ascending.iter().map(|number| number.image())));
+        assert_eq!(N::KIND.bytes() as usize, size_of::<N>());
+    }
+
+    #[test]
+    fn images_are_ordered_as_numbers_are() {
+        check(&[0u8, 1, 200, 255], u8::to_le_bytes);
+        check(&[0u16, 7, u16::MAX], u16::to_le_bytes);
+        check(&[0u32, 7, u32::MAX], u32::to_le_bytes);
+        check(&[0u64, 7, u64::MAX], u64::to_le_bytes);
+        check(&[i8::MIN, -1, 0, 1, i8::MAX], i8::to_le_bytes);
+        check(&[i16::MIN, -1, 0, 1, i16::MAX], i16::to_le_bytes);
+        check(&[i32::MIN, -1, 0, 1, i32::MAX], i32::to_le_bytes);
+        check(&[i64::MIN, -1, 0, 1, i64::MAX], i64::to_le_bytes);
+        check(&[f32::NEG_INFINITY, -1.5, -f32::MIN_POSITIVE, -0.0, 0.0, 1e-40, 2.5, f32::INFINITY], f32::to_le_bytes);
+        check(&[f64::NEG_INFINITY, f64::MIN, -1.5, -0.0, 0.0, 5e-324, 2.5, f64::MAX, f64::INFINITY], f64::to_le_bytes);
+    }
+
+    #[test]
+    fn pieces_are_walked_side_by_side() {
+        let piece = |offset, count| Range { offset, count };
+        let pieces = [piece(0, 0), piece(8, 3), piece(0, 0), piece(80, 10_000)];
+        let mut walk = Walk::new(&pieces, 8);
+        assert_eq!(walk.ready(), 3);
+        walk.seen += 2;
+        assert_eq!(walk.ready(), 1);
+        walk.seen += 1;
+        assert_eq!(walk.ready(), CHUNK_BYTES / 8);
+        walk.seen += 10_000;
+        assert_eq!(walk.ready(), 0);
+    }
+}

@@ -1,0 +1,376 @@
+//! Are columns copied, shuffled, counted and grouped where they are, and is the result that of a loop over a `Vec`?
+//!
+//! Danger: bytes of before at the server; far pages that nobody knows of, or that somebody writes who was given up; an answer that depends on what is near,
+//! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
+
+use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Plane, Where};
+use farfield_server::{Config, Server};
+use farfield_tests::{MIB, Over, PATIENCE, Random, tier};
+use farfield_wic::{List, Registry};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const NEAR: u64 = 2 * MIB;
+const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
+const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
+
+/// A server of this process, and where it is found: across TCP, a socket, shared memory.
+fn serve(functions: Registry) -> (Server, [String; 3]) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let folder = std::env::temp_dir();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let socket = folder.join(format!("farfield-columns-{}-{number}.sock", std::process::id()));
+    let unix = format!("unix:{}", socket.display());
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
+    // A machine that does much else is slow, and who is pushed back does it near.
+    let config = Config { listen, functions, call_within: PATIENCE, ..Config::default() };
+    let server = Server::start(config).unwrap();
+    let urls = [server.endpoints()[0].clone(), unix.clone(), unix.replacen("unix:", "shm:", 1)];
+    (server, urls)
+}
+
+fn heap(url: &str, plane: Plane) -> Heap {
+    let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
+    builder.patience(PATIENCE).build().expect("the server accepts")
+}
+
+fn word(random: &mut Random) -> u64 {
+    (0..3).fold(0, |word, _| word << 24 | random.below(1 << 24) as u64)
+}
+
+/// The same bits, whatever they say.
+fn bits<T: Debug>(value: T) -> String {
+    format!("{value:?}")
+}
+
+fn vec_of<N: Number>(heap: &Heap, numbers: &[N]) -> FarVec<N> {
+    let mut vec = FarVec::new();
+    for part in numbers.chunks(10_000) {
+        vec.extend_from_slice(&heap.enter(), part).unwrap();
+    }
+    vec
+}
+
+#[track_caller]
+fn compare<N: Number>(heap: &Heap, vec: &FarVec<N>, right: &[N]) {
+    let mut scope = heap.enter();
+    let (mut scan, mut at) = (vec.scan(&mut scope), 0);
+    while let Some(numbers) = scan.next_chunk().unwrap() {
+        let wanted = &right[at..at + numbers.len()];
+        assert_eq!(bits(numbers), bits(wanted), "from {at} on");
+        at += numbers.len();
+    }
+    assert_eq!((at, vec.len()), (right.len(), right.len()));
+}
+
+/// Near and far by turns: some are changed, some are read.
+fn stir<N: Number>(heap: &Heap, random: &mut Random, vec: &mut FarVec<N>, model: &mut [N], make: fn(u64) -> N) {
+    for _ in 0..random.below(200) {
+        let (index, number) = (random.below(model.len()), make(word(random)));
+        *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
+        model[index] = number;
+        vec.read(random.below(model.len()), |_| ()).unwrap();
+    }
+}
+
+/// While this goes on another thread reads the vector and changes something else in the heap.
+fn beside<N: Number, R>(
+    heap: &Heap,
+    random: &mut Random,
+    (vec, model): (&FarVec<N>, &[N]),
+    other: &mut FarVec<u64>,
+    work: impl FnOnce() -> R,
+) -> R {
+    let is_over = AtomicBool::new(false);
+    let mut of_reader = Random::new(word(random));
+    std::thread::scope(|threads| {
+        let is_over = &is_over;
+        let reader = threads.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                let index = of_reader.below(model.len());
+                assert_eq!(bits(vec.get(&heap.enter(), index).unwrap().unwrap()), bits(model[index]));
+                let index = index % other.len();
+                *other.get_mut(&heap.enter(), index).unwrap().unwrap() += 1;
+            }
+        });
+        let over = Over(is_over);
+        let result = work();
+        drop(over);
+        // A scope does not wait until a thread has given back what it had of the heap.
+        reader.join().unwrap();
+        result
+    })
+}
+
+fn copy_and_take<N: Number>(heap: &Heap, random: &mut Random, rounds: usize, make: fn(u64) -> N) {
+    let count = (NEAR * 3 / 2) as usize / size_of::<N>();
+    let mut model: Vec<N> = (0..count).map(|_| make(word(random))).collect();
+    let mut vec = vec_of(heap, &model);
+    let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
+    for _ in 0..rounds {
+        for place in PLACES {
+            stir(heap, random, &mut vec, &mut model, make);
+            let (one, end) = (random.below(count + 1), random.below(count + 1));
+            let range = one.min(end)..one.max(end);
+            let copied = beside(heap, random, (&vec, &model), &mut other, || {
+                vec.copy(heap).over(range.clone()).at(place).run().unwrap_or_else(|error| panic!("{place:?}: {error}"))
+            });
+            // It is a vector as any other.
+            let (mut copied, mut copy) = (copied, model[range].to_vec());
+            if !copy.is_empty() {
+                stir(heap, random, &mut copied, &mut copy, make);
+            }
+            copied.push(&heap.enter(), model[0]).unwrap();
+            copy.push(model[0]);
+            compare(heap, &copied, &copy);
+
+            let indices: Vec<u64> = (0..random.below(8_000)).map(|_| random.below(count) as u64).collect();
+            let mut far = vec_of(heap, &indices);
+            let is_far = random.below(2) == 0;
+            if random.below(2) == 0 && !indices.is_empty() {
+                // Some of it is near, and newer than what is far.
+                heap.write_back(far.far_ranges(..)).unwrap();
+                *far.get_mut(&heap.enter(), 0).unwrap().unwrap() = indices[0];
+            }
+            let taken = beside(heap, random, (&vec, &model), &mut other, || {
+                let taking = if is_far { vec.take(heap, &far) } else { vec.take(heap, &indices) };
+                taking.at(place).run().unwrap_or_else(|error| panic!("{place:?}: {error}"))
+            });
+            let right: Vec<N> = indices.iter().map(|index| model[*index as usize]).collect();
+            compare(heap, &taken, &right);
+        }
+    }
+    compare(heap, &vec, &model);
+    drop((vec, other));
+    heap.verify();
+}
+
+#[test]
+fn copies_and_orders_are_those_of_a_loop_on_each_plane() {
+    let mut random = Random::new(0xc09);
+    let (_server, urls) = serve(Registry::standard());
+    for (plane, url) in PLANES.into_iter().zip(&urls) {
+        let heap = heap(url, plane);
+        let rounds = tier(1, 20);
+        match plane {
+            Plane::Page => copy_and_take(&heap, &mut random, rounds, |bits| bits),
+            Plane::Object => {
+                copy_and_take(&heap, &mut random, rounds, |bits| bits as u16);
+                copy_and_take(&heap, &mut random, rounds, |bits| bits as f32);
+            }
+            _ => copy_and_take(&heap, &mut random, rounds, |bits| bits as u8 as i8),
+        }
+    }
+}
+
+/// Words of three times near.
+fn words() -> Vec<u64> {
+    (0..3 * NEAR / 8).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+}
+
+/// An order without any.
+fn shuffled(len: usize) -> Vec<u64> {
+    (0..len as u64).map(|place| place.wrapping_mul(0x9e37_79b1) % len as u64).collect()
+}
+
+#[test]
+fn what_is_far_stays_far_and_so_does_what_is_made_of_it() {
+    let (_server, urls) = serve(Registry::standard());
+    for url in &urls {
+        let heap = heap(url, Plane::Page);
+        let words = words();
+        let vec = vec_of(&heap, &words);
+        let indices = &shuffled(words.len())[..100_000];
+        let order = vec_of(&heap, indices);
+        let fetched = |act: &dyn Fn() -> FarVec<u64>| {
+            let before = heap.stats().fetched_bytes;
+            let made = act();
+            (made, heap.stats().fetched_bytes - before)
+        };
+        for place in [Where::Auto, Where::Server] {
+            let (copy, of_copy) = fetched(&|| vec.copy(&heap).at(place).run().unwrap());
+            let (taken, of_taken) = fetched(&|| vec.take(&heap, &order).at(place).run().unwrap());
+            assert!(of_copy <= NEAR && of_taken <= NEAR, "{place:?} fetched {of_copy} and {of_taken} bytes");
+            compare(&heap, &copy, &words);
+            let right: Vec<u64> = indices.iter().map(|index| words[*index as usize]).collect();
+            compare(&heap, &taken, &right);
+            // Copies of copies.
+            let (again, of_again) = fetched(&|| taken.copy(&heap).over(77..).at(place).run().unwrap());
+            assert!(of_again <= NEAR);
+            compare(&heap, &again, &right[77..]);
+        }
+        let (_, of_here) = fetched(&|| vec.copy(&heap).at(Where::Client).run().unwrap());
+        assert!(of_here > 2 * NEAR, "{of_here}: so it would have been seen");
+        drop((vec, order));
+        heap.verify();
+    }
+}
+
+#[test]
+fn far_memory_of_copies_is_used_again() {
+    let (server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[0], Plane::Page);
+    let words = words();
+    let vec = vec_of(&heap, &words);
+    for round in 0..tier(4, 40) {
+        let copy = vec.copy(&heap).run().unwrap();
+        // What comes to the same far addresses is written by others: near, and at the server.
+        let near = vec_of(&heap, &words[..words.len() / 4]);
+        assert_eq!(copy.aggregate(&heap).run().unwrap(), vec.aggregate(&heap).run().unwrap(), "round {round}");
+        drop(copy);
+        compare(&heap, &near, &words[..words.len() / 4]);
+    }
+    compare(&heap, &vec, &words);
+    drop(vec);
+    heap.verify();
+    drop(heap);
+    server.shutdown(Duration::ZERO);
+}
+
+#[test]
+fn scopes_other_heaps_and_wrong_indices_are_said() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[1], Plane::Page);
+    let words: Vec<u64> = (0..10_000).collect();
+    let mut vec = vec_of(&heap, &words);
+    {
+        let scope = heap.enter();
+        assert_eq!(vec.get(&scope, 5).unwrap(), Some(&5));
+        let refused = Err(OffloadError::Far(FarError::NearFull));
+        assert_eq!(vec.copy(&heap).at(Where::Server).run().map(drop), refused);
+        assert_eq!(vec.take(&heap, &words).at(Where::Server).run().map(drop), refused);
+        assert_eq!(vec.copy(&heap).run().unwrap().len(), 10_000, "here it can be done");
+        assert_eq!(vec.take(&heap, &words).run().unwrap().len(), 10_000);
+    }
+    *vec.get_mut(&heap.enter(), 9_999).unwrap().unwrap() = 1;
+    compare(
+        &heap,
+        &vec.copy(&heap).over(9_990..).at(Where::Server).run().unwrap(),
+        &[9990, 9991, 9992, 9993, 9994, 9995, 9996, 9997, 9998, 1],
+    );
+    compare(&heap, &vec.take(&heap, &vec![9_999, 0]).at(Where::Server).run().unwrap(), &[1, 0]);
+    let elsewhere = Heap::builder().build().unwrap();
+    let foreign = vec_of(&elsewhere, &[0u64]);
+    let other_heap = Err(OffloadError::Far(FarError::OtherHeap));
+    assert_eq!(vec.copy(&elsewhere).run().map(drop), other_heap);
+    assert_eq!(vec.take(&elsewhere, &words).run().map(drop), other_heap);
+    assert_eq!(vec.take(&heap, &foreign).run().map(drop), other_heap);
+    assert!(FarVec::<f32>::new().copy(&heap).at(Where::Server).run().unwrap().is_empty());
+    for place in PLACES {
+        for wrong in [&[0, 10_000][..], &[u64::MAX]] {
+            let far = vec_of(&heap, wrong);
+            for order in [farfield::collections::Order::Near(wrong), farfield::collections::Order::Far(&far)] {
+                let taken = std::panic::AssertUnwindSafe(|| vec.take(&heap, order).at(place).run().map(drop));
+                let panic = std::panic::catch_unwind(taken).expect_err("there is no such element");
+                let text = panic.downcast_ref::<String>().unwrap();
+                assert!(text.starts_with("index out of bounds: the len is 10000 but the index is "), "{text}");
+            }
+        }
+    }
+    drop((vec, foreign));
+    heap.verify();
+}
+
+#[test]
+fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
+    let (_server, urls) = serve(Registry::standard());
+    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let words: Vec<u64> = (0..NEAR * 3 / 2 / 8).collect();
+    let order = shuffled(words.len());
+    let right: Vec<u64> = order.iter().map(|index| words[*index as usize]).collect();
+    let pools = ["ram:".to_owned(), format!("mirror({},{})", urls[0], of_old[0])];
+    for pool in pools.iter().chain(&of_old) {
+        let heap = heap(pool, Plane::Page);
+        let vec = vec_of(&heap, &words);
+        for _ in 0..2 {
+            compare(&heap, &vec.copy(&heap).run().unwrap(), &words);
+            compare(&heap, &vec.take(&heap, &order[..3000].to_vec()).run().unwrap(), &right[..3000]);
+            let refused = [
+                vec.copy(&heap).at(Where::Server).run().map(drop),
+                vec.take(&heap, &order).at(Where::Server).run().map(drop),
+            ];
+            for refused in refused {
+                let is_named = match refused {
+                    Err(OffloadError::Call(CallError::NoFunction { name })) => {
+                        ["ff.copy", "ff.take.8"].contains(&name) && of_old.contains(pool)
+                    }
+                    Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(pool),
+                    _ => false,
+                };
+                assert!(is_named, "{pool}: {refused:?}");
+            }
+        }
+        drop(vec);
+        heap.verify();
+    }
+}
+
+#[test]
+fn a_server_that_dies_gives_an_error_by_name() {
+    for place in PLACES {
+        let (server, urls) = serve(Registry::standard());
+        let heap = heap(&urls[0], Plane::Page);
+        let words = words();
+        let vec = vec_of(&heap, &words);
+        let rounds = AtomicUsize::new(0);
+        std::thread::scope(|threads| {
+            let asker = threads.spawn(|| {
+                let started = Instant::now();
+                loop {
+                    let made = vec.copy(&heap).over(5..).at(place).run();
+                    if let Err(error) = made {
+                        break error;
+                    }
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                    assert!(started.elapsed() < PATIENCE, "most of it is at a server that is gone");
+                }
+            });
+            while rounds.load(Ordering::Relaxed) < 2 && !asker.is_finished() {
+                std::thread::yield_now();
+            }
+            server.shutdown(Duration::ZERO);
+            let error = asker.join().unwrap();
+            let is_typed = matches!(
+                error,
+                OffloadError::Far(FarError::Pool(_)) | OffloadError::Call(CallError::Fault(farfield::Fault::Lost(_)))
+            );
+            assert!(is_typed, "{place:?}: {error:?}");
+        });
+        drop(vec);
+        heap.verify();
+    }
+}
+
+#[test]
+fn copies_are_whole_while_the_pool_is_exchanged() {
+    let (_one, of_one) = serve(Registry::standard());
+    let (_two, of_two) = serve(Registry::standard());
+    let heap = heap(&of_one[0], Plane::Page);
+    let words = words();
+    let vec = vec_of(&heap, &words);
+    let before = vec.copy(&heap).run().unwrap();
+    for to in [&of_two[0], &of_one[1], &of_two[2]] {
+        let switch = heap.switch_pool(to.as_str()).unwrap();
+        let is_over = AtomicBool::new(false);
+        let kept = std::thread::scope(|threads| {
+            let asker = threads.spawn(|| {
+                let mut last = None;
+                while !is_over.load(Ordering::Relaxed) {
+                    last = Some(vec.copy(&heap).over(..words.len() / 4).run().unwrap());
+                }
+                last
+            });
+            let switched = switch.wait(PATIENCE);
+            is_over.store(true, Ordering::Relaxed);
+            switched.expect("it ends").unwrap();
+            asker.join().unwrap()
+        });
+        compare(&heap, &vec.copy(&heap).at(Where::Server).run().unwrap(), &words);
+        // What was made before the pool was exchanged, at its server or here, is there.
+        compare(&heap, &before, &words);
+        kept.iter().for_each(|kept| compare(&heap, kept, &words[..words.len() / 4]));
+    }
+    drop((vec, before));
+    heap.verify();
+}
