@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use farfield_os::{serving, signals};
 use farfield_pager::runner::machine;
 use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
+use farfield_wic::Registry;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,6 +32,9 @@ pub(crate) struct ServeArgs {
     /// Needs a farfield that was built with --features fabric
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
+    /// Run functions that clients ship as WebAssembly, each in a sandbox that has the bytes of its client and nothing else
+    #[arg(long)]
+    sandbox: bool,
     /// Answer Prometheus at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -64,6 +68,7 @@ Examples:
                                                           For other machines; see --token-file
   farfield serve --listen unix:/run/farfield.sock         For programs on this machine only
   farfield serve --metrics 127.0.0.1:7401                 With metrics for Prometheus
+  farfield serve --sandbox                                Also runs code that clients ship (docs/design/wic.md)
 
 Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only;
 a socket serves processes of the same user and root. A token file looks like this (chmod 600):
@@ -156,6 +161,19 @@ fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
     }
 }
 
+/// What clients can call.
+fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
+    match args.sandbox {
+        false => Ok(Registry::standard()),
+        #[cfg(feature = "sandbox")]
+        true => Ok(farfield_sandbox::with_sandbox(Registry::standard())),
+        #[cfg(not(feature = "sandbox"))]
+        true => {
+            anyhow::bail!("this farfield was built without the feature sandbox: build it with `--features sandbox`")
+        }
+    }
+}
+
 /// Runs the server until it is told to stop.
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Before there are threads, so that all of them inherit it: the signals are taken here, one by one.
@@ -174,6 +192,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         capacity_bytes: Some(args.capacity.map_or_else(default_capacity, |size| size.bytes(machine::memory_bytes()))),
         tenants: tenants(&args)?,
         lease,
+        functions: functions(&args)?,
         fabric: args.fabric.clone(),
         metrics: args.metrics,
         connections_max: args.max_connections,

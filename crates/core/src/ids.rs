@@ -3,7 +3,7 @@
 use crate::geometry::PAGE_SHIFT;
 
 /// Index of a page inside its region; the far address of its first byte is [`PageId::offset`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct PageId(pub u64);
 
 impl PageId {

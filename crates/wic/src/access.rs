@@ -10,35 +10,80 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Bytes of one access at most: with what stands around them they fit into an argument and into an answer.
+#[cfg(not(target_family = "wasm"))]
 pub(crate) const BYTES_MAX: usize = 32 * 1024;
 
 /// One access.
 #[derive(Debug)]
-pub(crate) struct Access;
+pub struct Access;
 
 /// Which.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    Read { offset: u64, len: u32 },
-    Write { offset: u64, bytes: Bytes },
-    Exchange { offset: u64, current: u64, new: u64 },
-    Add { offset: u64, add: u64 },
-    Lock { lock: u64, ask: lock::Ask },
-    Fenced { fence: Fence, offset: u64, bytes: Bytes },
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// [`Place::read_range`].
+    Read {
+        /// Where it begins.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// [`Place::write`].
+    Write {
+        /// Where it begins.
+        offset: u64,
+        /// What is stored.
+        bytes: Bytes,
+    },
+    /// [`Place::compare_exchange`].
+    Exchange {
+        /// Where the word is.
+        offset: u64,
+        /// What it is to be.
+        current: u64,
+        /// What it becomes.
+        new: u64,
+    },
+    /// [`Place::fetch_add`].
+    Add {
+        /// Where the word is.
+        offset: u64,
+        /// What is added.
+        add: u64,
+    },
+    /// [`Place::lock_step`].
+    Lock {
+        /// Where the lock is.
+        lock: u64,
+        /// What is asked of it.
+        ask: lock::Ask,
+    },
+    /// [`Place::write_fenced`].
+    Fenced {
+        /// The holding that must not be over.
+        fence: Fence,
+        /// Where it begins.
+        offset: u64,
+        /// What is stored.
+        bytes: Bytes,
+    },
 }
 
 /// What it came to.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Stored.
     Done,
+    /// What is there.
     Bytes(Bytes),
+    /// The word as it was.
     Word(u64),
+    /// What the lock says.
     Lock(lock::Says),
 }
 
 /// Bytes, encoded in one piece and not one by one.
-#[derive(Clone, Debug)]
-pub(crate) struct Bytes(pub(crate) Vec<u8>);
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bytes(pub Vec<u8>);
 
 impl Serialize for Bytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

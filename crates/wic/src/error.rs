@@ -1,12 +1,13 @@
-//! Why an access, a function or a call did not do what it should, and how that is said on the wire.
+//! Why an access or a function did not do what it should, and how that is said on the wire.
 
-use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::wire::ErrorCode;
-use farfield_pool::{CallFailure, PoolError};
+#[cfg(not(target_family = "wasm"))]
+use farfield_pool::PoolError;
+use serde::{Deserialize, Serialize};
 
 /// Why an access of a function failed. The same at every place, except that only the client can lose the server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
     /// Bytes that the region does not have.
     #[error("a function reached outside the region, at offset {offset}")]
@@ -56,14 +57,17 @@ pub enum Fault {
     /// There is no room for another page.
     #[error("the memory server is full: raise its --capacity")]
     Full,
-    /// The pool failed otherwise: the server is gone, or did not answer in time.
-    #[error(transparent)]
-    Lost(PoolError),
     /// Something failed inside the server.
     #[error("something failed inside the memory server; see its log")]
     Internal,
+    /// The pool failed otherwise: the server is gone, or did not answer in time. A function in a sandbox does not hear of it: its call ends.
+    #[cfg(not(target_family = "wasm"))]
+    #[serde(skip)]
+    #[error(transparent)]
+    Lost(PoolError),
 }
 
+#[cfg(not(target_family = "wasm"))]
 impl From<PoolError> for Fault {
     fn from(error: PoolError) -> Fault {
         match error {
@@ -109,148 +113,15 @@ impl Stop {
             Stop::Fault(Fault::Fenced { offset }) => (ErrorCode::Fenced, offset),
             Stop::Fault(Fault::Corrupt { page }) => (ErrorCode::Corrupt, page.0),
             Stop::Fault(Fault::Full) => (ErrorCode::PoolFull, 0),
-            Stop::Fault(Fault::Lost(_) | Fault::Internal) => (ErrorCode::Internal, 0),
+            #[cfg(not(target_family = "wasm"))]
+            Stop::Fault(Fault::Lost(_)) => (ErrorCode::Internal, 0),
+            Stop::Fault(Fault::Internal) => (ErrorCode::Internal, 0),
             Stop::Overrun { steps } => (ErrorCode::Overrun, steps),
             Stop::TimedOut => (ErrorCode::TimedOut, 0),
             Stop::Stuck => (ErrorCode::Stuck, 0),
             Stop::Panicked => (ErrorCode::Panicked, 0),
             Stop::Argument => (ErrorCode::BadRequest, 0),
             Stop::AnswerTooLong => (ErrorCode::AnswerTooLong, 0),
-        }
-    }
-}
-
-/// Why a call has no answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum CallError {
-    /// The pages are not kept by a server that runs functions: an older one, several, or none.
-    #[error("no code runs where these pages are kept; call it at the client")]
-    Nowhere,
-    /// The server has no function of this name.
-    #[error("the memory server has no function {name:?}: start one whose registry has it")]
-    NoFunction {
-        /// The name.
-        name: &'static str,
-    },
-    /// The server has the function in another version.
-    #[error(
-        "the memory server has version {theirs} of the function {name:?}, this program {ours}: use the same release"
-    )]
-    OtherVersion {
-        /// The name.
-        name: &'static str,
-        /// Our version.
-        ours: u32,
-        /// Theirs.
-        theirs: u32,
-    },
-    /// The function took more steps than it may. A server pushes back what keeps it too long: call it at the client.
-    #[error("the function was ended after {steps} steps")]
-    Overrun {
-        /// Steps that it took.
-        steps: u64,
-    },
-    /// There is no answer in time.
-    #[error("the function has no answer within {after:?}")]
-    TimedOut {
-        /// The time.
-        after: Duration,
-    },
-    /// The function waits for something that is not of its place.
-    #[error("the function waits for something that does not come")]
-    Stuck,
-    /// The function panicked at the server.
-    #[error("the function panicked at the memory server")]
-    Panicked,
-    /// Encoded, the argument is longer than arguments may be, or the server cannot read it.
-    #[error("the argument of the function cannot be sent or read")]
-    Argument,
-    /// Encoded, the answer is longer than answers may be, or cannot be read here.
-    #[error("the answer of the function cannot be sent or read")]
-    Answer,
-    /// An access of the function failed.
-    #[error(transparent)]
-    Fault(Fault),
-}
-
-impl CallError {
-    /// Why a function that ran here stopped.
-    pub(crate) fn of_stop(stop: Stop, within: Duration) -> CallError {
-        match stop {
-            Stop::Fault(Fault::Lost(PoolError::TimedOut { .. })) | Stop::TimedOut => {
-                CallError::TimedOut { after: within }
-            }
-            Stop::Fault(fault) => CallError::Fault(fault),
-            Stop::Overrun { steps } => CallError::Overrun { steps },
-            Stop::Stuck => CallError::Stuck,
-            Stop::Panicked => CallError::Panicked,
-            Stop::Argument => CallError::Argument,
-            Stop::AnswerTooLong => CallError::Answer,
-        }
-    }
-
-    /// Why a call of this function to the server failed.
-    pub(crate) fn of_failure(failure: CallFailure, name: &'static str, ours: u32, within: Duration) -> CallError {
-        let (code, detail) = match failure {
-            CallFailure::Pool(PoolError::TimedOut { .. }) => return CallError::TimedOut { after: within },
-            CallFailure::Pool(error) => return CallError::Fault(error.into()),
-            CallFailure::Server { code, detail } => (code, detail),
-        };
-        match code {
-            ErrorCode::NoFunction => CallError::NoFunction { name },
-            ErrorCode::OtherVersion => CallError::OtherVersion { name, ours, theirs: detail as u32 },
-            ErrorCode::Unsupported => CallError::Nowhere,
-            ErrorCode::Overrun => CallError::Overrun { steps: detail },
-            ErrorCode::TimedOut => CallError::TimedOut { after: within },
-            ErrorCode::Stuck => CallError::Stuck,
-            ErrorCode::Panicked => CallError::Panicked,
-            ErrorCode::BadRequest => CallError::Argument,
-            ErrorCode::AnswerTooLong => CallError::Answer,
-            ErrorCode::OutOfRange => CallError::Fault(Fault::OutOfRange { offset: detail }),
-            ErrorCode::TooMuch => CallError::Fault(Fault::TooLong { bytes: detail }),
-            ErrorCode::Unaligned => CallError::Fault(Fault::Unaligned { offset: detail }),
-            ErrorCode::NoAtomics => CallError::Fault(Fault::NotHere),
-            ErrorCode::NoLock => CallError::Fault(Fault::NoLock { offset: detail }),
-            ErrorCode::Locked => CallError::Fault(Fault::Locked { offset: detail }),
-            ErrorCode::Fenced => CallError::Fault(Fault::Fenced { offset: detail }),
-            ErrorCode::Corrupt => CallError::Fault(Fault::Corrupt { page: PageId(detail) }),
-            ErrorCode::PoolFull => CallError::Fault(Fault::Full),
-            ErrorCode::Internal => CallError::Fault(Fault::Internal),
-            code => CallError::Fault(Fault::Lost(PoolError::Refused { server: 0, reason: code.text() })),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! Guards against an error that is another one on the other side of the wire.
-    use super::*;
-
-    #[test]
-    fn a_function_stops_at_the_server_as_it_would_here() {
-        let within = Duration::from_secs(1);
-        for stop in [
-            Stop::Fault(Fault::OutOfRange { offset: 77 }),
-            Stop::Fault(Fault::TooLong { bytes: 1 << 40 }),
-            Stop::Fault(Fault::Unaligned { offset: 12 }),
-            Stop::Fault(Fault::NotHere),
-            Stop::Fault(Fault::NoLock { offset: 64 }),
-            Stop::Fault(Fault::Locked { offset: 128 }),
-            Stop::Fault(Fault::Fenced { offset: 192 }),
-            Stop::Fault(Fault::Corrupt { page: PageId(5) }),
-            Stop::Fault(Fault::Full),
-            Stop::Fault(Fault::Internal),
-            Stop::Overrun { steps: 9 },
-            Stop::TimedOut,
-            Stop::Stuck,
-            Stop::Panicked,
-            Stop::Argument,
-            Stop::AnswerTooLong,
-        ] {
-            let (code, detail) = stop.code();
-            let code = ErrorCode::from_number(code.number());
-            let there = CallError::of_failure(CallFailure::Server { code, detail }, "f", 1, within);
-            assert_eq!(there, CallError::of_stop(stop, within), "{stop:?}");
         }
     }
 }

@@ -22,32 +22,53 @@
 //!
 //! `docs/design/wic.md` says what each place promises, and what happens when something fails.
 
-mod access;
+pub mod access;
 mod aggregate;
-mod caller;
-mod client;
 pub mod columns;
-mod crew;
 mod error;
 mod function;
 mod list;
 mod lock;
-mod memory;
 mod place;
-mod registry;
-mod server;
-mod sim;
 mod totals;
 
 pub use aggregate::{Aggregate, Range, Summary};
-pub use caller::{Call, Caller, Calls, Where};
-pub use crew::Budget;
-pub use error::{CallError, Fault, Stop};
+pub use error::{Fault, Stop};
 pub use function::Function;
 pub use list::{List, ListEnd, ListStart};
 pub use lock::{Exclusive, Fence, Shared, WicLock};
-pub use memory::Memory;
 pub use place::{Place, RANGE_BYTES_MAX};
-pub use registry::{Registry, Task, Unknown};
-pub use sim::Sim;
 pub use totals::{Number, Part, Totals, Wanted};
+
+// Who calls functions, and who runs them: not there where functions are compiled to WebAssembly.
+#[cfg(not(target_family = "wasm"))]
+mod bounds;
+#[cfg(not(target_family = "wasm"))]
+mod call_error;
+#[cfg(not(target_family = "wasm"))]
+mod caller;
+#[cfg(not(target_family = "wasm"))]
+mod client;
+#[cfg(not(target_family = "wasm"))]
+mod crew;
+#[cfg(not(target_family = "wasm"))]
+mod memory;
+#[cfg(not(target_family = "wasm"))]
+mod registry;
+#[cfg(not(target_family = "wasm"))]
+mod server;
+#[cfg(not(target_family = "wasm"))]
+mod sim;
+
+#[cfg(not(target_family = "wasm"))]
+pub use call_error::CallError;
+#[cfg(not(target_family = "wasm"))]
+pub use caller::{Call, Caller, Calls, Where};
+#[cfg(not(target_family = "wasm"))]
+pub use crew::Budget;
+#[cfg(not(target_family = "wasm"))]
+pub use memory::Memory;
+#[cfg(not(target_family = "wasm"))]
+pub use registry::{Registry, Task, Unknown};
+#[cfg(not(target_family = "wasm"))]
+pub use sim::Sim;

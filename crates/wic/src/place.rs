@@ -4,7 +4,7 @@ use crate::{Fault, Fence};
 use core::future::Future;
 use core::ops::Deref;
 use core::time::Duration;
-use farfield_core::lock::{Ask, Lock, Says};
+use farfield_core::lock::{Ask, Says};
 
 /// Most bytes of one access.
 pub const RANGE_BYTES_MAX: usize = 64 * 1024;
@@ -79,31 +79,5 @@ pub trait Place {
     /// Writes a little-endian word.
     fn write_u64(&self, offset: u64, word: u64) -> impl Future<Output = Result<(), Fault>> {
         async move { self.write(offset, &word.to_le_bytes()).await }
-    }
-}
-
-/// Bytes of a word.
-const WORD_BYTES: usize = 8;
-
-/// The same answer everywhere to a word that is not there or not at its place.
-pub(crate) fn check_word(region_bytes: u64, offset: u64) -> Result<(), Fault> {
-    check(region_bytes, offset, WORD_BYTES)?;
-    if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
-}
-
-/// The same answer everywhere to a lock that is not there or not at its place.
-pub(crate) fn check_lock(region_bytes: u64, offset: u64) -> Result<(), Fault> {
-    check(region_bytes, offset, Lock::BYTES)?;
-    if offset.is_multiple_of(Lock::BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
-}
-
-/// The same answer everywhere to a range that is not there.
-pub(crate) fn check(region_bytes: u64, offset: u64, len: usize) -> Result<(), Fault> {
-    if len > RANGE_BYTES_MAX {
-        return Err(Fault::TooLong { bytes: len as u64 });
-    }
-    match offset.checked_add(len as u64) {
-        Some(end) if end <= region_bytes => Ok(()),
-        _ => Err(Fault::OutOfRange { offset }),
     }
 }

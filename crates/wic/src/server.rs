@@ -3,8 +3,8 @@
 //! Alone, a function runs to completion. When several run, each announces what it will read and lets the others have their turn, so
 //! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
 
+use crate::bounds::{check, check_lock, check_word};
 use crate::crew::{Host, Meter, SLEEP_MIN};
-use crate::place::{check, check_lock, check_word};
 use crate::{Fault, Fence, Memory, Place};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;

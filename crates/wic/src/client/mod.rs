@@ -12,8 +12,8 @@ mod asks;
 mod underway;
 
 use crate::access::{Answer, Ask, BYTES_MAX, Bytes};
+use crate::bounds::{check, check_lock, check_word};
 use crate::crew::{Host, Meter};
-use crate::place::{check, check_lock, check_word};
 use crate::{Fault, Fence, Place, RANGE_BYTES_MAX};
 use asks::Asks;
 use core::cell::{Cell, RefCell};

@@ -1,0 +1,250 @@
+//! Code that a program has and others run: shipped when it is first called, known by its digest from then on.
+
+use crate::engine::{Broken, Compiled};
+use crate::error::SandboxError;
+use crate::run::{Outcome, Run, Sandboxed};
+use crate::ship::{Parcel, Ship};
+use crate::store::{CODE_BYTES_MAX, Digest, Piece, with_store};
+use core::marker::PhantomData;
+use core::time::Duration;
+use farfield_wic::access::Bytes;
+use farfield_wic::{CallError, Caller, Function, Where};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How long calls may take if nobody says otherwise.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// Functions compiled to WebAssembly.
+///
+/// ```no_run
+/// use farfield_sandbox::Code;
+/// use farfield_wic::{Caller, List, ListStart, Where};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let code = Code::load("guest.wasm")?;
+/// let backend = farfield_pool::Opener::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
+/// let mut caller = Caller::new(backend);
+/// let end = code.call::<List>(&mut caller, ListStart { node: 0, hops: 16 }).at(Where::Server).run()?;
+/// println!("the list leads to {} after {} hops", end.value, end.hops);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Code {
+    bytes: Arc<[u8]>,
+    digest: Digest,
+}
+
+impl core::fmt::Debug for Code {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Code({:?}, {} bytes)", self.digest, self.bytes.len())
+    }
+}
+
+impl Code {
+    /// These bytes, as `cargo build --target wasm32-unknown-unknown` made them. They are looked at and compiled here first.
+    pub fn new(bytes: impl Into<Arc<[u8]>>) -> Result<Code, SandboxError> {
+        let bytes = bytes.into();
+        if bytes.len() > CODE_BYTES_MAX {
+            let reason =
+                format!("it has {} bytes, and may have {CODE_BYTES_MAX}; build it with `--release`", bytes.len());
+            return Err(SandboxError::Code { reason });
+        }
+        let digest = Digest::of(&bytes);
+        let compiled = Compiled::new(&bytes).map_err(|Broken(reason)| SandboxError::Code { reason })?;
+        with_store(|store| store.keep(digest, compiled));
+        Ok(Code { bytes, digest })
+    }
+
+    /// The bytes of a file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Code, SandboxError> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path)
+            .map_err(|error| SandboxError::Code { reason: format!("{} cannot be read: {error}", path.display()) })?;
+        Code::new(bytes)
+    }
+
+    /// A call of one of its functions.
+    pub fn call<'c, F: Function>(&'c self, caller: &'c mut Caller, argument: F::Argument) -> SandboxedCall<'c, F> {
+        SandboxedCall(self.calls(caller, vec![argument]))
+    }
+
+    /// Calls of one of its functions for each of the arguments, many of them under way at a time.
+    pub fn calls<'c, F: Function>(
+        &'c self,
+        caller: &'c mut Caller,
+        arguments: Vec<F::Argument>,
+    ) -> SandboxedCalls<'c, F> {
+        SandboxedCalls {
+            code: self,
+            caller,
+            arguments,
+            place: Where::Server,
+            within: WITHIN,
+            steps: None,
+            function: PhantomData,
+        }
+    }
+
+    /// Ships it to the server of this caller, unless it has it.
+    fn ship(&self, caller: &mut Caller, until: Instant) -> Result<(), SandboxError> {
+        let mut at = 0;
+        loop {
+            let rest = &self.bytes[at as usize..];
+            let bytes = Bytes(rest[..rest.len().min(Parcel::BYTES_MAX)].to_vec());
+            let parcel = Parcel { digest: self.digest, len: self.bytes.len() as u32, at, bytes };
+            let left = until.saturating_duration_since(Instant::now());
+            at = match caller.call::<Ship>(parcel).at(Where::Server).within(left).run().map_err(of_call)? {
+                Piece::Next(next) if next as usize <= self.bytes.len() => next,
+                Piece::Next(_) => return Err(SandboxError::Call(CallError::Answer)),
+                Piece::Whole => return Ok(()),
+                Piece::Refused(reason) => return Err(SandboxError::Refused { reason }),
+            };
+        }
+    }
+}
+
+fn of_call(error: CallError) -> SandboxError {
+    match error {
+        CallError::NoFunction { name } if name == Sandboxed::NAME || name == Ship::NAME => SandboxError::NoSandbox,
+        error => SandboxError::Call(error),
+    }
+}
+
+/// Calls of one function of shipped code, about to run.
+#[must_use = "nothing runs before `run`"]
+pub struct SandboxedCalls<'c, F: Function> {
+    code: &'c Code,
+    caller: &'c mut Caller,
+    arguments: Vec<F::Argument>,
+    place: Where,
+    within: Duration,
+    steps: Option<u64>,
+    function: PhantomData<F>,
+}
+
+impl<F: Function> core::fmt::Debug for SandboxedCalls<'_, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "SandboxedCalls({} of {:?} at {:?})", self.arguments.len(), F::NAME, self.place)
+    }
+}
+
+impl<F: Function> SandboxedCalls<'_, F> {
+    /// Where they run; at the server if nobody says otherwise. At [`Where::Client`] the function runs natively, as this program has it.
+    pub fn at(mut self, place: Where) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// How long all of them may take, shipping the code included: 10 s if nobody says otherwise. A server has a limit of its own for each.
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = time;
+        self
+    }
+
+    /// Most steps that each may take: accesses, each whole 4 KiB of one, and each forty thousand instructions.
+    pub fn steps(mut self, most: u64) -> Self {
+        self.steps = Some(most);
+        self
+    }
+
+    /// Runs them, and waits for the answers.
+    pub fn run(self) -> Vec<Result<F::Answer, SandboxError>> {
+        let SandboxedCalls { code, caller, arguments, place, within, steps, .. } = self;
+        if place == Where::Client {
+            let calls = caller.calls::<F>(arguments).at(place).within(within);
+            let calls = steps.into_iter().fold(calls, |calls, most| calls.steps(most));
+            return calls.run().into_iter().map(|answer| answer.map_err(SandboxError::Call)).collect();
+        }
+        let until = Instant::now() + within;
+        let runs: Vec<_> = arguments.iter().map(|argument| code.run_of::<F>(argument)).collect();
+        let mut missing: Vec<usize> = Vec::new();
+        let mut answers: Vec<Result<F::Answer, SandboxError>> = Vec::with_capacity(runs.len());
+        for (index, outcome) in call_all(caller, &runs, place, within, steps).into_iter().enumerate() {
+            if outcome == Ok(Outcome::NoCode) {
+                missing.push(index);
+            }
+            answers.push(outcome.and_then(|outcome| answer_of::<F>(outcome)));
+        }
+        if missing.is_empty() {
+            return answers;
+        }
+        let shipped = code.ship(caller, until);
+        let left = until.saturating_duration_since(Instant::now());
+        let again: Vec<_> = missing.iter().map(|index| runs[*index].clone()).collect();
+        let outcomes = match shipped {
+            Ok(()) => call_all(caller, &again, place, left, steps),
+            Err(error) => missing.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (index, outcome) in missing.into_iter().zip(outcomes) {
+            answers[index] = outcome.and_then(|outcome| answer_of::<F>(outcome));
+        }
+        answers
+    }
+}
+
+impl Code {
+    fn run_of<F: Function>(&self, argument: &F::Argument) -> Result<Run, SandboxError> {
+        let argument = postcard::to_stdvec(argument).map_err(|_| SandboxError::Call(CallError::Argument))?;
+        Ok(Run { code: self.digest, name: F::NAME.into(), version: F::VERSION, argument: Bytes(argument) })
+    }
+}
+
+fn call_all(
+    caller: &mut Caller,
+    runs: &[Result<Run, SandboxError>],
+    place: Where,
+    within: Duration,
+    steps: Option<u64>,
+) -> Vec<Result<Outcome, SandboxError>> {
+    let sent = runs.iter().flatten().cloned().collect();
+    let calls = caller.calls::<Sandboxed>(sent).at(place).within(within);
+    let calls = steps.into_iter().fold(calls, |calls, most| calls.steps(most));
+    let mut outcomes = calls.run().into_iter();
+    let mut next = || outcomes.next().map_or(Err(SandboxError::Call(CallError::Stuck)), |end| end.map_err(of_call));
+    runs.iter().map(|run| run.as_ref().map_err(SandboxError::clone).and_then(|_| next())).collect()
+}
+
+fn answer_of<F: Function>(outcome: Outcome) -> Result<F::Answer, SandboxError> {
+    match outcome {
+        Outcome::Answer(bytes) => match postcard::take_from_bytes(&bytes.0) {
+            Ok((answer, [])) => Ok(answer),
+            _ => Err(SandboxError::Call(CallError::Answer)),
+        },
+        Outcome::NoCode => Err(SandboxError::Refused { reason: "it has no room for it".into() }),
+        Outcome::NoFunction => Err(SandboxError::NoFunction { name: F::NAME }),
+        Outcome::OtherVersion { newest } => {
+            Err(SandboxError::OtherVersion { name: F::NAME, ours: F::VERSION, theirs: newest })
+        }
+        Outcome::Argument => Err(SandboxError::Call(CallError::Argument)),
+        Outcome::Broken(reason) => Err(SandboxError::Broken { reason }),
+    }
+}
+
+/// A call of one function of shipped code, about to run.
+#[must_use = "nothing runs before `run`"]
+#[derive(Debug)]
+pub struct SandboxedCall<'c, F: Function>(SandboxedCalls<'c, F>);
+
+impl<F: Function> SandboxedCall<'_, F> {
+    /// Where it runs; at the server if nobody says otherwise. At [`Where::Client`] the function runs natively, as this program has it.
+    pub fn at(self, place: Where) -> Self {
+        SandboxedCall(self.0.at(place))
+    }
+
+    /// How long it may take, shipping the code included: 10 s if nobody says otherwise. A server has a limit of its own.
+    pub fn within(self, time: Duration) -> Self {
+        SandboxedCall(self.0.within(time))
+    }
+
+    /// Most steps that it may take: accesses, each whole 4 KiB of one, and each forty thousand instructions.
+    pub fn steps(self, most: u64) -> Self {
+        SandboxedCall(self.0.steps(most))
+    }
+
+    /// Runs it and waits for the answer.
+    pub fn run(self) -> Result<F::Answer, SandboxError> {
+        self.0.run().pop().expect("one answer for each argument")
+    }
+}

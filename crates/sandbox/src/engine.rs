@@ -1,0 +1,178 @@
+//! Compiles and runs code: what a guest may do, and how much of it.
+//!
+//! Dangers that the tests guard against: code that reads or keeps what is not its own, that goes on for ever, that takes the server's memory or its
+//! stack, that says what the host believes without looking.
+
+use crate::abi::{ROUND_BYTES_MAX, Said};
+use core::future::Future;
+use serde::Serialize;
+use std::sync::LazyLock;
+use wasmi::{
+    CompilationMode, Config, EnforcedLimits, Engine, Error, ExternType, Instance, Linker, Memory, Module, Store,
+    StoreLimits, StoreLimitsBuilder, TypedFunc, TypedResumableCall,
+};
+
+/// Most memory of an instance, its tables not counted.
+const MEMORY_BYTES_MAX: usize = 4 << 20;
+/// Most entries of a table: what functions are called by pointer.
+const TABLE_MAX: usize = 16 * 1024;
+/// Frames of functions that call each other.
+const CALLS_DEEP_MAX: usize = 512;
+/// Instructions, about, until others have their turn: some 0.1 ms.
+const FUEL: u64 = 40_000;
+/// Instructions that no guest needs at a time; growing memory costs by its size.
+const FUEL_MAX: u64 = 4 << 20;
+
+/// Room for what is said is asked for seldom.
+const ROOM_BYTES_MIN: u32 = 1024;
+
+static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    let mut config = Config::default();
+    config
+        .consume_fuel(true)
+        .compilation_mode(CompilationMode::Eager)
+        .allow_start_fn(false)
+        .ignore_custom_sections(true)
+        .set_max_recursion_depth(CALLS_DEEP_MAX)
+        .enforced_limits(EnforcedLimits::strict());
+    Engine::new(&config)
+});
+
+/// Why an instance ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Broken(pub(crate) String);
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Broken {
+        Broken(error.to_string())
+    }
+}
+
+/// Code that can run.
+#[derive(Clone)]
+pub(crate) struct Compiled(Module);
+
+/// Which of the guest's functions is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Entry {
+    Begin,
+    GoOn,
+}
+
+/// One call of one guest.
+pub(crate) struct Guest {
+    store: Store<StoreLimits>,
+    memory: Memory,
+    room: TypedFunc<u32, u32>,
+    begin: TypedFunc<u32, u64>,
+    go_on: TypedFunc<u32, u64>,
+    /// Where it gave room, and how much.
+    room_at: u32,
+    room_len: u32,
+    bytes: Vec<u8>,
+}
+
+impl Compiled {
+    /// Looks at the code and compiles it. What comes is anybody's.
+    pub(crate) fn new(code: &[u8]) -> Result<Compiled, Broken> {
+        let module = Module::new(&ENGINE, code)?;
+        if let Some(import) = module.imports().next() {
+            return Err(Broken(format!(
+                "it imports {:?} from {:?}, and may import nothing",
+                import.name(),
+                import.module()
+            )));
+        }
+        let compiled = Compiled(module);
+        match compiled.0.get_export("memory") {
+            Some(ExternType::Memory(_)) => {}
+            _ => return Err(Broken("it exports no memory".into())),
+        }
+        // The rest is looked at where it is used.
+        Guest::new(&compiled)?;
+        Ok(compiled)
+    }
+}
+
+impl Guest {
+    /// A guest that has done nothing yet.
+    pub(crate) fn new(code: &Compiled) -> Result<Guest, Broken> {
+        let limits = StoreLimitsBuilder::new()
+            .memory_size(MEMORY_BYTES_MAX)
+            .table_elements(TABLE_MAX)
+            .instances(1)
+            .memories(1)
+            .tables(4)
+            .build();
+        let mut store = Store::new(&ENGINE, limits);
+        store.limiter(|limits| limits);
+        store.set_fuel(FUEL_MAX)?;
+        let instance: Instance = Linker::new(&ENGINE).instantiate_and_start(&mut store, &code.0)?;
+        let memory = instance.get_memory(&store, "memory").ok_or_else(|| Broken("it exports no memory".into()))?;
+        let room = instance.get_typed_func(&store, "ff_sandbox_room")?;
+        let begin = instance.get_typed_func(&store, "ff_sandbox_begin")?;
+        let go_on = instance.get_typed_func(&store, "ff_sandbox_go_on")?;
+        store.set_fuel(FUEL)?;
+        Ok(Guest { store, memory, room, begin, go_on, room_at: 0, room_len: 0, bytes: Vec::new() })
+    }
+
+    /// Tells it something and hears what it says; lets others go on, by `turn`, when it has used up its fuel.
+    pub(crate) async fn tell<F: Future<Output = ()>>(
+        &mut self,
+        entry: Entry,
+        told: &impl Serialize,
+        mut turn: impl FnMut() -> F,
+    ) -> Result<Said, Broken> {
+        self.bytes.clear();
+        self.bytes =
+            postcard::to_extend(told, core::mem::take(&mut self.bytes)).map_err(|error| Broken(error.to_string()))?;
+        let len = self.bytes.len() as u32;
+        if len > self.room_len {
+            let wanted = len.max(ROOM_BYTES_MIN);
+            self.room_at = self.call(self.room, wanted, &mut turn).await?;
+            self.room_len = wanted;
+        }
+        let outside = |_| Broken("it gave room outside of its memory".into());
+        self.memory.write(&mut self.store, self.room_at as usize, &self.bytes).map_err(outside)?;
+        let entry = match entry {
+            Entry::Begin => self.begin,
+            Entry::GoOn => self.go_on,
+        };
+        let said = self.call(entry, len, &mut turn).await?;
+        let (at, len) = ((said >> 32) as usize, said as u32 as usize);
+        if len > ROUND_BYTES_MAX * 2 {
+            return Err(Broken(format!("it said {len} bytes at a time")));
+        }
+        self.bytes.resize(len, 0);
+        let outside = |_| Broken("it spoke from outside of its memory".into());
+        self.memory.read(&self.store, at, &mut self.bytes).map_err(outside)?;
+        match postcard::take_from_bytes::<Said>(&self.bytes) {
+            Ok((said, [])) => Ok(said),
+            _ => Err(Broken("it said what nobody understands".into())),
+        }
+    }
+
+    async fn call<R: wasmi::WasmResults, F: Future<Output = ()>>(
+        &mut self,
+        function: TypedFunc<u32, R>,
+        argument: u32,
+        turn: &mut impl FnMut() -> F,
+    ) -> Result<R, Broken> {
+        let mut call = function.call_resumable(&mut self.store, argument)?;
+        loop {
+            call = match call {
+                TypedResumableCall::Finished(result) => return Ok(result),
+                TypedResumableCall::OutOfFuel(paused) => {
+                    let needs = paused.required_fuel();
+                    if needs > FUEL_MAX {
+                        return Err(Broken("it wants too much at a time".into()));
+                    }
+                    turn().await;
+                    self.store.set_fuel(needs.max(FUEL))?;
+                    paused.resume(&mut self.store)?
+                }
+                TypedResumableCall::HostTrap(_) => return Err(Broken("it calls what it does not have".into())),
+            };
+        }
+    }
+}

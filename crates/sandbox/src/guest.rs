@@ -1,0 +1,380 @@
+//! The guest's side: a place that says what it wants, and an executor for the one function that an instance runs.
+//!
+//! Nothing here knows WebAssembly but the macro [`export!`](crate::export): the same code runs natively in tests.
+
+use crate::abi::{Begin, GiveBack, ROUND_BYTES_MAX, Said, Told, Want};
+use core::cell::RefCell;
+use core::future::{Future, poll_fn};
+use core::ops::Deref;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use farfield_core::lock;
+use farfield_wic::access::{Answer, Ask, Bytes};
+use farfield_wic::{Fault, Fence, Function, Place, RANGE_BYTES_MAX};
+use std::collections::{BTreeMap, VecDeque};
+
+/// The place of a function in a sandbox.
+#[derive(Debug)]
+pub struct GuestPlace {
+    region_bytes: u64,
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    now: Duration,
+    next: u32,
+    /// Not said yet.
+    wants: VecDeque<(u32, Want)>,
+    /// Said, and not answered; `None` if nobody waits for the answer any more.
+    answers: BTreeMap<u32, Option<Result<Answer, Fault>>>,
+}
+
+/// A number under which something is wanted; given up when it is dropped.
+struct Ticket<'p> {
+    place: &'p GuestPlace,
+    number: u32,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let mut state = self.place.state.borrow_mut();
+        state.answers.remove(&self.number);
+    }
+}
+
+impl GuestPlace {
+    fn new(region_bytes: u64) -> GuestPlace {
+        GuestPlace { region_bytes, state: RefCell::default() }
+    }
+
+    fn say(&self, want: Want) -> u32 {
+        let mut state = self.state.borrow_mut();
+        let number = state.next;
+        state.next = number.wrapping_add(1);
+        state.wants.push_back((number, want));
+        number
+    }
+
+    async fn ask(&self, want: Want) -> Result<Answer, Fault> {
+        let ticket = Ticket { place: self, number: self.say(want) };
+        self.state.borrow_mut().answers.insert(ticket.number, None);
+        poll_fn(|_| {
+            let mut state = self.state.borrow_mut();
+            match state.answers.get_mut(&ticket.number).and_then(Option::take) {
+                Some(answer) => Poll::Ready(answer),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    async fn bytes(&self, offset: u64, len: usize) -> Result<Bytes, Fault> {
+        let Ok(len) = u32::try_from(len) else { return Err(Fault::TooLong { bytes: len as u64 }) };
+        match self.ask(Want::Access(Ask::Read { offset, len })).await? {
+            Answer::Bytes(bytes) if bytes.0.len() == len as usize => Ok(bytes),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    async fn done(&self, want: Want) -> Result<(), Fault> {
+        match self.ask(want).await? {
+            Answer::Done => Ok(()),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    async fn word(&self, ask: Ask) -> Result<u64, Fault> {
+        match self.ask(Want::Access(ask)).await? {
+            Answer::Word(word) => Ok(word),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    /// What is wanted, as much as may be said at a time; the rest is said in the next turn.
+    fn wants(&self) -> Vec<(u32, Want)> {
+        let mut state = self.state.borrow_mut();
+        let (mut bytes, mut wants) = (0, Vec::new());
+        while let Some((_, want)) = state.wants.front() {
+            bytes += bytes_of(want);
+            if bytes > ROUND_BYTES_MAX && !wants.is_empty() {
+                break;
+            }
+            wants.extend(state.wants.pop_front());
+        }
+        wants
+    }
+
+    fn given_back(&self) -> Vec<GiveBack> {
+        let given_back = |(_, want)| match want {
+            Want::GiveBack(given_back) => Some(given_back),
+            _ => None,
+        };
+        self.state.borrow_mut().wants.drain(..).filter_map(given_back).collect()
+    }
+
+    fn tell(&self, told: Told) {
+        let mut state = self.state.borrow_mut();
+        state.now = told.now;
+        for (number, answer) in told.answers {
+            if let Some(waits) = state.answers.get_mut(&number) {
+                *waits = Some(answer);
+            }
+        }
+    }
+}
+
+/// Bytes that go one way or the other for this, at most.
+fn bytes_of(want: &Want) -> usize {
+    const AROUND: usize = 64;
+    AROUND
+        + match want {
+            Want::Access(Ask::Read { len, .. }) => *len as usize,
+            Want::Access(Ask::Write { bytes, .. } | Ask::Fenced { bytes, .. }) => bytes.0.len(),
+            _ => 0,
+        }
+}
+
+/// Bytes that were read.
+#[derive(Debug)]
+pub struct Held(Vec<u8>);
+
+impl Deref for Held {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// More is refused here, before anything is copied.
+fn check(bytes: &[u8]) -> Result<(), Fault> {
+    if bytes.len() > RANGE_BYTES_MAX { Err(Fault::TooLong { bytes: bytes.len() as u64 }) } else { Ok(()) }
+}
+
+impl Place for GuestPlace {
+    type Bytes<'p> = Held;
+
+    fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    async fn read<const N: usize>(&self, offset: u64) -> Result<[u8; N], Fault> {
+        let bytes = self.bytes(offset, N).await?;
+        bytes.0.try_into().map_err(|_| Fault::Internal)
+    }
+
+    async fn read_range(&self, offset: u64, len: usize) -> Result<Held, Fault> {
+        Ok(Held(self.bytes(offset, len).await?.0))
+    }
+
+    async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
+        // All are said before the first is waited for, so they are one round.
+        let mut reads: Vec<_> =
+            offsets.iter().zip(&*into).map(|(offset, _)| Box::pin(self.read::<N>(*offset))).collect();
+        let mut first: Vec<_> = reads.iter_mut().map(|read| poll_once(read.as_mut())).collect();
+        for (index, read) in reads.into_iter().enumerate() {
+            into[index] = match first[index].take() {
+                Some(ended) => ended?,
+                None => read.await?,
+            };
+        }
+        Ok(())
+    }
+
+    async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        check(bytes)?;
+        self.done(Want::Access(Ask::Write { offset, bytes: Bytes(bytes.to_vec()) })).await
+    }
+
+    async fn compare_exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, Fault> {
+        self.word(Ask::Exchange { offset, current, new }).await
+    }
+
+    async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, Fault> {
+        self.word(Ask::Add { offset, add }).await
+    }
+
+    async fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+        check(bytes)?;
+        self.done(Want::Access(Ask::Fenced { fence, offset, bytes: Bytes(bytes.to_vec()) })).await
+    }
+
+    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<lock::Says, Fault> {
+        match self.ask(Want::Access(Ask::Lock { lock, ask })).await? {
+            Answer::Lock(says) => Ok(says),
+            _ => Err(Fault::Internal),
+        }
+    }
+
+    fn give_back(&self, lock: u64, ask: lock::Ask) {
+        self.say(Want::GiveBack(GiveBack { lock, ask }));
+    }
+
+    async fn pause(&self, time: Duration) {
+        let _ = self.ask(Want::Pause(time)).await;
+    }
+
+    /// As it was when the host spoke last.
+    fn now(&self) -> Duration {
+        self.state.borrow().now
+    }
+
+    async fn yield_now(&self) {
+        let _ = self.ask(Want::Turn).await;
+    }
+}
+
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+type Ended = Result<Bytes, Fault>;
+
+/// A function on its way.
+pub struct Running {
+    place: &'static GuestPlace,
+    future: Pin<Box<dyn Future<Output = Ended>>>,
+}
+
+impl core::fmt::Debug for Running {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Running").field("place", self.place).finish_non_exhaustive()
+    }
+}
+
+/// What one of the exported functions makes of a [`Begin`].
+#[derive(Debug)]
+pub enum Found {
+    /// It is another's.
+    Not,
+    /// It has this name and another version.
+    OtherVersion(u32),
+    /// It cannot read the argument.
+    Argument,
+    /// It runs.
+    Runs(Running),
+}
+
+/// Begins this function if it is meant.
+pub fn find<F: Function>(begin: &Begin) -> Found {
+    if begin.name != F::NAME {
+        return Found::Not;
+    }
+    if begin.version != F::VERSION {
+        return Found::OtherVersion(F::VERSION);
+    }
+    let Some(argument) = decode::<F::Argument>(&begin.argument.0) else { return Found::Argument };
+    // An instance runs one call, and goes with everything in it.
+    let place: &'static GuestPlace = Box::leak(Box::new(GuestPlace::new(begin.region_bytes)));
+    let future = Box::pin(async move {
+        let answer = F::run(place, argument).await?;
+        postcard::to_stdvec(&answer).map(Bytes).map_err(|_| Fault::Internal)
+    });
+    Found::Runs(Running { place, future })
+}
+
+impl Running {
+    /// Goes on as far as that is possible.
+    fn step(&mut self) -> Said {
+        match poll_once(self.future.as_mut()) {
+            Some(result) => Said::Ended { result, given_back: self.place.given_back() },
+            None => Said::Wants(self.place.wants()),
+        }
+    }
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
+}
+
+/// The one instance: what is on its way, and the memory through which it speaks.
+#[derive(Debug, Default)]
+struct Instance {
+    running: Option<Running>,
+    heard: Vec<u8>,
+    said: Vec<u8>,
+}
+
+std::thread_local! {
+    static INSTANCE: RefCell<Instance> = RefCell::default();
+}
+
+/// See [`abi`](crate::abi): room for what comes.
+pub fn room(len: u32) -> u32 {
+    INSTANCE.with_borrow_mut(|instance| {
+        instance.heard.clear();
+        instance.heard.resize(len as usize, 0);
+        instance.heard.as_mut_ptr().expose_provenance() as u32
+    })
+}
+
+/// See [`abi`](crate::abi): begins what `find` finds.
+pub fn begin(len: u32, find: impl Fn(&Begin) -> Found) -> u64 {
+    speak(|instance| {
+        let begin = decode::<Begin>(instance.heard.get(..len as usize)?)?;
+        Some(match find(&begin) {
+            Found::Not => Said::NoFunction,
+            Found::OtherVersion(newest) => Said::OtherVersion { newest },
+            Found::Argument => Said::Argument,
+            Found::Runs(running) => instance.running.insert(running).step(),
+        })
+    })
+}
+
+/// See [`abi`](crate::abi): goes on.
+pub fn go_on(len: u32) -> u64 {
+    speak(|instance| {
+        let told = decode::<Told>(instance.heard.get(..len as usize)?)?;
+        let running = instance.running.as_mut()?;
+        running.place.tell(told);
+        Some(running.step())
+    })
+}
+
+fn speak(make: impl FnOnce(&mut Instance) -> Option<Said>) -> u64 {
+    INSTANCE.with_borrow_mut(|instance| {
+        let said = make(instance).unwrap_or(Said::Confused);
+        instance.said.clear();
+        instance.said = postcard::to_extend(&said, core::mem::take(&mut instance.said)).unwrap_or_default();
+        (instance.said.as_ptr().expose_provenance() as u64) << 32 | instance.said.len() as u64
+    })
+}
+
+/// Makes a crate of type `cdylib` a guest with these functions.
+///
+/// ```ignore
+/// farfield_sandbox::export!(Behind, Largest);
+/// ```
+#[macro_export]
+macro_rules! export {
+    ($($function:ty),+ $(,)?) => {
+        #[unsafe(no_mangle)]
+        extern "C" fn ff_sandbox_room(len: u32) -> u32 {
+            $crate::guest::room(len)
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn ff_sandbox_begin(len: u32) -> u64 {
+            $crate::guest::begin(len, |begin| {
+                let mut newest = $crate::guest::Found::Not;
+                $(match $crate::guest::find::<$function>(begin) {
+                    $crate::guest::Found::Not => {}
+                    other @ $crate::guest::Found::OtherVersion(_) => newest = other,
+                    found => return found,
+                })+
+                newest
+            })
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn ff_sandbox_go_on(len: u32) -> u64 {
+            $crate::guest::go_on(len)
+        }
+    };
+}

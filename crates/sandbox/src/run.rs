@@ -1,0 +1,120 @@
+//! `ff.sandbox`: runs a function of shipped code. A function like any other, so it runs at each place and within the same budgets.
+
+use crate::abi::{Begin, ROUND_BYTES_MAX, Said, Told, Want};
+use crate::engine::{Broken, Entry, Guest};
+use crate::ship::Ship;
+use crate::store::{Digest, with_store};
+use core::future::pending;
+use farfield_wic::access::{Access, Answer, Bytes};
+use farfield_wic::{Fault, Function, Place, Registry};
+use serde::{Deserialize, Serialize};
+
+/// Adds what takes and runs code from others.
+pub fn with_sandbox(registry: Registry) -> Registry {
+    registry.with::<Ship>().with::<Sandboxed>()
+}
+
+/// Runs a function of shipped code.
+#[derive(Debug)]
+pub(crate) struct Sandboxed;
+
+/// Which, and with what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) code: Digest,
+    pub(crate) name: String,
+    pub(crate) version: u32,
+    pub(crate) argument: Bytes,
+}
+
+/// How it ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Answer(Bytes),
+    /// The code is not here: ship it.
+    NoCode,
+    NoFunction,
+    OtherVersion {
+        newest: u32,
+    },
+    Argument,
+    Broken(String),
+}
+
+impl Function for Sandboxed {
+    const NAME: &'static str = "ff.sandbox";
+    const VERSION: u32 = 1;
+    type Argument = Run;
+    type Answer = Outcome;
+
+    async fn run<P: Place>(place: &P, run: Run) -> Result<Outcome, Fault> {
+        let Some(code) = with_store(|store| store.get(&run.code)) else { return Ok(Outcome::NoCode) };
+        let mut guest = match Guest::new(&code) {
+            Ok(guest) => guest,
+            Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+        };
+        let Run { name, version, argument, .. } = run;
+        let begin = Begin { name, version, region_bytes: place.region_bytes(), argument };
+        let mut said = guest.tell(Entry::Begin, &begin, || place.yield_now()).await;
+        loop {
+            let wants = match said {
+                Ok(Said::Wants(wants)) => wants,
+                Ok(Said::Ended { result, given_back }) => {
+                    given_back.iter().for_each(|back| place.give_back(back.lock, back.ask));
+                    return result.map(Outcome::Answer);
+                }
+                Ok(Said::NoFunction) => return Ok(Outcome::NoFunction),
+                Ok(Said::OtherVersion { newest }) => return Ok(Outcome::OtherVersion { newest }),
+                Ok(Said::Argument) => return Ok(Outcome::Argument),
+                Ok(Said::Confused) => return Ok(Outcome::Broken("it did not understand its host".into())),
+                Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+            };
+            if wants.is_empty() {
+                // It waits for something that is not of its place.
+                pending::<()>().await;
+            }
+            let answers = match answer_all(place, wants).await? {
+                Ok(answers) => answers,
+                Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+            };
+            let told = Told { now: place.now(), answers };
+            said = guest.tell(Entry::GoOn, &told, || place.yield_now()).await;
+        }
+    }
+}
+
+type Answers = Vec<(u32, Result<Answer, Fault>)>;
+
+/// Does what is wanted, in its order. A lost server ends the function: nothing that it could do would come to anything.
+async fn answer_all<P: Place>(place: &P, wants: Vec<(u32, Want)>) -> Result<Result<Answers, Broken>, Fault> {
+    let (mut answers, mut bytes) = (Vec::with_capacity(wants.len()), 0);
+    for (number, want) in wants {
+        let answer = match want {
+            Want::Access(ask) => match Access::run(place, ask).await {
+                Err(fault @ Fault::Lost(_)) => return Err(fault),
+                answer => answer,
+            },
+            Want::Pause(time) => {
+                place.pause(time).await;
+                Ok(Answer::Done)
+            }
+            Want::Turn => {
+                place.yield_now().await;
+                Ok(Answer::Done)
+            }
+            Want::GiveBack(back) => {
+                place.yield_now().await;
+                place.give_back(back.lock, back.ask);
+                continue;
+            }
+        };
+        if let Ok(Answer::Bytes(Bytes(read))) = &answer {
+            bytes += read.len();
+        }
+        if bytes > ROUND_BYTES_MAX {
+            return Ok(Err(Broken(format!("it reads more than {ROUND_BYTES_MAX} bytes at a time"))));
+        }
+        answers.push((number, answer));
+    }
+    Ok(Ok(answers))
+}

@@ -1,0 +1,36 @@
+//! `ff.sandbox.ship`: takes code, piece by piece.
+
+use crate::store::{Digest, Piece, take_piece};
+use farfield_wic::access::Bytes;
+use farfield_wic::{Fault, Function, Place};
+use serde::{Deserialize, Serialize};
+
+/// Takes a piece of code.
+#[derive(Debug)]
+pub(crate) struct Ship;
+
+/// The piece.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Parcel {
+    pub(crate) digest: Digest,
+    /// Bytes of all of it.
+    pub(crate) len: u32,
+    pub(crate) at: u32,
+    pub(crate) bytes: Bytes,
+}
+
+impl Parcel {
+    /// Bytes of one piece; with what stands around them they fit into an argument.
+    pub(crate) const BYTES_MAX: usize = 48 * 1024;
+}
+
+impl Function for Ship {
+    const NAME: &'static str = "ff.sandbox.ship";
+    const VERSION: u32 = 1;
+    type Argument = Parcel;
+    type Answer = Piece;
+
+    async fn run<P: Place>(_place: &P, parcel: Parcel) -> Result<Piece, Fault> {
+        Ok(take_piece(parcel.digest, parcel.len, parcel.at, &parcel.bytes.0))
+    }
+}
