@@ -6,6 +6,7 @@
 use crate::guest::*;
 use farfield_guest::{Echo, Gather, Increment, Reverse};
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
+use farfield_tests::PATIENCE;
 use farfield_wic::{
     CallError, Caller, Fault, Function, List, ListStart, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals,
     Wanted, Where,
@@ -46,7 +47,7 @@ fn everywhere<F: Function, S: PartialEq + Debug>(
     seen: impl Fn(F::Answer) -> S,
 ) -> S {
     let [here, there, chosen] = [Where::Client, Where::Server, Where::Auto]
-        .map(|place| seen(code.call::<F>(caller, argument.clone()).at(place).run().unwrap()));
+        .map(|place| seen(code.call::<F>(caller, argument.clone()).at(place).within(PATIENCE).run().unwrap()));
     assert_eq!(here, there, "{}", F::NAME);
     assert_eq!(here, chosen, "{}", F::NAME);
     here
@@ -128,9 +129,9 @@ fn shipped_and_native_code_stand_in_one_line() {
                 let joined = farfield_pool::Opener::new().url(&url).pages(PAGES).join(secret).unwrap();
                 let mut caller = Caller::new(joined);
                 match worker % 3 {
-                    0 => caller.call::<Increment>(TIMES).at(Where::Client).run().unwrap(),
-                    1 => caller.call::<Increment>(TIMES).at(Where::Server).run().unwrap(),
-                    _ => code.call::<Increment>(&mut caller, TIMES).at(Where::Server).run().unwrap(),
+                    0 => caller.call::<Increment>(TIMES).at(Where::Client).within(PATIENCE).run().unwrap(),
+                    1 => caller.call::<Increment>(TIMES).at(Where::Server).within(PATIENCE).run().unwrap(),
+                    _ => code.call::<Increment>(&mut caller, TIMES).at(Where::Server).within(PATIENCE).run().unwrap(),
                 };
             });
         }
