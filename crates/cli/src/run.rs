@@ -1,5 +1,6 @@
 //! `farfield run`: a program with far memory.
 
+use crate::doctor::pool::Care;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -155,7 +156,7 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
         return Ok((Some(HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes }), first, args.far.clone()));
     };
     let profile = crate::profile::read(profile)?;
-    let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref())?;
+    let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref(), Care::Quick)?;
     let choice = advice.choice.with_context(|| advice.reasons.join(" "))?;
     if !args.quiet {
         crate::say(&format!(

@@ -21,6 +21,21 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// A depth that reaches this share of the best rate is deep enough.
 const ENOUGH: f64 = 0.9;
 
+/// How carefully a place is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Care {
+    /// Some two seconds, for people who read figures.
+    Thorough,
+    /// A thousand operations of each kind, for a program that waits to begin: a tenth of that, where the place is not slow.
+    Quick,
+}
+
+impl Care {
+    fn is_enough(self, operations: u64, time: Duration) -> bool {
+        time >= MEASURE || self == Care::Quick && operations >= 1000
+    }
+}
+
 /// What one place can do.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(crate) struct Place {
@@ -110,22 +125,22 @@ pub(super) fn measure(url: &str, token: &[u8]) -> Vec<Place> {
     if urls != [url] {
         urls.push(url);
     }
-    urls.into_iter().map(|url| place(url, token)).collect()
+    urls.into_iter().map(|url| place(url, token, Care::Thorough)).collect()
 }
 
 /// Measures the pool as a whole.
-pub(crate) fn place(url: &str, token: &[u8]) -> Place {
+pub(crate) fn place(url: &str, token: &[u8], care: Care) -> Place {
     let mut how = String::new();
-    let speed = speed(url, token, &mut how);
+    let speed = speed(url, token, care, &mut how);
     let error = speed.as_ref().err().map(|error| format!("{error:#}"));
     Place { url: url.to_owned(), error, how, speed: speed.ok() }
 }
 
-fn speed(url: &str, token: &[u8], how: &mut String) -> anyhow::Result<Speed> {
+fn speed(url: &str, token: &[u8], care: Care, how: &mut String) -> anyhow::Result<Speed> {
     let urls = farfield_pool::resolve_urls(&[url])?;
     let backend = runner::opener(&urls, token)?.pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
-    let mut load = Load { lane: &mut *lane, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
+    let mut load = Load { lane: &mut *lane, care, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
     load.fill()?;
     let runs = [Way::Read, Way::Write].map(|way| load.rate(way, RUN_PAGES, RUN_DEPTH));
     let [run_read, run_write] = runs;
@@ -160,6 +175,7 @@ enum Way {
 /// Work for a lane.
 struct Load<'a> {
     lane: &'a mut dyn Lane,
+    care: Care,
     /// Of the random pages.
     state: u64,
     done: Vec<Completion>,
@@ -215,7 +231,7 @@ impl Load<'_> {
     /// Median and 99th percentile of one page at a time, ns.
     fn latency(&mut self, way: Way) -> anyhow::Result<(u64, u64)> {
         let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
-        while start.elapsed() < MEASURE {
+        while !self.care.is_enough(times.len() as u64, start.elapsed()) {
             let before = Instant::now();
             self.begin(way, spare)?;
             spare = self.finish_one()?;
@@ -233,7 +249,7 @@ impl Load<'_> {
         let (start, mut ended) = (Instant::now(), 0u64);
         while self.lane.in_flight() > 0 {
             self.collect()?;
-            let goes_on = start.elapsed() < MEASURE;
+            let goes_on = !self.care.is_enough(ended, start.elapsed());
             let mut done = std::mem::take(&mut self.done);
             for completion in done.drain(..) {
                 completion.result?;
@@ -281,6 +297,18 @@ mod tests {
         let (pages, held) = places[1].how.split_once("in ").unwrap();
         let (pages, held) = (size(pages).unwrap(), size(held).unwrap());
         assert!(held > 0.4 * pages && held < 0.7 * pages, "{}", places[1].how);
+    }
+
+    #[test]
+    fn a_quick_look_sees_what_a_thorough_one_sees() {
+        let [quick, thorough] =
+            [Care::Quick, Care::Thorough].map(|care| place("throttle(latency=2ms, ram:)", b"", care));
+        for place in [&quick, &thorough] {
+            let speed = place.speed.as_ref().unwrap_or_else(|| panic!("{place:?}"));
+            assert!(speed.read_ns_p50 >= 2_000_000 && speed.depths.len() == DEPTHS.len(), "{place:?}");
+        }
+        assert!(Care::Quick.is_enough(1000, Duration::ZERO) && !Care::Quick.is_enough(999, Duration::ZERO));
+        assert!(!Care::Thorough.is_enough(u64::MAX, Duration::ZERO) && Care::Thorough.is_enough(0, MEASURE));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The same program with less and less near memory: what the advisor interpolates between.
 
-use crate::doctor::pool::{self, Place};
+use crate::doctor::pool::{self, Care, Place};
 use anyhow::{Context, ensure};
 use farfield_core::policy::profile::{FarRun, Observation};
 use farfield_pager::runner::{Bytes, Ended, PlainRunner, machine};
@@ -111,7 +111,7 @@ impl Plan<'_> {
             return Ok(None);
         }
         let token = crate::token::read(self.token_file.map(PathBuf::as_path))?;
-        let place = pool::place(url, &token);
+        let place = pool::place(url, &token, Care::Thorough);
         ensure!(place.is_well(), "--far: {}", place.text());
         Ok(Some(place))
     }
