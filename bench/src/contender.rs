@@ -71,6 +71,8 @@ pub(crate) enum Peer {
     CalledThere,
     /// The same, and measurements choose.
     CalledAnywhere,
+    /// The same, but the server was not built with the function: it is shipped.
+    Shipped,
 }
 
 /// Where Linux swaps to.
@@ -140,12 +142,13 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-client" => Contender::Peer(Peer::CalledHere),
         "wic-server" => Contender::Peer(Peer::CalledThere),
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
+        "wic-shipped" => Contender::Peer(Peer::Shipped),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, fio"
         ),
@@ -363,6 +366,10 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
         Peer::Lane | Peer::CalledHere | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
+        Peer::Shipped => {
+            guest()?;
+            vec![Server::sandbox(job)?]
+        }
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
@@ -375,6 +382,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::CalledHere => format!("client:{urls}"),
         Peer::CalledThere => format!("server:{urls}"),
         Peer::CalledAnywhere => format!("auto:{urls}"),
+        Peer::Shipped => format!("shipped:{urls}"),
         Peer::MirrorLane => format!("mirror({urls})"),
         Peer::EcLane => format!("ec(4,1,{urls})"),
         // Pages are filled 64 at a time, which is one operation of each server.
@@ -391,6 +399,21 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         sample.figures.insert("server_cpu_s".into(), servers.iter().map(Server::cpu_seconds).sum());
     }
     Ok(sample)
+}
+
+/// Functions as WebAssembly: a file that the workload program reads.
+fn guest() -> Result<()> {
+    const GUEST: &str = "FARFIELD_GUEST";
+    ensure!(
+        std::env::var_os(GUEST).is_some_and(|path| Path::new(&path).is_file()),
+        unavailable(
+            "no functions as WebAssembly",
+            format!(
+                "cargo build --profile guest --target wasm32-unknown-unknown -p farfield-guest, and name farfield_guest.wasm in {GUEST}"
+            )
+        )
+    );
+    Ok(())
 }
 
 pub(crate) fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {

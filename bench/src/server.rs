@@ -27,8 +27,18 @@ pub(crate) struct Server {
 impl Server {
     /// A memory server with room for the data twice over.
     pub(crate) fn farfield(job: &Job, listen: &str) -> Result<Server> {
+        Server::farfield_with(job, listen, &[])
+    }
+
+    /// One that takes code.
+    pub(crate) fn sandbox(job: &Job) -> Result<Server> {
+        Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
+    }
+
+    fn farfield_with(job: &Job, listen: &str, options: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary(job)?);
         command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
+        command.args(options);
         // It ends with us even if we are killed, and waits for no client when told to stop.
         command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
         let (out, err) = (job.scratch.join("server.stdout"), job.scratch.join("server.stderr"));

@@ -1,6 +1,6 @@
 //! Walks of a linked list whose nodes are at a server, from random nodes on: what it costs to follow pointers in far memory.
 //!
-//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`), or what a
+//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `shipped:URL`: as WebAssembly in a sandbox there), or what a
 //! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`).
 
 mod handler;
@@ -10,6 +10,7 @@ use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
+use farfield_sandbox::Code;
 use farfield_wic::{Caller, List, ListStart, Where};
 use std::time::Duration;
 
@@ -62,10 +63,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let peer = options.peer.as_deref().context("--peer is missing")?;
     let mut walker: Box<dyn Walker> = match peer.split_once(':') {
         Some(("loopback", "")) => Box::new(handler::Handler::new()?),
-        Some(("client", url)) => Box::new(Called::open(url, Where::Client, options)?),
-        Some(("server", url)) => Box::new(Called::open(url, Where::Server, options)?),
-        Some(("auto", url)) => Box::new(Called::open(url, Where::Auto, options)?),
-        _ => bail!("--peer must be loopback:, client:URL, server:URL or auto:URL, not {peer}"),
+        Some(("client", url)) => Box::new(Called::open(url, Where::Client, None, options)?),
+        Some(("server", url)) => Box::new(Called::open(url, Where::Server, None, options)?),
+        Some(("auto", url)) => Box::new(Called::open(url, Where::Auto, None, options)?),
+        Some(("shipped", url)) => {
+            let path = std::env::var_os("FARFIELD_GUEST").context("set FARFIELD_GUEST to farfield_guest.wasm")?;
+            Box::new(Called::open(url, Where::Server, Some(Code::load(path)?), options)?)
+        }
+        _ => bail!("--peer must be loopback:, client:URL, server:URL, auto:URL or shipped:URL, not {peer}"),
     };
     let mut outcome = Outcome::new();
     outcome.phase("fill", ring.nodes, || walker.fill(ring))?;
@@ -93,13 +98,15 @@ struct Called {
     backend: std::sync::Arc<dyn Backend>,
     caller: Caller,
     place: Where,
+    /// What is shipped, if the server does not have the function.
+    code: Option<Code>,
 }
 
 impl Called {
-    fn open(url: &str, place: Where, options: &Options) -> Result<Called> {
+    fn open(url: &str, place: Where, code: Option<Code>, options: &Options) -> Result<Called> {
         let pages = options.data_bytes() / PAGE_BYTES;
         let backend = Opener::new().url(url).client_name("farfield-work").pages(pages).open()?;
-        Ok(Called { caller: Caller::new(backend.clone()), backend, place })
+        Ok(Called { caller: Caller::new(backend.clone()), backend, place, code })
     }
 }
 
@@ -126,6 +133,12 @@ impl Walker for Called {
     }
 
     fn walk(&mut self, starts: &[ListStart], values: &mut Vec<u64>) -> Result<()> {
+        if let Some(code) = &self.code {
+            for end in code.calls::<List>(&mut self.caller, starts.to_vec()).within(DEADLINE).run() {
+                values.push(end?.value);
+            }
+            return Ok(());
+        }
         for end in self.caller.calls::<List>(starts.to_vec()).at(self.place).within(DEADLINE).run() {
             values.push(end?.value);
         }
