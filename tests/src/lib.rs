@@ -12,7 +12,7 @@
 //! - `survival/`: do programs and heaps outlive the servers of a mirror, and go on while some of them are silent?
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
-//! - `columns.rs`: are columns copied and shuffled there, and rightly?
+//! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!

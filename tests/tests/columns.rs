@@ -3,11 +3,13 @@
 //! Danger: bytes of before at the server; far pages that nobody knows of, or that somebody writes who was given up; an answer that depends on what is near,
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
-use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Plane, Where};
+use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, Over, PATIENCE, Random, tier};
 use farfield_wic::{List, Registry};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -304,6 +306,111 @@ fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
         drop(vec);
         heap.verify();
     }
+}
+
+/// Few values and many, by turns, so that answers are full at different rows.
+fn key(random: &mut Random, row: usize) -> i16 {
+    if (row / 7000).is_multiple_of(2) { random.below(7) as i16 - 3 } else { random.below(3000) as i16 }
+}
+
+fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
+    let count = 60_000;
+    let keys: Vec<i16> = (0..count).map(|row| key(random, row)).collect();
+    let marks: Vec<f32> = (0..count).map(|_| [0.0, -0.0, 1.5, f32::NAN][random.below(4)]).collect();
+    let make: fn(u64) -> f64 = |bits| if bits.is_multiple_of(1001) { f64::NAN } else { (bits as i16 as f64) * 0.1 };
+    let mut fares: Vec<f64> = (0..count).map(|_| make(word(random))).collect();
+    let (of_keys, of_marks, mut of_fares) = (vec_of(heap, &keys), vec_of(heap, &marks), vec_of(heap, &fares));
+    let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
+    for place in PLACES.repeat(rounds) {
+        stir(heap, random, &mut of_fares, &mut fares, make);
+        let (one, end) = (random.below(count + 1), random.below(count + 1));
+        let rows = one.min(end)..one.max(end);
+        // All of it has room near: so some of each column is sent away.
+        let mut some = || random.below(count / 2)..random.below(count / 2) + count / 2;
+        let (of_one, of_other) = (of_keys.far_ranges(some()), of_marks.far_ranges(some()));
+        heap.write_back(of_one.chain(of_other).chain(of_fares.far_ranges(some()))).unwrap();
+        let right = |error: OffloadError| -> ! { panic!("{place:?}, {rows:?}: {error}") };
+        beside(heap, random, (&of_fares, &fares), &mut other, || {
+            let found = heap.tally(&of_keys).over(rows.clone()).at(place).run().unwrap_or_else(|error| right(error));
+            let mut wanted: BTreeMap<i16, u64> = BTreeMap::new();
+            keys[rows.clone()].iter().for_each(|key| *wanted.entry(*key).or_default() += 1);
+            assert!(found.into_iter().eq(wanted), "{place:?}, {rows:?}");
+
+            let pairs = heap.tally((&of_marks, &of_keys)).over(rows.clone()).at(place).run();
+            let mut wanted: BTreeMap<(u32, i16), u64> = BTreeMap::new();
+            rows.clone().for_each(|row| *wanted.entry((marks[row].to_bits(), keys[row])).or_default() += 1);
+            let pairs = pairs.unwrap_or_else(|error| right(error));
+            let found: BTreeMap<_, _> =
+                pairs.into_iter().map(|((mark, key), count)| ((mark.to_bits(), key), count)).collect();
+            assert_eq!(found, wanted, "{place:?}, {rows:?}");
+
+            let found = heap.group(&of_keys, &of_fares).over(rows.clone()).at(place).run();
+            let mut wanted: BTreeMap<i16, Part<f64>> = BTreeMap::new();
+            let all = (Bound::Unbounded, Bound::Unbounded);
+            // In another order than anybody else.
+            rows.clone().rev().for_each(|row| wanted.entry(keys[row]).or_default().add_all(&fares[row..=row], &all));
+            let said = |(key, part): &(i16, Part<f64>)| bits((key, part.count(), part.sum(), part.min(), part.max()));
+            let found = found.unwrap_or_else(|error| right(error));
+            assert_eq!(
+                Vec::from_iter(found.iter().map(said)),
+                Vec::from_iter(wanted.into_iter().map(|pair| said(&pair)))
+            );
+        });
+        let mut sorted: Vec<f64> = fares[rows.clone()].iter().copied().filter(|fare| !fare.is_nan()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let ranks = || of_fares.ranks(heap).over(rows.clone()).at(place);
+        let middle = sorted.len().checked_sub(1).map(|last| sorted[last / 2]);
+        assert_eq!(bits(ranks().median().unwrap_or_else(|error| right(error))), bits(middle));
+        let rank = random.below(count);
+        assert_eq!(bits(ranks().nth(rank as u64).unwrap()), bits(sorted.get(rank)));
+        assert_eq!(bits(ranks().quantile(1.0).unwrap()), bits(sorted.last()));
+
+        let low = make(word(random));
+        for values in [(Bound::Included(low), Bound::Excluded(low + 300.0)), (Bound::Unbounded, Bound::Unbounded)] {
+            let found =
+                of_fares.find(heap, values).over(rows.clone()).at(place).run().unwrap_or_else(|error| right(error));
+            let is_all = values.0 == Bound::Unbounded;
+            let wanted = rows.clone().filter(|row| is_all || values.contains(&fares[*row])).map(|row| row as u64);
+            compare(heap, &found, &Vec::from_iter(wanted));
+        }
+    }
+    drop((of_keys, of_marks, of_fares, other));
+    heap.verify();
+}
+
+#[test]
+fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
+    let mut random = Random::new(0x9c0);
+    let (_server, urls) = serve(Registry::standard());
+    for (plane, url) in PLANES.into_iter().zip(&urls) {
+        tally_group_rank_and_find(&heap(url, plane), &mut random, tier(1, 10));
+    }
+}
+
+#[test]
+fn questions_about_far_columns_leave_them_far() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[2], Plane::Page);
+    let words = words();
+    let keys: Vec<u8> = words.iter().map(|word| (word >> 61) as u8).collect();
+    let (of_words, of_keys) = (vec_of(&heap, &words), vec_of(&heap, &keys));
+    // All of it is far.
+    heap.write_back(of_words.far_ranges(..).chain(of_keys.far_ranges(..))).unwrap();
+    let before = heap.stats().fetched_bytes;
+    assert_eq!(heap.tally(&of_keys).run().unwrap().len(), 8);
+    assert_eq!(heap.group(&of_keys, &of_words).run().unwrap().len(), 8);
+    assert_eq!(of_words.ranks(&heap).nth(0).unwrap(), words.iter().copied().min());
+    assert_eq!(of_words.find(&heap, words[5]..=words[5]).run().unwrap().len(), 1);
+    assert_eq!(heap.stats().fetched_bytes - before, 0);
+    // More values than answers have room for are had here, and that is no other answer.
+    assert_eq!(heap.tally(&of_words).over(..70_000).run().unwrap().len(), 70_000);
+    let refused = heap.tally(&of_words).most(1000).run().map(drop);
+    assert_eq!(refused, Err(OffloadError::TooMany { most: 1000 }));
+    let refused = heap.group(&of_words, &of_keys).most(10).at(Where::Client).run().map(drop);
+    assert_eq!(refused, Err(OffloadError::TooMany { most: 10 }));
+    let panic =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| heap.tally((&of_words, &FarVec::<u8>::new())).run()));
+    assert!(panic.is_err(), "columns of a table have equal lengths");
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod btree;
 mod bytes;
 mod chain;
 mod chunks;
+mod columns;
 mod fresh;
 mod list;
 mod map;
@@ -31,12 +32,14 @@ mod shift;
 mod snapshot;
 mod stack;
 mod string;
+mod tables;
 mod vec;
 
 pub use array::FarArray;
 pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIterMut, VacantBTreeEntry};
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
+pub use columns::Keys;
 pub use list::{Cursor, CursorMut, FarList, ListIter};
 #[cfg(feature = "serde")]
 pub use map::Restored;
@@ -44,7 +47,8 @@ pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, 
 pub use queue::FarQueue;
 pub use stack::FarStack;
 pub use string::FarString;
-pub use vec::{Aggregate, Copying, FarVec, Order, Taking};
+pub use tables::{ByKey, Grouping, Tallying};
+pub use vec::{Aggregate, Copying, FarVec, Finding, Order, Ranking, Taking};
 
 /// The elements of a range, as std's slices understand it.
 #[track_caller]

@@ -56,7 +56,7 @@ pub enum Kind {
 
 impl Kind {
     /// Bytes of a number.
-    fn bytes(self) -> u64 {
+    pub fn bytes(self) -> u64 {
         match self {
             Kind::U8 | Kind::I8 => 1,
             Kind::U16 | Kind::I16 => 2,

@@ -171,7 +171,7 @@ impl<N: Number> Copying<'_, N> {
 }
 
 /// One piece more, which may go on where the last ends; counts are of so many bytes.
-pub(super) fn add(pieces: &mut Vec<farfield_wic::Range>, offset: u64, count: u64, bytes: u64) {
+pub(in crate::collections) fn add(pieces: &mut Vec<farfield_wic::Range>, offset: u64, count: u64, bytes: u64) {
     match pieces.last_mut() {
         Some(last) if last.offset + last.count * bytes == offset => last.count += count,
         _ => pieces.push(farfield_wic::Range { offset, count }),

@@ -5,12 +5,15 @@ mod alone;
 mod copy;
 mod order;
 mod parts;
+mod ranks;
 mod sieve;
 mod stream;
 mod take;
 
 pub use aggregate::Aggregate;
 pub use copy::Copying;
+pub(super) use copy::add;
+pub use ranks::{Finding, Ranking};
 pub use take::{Order, Taking};
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};

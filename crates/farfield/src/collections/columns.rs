@@ -1,0 +1,349 @@
+//! Columns that are looked at together where their numbers are: rows of which all are far at the server, the others here.
+
+use super::{FarVec, range_of};
+use crate::error::FarError;
+use crate::heap::{Core, FarRange, Heap, Scope};
+use crate::offload::OffloadError;
+use core::ops::{Range, RangeBounds};
+use farfield_wic::columns::{Column, Key, Kind};
+use farfield_wic::{CallError, Function, Number, Where};
+use std::collections::VecDeque;
+
+/// Bytes of each column that one call looks at.
+const CALL_BYTES: u64 = 16 << 20;
+/// Runs of rows in one call; what names them is a part of the longest argument.
+const CALL_RUNS: usize = 256;
+/// Calls under way at a time.
+const CALLS: usize = 4;
+/// Fewer far rows are fetched: that takes less than a call, or not much more.
+const FEW_ROWS: usize = 2048;
+/// An answer that is full with so few rows says that there are many different values: they are had sooner here.
+const FULL_ROWS: u64 = 64 * 1024;
+
+/// A vector of numbers as a column, whatever they are.
+pub(super) trait AnyColumn {
+    fn kind(&self) -> Kind;
+    fn rows(&self) -> usize;
+    /// Rows of a unit.
+    fn per_unit(&self) -> usize;
+    fn is_far(&self, unit: usize) -> bool;
+    fn ranges(&self, rows: Range<usize>) -> Vec<FarRange>;
+    fn heap(&self) -> Option<*const Core>;
+    /// The images of rows of one unit.
+    fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError>;
+}
+
+impl<N: Number> AnyColumn for FarVec<N> {
+    fn kind(&self) -> Kind {
+        N::KIND
+    }
+
+    fn rows(&self) -> usize {
+        self.len()
+    }
+
+    fn per_unit(&self) -> usize {
+        super::paged::Paged::<N>::PER_UNIT
+    }
+
+    fn is_far(&self, unit: usize) -> bool {
+        self.units.is_far(unit)
+    }
+
+    fn ranges(&self, rows: Range<usize>) -> Vec<FarRange> {
+        self.far_ranges(rows).collect()
+    }
+
+    fn heap(&self) -> Option<*const Core> {
+        self.units.core()
+    }
+
+    fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError> {
+        into.clear();
+        for chunk in self.chunks_in(scope, rows) {
+            into.extend(chunk?.iter().map(|number| number.image()));
+        }
+        Ok(())
+    }
+}
+
+/// Some columns of equal length, and rows of them.
+pub(super) struct Table<'v> {
+    pub(super) heap: &'v Heap,
+    pub(super) columns: Vec<&'v dyn AnyColumn>,
+    pub(super) rows: Range<usize>,
+    pub(super) at: Where,
+}
+
+impl core::fmt::Debug for Table<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} of {} columns at {:?}", self.rows, self.columns.len(), self.at)
+    }
+}
+
+/// What a server has said of rows.
+pub(super) trait OfRows {
+    /// How many of those that it was asked for, from the first on; `None`: all.
+    fn rows(&self) -> Option<u64>;
+}
+
+/// What is done with rows at both ends.
+pub(super) trait Look {
+    type Function: Function<Answer: OfRows>;
+
+    /// Asks for rows that lie there in each of the columns.
+    fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> <Self::Function as Function>::Argument;
+    /// Takes an answer about these rows, or the first of them.
+    fn merge(
+        &mut self,
+        rows: &VecDeque<Range<usize>>,
+        answer: <Self::Function as Function>::Answer,
+    ) -> Result<(), OffloadError>;
+    /// Looks at rows that lie in one unit of each column.
+    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError>;
+}
+
+impl<'v> Table<'v> {
+    /// All rows.
+    ///
+    /// # Panics
+    /// If the columns do not have equally many.
+    #[track_caller]
+    pub(super) fn new(heap: &'v Heap, columns: Vec<&'v dyn AnyColumn>) -> Table<'v> {
+        let rows = columns[0].rows();
+        assert!(columns.iter().all(|column| column.rows() == rows), "columns of a table have equal lengths");
+        Table { heap, columns, rows: 0..rows, at: Where::Auto }
+    }
+
+    /// Of these rows only.
+    #[track_caller]
+    pub(super) fn over(&mut self, range: impl RangeBounds<usize>) {
+        self.rows = range_of(range, self.columns[0].rows());
+    }
+
+    /// Looks at all rows.
+    pub(super) fn run<L: Look>(&self, look: &mut L) -> Result<(), OffloadError> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        if self.columns.iter().any(|column| column.heap() != Some(core::ptr::from_ref(self.heap.core()))) {
+            return Err(FarError::OtherHeap.into());
+        }
+        match self.at {
+            Where::Server => {
+                let ranges = self.columns.iter().flat_map(|column| column.ranges(self.rows.clone()));
+                self.heap.write_back(ranges)?;
+                self.ask_server(look, self.units(self.rows.clone()).collect(), 0).map_err(|(error, _)| error)
+            }
+            Where::Auto if self.heap.core().may_offload::<L::Function>() => {
+                let units = self.units(self.rows.clone());
+                let (far, near): (VecDeque<_>, VecDeque<_>) = units.partition(|rows| self.is_far(rows.start));
+                let far = joined(far);
+                let rest = match far.iter().map(Range::len).sum::<usize>() {
+                    0..=FEW_ROWS => far,
+                    _ => match self.ask_server(look, far, FULL_ROWS) {
+                        Ok(()) => VecDeque::new(),
+                        Err((OffloadError::Call(_), rest)) => rest,
+                        Err((error, _)) => return Err(error),
+                    },
+                };
+                self.look_here(look, near.into_iter().chain(rest))
+            }
+            _ => self.look_here(look, core::iter::once(self.rows.clone())),
+        }
+    }
+
+    /// The same rows, cut so that each part lies in one unit of each column.
+    fn units(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut at = rows.start;
+        core::iter::from_fn(move || {
+            let start = at;
+            let ends = self.columns.iter().map(|column| (start / column.per_unit() + 1) * column.per_unit());
+            at = ends.min().unwrap_or(rows.end).min(rows.end);
+            (start < rows.end).then_some(start..at)
+        })
+    }
+
+    /// Are the units that have this row far?
+    fn is_far(&self, row: usize) -> bool {
+        self.columns.iter().all(|column| column.is_far(row / column.per_unit()))
+    }
+
+    /// Asks for these rows; on an error, those that no answer was taken of are given back. An answer of fewer rows than `few` that is not of all is the
+    /// last one.
+    fn ask_server<L: Look>(
+        &self,
+        look: &mut L,
+        rows: VecDeque<Range<usize>>,
+        few: u64,
+    ) -> Result<(), (OffloadError, VecDeque<Range<usize>>)> {
+        let mut rest = joined(rows);
+        while !rest.is_empty() {
+            let mut calls: VecDeque<VecDeque<Range<usize>>> = VecDeque::new();
+            while calls.len() < CALLS && !rest.is_empty() {
+                calls.push_back(self.share(&mut rest));
+            }
+            let arguments = calls.iter().map(|runs| look.argument(self.pieces(runs))).collect();
+            let answers = match self.heap.core().offload::<L::Function>(arguments) {
+                Ok(answers) => answers,
+                Err(error) => {
+                    rest.extend(calls.into_iter().flatten());
+                    return Err((error.into(), rest));
+                }
+            };
+            let mut is_slow = false;
+            let mut left = VecDeque::new();
+            for (runs, answer) in calls.into_iter().zip(answers) {
+                let all = runs.iter().map(|run| run.len() as u64).sum::<u64>();
+                let done = answer.rows().unwrap_or(all);
+                let is_wrong = done > all || done == 0;
+                if !is_wrong {
+                    if let Err(error) = look.merge(&runs, answer) {
+                        return Err((error, VecDeque::new()));
+                    }
+                    left.extend(skip(runs, done));
+                } else {
+                    left.extend(runs);
+                }
+                is_slow |= is_wrong || done < all && done < few;
+            }
+            rest.extend(left);
+            if is_slow && !rest.is_empty() {
+                return Err((CallError::Answer.into(), rest));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows for one call.
+    fn share(&self, rest: &mut VecDeque<Range<usize>>) -> VecDeque<Range<usize>> {
+        let widest = self.columns.iter().map(|column| column.kind().bytes()).max().unwrap_or(1);
+        let mut room = (CALL_BYTES / widest) as usize;
+        let mut runs = VecDeque::new();
+        while runs.len() < CALL_RUNS / self.columns.len() && room > 0 {
+            let Some(run) = rest.pop_front() else { break };
+            let cut = run.start + run.len().min(room);
+            room -= cut - run.start;
+            if cut < run.end {
+                rest.push_front(cut..run.end);
+            }
+            runs.push_back(run.start..cut);
+        }
+        runs
+    }
+
+    /// Where these rows lie, in each column.
+    fn pieces(&self, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
+        let of_column = |column: &&dyn AnyColumn| {
+            let bytes = column.kind().bytes();
+            let mut pieces = Vec::new();
+            for piece in runs.iter().flat_map(|run| column.ranges(run.clone())) {
+                super::vec::add(&mut pieces, piece.start, piece.len / bytes, bytes);
+            }
+            pieces
+        };
+        self.columns.iter().map(of_column).collect()
+    }
+
+    fn look_here<L: Look>(&self, look: &mut L, rows: impl Iterator<Item = Range<usize>>) -> Result<(), OffloadError> {
+        for run in rows.flat_map(|rows| self.units(rows).collect::<Vec<_>>()) {
+            look.look(&self.heap.enter(), run)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same rows in as few runs as there can be.
+fn joined(rows: VecDeque<Range<usize>>) -> VecDeque<Range<usize>> {
+    let mut joined: VecDeque<Range<usize>> = VecDeque::new();
+    for run in rows {
+        match joined.back_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => joined.push_back(run),
+        }
+    }
+    joined
+}
+
+/// These rows without the first so many.
+fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
+    let mut done = done as usize;
+    while let Some(first) = runs.front_mut() {
+        if done < first.len() {
+            first.start += done;
+            break;
+        }
+        done -= first.len();
+        runs.pop_front();
+    }
+    runs
+}
+
+/// Columns whose values are a key together: one vector of numbers, or two of equal length.
+pub trait Keys<'v>: Copy + sealed::Sealed {
+    /// A number, or two.
+    type Key: Copy + core::fmt::Debug;
+
+    #[doc(hidden)]
+    #[expect(private_interfaces, reason = "nobody else calls it")]
+    fn columns(self) -> Vec<&'v dyn AnyColumn>;
+    #[doc(hidden)]
+    fn key(images: Key) -> Self::Key;
+}
+
+mod sealed {
+    /// Nobody else can say what the values of a column are.
+    pub trait Sealed {}
+}
+
+impl<N: Number> sealed::Sealed for &FarVec<N> {}
+impl<N: Number, M: Number> sealed::Sealed for (&FarVec<N>, &FarVec<M>) {}
+
+#[expect(private_interfaces, reason = "as in the trait")]
+impl<'v, N: Number> Keys<'v> for &'v FarVec<N> {
+    type Key = N;
+
+    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+        vec![self]
+    }
+
+    fn key(images: Key) -> N {
+        N::of_image(images[0])
+    }
+}
+
+#[expect(private_interfaces, reason = "as in the trait")]
+impl<'v, N: Number, M: Number> Keys<'v> for (&'v FarVec<N>, &'v FarVec<M>) {
+    type Key = (N, M);
+
+    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+        vec![self.0, self.1]
+    }
+
+    fn key(images: Key) -> (N, M) {
+        (N::of_image(images[0]), M::of_image(images[1]))
+    }
+}
+
+/// These columns, with the pieces of each, as functions have them.
+pub(super) fn named(columns: &[&dyn AnyColumn], pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Column> {
+    columns.iter().zip(pieces).map(|(column, pieces)| Column { kind: column.kind(), pieces }).collect()
+}
+
+/// The images of keys of rows that lie in one unit of each column.
+#[derive(Default)]
+pub(super) struct Images([Vec<u64>; farfield_wic::columns::KEYS_MAX]);
+
+impl Images {
+    pub(super) fn read(
+        &mut self,
+        scope: &Scope<'_>,
+        columns: &[&dyn AnyColumn],
+        rows: Range<usize>,
+    ) -> Result<[&[u64]; farfield_wic::columns::KEYS_MAX], FarError> {
+        for (column, images) in columns.iter().zip(&mut self.0) {
+            column.images(scope, rows.clone(), images)?;
+        }
+        Ok([&self.0[0], &self.0[1]])
+    }
+}

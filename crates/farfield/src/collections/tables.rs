@@ -1,0 +1,231 @@
+//! Values counted, and numbers added up by the values of other columns, where they are.
+
+use super::FarVec;
+use super::columns::{AnyColumn, Images, Keys, Look, OfRows, Table, named};
+use crate::heap::{Heap, Scope};
+use crate::offload::OffloadError;
+use core::marker::PhantomData;
+use core::ops::{Range, RangeBounds};
+use farfield_wic::columns::{Group, Grouped, Groups, Tallied, Tallies, Tally};
+use farfield_wic::{Number, Part, Where};
+use std::collections::VecDeque;
+
+/// Most different keys of an answer, if nobody says otherwise: what is near of it is no part of the heap's near memory.
+const MOST: usize = 1 << 20;
+
+impl Heap {
+    /// How often each value of a column of numbers is there, or each pair of values of two columns of equal length. They are counted where they are, as
+    /// in [`FarVec::aggregate`].
+    ///
+    /// ```
+    /// use farfield::{FarVec, Heap};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let (mut vendors, mut passengers) = (FarVec::new(), FarVec::new());
+    /// vendors.extend(&heap.enter(), [2u8, 1, 2, 2])?;
+    /// passengers.extend(&heap.enter(), [1i32, 1, 4, 1])?;
+    /// assert_eq!(heap.tally(&vendors).run()?, [(1, 1), (2, 3)]);
+    /// assert_eq!(heap.tally((&vendors, &passengers)).run()?, [((1, 1), 1), ((2, 1), 2), ((2, 4), 1)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Values are told apart and ordered by their bits: −0 comes before +0, and what is no number (NaN) before or behind all others.
+    ///
+    /// # Panics
+    /// If the columns do not have equally many numbers.
+    #[track_caller]
+    pub fn tally<'v, K: Keys<'v>>(&'v self, keys: K) -> Tallying<'v, K> {
+        Tallying { table: Table::new(self, keys.columns()), most: MOST, keys: PhantomData }
+    }
+
+    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, or each pair of values of two. They are added up where
+    /// they are: rows of which all columns are far, at the server.
+    ///
+    /// ```
+    /// use farfield::{FarVec, Heap};
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let (mut vendors, mut fares) = (FarVec::new(), FarVec::new());
+    /// vendors.extend(&heap.enter(), [2u8, 1, 2])?;
+    /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25])?;
+    /// let by_vendor = heap.group(&vendors, &fares).run()?;
+    /// assert_eq!(by_vendor.iter().map(|(vendor, fares)| (*vendor, fares.sum())).collect::<Vec<_>>(), [(1, 12.0), (2, 10.75)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Keys are as in [`Heap::tally`], sums as in [`FarVec::aggregate`].
+    ///
+    /// # Panics
+    /// If the columns do not have equally many numbers.
+    #[track_caller]
+    pub fn group<'v, K: Keys<'v>, N: Number>(&'v self, keys: K, values: &'v FarVec<N>) -> Grouping<'v, K, N> {
+        let mut columns = keys.columns();
+        columns.push(values);
+        Grouping { table: Table::new(self, columns), values, most: MOST, keys: PhantomData }
+    }
+}
+
+/// Values that are to be counted. See [`Heap::tally`].
+#[derive(Debug)]
+#[must_use = "nothing is done before `run`"]
+pub struct Tallying<'v, K: Keys<'v>> {
+    table: Table<'v>,
+    most: usize,
+    keys: PhantomData<K>,
+}
+
+impl<'v, K: Keys<'v>> Tallying<'v, K> {
+    /// In the rows with these indices only.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    #[track_caller]
+    pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
+        self.table.over(range);
+        self
+    }
+
+    /// More than so many different values are an error ([`OffloadError::TooMany`]): a million, if nobody says otherwise.
+    pub fn most(mut self, most: usize) -> Self {
+        self.most = most;
+        self
+    }
+
+    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    pub fn at(mut self, at: Where) -> Self {
+        self.table.at = at;
+        self
+    }
+
+    /// Does it, and waits: values and how often they are there, the smallest first.
+    pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
+        let columns = self.table.columns.clone();
+        let mut count = Count { columns, images: Images::default(), tallies: Tallies::default(), most: self.most };
+        self.table.run(&mut count)?;
+        Ok(count.tallies.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
+    }
+}
+
+struct Count<'v> {
+    columns: Vec<&'v dyn AnyColumn>,
+    images: Images,
+    tallies: Tallies,
+    most: usize,
+}
+
+impl OfRows for Tallies {
+    fn rows(&self) -> Option<u64> {
+        Some(self.rows)
+    }
+}
+
+impl Look for Count<'_> {
+    type Function = Tally;
+
+    fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> Tallied {
+        Tallied { keys: named(&self.columns, pieces) }
+    }
+
+    fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
+        self.tallies.merge(answer);
+        check(self.tallies.counts.len(), self.most)
+    }
+
+    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+        let images = self.images.read(scope, &self.columns, rows)?;
+        let is_all = self.tallies.add_all(&images, self.most);
+        if is_all { Ok(()) } else { Err(OffloadError::TooMany { most: self.most }) }
+    }
+}
+
+fn check(keys: usize, most: usize) -> Result<(), OffloadError> {
+    if keys > most { Err(OffloadError::TooMany { most }) } else { Ok(()) }
+}
+
+/// Keys, the smallest first, and what there is to say of their numbers.
+pub type ByKey<K, N> = Vec<(K, Part<N>)>;
+
+/// Numbers that are to be added up by keys. See [`Heap::group`].
+#[derive(Debug)]
+#[must_use = "nothing is done before `run`"]
+pub struct Grouping<'v, K: Keys<'v>, N: Number> {
+    table: Table<'v>,
+    values: &'v FarVec<N>,
+    most: usize,
+    keys: PhantomData<K>,
+}
+
+impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
+    /// In the rows with these indices only.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    #[track_caller]
+    pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
+        self.table.over(range);
+        self
+    }
+
+    /// More than so many different keys are an error ([`OffloadError::TooMany`]): a million, if nobody says otherwise.
+    pub fn most(mut self, most: usize) -> Self {
+        self.most = most;
+        self
+    }
+
+    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    pub fn at(mut self, at: Where) -> Self {
+        self.table.at = at;
+        self
+    }
+
+    /// Does it, and waits.
+    pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
+        let mut columns = self.table.columns.clone();
+        columns.pop();
+        let (values, most) = (self.values, self.most);
+        let mut sums = Sums { columns, values, images: Images::default(), groups: Groups::default(), most };
+        self.table.run(&mut sums)?;
+        Ok(sums.groups.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
+    }
+}
+
+struct Sums<'v, N: Number> {
+    columns: Vec<&'v dyn AnyColumn>,
+    values: &'v FarVec<N>,
+    images: Images,
+    groups: Groups<N>,
+    most: usize,
+}
+
+impl<N: Number> OfRows for Groups<N> {
+    fn rows(&self) -> Option<u64> {
+        Some(self.rows)
+    }
+}
+
+impl<N: Number> Look for Sums<'_, N> {
+    type Function = Group<N>;
+
+    fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Grouped {
+        let values = pieces.pop().unwrap_or_default();
+        Grouped { keys: named(&self.columns, pieces), values }
+    }
+
+    fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
+        self.groups.merge(&answer);
+        check(self.groups.groups.len(), self.most)
+    }
+
+    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+        let images = self.images.read(scope, &self.columns, rows.clone())?;
+        let mut images = images;
+        for values in self.values.chunks_in(scope, rows) {
+            let values = values?;
+            if !self.groups.add_all(&images, values, self.most) {
+                return Err(OffloadError::TooMany { most: self.most });
+            }
+            images = images.map(|column| column.get(values.len()..).unwrap_or(&[]));
+        }
+        Ok(())
+    }
+}
