@@ -250,6 +250,43 @@ impl Model {
         }
     }
 
+    /// Another object lives in page 0, so that it does not die.
+    fn add_company(&self) {
+        self.update(|word| Some((word.reopened()?.add().closed().0, ())));
+    }
+
+    /// `Core::reopen`, and the object's place filled if it is free: was it?
+    fn refill(&self, record: usize) -> bool {
+        self.scopes.enter(record);
+        let seen = self.word(0);
+        let (next, what) = seen.create();
+        let is_near = matches!(what, Deref::Here(_)) && (next == seen || self.exchange(0, seen, next));
+        let is_ours = is_near && self.update(|word| Some((word.reopened()?, ()))).is_some();
+        let is_free = is_ours && !Handle(self.handle.load(Ordering::Acquire)).is_at(0, 0);
+        if is_free {
+            self.update(|word| Some((word.add(), ())));
+            write(&self.frames[0], START * 3);
+        }
+        if is_ours {
+            self.end(LogWord::closed);
+        }
+        self.scopes.leave(record);
+        is_free
+    }
+
+    /// The object's owner uses it a last time, if it is near, and frees it. `Core::free_object`
+    fn free(&self, record: usize) {
+        self.scopes.enter(record);
+        let seen = Handle(self.handle.load(Ordering::Acquire));
+        if self.word(0).deref(false).1 == Deref::Here(FrameId(1)) {
+            assert_eq!(read(&self.frames[0]), START);
+        }
+        self.scopes.leave(record);
+        let free = Handle::free(None);
+        assert!(self.handle.compare_exchange(seen.0, free.0, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        self.end(LogWord::remove);
+    }
+
     fn value(&self) -> u64 {
         match Handle(self.handle.load(Ordering::Acquire)).whereabouts() {
             Whereabouts::At { page: 0, .. } if self.word(0).state() == State::Far => read(&self.far),
@@ -318,6 +355,39 @@ fn an_object_of_a_far_page_is_merged_or_missed() {
         assert_eq!(model.value(), START + done);
         let there = if merged { 2 } else { 1 };
         assert!(done == 0 || Handle(model.handle.load(Ordering::Acquire)).is_at(there, 0));
+    });
+}
+
+/// The object's place is filled after its owner has used it for the last time, or not at all.
+#[test]
+fn a_place_is_filled_when_its_object_is_gone() {
+    check(4, || {
+        let model = Model::new(near(0));
+        model.add_company();
+        let other = model.clone();
+        let owner = loom::thread::spawn(move || other.free(0));
+        let filled = model.refill(1);
+        owner.join().unwrap();
+        let now = if filled { START * 3 } else { START };
+        assert_eq!(read(&model.frames[0]), now);
+        assert!(filled || model.refill(1));
+    });
+}
+
+/// A page whose holes are filled leaves before that, or after it with what came there.
+#[test]
+fn a_page_does_not_leave_while_it_is_filled() {
+    check(4, || {
+        let model = Model::new(near(0));
+        model.add_company();
+        model.free(1);
+        let other = model.clone();
+        let mutator = loom::thread::spawn(move || other.refill(0));
+        model.evict();
+        let filled = mutator.join().unwrap();
+        let value = if filled { START * 3 } else { START };
+        let cell = if model.word(0).state() == State::Far { &model.far } else { &model.frames[0] };
+        assert_eq!(read(cell), value);
     });
 }
 

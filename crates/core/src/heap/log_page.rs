@@ -1,8 +1,9 @@
 //! Log pages: how a page of the object plane is cut into objects, and how many of them live.
 //!
-//! A log page is filled from its beginning by one owner (a thread, or the evacuator), *open* as long as that lasts, and its
-//! holes are never filled: it goes when its last object is gone. Each object has a *tag* at the page's end, the number of its handle,
-//! so that whoever has the page finds the slots of what is in it. A tag is good if the handle points back.
+//! A log page is filled by one owner (a thread, or the evacuator), *open* as long as that lasts; near, it may be opened again when
+//! some of its objects are gone, and goes when the last one is. Each object has a *tag* at the page's end, the number of its handle,
+//! so that whoever has the page finds the slots of what is in it. A tag is good if the handle points back. Objects of half a KiB and of one
+//! leave no room for tags, which lie *aside* then, near.
 //! An object that is still on its way has its place already, and counts as *coming*: as long as one is, the page stays near.
 //!
 //! A far page may come *whole*, or objects may be *going* out of it to others; not both at a time (Atlas 4.2, "object-in vs. page-in"):
@@ -23,7 +24,12 @@ use crate::geometry::PAGE_BYTES;
 pub const TAG_BYTES: usize = 4;
 
 /// Cards of an object. Larger ones would waste too much of a page beside the tags; they are not of the object plane.
-const CARDS: [u8; 24] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 21, 25, 28, 31, 36, 42, 50, 63, 85];
+const CARDS: [u8; 26] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 21, 25, 28, 31, 32, 36, 42, 50, 63, 64, 85];
+
+/// Most tags of a page that lie aside.
+pub const TAGS_ASIDE: usize = 8;
+/// Objects of at least so many bytes have them there, if they would fill a page: fewer than an eighth more objects would not be worth it.
+const ASIDE_FROM: usize = PAGE_BYTES / TAGS_ASIDE;
 
 /// How large the objects of a log page are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +53,7 @@ impl LogClass {
     }
 
     /// The class with this index, below [`LogClass::COUNT`].
-    pub fn from_index(index: usize) -> LogClass {
+    pub const fn from_index(index: usize) -> LogClass {
         assert!(index < Self::COUNT);
         LogClass(index as u8)
     }
@@ -62,9 +68,21 @@ impl LogClass {
         CARDS[self.index()] as usize * CARD_BYTES
     }
 
+    /// Do the tags lie aside?
+    pub const fn has_tags_aside(self) -> bool {
+        self.bytes() >= ASIDE_FROM && PAGE_BYTES.is_multiple_of(self.bytes())
+    }
+
     /// Objects of a page.
     pub const fn capacity(self) -> u32 {
-        (PAGE_BYTES / (self.bytes() + TAG_BYTES)) as u32
+        let tag = if self.has_tags_aside() { 0 } else { TAG_BYTES };
+        (PAGE_BYTES / (self.bytes() + tag)) as u32
+    }
+
+    /// With so many objects or fewer a page is worth opening again.
+    pub const fn worth_filling(self) -> u32 {
+        let holes = self.capacity() / 8;
+        self.capacity() - if holes == 0 { 1 } else { holes }
     }
 
     /// First card of the object with this index.
@@ -78,10 +96,10 @@ impl LogClass {
         u32::from(card) / u32::from(CARDS[self.index()])
     }
 
-    /// Where in the page the tag of the object with this index is.
-    pub fn tag_offset(self, index: u32) -> usize {
+    /// Where in the page the tag of the object with this index is; `None`: aside.
+    pub fn tag_offset(self, index: u32) -> Option<usize> {
         debug_assert!(index < self.capacity());
-        PAGE_BYTES - (index as usize + 1) * TAG_BYTES
+        (!self.has_tags_aside()).then_some(PAGE_BYTES - (index as usize + 1) * TAG_BYTES)
     }
 }
 
@@ -209,6 +227,17 @@ impl LogWord {
         (after, after.is_dead())
     }
 
+    /// The caller, to whom it stays near, fills its holes from now on. `None` if somebody else is at it, or nothing lives in it.
+    pub fn reopened(self) -> Option<LogWord> {
+        let is_at_rest = !self.is_open() && !self.is_whole() && self.coming() == 0 && self.going() == 0;
+        (is_at_rest && self.live() > 0).then_some(LogWord(self.0 & !STAGE_MASK | OPEN))
+    }
+
+    /// Has it so many holes that they are worth filling?
+    pub fn is_worth_filling(self) -> bool {
+        self.live() > 0 && self.class().is_some_and(|class| self.live() <= class.worth_filling())
+    }
+
     /// Its owner fills it no more; true if the page is dead by that, and the caller's to retire.
     pub fn closed(self) -> (LogWord, bool) {
         assert!(self.is_open());
@@ -294,13 +323,15 @@ mod tests {
             for index in 0..class.capacity() {
                 let card = class.card(index);
                 assert_eq!(class.index_at(card), index);
-                let (first, tag) = (usize::from(card) * CARD_BYTES, class.tag_offset(index));
-                assert!(tag.is_multiple_of(TAG_BYTES));
-                for byte in (first..first + class.bytes()).chain(tag..tag + TAG_BYTES) {
+                let first = usize::from(card) * CARD_BYTES;
+                let tag = class.tag_offset(index).map(|tag| tag..tag + TAG_BYTES);
+                assert!(tag.clone().is_none_or(|tag| tag.start.is_multiple_of(TAG_BYTES)));
+                for byte in (first..first + class.bytes()).chain(tag.unwrap_or_default()) {
                     assert!(!core::mem::replace(&mut taken[byte], true), "{class:?}, object {index}, byte {byte}");
                 }
             }
             let used = taken.iter().filter(|taken| **taken).count();
+            assert!(!class.has_tags_aside() || used == PAGE_BYTES && class.capacity() as usize <= TAGS_ASIDE);
             assert!(used * 100 >= PAGE_BYTES * 94 || class.bytes() >= 512, "{class:?} uses {used}");
         }
     }
@@ -343,6 +374,12 @@ mod tests {
                 let began = [word.go(), word.leave(Path::Object).fetch()];
                 began.into_iter().flatten().for_each(|next| go(seen, next, added, went + 1, died));
             }
+            if let Some(open) = word.reopened()
+                && went < 3
+            {
+                assert!(open.is_open() && open.live() == word.live() && open.path() == word.path());
+                go(seen, open, added, went + 1, died);
+            }
             let ended = [
                 (word.coming() > 0).then(|| word.arrived()),
                 (word.live() > 0).then(|| word.remove()),
@@ -358,6 +395,26 @@ mod tests {
             go(&mut Seen::new(), LogWord::opened(class), 0, 0, 0);
         }
         assert_eq!((LogWord::UNUSED.class(), LogWord::UNUSED.go()), (None, None));
+    }
+
+    #[test]
+    fn sizes_that_fill_a_page_fill_it() {
+        for (bytes, capacity) in [(1024, 4), (512, 8), (1008, 4), (496, 8), (1360, 3)] {
+            assert_eq!(LogClass::of(bytes, 1).unwrap().capacity(), capacity, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn pages_worth_filling_have_a_hole_and_an_object() {
+        for class in all() {
+            let (capacity, least) = (class.capacity(), class.worth_filling());
+            assert!(least > 0 && least < capacity && least * 8 >= capacity * 5, "{class:?}");
+            let mut word = LogWord::opened(class);
+            for live in 0..=capacity {
+                assert_eq!(word.is_worth_filling(), (1..=least).contains(&live));
+                word = if live < capacity { word.add() } else { word };
+            }
+        }
     }
 
     #[test]

@@ -17,6 +17,6 @@ pub use extents::Extents;
 pub use frame_word::{Deref, FrameWord, State};
 pub use handle::{Handle, Whereabouts};
 pub use hotness::{Hotness, STAMPS_PER_TURN, Stamp};
-pub use log_page::{LogClass, LogWord, Path, TAG_BYTES, Verdict};
+pub use log_page::{LogClass, LogWord, Path, TAG_BYTES, TAGS_ASIDE, Verdict};
 pub use runs::Runs;
 pub use slot::{FRAMES_MAX, FrameId, Place};

@@ -195,10 +195,10 @@ impl Heap {
         let frames = Frames::new(config.frames, config.paranoid)?;
         let objects = match config.plane {
             Plane::Page => None,
-            Plane::Object => Some(Objects::new(pages, config.handles, config.hotness, None)?),
+            Plane::Object => Some(Objects::new(pages, config.near, config.handles, config.hotness, None)?),
             Plane::Hybrid => {
                 let paths = Paths::new(config.car_threshold, config.alone_above, pages)?;
-                Some(Objects::new(pages, config.handles, config.hotness, Some(paths))?)
+                Some(Objects::new(pages, config.near, config.handles, config.hotness, Some(paths))?)
             }
         };
         let bytes_per_page = size_of::<AtomicU64>() + objects.as_ref().map_or(0, Objects::bytes_per_page);

@@ -47,10 +47,10 @@ impl Core {
             let word = objects.log.word(page);
             let Some(class) = word.class() else { panic!("object {object} is in page {page}, which is not in use") };
             if let Some(frame) = FrameWord(self.words[page].load(Ordering::SeqCst)).frame() {
-                let tag = class.tag_offset(class.index_at(card));
-                // SAFETY: the heap is at rest, and a tag lies inside its page.
-                let tag = unsafe { self.frames.address(frame).add(tag).cast::<[u8; 4]>().read() };
-                assert_eq!(u32::from_le_bytes(tag), object + 1, "object {object} in page {page}");
+                // SAFETY: the heap is at rest.
+                let tagged =
+                    unsafe { objects.log.tagged(page, class, class.index_at(card), self.frames.address(frame)) };
+                assert_eq!(tagged, Some(object), "object in page {page}");
             }
         }
         let (mut in_use, mut by_page) = (0, 0);

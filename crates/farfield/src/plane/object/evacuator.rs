@@ -8,11 +8,12 @@
 //!
 //! It brings together what is left in far pages, too: those of which little lives (`heap/evictor/merge.rs`).
 
+use super::tags::TagsOf;
 use super::{ObjectId, Objects};
 use crate::heap::{Core, Purse};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, TAG_BYTES, Verdict};
+use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, Verdict};
 use farfield_os::memory::load_ahead;
 
 /// The pages that it fills.
@@ -202,9 +203,12 @@ impl Evacuator {
 impl Source<'_> {
     /// Objects that live in the page.
     fn live(&self, objects: &Objects) -> Vec<Found> {
+        assert_eq!(self.bytes.len(), PAGE_BYTES);
+        let tags = TagsOf::new(&objects.log.aside, self.page, self.class);
         let tagged = |index| {
-            let tag = self.bytes[self.class.tag_offset(index)..][..TAG_BYTES].first_chunk()?;
-            u32::from_le_bytes(*tag).checked_sub(1).filter(|object| *object < objects.handles.count())
+            // SAFETY: the bytes of a page, which nobody writes as long as we have them.
+            let tag = unsafe { tags.get(self.bytes.as_ptr(), index) };
+            tag.filter(|object| *object < objects.handles.count())
         };
         // Handles lie anywhere: without this the processor waits for one after the other.
         (0..self.class.capacity()).filter_map(tagged).for_each(|object| load_ahead(&objects.handles[object]));
@@ -230,7 +234,7 @@ impl Target {
         unsafe {
             let target = core.frames.address(self.frame);
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
-            target.add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>().write((found.object + 1).to_le_bytes());
+            TagsOf::new(&objects.log.aside, self.page, class).set(target, index, found.object);
         }
         let moved = objects.heat.rule.looked_at(found.handle).evacuated(self.page, card);
         let handle = &objects.handles[found.object];

@@ -5,15 +5,14 @@
 //! count before it takes the page. So the flight needs no thread and no scope, and lands by whoever polls the lane: the bytes are
 //! copied into the place, and the handle says that the object is there, or where it was if it could not be had.
 
-use super::{Filling, ObjectId, Objects, Way};
+use super::tags::TagsOf;
+use super::{Filling, ObjectId, Objects, Places, Way};
 use crate::error::FarError;
 use crate::heap::{Core, Flight, Landing, Patience, Record, Unit, add, count};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{
-    CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Path, Place, State, TAG_BYTES, Whereabouts,
-};
+use farfield_core::heap::{CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Path, Place, State, Whereabouts};
 use farfield_pool::PagePart;
 
 /// A place for an object: near, dirty, and counted.
@@ -206,6 +205,9 @@ impl Core {
             if let Some(spot) = self.spot_now(record, objects, object, class, coming)? {
                 return Ok(spot);
             }
+            if !coming && self.reopen_page(record, objects, class)? {
+                continue;
+            }
             let frame = self.take_frames(record, 1, renewable)?;
             self.open_page(record, objects, class, frame)?;
         }
@@ -221,26 +223,24 @@ impl Core {
         coming: bool,
     ) -> Result<Option<Spot>, FarError> {
         let cell = record.objects.page(class);
-        let Some(Filling { page, count: index }) = cell.get() else { return Ok(None) };
-        if index == class.capacity() {
+        let Some(Filling { page, mut free }) = cell.get() else { return Ok(None) };
+        let Some(index) = free.take() else {
             cell.set(None);
             self.close_log(&objects.log, page);
             if record.objects.once.get() {
                 self.leave_first(core::iter::once(page));
             }
             return Ok(None);
-        }
-        cell.set(Some(Filling { page, count: index + 1 }));
+        };
+        cell.set(Some(Filling { page, free }));
         objects.log.enter(page, coming);
         let found = self.near_log(page);
         if let Ok(Some(frame)) = found {
             let place = Place::new(frame, class.card(index));
+            let tags = TagsOf::new(&objects.log.aside, page, class);
             // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag, because the page is
-            // open and this thread fills it; aligned (`tag_offset`).
-            unsafe {
-                let tag = self.frames.address(frame).add(class.tag_offset(index)).cast::<[u8; TAG_BYTES]>();
-                tag.write((object + 1).to_le_bytes());
-            }
+            // open and this thread fills it, and the place is free.
+            unsafe { tags.set(self.frames.address(frame), index, object) };
             return Ok(Some(Spot { page, place, class }));
         }
         if found.is_ok() {
@@ -272,7 +272,7 @@ impl Core {
         });
         match opened {
             Ok(page) => {
-                let before = record.objects.page(class).replace(Some(Filling { page, count: 0 }));
+                let before = record.objects.page(class).replace(Some(Filling { page, free: Places::all(class) }));
                 debug_assert!(before.is_none(), "a page that nobody closes");
             }
             Err(_) => self.frames.put(frame, 1),
@@ -302,7 +302,7 @@ impl Core {
     }
 
     /// The frame of a page that this thread has open, dirty; `None` if the page has left.
-    fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
+    pub(super) fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
         let word = &self.words[page];
         let mut patience = Patience::new(self.patience);
         loop {

@@ -1,8 +1,8 @@
 //! Whether the values of a class are better off without handles.
 //!
 //! A handle lets a value move: that sorts those that are wanted from those that are not. Where pages come whole anyway there is nothing to
-//! sort, and handles only cost: their room, a look at them, and the holes that dead values leave in pages that are never filled again. So when
-//! at least half of the misses of a class bring whole pages, its new values are made as on the page plane, where holes are filled. Those that
+//! sort, and handles only cost: their room, and a look at them. So when
+//! at least half of the misses of a class bring whole pages, its new values are made as on the page plane. Those that
 //! have handles keep them. One page of values in sixteen gets them also then, so that what they do can show that it is different now.
 
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,8 @@
 //! Log pages: which are free, what lives in them, and when they may be used again.
 
-use super::OwnObjects;
+use super::holes::Holes;
+use super::tags::{Aside, TagsOf};
+use super::{ObjectId, OwnObjects};
 use crate::error::{BuildError, FarError};
 use crate::heap::{Core, Table, Unit};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,13 +23,15 @@ pub(crate) struct LogPages {
     /// In use, and of these those that come whole next time.
     in_use: AtomicU32,
     by_page: AtomicU32,
+    pub(super) aside: Aside,
+    pub(super) holes: Holes,
     lists: Mutex<Lists>,
 }
 
 #[derive(Default)]
 struct Lists {
-    /// Empty, and nobody remembers what was in them.
-    free: Vec<u32>,
+    /// Empty, and nobody remembers what was in them: those without room for tags aside, and those with.
+    free: [Vec<u32>; 2],
     /// Empty, but a scope may be open that has looked at a handle when it said that the object is there.
     retired: Vec<u32>,
     /// Those that were retired before an epoch began, oldest first: free when every scope that was open then is over.
@@ -38,13 +42,15 @@ struct Lists {
 const RETIRED_MANY: usize = 64;
 
 impl LogPages {
-    pub(super) fn new(pages: u32) -> Result<LogPages, BuildError> {
+    pub(super) fn new(pages: u32, near: u64) -> Result<LogPages, BuildError> {
         Ok(LogPages {
             words: Table::new(pages as usize)?,
             count: AtomicU32::new(0),
             opened: AtomicU32::new(0),
             in_use: AtomicU32::new(0),
             by_page: AtomicU32::new(0),
+            aside: Aside::new(pages)?,
+            holes: Holes::new(near),
             lists: Mutex::new(Lists::default()),
         })
     }
@@ -56,7 +62,8 @@ impl LogPages {
     pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
         let words = (u64::from(high_page) * size_of::<LogWord>() as u64).next_multiple_of(PAGE_BYTES as u64);
         // A page is in one list at most, and lists grow by doubling.
-        words + u64::from(self.count.load(Ordering::Relaxed)) * 2 * size_of::<u32>() as u64
+        let lists = u64::from(self.count.load(Ordering::Relaxed)) * 2 * size_of::<u32>() as u64;
+        words + lists + self.holes.table_bytes() + self.aside.table_bytes(high_page)
     }
 
     /// How many were opened, so far, modulo 2^32.
@@ -72,7 +79,9 @@ impl LogPages {
     /// Pages that nobody uses.
     pub(crate) fn unused_count(&self) -> usize {
         let lists = self.lists();
-        lists.free.len() + lists.retired.len() + lists.aging.iter().map(|(_, pages)| pages.len()).sum::<usize>()
+        lists.free.iter().map(Vec::len).sum::<usize>()
+            + lists.retired.len()
+            + lists.aging.iter().map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
     /// A hint: what is in the page is looked at soon.
@@ -120,6 +129,38 @@ impl LogPages {
         self.update(page, |word| word.go().map_or((word, false), |next| (next, true)))
     }
 
+    /// The page is the caller's to fill again, who keeps it near: what it was like; `None` if it is of another class or somebody else is at it.
+    pub(super) fn reopen(&self, page: u32, class: LogClass) -> Option<LogWord> {
+        self.update(page, |word| {
+            let reopened = word.reopened().filter(|_| word.class() == Some(class) && word.is_worth_filling());
+            reopened.map_or((word, None), |next| (next, Some(word)))
+        })
+    }
+
+    /// An object of a page that is not being emptied has ended; true if the page is dead by that.
+    fn lose(&self, page: u32) -> bool {
+        let (word, died) = self.update(page, |word| {
+            let (next, died) = word.remove();
+            (next, (next, died))
+        });
+        if let Some(class) = word.class()
+            && word.live() == class.worth_filling()
+        {
+            self.note_holes(page, word);
+        }
+        died
+    }
+
+    /// Holes of this page may be worth filling.
+    fn note_holes(&self, page: u32, word: LogWord) {
+        if let Some(class) = word.class()
+            && !word.is_open()
+            && word.is_worth_filling()
+        {
+            self.holes.note(page, class);
+        }
+    }
+
     /// The page, if it is Far, is the caller's to bring near; false if it is not to come whole.
     pub(super) fn fetch(&self, page: u32) -> bool {
         self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
@@ -148,18 +189,28 @@ impl LogPages {
         self.lists().retired.push(page);
     }
 
+    /// For the verifier: the object of this index in a near page of this class, by its tag.
+    ///
+    /// # Safety
+    /// Its bytes are at this address, and nobody writes them.
+    pub(crate) unsafe fn tagged(&self, page: u32, class: LogClass, index: u32, bytes: *const u8) -> Option<ObjectId> {
+        // SAFETY: passed on to the caller.
+        unsafe { TagsOf::new(&self.aside, page, class).get(bytes, index) }
+    }
+
     /// For the verifier: pages that nobody uses.
     pub(crate) fn unused(&self) -> Vec<u32> {
         let lists = self.lists();
         let aging = lists.aging.iter().flat_map(|(_, pages)| pages);
-        lists.free.iter().chain(&lists.retired).chain(aging).copied().collect()
+        lists.free.iter().flatten().chain(&lists.retired).chain(aging).copied().collect()
     }
 }
 
 impl Core {
     /// A log page for the caller to fill.
     pub(super) fn open_log(&self, log: &LogPages, class: LogClass) -> Result<u32, FarError> {
-        let free = |log: &LogPages| log.lists().free.pop();
+        let kind = usize::from(class.has_tags_aside());
+        let free = |log: &LogPages| log.lists().free[kind].pop();
         let is_many = log.lists().retired.len() >= RETIRED_MANY;
         let mut page = free(log);
         if page.is_none() && is_many {
@@ -172,16 +223,19 @@ impl Core {
                 Ok(first) => {
                     // Taken from the end, and neighbours in this order.
                     log.count.fetch_add(SEGMENT_PAGES, Ordering::Relaxed);
-                    log.lists().free.extend((first + 1..first + SEGMENT_PAGES).rev());
+                    log.lists().free[kind].extend((first + 1..first + SEGMENT_PAGES).rev());
                     self.fit();
                     first
                 }
                 Err(error) => {
                     self.recycle_log(log);
-                    free(log).ok_or(error)?
+                    free(log).or_else(|| log.lists().free[1 - kind].pop()).ok_or(error)?
                 }
             },
         };
+        if class.has_tags_aside() && log.aside.make_room(page) {
+            self.fit();
+        }
         log.in_use.fetch_add(1, Ordering::Relaxed);
         log.words[page].store(LogWord::opened(class).0, Ordering::SeqCst);
         log.opened.fetch_add(1, Ordering::Relaxed);
@@ -205,16 +259,28 @@ impl Core {
             }
             // Somebody else may have been here.
             if lists.aging.front().is_some_and(|(first, _)| *first == epoch)
-                && let Some((_, mut pages)) = lists.aging.pop_front()
+                && let Some((_, pages)) = lists.aging.pop_front()
             {
-                lists.free.append(&mut pages);
+                pages.into_iter().for_each(|page| lists.free[usize::from(log.aside.has_room(page))].push(page));
             }
         }
     }
 
     /// Its owner fills the page no more.
     pub(super) fn close_log(&self, log: &LogPages, page: u32) {
-        if log.update(page, LogWord::closed) {
+        let (word, died) = log.update(page, |word| {
+            let (next, died) = word.closed();
+            (next, (next, died))
+        });
+        log.note_holes(page, word);
+        if died {
+            self.retire_log(log, page);
+        }
+    }
+
+    /// The caller's object, which lived in the page, has ended.
+    pub(super) fn lose_log(&self, log: &LogPages, page: u32) {
+        if log.lose(page) {
             self.retire_log(log, page);
         }
     }
@@ -242,7 +308,14 @@ impl Core {
 
     /// The page has come near as a whole, or not.
     pub(crate) fn end_fetch(&self, log: &LogPages, page: u32, came: bool) {
-        if log.update(page, |word| word.fetched(came)) {
+        let (word, died) = log.update(page, |word| {
+            let (next, died) = word.fetched(came);
+            (next, (next, died))
+        });
+        if came {
+            log.note_holes(page, word);
+        }
+        if died {
             self.retire_log(log, page);
         }
     }

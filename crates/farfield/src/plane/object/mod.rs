@@ -2,14 +2,16 @@
 //!
 //! A slot names a *handle*, an immobile word that says in which page and at which card the value is; so values move, and
 //! nobody has to find their slots. Values lie in *log pages*, filled from the beginning by one thread each, with new values and
-//! with those that came near; what is used at about the same time lies together. The place that a value leaves is not filled
-//! again; the page goes when its last value is gone, and its number is used again when no scope is left that could
+//! with those that came near; what is used at about the same time lies together. Places that values leave are filled again while
+//! their page is near (`holes`); the page goes when its last value is gone, and its number is used again when no scope is left that could
 //! have looked at a handle before (`recycle_log`).
 //!
 //! | file | decides |
 //! |---|---|
 //! | `handles` | which handles are free |
 //! | `log` | which log pages are free, and who fills which |
+//! | `tags` | where a log page says which handles its values have |
+//! | `holes` | which log pages are filled again |
 //! | `ingress` | how a value is found |
 //! | `flight` | how it comes near |
 //! | `values` | making and freeing |
@@ -23,10 +25,12 @@ mod flight;
 mod habit;
 mod handles;
 mod heat;
+mod holes;
 mod ingress;
 mod log;
 mod paths;
 mod price;
+mod tags;
 mod values;
 
 use crate::error::BuildError;
@@ -67,11 +71,40 @@ pub(crate) struct OwnObjects {
     once: Cell<bool>,
 }
 
-/// A page that a thread fills, and how many values it has put there.
+/// A page that a thread fills, and the places where it has put nothing yet.
 #[derive(Clone, Copy)]
 struct Filling {
     page: u32,
-    count: u32,
+    free: Places,
+}
+
+/// Places of a log page, by index.
+#[derive(Clone, Copy, Default)]
+struct Places([u64; 4]);
+
+const _: () = assert!(LogClass::from_index(0).capacity() <= 256);
+
+impl Places {
+    /// All of a page of this class.
+    fn all(class: LogClass) -> Places {
+        (0..class.capacity()).collect()
+    }
+
+    /// Takes the first one out.
+    fn take(&mut self) -> Option<u32> {
+        let (at, word) = self.0.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
+        let bit = word.trailing_zeros();
+        *word &= *word - 1;
+        Some(at as u32 * u64::BITS + bit)
+    }
+}
+
+impl FromIterator<u32> for Places {
+    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> Places {
+        let mut places = Places::default();
+        indices.into_iter().for_each(|index| places.0[(index / u64::BITS) as usize] |= 1 << (index % u64::BITS));
+        places
+    }
 }
 
 impl OwnObjects {
@@ -90,11 +123,17 @@ impl OwnObjects {
 }
 
 impl Objects {
-    /// For a heap of so many pages.
-    pub(crate) fn new(pages: u32, handles: u32, hotness: Hotness, paths: Option<Paths>) -> Result<Objects, BuildError> {
+    /// For a heap of so many pages, and so much near memory.
+    pub(crate) fn new(
+        pages: u32,
+        near: u64,
+        handles: u32,
+        hotness: Hotness,
+        paths: Option<Paths>,
+    ) -> Result<Objects, BuildError> {
         Ok(Objects {
             handles: Handles::new(handles)?,
-            log: LogPages::new(pages)?,
+            log: LogPages::new(pages, near)?,
             moved: AtomicU64::new(0),
             heat: Heat::new(hotness),
             paths,
@@ -107,9 +146,10 @@ impl Objects {
         self.handles.table_bytes() + self.log.table_bytes(high_page) + paths
     }
 
-    /// What the tables here cost for each page below the highest that was used.
+    /// What the tables here cost for each page below the highest that was used, at least.
     pub(crate) fn bytes_per_page(&self) -> usize {
-        size_of::<LogWord>() + self.paths.as_ref().map_or(0, |_| 2 * size_of::<u32>())
+        // Tags aside: a pointer for each segment.
+        size_of::<LogWord>() + 1 + self.paths.as_ref().map_or(0, |_| 2 * size_of::<u32>())
     }
 
     /// For the verifier: the handle of this number.

@@ -58,7 +58,7 @@ impl Core {
                 Whereabouts::At { page, .. } => {
                     let free = Handle::free(None);
                     if handle.compare_exchange(seen.0, free.0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                        self.leave_log(&objects.log, page);
+                        self.lose_log(&objects.log, page);
                         return objects.handles.give(&record.objects.handles, object);
                     }
                 }
