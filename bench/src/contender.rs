@@ -32,6 +32,8 @@ pub(crate) enum Contender {
     Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
     Heap(Far, &'static str),
+    /// The same on the page plane, and it does what it can where its data is.
+    HeapOffload(Far),
     /// The same on the page plane, whose far memory moves to a second server of that kind.
     HeapSwitch(Far),
     /// `farfield run` whose far memory moves so.
@@ -112,6 +114,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-best" => Contender::Advised(Advisor::Best),
         "heap" => Contender::Heap(Far::Private, "page"),
         "heap-tcp" => Contender::Heap(Far::Tcp, "page"),
+        "heap-offload" => Contender::HeapOffload(Far::Private),
+        "heap-offload-tcp" => Contender::HeapOffload(Far::Tcp),
         "heap-objects" => Contender::Heap(Far::Private, "object"),
         "heap-objects-tcp" => Contender::Heap(Far::Tcp, "object"),
         "heap-late" => Contender::Heap(Far::LateTcp, "page"),
@@ -146,7 +150,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
-             farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, \
+             farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
@@ -188,7 +192,8 @@ impl Contender {
             Contender::Swap(store) => swapped(store, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
-            Contender::Heap(far, plane) => heap(far, plane, job),
+            Contender::Heap(far, plane) => heap(far, plane, &[], job),
+            Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
             Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::FarfieldIn(company) => company::sample(company, job),
@@ -309,7 +314,7 @@ pub(crate) fn job_on(url: Option<&str>, job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
+fn heap(far: Far, plane: &str, more: &[&str], job: &Job) -> Result<Sample> {
     let server = match far {
         Far::Compressed => None,
         Far::Private | Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),
@@ -319,7 +324,7 @@ fn heap(far: Far, plane: &str, job: &Job) -> Result<Sample> {
         (_, Some(server)) => server.url.clone(),
         (_, None) => format!("lz:?size={}", twice(job)),
     };
-    let mut sample = heap_on(&pool, plane, &[], job)?;
+    let mut sample = heap_on(&pool, plane, more, job)?;
     if let Some(server) = server {
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }

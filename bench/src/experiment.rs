@@ -182,6 +182,7 @@ const PARAMETERS: &[&str] = &[
     "car_percent",
     "hotness",
     "moments",
+    "offload",
     "slo_percent",
     "link_mib",
 ];
@@ -320,7 +321,7 @@ fn check_point(point: &Point) -> Result<()> {
             ("workload", Value::Text(name)) => drop(Workload::named(name)?),
             ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
             // The program knows the rules.
-            ("hotness", Value::Text(_)) => {}
+            ("hotness" | "offload", Value::Text(_)) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
             (_, Value::Number(_)) => {}
         }

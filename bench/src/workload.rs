@@ -73,6 +73,7 @@ const WORKLOADS: &[Workload] = &[
     rust("count-views", "count", "view"),
     rust("count-views-uniform", "count", "view"),
     rust("shuffle", "move", "element"),
+    rust("trips", "ask", "row"),
     rust("switch", "during", "access"),
 ];
 const COMMON: &str = include_str!("../workloads/common.h");

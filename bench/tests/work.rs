@@ -47,6 +47,9 @@ fn walks() {
     check("words", "scan", 2, &["--data-mib", "6", "--ops", "2000000", "--set-kib", "256"]);
     check("compute", "scan", 2, &["--data-mib", "6"]);
     check("frame", "ask", 2, &["--data-mib", "4"]);
+    for offload in ["none", "all"] {
+        check("trips", "ask", 2, &["--data-mib", "4", "--offload", offload]);
+    }
     check("pack", "pack", 6, &["--data-mib", "12"]);
     check("unpack", "pack", 6, &["--data-mib", "12"]);
 }
@@ -116,6 +119,7 @@ fn real_data() {
         ("count-words", "count"),
         ("cache", "request"),
         ("shuffle", "move"),
+        ("trips", "ask"),
     ] {
         check(workload, phase, 2, &["--data-mib", "4", "--ops", "20000", "--real", "1"]);
     }

@@ -25,6 +25,7 @@ mod shuffle;
 mod switch;
 mod tasks;
 mod triangles;
+mod trips;
 mod views;
 mod web;
 mod words;
@@ -124,6 +125,9 @@ struct Options {
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
+    /// What `trips` does where its columns are.
+    #[arg(long, value_enum, default_value_t = OffloadName::None)]
+    offload: OffloadName,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -172,6 +176,8 @@ enum Workload {
     CountViewsUniform,
     /// Columns copied and shuffled.
     Shuffle,
+    /// Columns copied, shuffled, and asked about.
+    Trips,
     /// Pages in random order while far memory moves.
     Switch,
 }
@@ -181,6 +187,15 @@ enum PlaneName {
     Page,
     Object,
     Hybrid,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum OffloadName {
+    None,
+    Copy,
+    Shuffle,
+    Aggregate,
+    All,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -259,6 +274,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::CountViews => views::run(options, views::Input::Skewed),
         Workload::CountViewsUniform => views::run(options, views::Input::Uniform),
         Workload::Shuffle => shuffle::run(options),
+        Workload::Trips => trips::run(options),
         Workload::Switch => switch::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

@@ -18,6 +18,9 @@ pub(crate) const TRIPS: &str = "nyc-green-taxi/green_tripdata_2020-04_2022-02.cs
 /// Of these: miles, fare, and all that was paid.
 pub(crate) const TRIP_NUMBERS: [usize; 3] = [8, 9, 16];
 
+/// Of these: vendor, start and end (in seconds), passengers, miles, fare, tip, and all that was paid.
+pub(crate) const TRIP_COLUMNS: [usize; 8] = [0, 1, 2, 7, 8, 9, 12, 16];
+
 pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
     let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
     let path = Path::new(&folder).join(name);
@@ -90,9 +93,23 @@ impl<F: BufRead + Seek, const N: usize> Rows<F, N> {
             })?;
             ensure!(!self.line.is_empty(), "there is no row in the file");
         }
-        let field = |column| self.line.trim_end().split(',').nth(column).and_then(|text: &str| text.parse().ok());
+        let field = |column| self.line.trim_end().split(',').nth(column).and_then(number);
         Ok(self.columns.map(|column| field(column).unwrap_or(0.0)))
     }
+}
+
+/// A number, or the seconds until a moment like `2020-04-01 00:44:02`.
+fn number(text: &str) -> Option<f64> {
+    text.parse().ok().or_else(|| {
+        let mut parts = text.split(['-', ' ', ':']).map(|part| part.parse::<i64>().ok());
+        let mut next = || parts.next().flatten();
+        let (year, month, day) = (next()?, next()?, next()?);
+        let (hours, minutes, seconds) = (next()?, next()?, next()?);
+        // Years begin in March, so that leap days end them.
+        let (years, months) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+        let days = years * 365 + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day - 719_469;
+        Some((((days * 24 + hours) * 60 + minutes) * 60 + seconds) as f64)
+    })
 }
 
 #[cfg(test)]
@@ -116,6 +133,17 @@ mod tests {
         let found: Vec<u64> = (0..5).map(|_| numbers.next().unwrap()).collect();
         assert_eq!(found, [1, 2, 1, 2, 1]);
         assert!(Numbers::new(Cursor::new([1]), |bytes| u16::from_be_bytes(bytes).into()).next().is_err());
+    }
+
+    #[test]
+    fn moments_are_seconds() {
+        let moments = ["1970-01-01 00:00:00", "2000-03-01 00:00:01", "2020-02-29 23:59:59", "2021-12-31 12:00:00"];
+        let seconds = moments.map(|text| number(text).unwrap());
+        assert_eq!(seconds, [0.0, 951_868_801.0, 1_583_020_799.0, 1_640_952_000.0]);
+        assert_eq!(
+            (number("2.5"), number("-3"), number("N"), number("2020-01-01")),
+            (Some(2.5), Some(-3.0), None, None)
+        );
     }
 
     #[test]

@@ -127,19 +127,19 @@ fn fill(rows: usize, frame: &mut impl Frame, trips: &mut Trips) -> Result<()> {
 
 /// An order of all rows, which nobody need remember.
 #[derive(Clone, Copy)]
-struct Order {
+pub(crate) struct Order {
     rows: usize,
     bits: u32,
     seed: u64,
 }
 
 impl Order {
-    fn new(rows: usize, seed: u64) -> Order {
+    pub(crate) fn new(rows: usize, seed: u64) -> Order {
         Order { rows, bits: rows.next_power_of_two().ilog2().max(2), seed }
     }
 
     /// The row that comes to this place.
-    fn source(&self, place: usize) -> usize {
+    pub(crate) fn source(&self, place: usize) -> usize {
         let mask = (1u64 << self.bits) - 1;
         let mut row = place as u64;
         // Each step can be undone, so no two places meet; who falls beyond the rows goes on.
