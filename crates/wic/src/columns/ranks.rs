@@ -55,12 +55,19 @@ impl Buckets {
     /// Adds numbers whose image lies in this span. What has no place in the order is passed over.
     pub fn add_all<N: Number>(&mut self, numbers: &[N], first: u64, last: u64) {
         let shift = Span::shift(first, last);
+        // Neighbours fall into few buckets, and a map is slow to find one for each.
+        let mut dense = [const { Bucket { count: 0, first: u64::MAX, last: 0 } }; 1 << Buckets::BITS];
         for number in numbers.iter().filter(|number| number.is_ordered()) {
             let image = number.image();
             if (first..=last).contains(&image) {
-                let alone = Bucket { count: 1, first: image, last: image };
-                self.add((image - first) >> shift, &alone);
+                let bucket = &mut dense[((image - first) >> shift) as usize];
+                bucket.count += 1;
+                bucket.first = bucket.first.min(image);
+                bucket.last = bucket.last.max(image);
             }
+        }
+        for (index, bucket) in dense.iter().enumerate().filter(|(_, bucket)| bucket.count > 0) {
+            self.add(index as u64, bucket);
         }
     }
 

@@ -7,6 +7,7 @@ use crate::error::FarError;
 use crate::heap::{Heap, Want};
 use crate::offload::OffloadError;
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{CallError, Function, Number, Where};
@@ -160,7 +161,10 @@ impl<N: Number> Taking<'_, N> {
         let all = units.len();
         let far = units.clone().filter(|unit| self.vec.units.is_far(*unit)).count();
         let changed = units.filter(|unit| !self.vec.units.is_as_far(*unit)).count();
-        let fetches = self.order.len().saturating_mul(far) / all.max(1);
+        let uses = self.order.len().saturating_mul(far) / all.max(1);
+        // What has room near, beside what else is used, is fetched once.
+        let room = self.heap.core().near.load(Ordering::Relaxed) as usize / PAGE_BYTES / 2;
+        let fetches = if far <= room { uses.min(far) } else { uses };
         let there = changed * WRITE_BACK_NS + self.order.len().saturating_mul(ELEMENT_NS);
         far > FEW_UNITS && there < fetches.saturating_mul(MISS_NS)
     }
