@@ -81,7 +81,7 @@ impl LogClass {
 
     /// With so many objects or fewer a page is worth opening again.
     pub const fn worth_filling(self) -> u32 {
-        let holes = self.capacity() / 8;
+        let holes = self.capacity() / 16;
         self.capacity() - if holes == 0 { 1 } else { holes }
     }
 
@@ -408,7 +408,7 @@ mod tests {
     fn pages_worth_filling_have_a_hole_and_an_object() {
         for class in all() {
             let (capacity, least) = (class.capacity(), class.worth_filling());
-            assert!(least > 0 && least < capacity && least * 8 >= capacity * 5, "{class:?}");
+            assert!(least > 0 && least < capacity && least * 16 >= capacity * 10, "{class:?}");
             let mut word = LogWord::opened(class);
             for live in 0..=capacity {
                 assert_eq!(word.is_worth_filling(), (1..=least).contains(&live));

@@ -1,6 +1,6 @@
 //! Holes: places in log pages whose objects are gone, and which are filled again while the page is near.
 //!
-//! A page of which an eighth is free, or one place of a few, is noted in the list of its class; a thread that needs a page for new objects takes
+//! A page of which a sixteenth is free, or one place of a few, is noted in the list of its class; a thread that needs a page for new objects takes
 //! one from there first, the latest, and opens it again if it still is what it was. So near memory is as full of what lives as on the page plane,
 //! and not of what a growing collection has left behind.
 //!
