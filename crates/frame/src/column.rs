@@ -1,0 +1,213 @@
+//! A column: its buffers as far vectors, and chunks of it as Arrow arrays.
+//!
+//! All rows of a buffer lie in one far vector, so a whole column is asked for with one `aggregate`. Bits (validity, booleans) are words of 64, and chunks begin at
+//! a word, so a chunk is read without shifting. Offsets of strings count from the beginning of their chunk; where chunks begin is kept near.
+//!
+//! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word; nulls that are taken for values.
+
+use crate::error::FrameError;
+use arrow::array::{Array, ArrayData, ArrayRef, make_array};
+use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow::datatypes::{ArrowNativeType, DataType, Field};
+use farfield::{FarError, FarVec, Heap};
+use std::ops::Range;
+
+/// Rows that come near together.
+pub const CHUNK_ROWS: usize = 8192;
+const WORD_BITS: usize = u64::BITS as usize;
+const CHUNK_WORDS: usize = CHUNK_ROWS / WORD_BITS;
+const _: () = assert!(CHUNK_ROWS.is_multiple_of(WORD_BITS));
+
+/// Values of a column, by what they are stored as.
+pub(crate) enum Values {
+    I8(FarVec<i8>),
+    I16(FarVec<i16>),
+    I32(FarVec<i32>),
+    I64(FarVec<i64>),
+    U8(FarVec<u8>),
+    U16(FarVec<u16>),
+    U32(FarVec<u32>),
+    U64(FarVec<u64>),
+    F32(FarVec<f32>),
+    F64(FarVec<f64>),
+    Bits(FarVec<u64>),
+    Text(Text),
+}
+
+/// The same for all kinds of numbers.
+macro_rules! with_numbers {
+    ($values:expr, $numbers:ident => $numeric:expr, $($other:tt)*) => {
+        match $values {
+            Values::I8($numbers) => $numeric,
+            Values::I16($numbers) => $numeric,
+            Values::I32($numbers) => $numeric,
+            Values::I64($numbers) => $numeric,
+            Values::U8($numbers) => $numeric,
+            Values::U16($numbers) => $numeric,
+            Values::U32($numbers) => $numeric,
+            Values::U64($numbers) => $numeric,
+            Values::F32($numbers) => $numeric,
+            Values::F64($numbers) => $numeric,
+            $($other)*
+        }
+    };
+}
+pub(crate) use with_numbers;
+
+/// Strings: bytes without gaps, and for each chunk one offset more than it has rows.
+#[derive(Default)]
+pub(crate) struct Text {
+    bytes: FarVec<u8>,
+    offsets: FarVec<i32>,
+    /// Where chunks begin in `bytes`.
+    starts: Vec<usize>,
+}
+
+/// A column under construction, or finished. It only grows, by whole chunks and a last one that may be shorter.
+pub(crate) struct Column {
+    data_type: DataType,
+    rows: usize,
+    nulls: usize,
+    /// Bits that say which rows have a value. Empty as long as all have.
+    valid: FarVec<u64>,
+    pub(crate) values: Values,
+}
+
+impl Column {
+    pub(crate) fn new(field: &Field) -> Result<Column, FrameError> {
+        let values = match field.data_type() {
+            DataType::Int8 => Values::I8(FarVec::new()),
+            DataType::Int16 => Values::I16(FarVec::new()),
+            DataType::Int32 | DataType::Date32 | DataType::Time32(_) => Values::I32(FarVec::new()),
+            DataType::Int64
+            | DataType::Date64
+            | DataType::Time64(_)
+            | DataType::Timestamp(..)
+            | DataType::Duration(_) => Values::I64(FarVec::new()),
+            DataType::UInt8 => Values::U8(FarVec::new()),
+            DataType::UInt16 => Values::U16(FarVec::new()),
+            DataType::UInt32 => Values::U32(FarVec::new()),
+            DataType::UInt64 => Values::U64(FarVec::new()),
+            DataType::Float32 => Values::F32(FarVec::new()),
+            DataType::Float64 => Values::F64(FarVec::new()),
+            DataType::Boolean => Values::Bits(FarVec::new()),
+            DataType::Utf8 => Values::Text(Text::default()),
+            other => return Err(FrameError::Type { name: field.name().clone(), data_type: other.clone() }),
+        };
+        let data_type = field.data_type().clone();
+        Ok(Column { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values })
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn nulls(&self) -> usize {
+        self.nulls
+    }
+
+    /// A chunk more. All before it were whole ones.
+    pub(crate) fn push(&mut self, heap: &Heap, array: &ArrayRef) -> Result<(), FrameError> {
+        assert!(self.rows.is_multiple_of(CHUNK_ROWS) && array.len() <= CHUNK_ROWS);
+        assert_eq!(array.data_type(), &self.data_type);
+        let data = array.to_data();
+        self.push_valid(heap, &data)?;
+        match &mut self.values {
+            Values::Bits(bits) => {
+                let words = words_of(&BooleanBuffer::new(data.buffers()[0].clone(), data.offset(), data.len()));
+                bits.extend_from_slice(&heap.enter(), &words)?;
+            }
+            Values::Text(text) => text.push(heap, &data)?,
+            numbers => with_numbers!(numbers, numbers => numbers.extend_from_slice(&heap.enter(), natives(&data))?,
+                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
+        }
+        self.rows += data.len();
+        self.nulls += data.null_count();
+        Ok(())
+    }
+
+    fn push_valid(&mut self, heap: &Heap, data: &ArrayData) -> Result<(), FarError> {
+        if self.nulls + data.null_count() == 0 {
+            return Ok(());
+        }
+        let scope = heap.enter();
+        if self.valid.is_empty() {
+            self.valid.resize(&scope, self.rows / WORD_BITS, u64::MAX)?;
+        }
+        let all = || BooleanBuffer::new_set(data.len());
+        let words = words_of(&data.nulls().map_or_else(all, |nulls| nulls.inner().clone()));
+        self.valid.extend_from_slice(&scope, &words)
+    }
+
+    /// A chunk as an array of Arrow.
+    pub(crate) fn chunk(&self, heap: &Heap, chunk: usize) -> Result<ArrayRef, FrameError> {
+        let rows = chunk * CHUNK_ROWS..self.rows.min((chunk + 1) * CHUNK_ROWS);
+        let words = chunk * CHUNK_WORDS..chunk * CHUNK_WORDS + rows.len().div_ceil(WORD_BITS);
+        let builder = ArrayData::builder(self.data_type.clone()).len(rows.len());
+        let builder = match &self.values {
+            Values::Bits(bits) => builder.add_buffer(Buffer::from_vec(read(heap, bits, words.clone())?)),
+            Values::Text(text) => {
+                let (offsets, bytes) = text.read(heap, chunk, rows.len())?;
+                builder.add_buffer(Buffer::from_vec(offsets)).add_buffer(Buffer::from_vec(bytes))
+            }
+            numbers => {
+                with_numbers!(numbers, numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
+                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers"))
+            }
+        };
+        let nulls = match self.nulls {
+            0 => None,
+            _ => Some(NullBuffer::new(BooleanBuffer::new(
+                Buffer::from_vec(read(heap, &self.valid, words)?),
+                0,
+                rows.len(),
+            ))),
+        };
+        Ok(make_array(builder.nulls(nulls.filter(|nulls| nulls.null_count() > 0)).build()?))
+    }
+}
+
+impl Text {
+    fn push(&mut self, heap: &Heap, data: &ArrayData) -> Result<(), FarError> {
+        let scope = heap.enter();
+        let start = self.bytes.len();
+        let offsets = &data.buffers()[0].typed_data::<i32>();
+        // Of no rows there may be no offset at all.
+        let offsets = if data.is_empty() { &[0][..] } else { &offsets[data.offset()..=data.offset() + data.len()] };
+        let first = offsets[0];
+        let moved: Vec<i32> = offsets.iter().map(|offset| offset - first).collect();
+        let bytes = first as usize..offsets[offsets.len() - 1] as usize;
+        self.offsets.extend_from_slice(&scope, &moved)?;
+        self.bytes.extend_from_slice(&scope, &data.buffers()[1][bytes])?;
+        self.starts.push(start);
+        Ok(())
+    }
+
+    fn read(&self, heap: &Heap, chunk: usize, rows: usize) -> Result<(Vec<i32>, Vec<u8>), FarError> {
+        let first = chunk * (CHUNK_ROWS + 1);
+        let offsets = read(heap, &self.offsets, first..first + rows + 1)?;
+        let end = self.starts.get(chunk + 1).copied().unwrap_or(self.bytes.len());
+        Ok((offsets, read(heap, &self.bytes, self.starts[chunk]..end)?))
+    }
+}
+
+/// The values of an array of numbers.
+fn natives<N: ArrowNativeType>(data: &ArrayData) -> &[N] {
+    &data.buffers()[0].typed_data::<N>()[data.offset()..data.offset() + data.len()]
+}
+
+/// Bits as words, the rest of the last one zero.
+fn words_of(bits: &BooleanBuffer) -> Vec<u64> {
+    bits.bit_chunks().iter_padded().take(bits.len().div_ceil(WORD_BITS)).collect()
+}
+
+/// Copies of these elements.
+fn read<T: Clone + Send + 'static>(heap: &Heap, vec: &FarVec<T>, range: Range<usize>) -> Result<Vec<T>, FarError> {
+    let mut values = Vec::with_capacity(range.len());
+    let mut scope = heap.enter();
+    let mut scan = vec.scan_in(&mut scope, range);
+    while let Some(some) = scan.next_chunk()? {
+        values.extend_from_slice(some);
+    }
+    Ok(values)
+}

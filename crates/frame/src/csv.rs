@@ -1,0 +1,62 @@
+//! Frames from CSV files with a line of names.
+//!
+//! Danger: a line that is wrong and is passed over, or is said to be another one.
+
+use crate::column::CHUNK_ROWS;
+use crate::error::FrameError;
+use crate::frame::{FarFrame, Maker};
+use arrow::csv::ReaderBuilder;
+use arrow::csv::reader::Format;
+use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
+use farfield::Heap;
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read, Seek};
+use std::path::Path;
+use std::sync::Arc;
+
+impl FarFrame {
+    /// The table in a CSV file whose first line names the columns. It is read twice: what a column holds is known when all its values have been
+    /// seen. An empty field is null.
+    pub fn from_csv(heap: &Arc<Heap>, path: impl AsRef<Path>) -> Result<FarFrame, FrameError> {
+        let name = path.as_ref().display().to_string();
+        let file_error = |why| FrameError::File { name, why };
+        let file = File::open(path).map_err(file_error)?;
+        from_seekable(heap, BufReader::new(file))
+    }
+
+    /// The table in a text of that form.
+    pub fn from_csv_text(heap: &Arc<Heap>, text: &str) -> Result<FarFrame, FrameError> {
+        from_seekable(heap, Cursor::new(text))
+    }
+
+    /// The same from anything that can be read, once, where the columns are known.
+    pub fn from_csv_with(heap: &Arc<Heap>, schema: SchemaRef, text: impl Read) -> Result<FarFrame, FrameError> {
+        let mut maker = Maker::new(heap, schema.clone())?;
+        let reader = ReaderBuilder::new(schema).with_header(true).with_batch_size(CHUNK_ROWS).build(text)?;
+        for batch in reader {
+            maker.push(batch.map_err(error_of)?)?;
+        }
+        maker.finish()
+    }
+}
+
+fn from_seekable(heap: &Arc<Heap>, mut text: impl Read + Seek) -> Result<FarFrame, FrameError> {
+    let (schema, _) = Format::default().with_header(true).infer_schema(&mut text, None).map_err(error_of)?;
+    text.rewind().map_err(ArrowError::from)?;
+    FarFrame::from_csv_with(heap, Arc::new(schema), text)
+}
+
+/// Arrow names the line in its message, of which only these words are relied on. The line of a wrong value it counts from 0.
+fn error_of(error: ArrowError) -> FrameError {
+    let (text, before, first) = match &error {
+        ArrowError::CsvError(text) => (text, "line ", 0),
+        ArrowError::ParseError(text) => (text, " at line ", 1),
+        _ => return error.into(),
+    };
+    let number = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u64>().ok();
+    let Some(line) = text.split_once(before).and_then(|(_, rest)| number(rest)) else { return error.into() };
+    // The message without its own count.
+    let why = text.replacen(&format!(" at line {line}"), "", 1);
+    FrameError::Csv { line: line + first, why }
+}

@@ -1,0 +1,36 @@
+//! Data frames: columns of Apache Arrow whose bytes live in far memory.
+//!
+//! Arrow does the computing; ours is where the bytes live. A [`FarFrame`] keeps each column in far vectors and brings [`CHUNK_ROWS`] rows of the columns that
+//! are asked for near at a time, as a `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. What is
+//! counted, added up or compared in a whole column of numbers without nulls is found by the memory server, where that runs functions.
+//!
+//! ```
+//! use farfield::Heap;
+//! use farfield_frame::FarFrame;
+//! use arrow::{array::Float64Array, compute::kernels::cmp::gt};
+//! use std::sync::Arc;
+//!
+//! let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+//! let text = "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n";
+//! let trips = FarFrame::from_csv_text(&heap, text)?;
+//! let dear = trips.filter(&["fare"], |batch| gt(batch.column(0), &Float64Array::new_scalar(10.0)))?;
+//! assert_eq!((trips.rows(), dear.rows()), (3, 2));
+//! assert_eq!(trips.totals("fare")?.mean, Some(24.0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! How it works is in `docs/design/frame.md`.
+
+#![forbid(unsafe_code)]
+
+mod column;
+mod csv;
+mod error;
+mod frame;
+mod totals;
+
+pub use arrow;
+pub use column::CHUNK_ROWS;
+pub use error::FrameError;
+pub use frame::{Batches, FarFrame};
+pub use totals::{Summary, Totals};

@@ -1,0 +1,126 @@
+//! What a column of numbers comes to, found where it is.
+
+use crate::column::{Column, Values, with_numbers};
+use crate::error::FrameError;
+use crate::frame::FarFrame;
+use arrow::array::{ArrayRef, AsArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type};
+use farfield::{FarVec, Heap, Number, OffloadError, Part};
+use std::ops::{Bound, RangeBounds};
+
+/// Number, mean, smallest and largest of the values of a column that are not null. Of what is no floating-point number they are rounded to one.
+///
+/// NaN is counted, makes sum and mean NaN, and is neither smallest nor largest.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Totals {
+    /// Values that are not null.
+    pub count: u64,
+    /// Their sum.
+    pub sum: f64,
+    /// Their mean, if there are any.
+    pub mean: Option<f64>,
+    /// The smallest.
+    pub min: Option<f64>,
+    /// The largest.
+    pub max: Option<f64>,
+}
+
+/// A line of [`FarFrame::describe`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct Summary {
+    /// The column.
+    pub name: String,
+    /// Its type.
+    pub data_type: DataType,
+    /// Rows without a value.
+    pub nulls: u64,
+    /// What its numbers come to, if it has numbers.
+    pub totals: Option<Totals>,
+}
+
+impl FarFrame {
+    /// What the numbers of a column come to. One without nulls is not brought near, if its memory server runs functions.
+    pub fn totals(&self, name: &str) -> Result<Totals, FrameError> {
+        self.totals_in(name, ..)
+    }
+
+    /// Of those values of it that are in a range: how many rows a filter would keep, and their mean. NaN is in no range but `..`.
+    pub fn totals_in(&self, name: &str, values: impl RangeBounds<f64>) -> Result<Totals, FrameError> {
+        let index = self.index(name)?;
+        let data_type = self.schema().field(index).data_type().clone();
+        if !data_type.is_numeric() {
+            return Err(FrameError::Type { name: name.to_owned(), data_type });
+        }
+        let values = (values.start_bound().cloned(), values.end_bound().cloned());
+        let column = &self.columns[index];
+        if column.nulls() == 0
+            && let Some(totals) = at_server(&self.heap, column, &values)?
+        {
+            return Ok(totals);
+        }
+        let mut part = Part::default();
+        for batch in self.batches_of(&[name])? {
+            part.add_all(&present(batch?.column(0))?, &values);
+        }
+        Ok(totals_of(&part, part.sum(), |value| value))
+    }
+
+    /// What its columns hold: nulls, and what numbers come to.
+    pub fn describe(&self) -> Result<Vec<Summary>, FrameError> {
+        let line = |(index, column): (usize, &std::sync::Arc<Column>)| {
+            let (name, data_type) =
+                (self.schema().field(index).name().clone(), self.schema().field(index).data_type().clone());
+            let totals = if data_type.is_numeric() { Some(self.totals(&name)?) } else { None };
+            Ok(Summary { name, data_type, nulls: column.nulls() as u64, totals })
+        };
+        self.columns.iter().enumerate().map(line).collect()
+    }
+}
+
+/// The values that are not null, as floating-point numbers.
+fn present(array: &ArrayRef) -> Result<Vec<f64>, FrameError> {
+    Ok(cast(array, &DataType::Float64)?.as_primitive::<Float64Type>().iter().flatten().collect())
+}
+
+/// `None`: the values are to be looked at one by one, because their range is one of floating-point numbers and they are none.
+fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) -> Result<Option<Totals>, OffloadError> {
+    if let Values::F64(numbers) = &column.values {
+        let part = numbers.aggregate(heap).filter(*values).run()?;
+        return Ok(Some(totals_of(&part, part.sum(), |value| value)));
+    }
+    if *values != (Bound::Unbounded, Bound::Unbounded) {
+        return Ok(None);
+    }
+    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Text(_) => Ok(None))
+}
+
+fn whole<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>) -> Result<Totals, OffloadError> {
+    let part = numbers.aggregate(heap).run()?;
+    Ok(totals_of(&part, Rounded::sum(&part), N::rounded))
+}
+
+fn totals_of<N: Number>(part: &Part<N>, sum: f64, rounded: impl Fn(N) -> f64) -> Totals {
+    let (min, max) = (part.min().map(&rounded), part.max().map(&rounded));
+    Totals { count: part.count(), sum, mean: part.mean(), min, max }
+}
+
+/// Numbers, and sums of them, as floating-point numbers.
+trait Rounded: Number {
+    fn rounded(self) -> f64;
+    fn sum(part: &Part<Self>) -> f64;
+}
+
+macro_rules! rounded {
+    ($($number:ty)*) => {$(
+        impl Rounded for $number {
+            fn rounded(self) -> f64 {
+                self as f64
+            }
+            fn sum(part: &Part<$number>) -> f64 {
+                part.sum() as f64
+            }
+        }
+    )*};
+}
+rounded! { i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 }
