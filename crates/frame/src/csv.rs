@@ -7,7 +7,7 @@ use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::Format;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use farfield::Heap;
 use std::fs::File;
@@ -44,7 +44,13 @@ impl FarFrame {
 fn from_seekable(heap: &Arc<Heap>, mut text: impl Read + Seek) -> Result<FarFrame, FrameError> {
     let (schema, _) = Format::default().with_header(true).infer_schema(&mut text, None).map_err(error_of)?;
     text.rewind().map_err(ArrowError::from)?;
-    FarFrame::from_csv_with(heap, Arc::new(schema), text)
+    // A column that is always empty could be of any type.
+    let known = |field: &Arc<Field>| match field.data_type() {
+        DataType::Null => Arc::new(Field::new(field.name(), DataType::Utf8, true)),
+        _ => field.clone(),
+    };
+    let fields: Vec<Arc<Field>> = schema.fields().iter().map(known).collect();
+    FarFrame::from_csv_with(heap, Arc::new(Schema::new(fields)), text)
 }
 
 /// Arrow names the line in its message, of which only these words are relied on. The line of a wrong value it counts from 0.

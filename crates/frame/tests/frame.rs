@@ -233,6 +233,13 @@ fn csv_comes_in_with_its_types() {
 }
 
 #[test]
+fn a_column_that_is_always_empty_comes_in() {
+    let frame = FarFrame::from_csv_text(&heap(Plane::Page, 4 * MIB), "fare,fee\n1.5,\n2.5,\n").unwrap();
+    let nulls: Vec<u64> = frame.describe().unwrap().iter().map(|line| line.nulls).collect();
+    assert_eq!((frame.rows(), nulls), (2, vec![0, 2]));
+}
+
+#[test]
 fn a_wrong_line_is_named() {
     let heap = heap(Plane::Page, 4 * MIB);
     let schema =
