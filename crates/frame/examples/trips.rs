@@ -16,7 +16,7 @@ const TRIPS: &str = "nyc-green-taxi/green_tripdata_2020-04_2022-02.csv";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = std::env::var("FARFIELD_POOL").unwrap_or_else(|_| "ram:".into());
-    let heap = Arc::new(Heap::builder().near(4 << 20).near_max(4 << 20).pool(pool).build()?);
+    let heap = Arc::new(Heap::builder().near(4 << 20).near_max(4 << 20).far(2 << 30).pool(pool).build()?);
     let trips = match std::env::var_os("FARFIELD_DATA") {
         Some(folder) => FarFrame::from_csv(&heap, Path::new(&folder).join(TRIPS))?,
         None => {
