@@ -13,6 +13,7 @@
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
+//! - `sandbox/`: does code that is shipped to a server answer as native code, and can it do no harm?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!
@@ -20,6 +21,7 @@
 
 mod data;
 mod far;
+mod gone;
 mod job;
 mod process;
 mod random;
@@ -28,6 +30,7 @@ mod scratch;
 
 pub use data::{random_lines, random_words, shared_text};
 pub use far::{FarRun, Server};
+pub use gone::ask_until_gone;
 pub use job::{Far, Footprint, Job, Report};
 pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
 pub use random::Random;

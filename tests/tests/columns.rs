@@ -5,13 +5,13 @@
 
 use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, tier};
+use farfield_tests::{MIB, Over, PATIENCE, Random, ask_until_gone, tier};
 use farfield_wic::{List, Registry};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NEAR: u64 = 2 * MIB;
 const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
@@ -420,30 +420,7 @@ fn a_server_that_dies_gives_an_error_by_name() {
         let heap = heap(&urls[0], Plane::Page);
         let words = words();
         let vec = vec_of(&heap, &words);
-        let rounds = AtomicUsize::new(0);
-        std::thread::scope(|threads| {
-            let asker = threads.spawn(|| {
-                let started = Instant::now();
-                loop {
-                    let made = vec.copy(&heap).over(5..).at(place).run();
-                    if let Err(error) = made {
-                        break error;
-                    }
-                    rounds.fetch_add(1, Ordering::Relaxed);
-                    assert!(started.elapsed() < PATIENCE, "most of it is at a server that is gone");
-                }
-            });
-            while rounds.load(Ordering::Relaxed) < 2 && !asker.is_finished() {
-                std::thread::yield_now();
-            }
-            server.shutdown(Duration::ZERO);
-            let error = asker.join().unwrap();
-            let is_typed = matches!(
-                error,
-                OffloadError::Far(FarError::Pool(_)) | OffloadError::Call(CallError::Fault(farfield::Fault::Lost(_)))
-            );
-            assert!(is_typed, "{place:?}: {error:?}");
-        });
+        ask_until_gone(server, &format!("{place:?}"), || vec.copy(&heap).over(5..).at(place).run().map(drop));
         drop(vec);
         heap.verify();
     }
