@@ -15,6 +15,7 @@ use core::time::Duration;
 use farfield_core::lock;
 use farfield_wic::Fault;
 use farfield_wic::access::{Answer, Ask, Bytes};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes that are said at a time, either way. A guest that wants more says so in turns.
@@ -87,4 +88,10 @@ pub struct Told {
     pub now: Duration,
     /// By the numbers of what was wanted; pauses and turns answer [`Answer::Done`].
     pub answers: Vec<(u32, Result<Answer, Fault>)>,
+}
+
+/// The value, if the bytes are one and no more.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }

@@ -1,5 +1,6 @@
 //! Code that a program has and others run: shipped when it is first called, known by its digest from then on.
 
+use crate::abi::decode;
 use crate::engine::{Broken, Compiled};
 use crate::error::SandboxError;
 use crate::run::{Outcome, Run, Sandboxed};
@@ -208,10 +209,7 @@ fn call_all(
 
 fn answer_of<F: Function>(outcome: Outcome) -> Result<F::Answer, SandboxError> {
     match outcome {
-        Outcome::Answer(bytes) => match postcard::take_from_bytes(&bytes.0) {
-            Ok((answer, [])) => Ok(answer),
-            _ => Err(SandboxError::Call(CallError::Answer)),
-        },
+        Outcome::Answer(bytes) => decode(&bytes.0).ok_or(SandboxError::Call(CallError::Answer)),
         Outcome::NoCode => Err(SandboxError::Refused { reason: "it has no room for it".into() }),
         Outcome::NoFunction => Err(SandboxError::NoFunction { name: F::NAME }),
         Outcome::OtherVersion { newest } => {

@@ -2,7 +2,7 @@
 //!
 //! Nothing here knows WebAssembly but the macro [`export!`](crate::export): the same code runs natively in tests.
 
-use crate::abi::{Begin, GiveBack, ROUND_BYTES_MAX, Said, Told, Want};
+use crate::abi::{Begin, GiveBack, ROUND_BYTES_MAX, Said, Told, Want, decode};
 use core::cell::RefCell;
 use core::future::{Future, poll_fn};
 use core::ops::Deref;
@@ -286,11 +286,6 @@ impl Running {
             None => Said::Wants(self.place.wants()),
         }
     }
-}
-
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
-    rest.is_empty().then_some(value)
 }
 
 /// The one instance: what is on its way, and the memory through which it speaks.
