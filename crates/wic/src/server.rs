@@ -41,6 +41,11 @@ impl Dice {
     }
 }
 
+/// Bytes of those that come next that are brought ahead: more would drive each other out of the caches.
+const AHEAD_BYTES: usize = 8192;
+/// And how many they are at most.
+const AHEAD_MAX: usize = 16;
+
 /// A place that has the memory.
 pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
     memory: &'m M,
@@ -155,12 +160,25 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
     }
 
     async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
-        if let Pace::Ahead = self.pace {
-            let inside = |offset: &&u64| check(self.memory.region_bytes(), **offset, N).is_ok();
-            offsets.iter().filter(inside).for_each(|offset| self.memory.announce(*offset, N));
+        if let Pace::Dice(_) = self.pace {
+            for (offset, bytes) in offsets.iter().zip(into) {
+                *bytes = self.read(*offset).await?;
+            }
+            return Ok(());
         }
-        for (offset, bytes) in offsets.iter().zip(into) {
-            *bytes = self.read(*offset).await?;
+        // The memory of those that come next is brought meanwhile, so nobody need give way for that.
+        let ahead = AHEAD_BYTES.checked_div(N).map_or(1, |ahead| ahead.clamp(1, AHEAD_MAX));
+        let announce = |offset: &u64| {
+            if check(self.memory.region_bytes(), *offset, N).is_ok() {
+                self.memory.announce(*offset, N);
+            }
+        };
+        offsets.iter().take(ahead).for_each(announce);
+        for (index, (offset, bytes)) in offsets.iter().zip(into).enumerate() {
+            offsets.get(index + ahead).into_iter().for_each(announce);
+            self.meter.step(N).await;
+            check(self.memory.region_bytes(), *offset, N)?;
+            self.memory.read(*offset, bytes)?;
         }
         Ok(())
     }

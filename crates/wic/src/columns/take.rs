@@ -1,10 +1,13 @@
 //! `ff.take.*`: elements of a column in the order of indices, put one after the other into whole pages of the same region (AIFM's *Shuffle*).
 //! One function for each size of element.
 
+use super::Walk;
 use super::copy::Target;
-use super::{CHUNK_BYTES, Walk};
 use crate::{Fault, Function, Place, Range};
+use farfield_core::geometry::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
+
+const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Takes elements of `BYTES` bytes.
 #[derive(Debug)]
@@ -30,8 +33,15 @@ pub enum Indices {
     There(Range),
 }
 
-/// Indices that are looked up at a time.
-const BATCH: usize = 512;
+/// Indices that are looked up together: the more, the more of them share a page.
+const BATCH: usize = 1 << BATCH_BITS;
+const BATCH_BITS: u32 = 15;
+/// So many elements of a page take longer one by one than the page.
+const DENSE: usize = 12;
+/// Pages that are on their way together.
+const PAGES: usize = 8;
+/// And elements.
+const ELEMENTS: usize = 512;
 
 impl<const BYTES: usize> Function for Take<BYTES> {
     const NAME: &'static str = match BYTES {
@@ -48,66 +58,162 @@ impl<const BYTES: usize> Function for Take<BYTES> {
 
     async fn run<P: Place>(place: &P, taken: Taken) -> Result<Option<u64>, Fault> {
         let column = Pieces::new(&taken.from, BYTES as u64, place.region_bytes())?;
-        let mut target = Target::new(place, &taken.to)?;
-        let mut words = Vec::with_capacity(BATCH);
+        let mut batch = Batch::<BYTES>::new(Target::new(place, &taken.to)?);
         for indices in &taken.indices {
             match indices {
                 Indices::These(these) => {
-                    for batch in these.chunks(BATCH) {
-                        if let Some(outside) = put::<BYTES, P>(place, &column, batch, &mut target).await? {
+                    let mut these = these.as_slice();
+                    while !these.is_empty() {
+                        let (now, later) = these.split_at(these.len().min(batch.room()));
+                        if let Some(outside) = batch.add(place, &column, now.iter().copied()).await? {
                             return Ok(Some(outside));
                         }
+                        these = later;
                     }
                 }
                 Indices::There(range) => {
                     let pieces = [*range];
                     let mut walk = Walk::new(&pieces, 8);
                     loop {
-                        let count = walk.ready().min(BATCH as u64).min(CHUNK_BYTES / 8);
+                        let count = walk.ready().min(batch.room() as u64);
                         if count == 0 {
                             break;
                         }
-                        {
-                            let bytes = walk.next(place, count).await?;
-                            words.clear();
-                            words.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
-                        }
-                        if let Some(outside) = put::<BYTES, P>(place, &column, &words, &mut target).await? {
+                        let bytes = walk.next(place, count).await?;
+                        let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+                        if let Some(outside) = batch.add(place, &column, words).await? {
                             return Ok(Some(outside));
                         }
                     }
                 }
             }
         }
-        target.end(place).await?;
+        batch.end(place).await?;
         Ok(None)
     }
 }
 
-/// Puts the elements with these indices, unless there is none with one of them.
-async fn put<const BYTES: usize, P: Place>(
-    place: &P,
-    column: &Pieces,
-    indices: &[u64],
-    target: &mut Target<'_>,
-) -> Result<Option<u64>, Fault> {
-    let mut offsets = [0; BATCH];
-    let mut elements = [[0; BYTES]; BATCH];
-    for (offset, index) in offsets.iter_mut().zip(indices) {
-        match column.offset(*index) {
-            Some(there) => *offset = there,
-            None => return Ok(Some(*index)),
+/// Elements that are looked up together, in the order of the pages that have them: each page is read and compared with its checksum once.
+struct Batch<'t, const BYTES: usize> {
+    target: Target<'t>,
+    /// Where they lie, in the order in which they are put.
+    offsets: Vec<u64>,
+    /// For each of them the page, and in the last [`BATCH_BITS`] bits its number.
+    keys: Vec<u64>,
+    elements: Vec<[u8; BYTES]>,
+    /// Pages that are read whole, and which of the keys are of each.
+    pages: Vec<(u64, Range)>,
+    /// The numbers of those that are read alone.
+    alone: Vec<usize>,
+    buffers: Vec<[u8; PAGE_BYTES]>,
+}
+
+impl<'t, const BYTES: usize> Batch<'t, BYTES> {
+    fn new(target: Target<'t>) -> Batch<'t, BYTES> {
+        let (offsets, keys, elements) = Default::default();
+        Batch { target, offsets, keys, elements, pages: Vec::new(), alone: Vec::new(), buffers: Vec::new() }
+    }
+
+    /// So many more before it is put.
+    fn room(&self) -> usize {
+        BATCH - self.offsets.len()
+    }
+
+    /// Takes indices for which there is [room](Batch::room), unless there is no element with one of them.
+    async fn add<P: Place>(
+        &mut self,
+        place: &P,
+        column: &Pieces,
+        indices: impl Iterator<Item = u64>,
+    ) -> Result<Option<u64>, Fault> {
+        for index in indices {
+            match column.offset(index) {
+                Some(there) => self.offsets.push(there),
+                None => return Ok(Some(index)),
+            }
+        }
+        if self.room() == 0 {
+            self.put(place).await?;
+        }
+        Ok(None)
+    }
+
+    async fn put<P: Place>(&mut self, place: &P) -> Result<(), Fault> {
+        self.plan();
+        self.read_pages(place).await?;
+        self.read_alone(place).await?;
+        let mut bytes: &[u8] = self.elements.as_flattened();
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(self.target.room()));
+            self.target.add(place, now).await?;
+            bytes = later;
+        }
+        self.offsets.clear();
+        Ok(())
+    }
+
+    async fn end<P: Place>(mut self, place: &P) -> Result<u64, Fault> {
+        self.put(place).await?;
+        self.target.end(place).await
+    }
+
+    /// The number that a key ends with.
+    fn number(key: u64) -> usize {
+        key as usize % BATCH
+    }
+
+    /// Which pages are read, and what else.
+    fn plan(&mut self) {
+        let Batch { offsets, keys, elements, pages, alone, .. } = self;
+        keys.clear();
+        // Who has a region of more than an exbibyte loses bits here, and with them the order, but no element.
+        keys.extend(offsets.iter().zip(0..).map(|(offset, number)| (offset / PAGE) << BATCH_BITS | number));
+        keys.sort_unstable();
+        elements.resize(offsets.len(), [0; BYTES]);
+        pages.clear();
+        alone.clear();
+        let page = |key: u64| offsets[Self::number(key)] / PAGE;
+        let ends_inside = |key: u64| offsets[Self::number(key)] % PAGE + BYTES as u64 <= PAGE;
+        let mut first = 0;
+        for group in keys.chunk_by(|one, other| page(*one) == page(*other)) {
+            let keys = Range { offset: first, count: group.len() as u64 };
+            first += keys.count;
+            if group.len() >= DENSE && group.iter().all(|key| ends_inside(*key)) {
+                pages.push((page(group[0]) * PAGE, keys));
+            } else {
+                alone.extend(group.iter().map(|key| Self::number(*key)));
+            }
         }
     }
-    let elements = &mut elements[..indices.len()];
-    place.read_many(&offsets[..indices.len()], elements).await?;
-    let mut bytes: &[u8] = elements.as_flattened();
-    while !bytes.is_empty() {
-        let (now, later) = bytes.split_at(bytes.len().min(target.room()));
-        target.add(place, now).await?;
-        bytes = later;
+
+    async fn read_pages<P: Place>(&mut self, place: &P) -> Result<(), Fault> {
+        let Batch { offsets, keys, elements, pages, buffers, .. } = self;
+        for some in pages.chunks(PAGES) {
+            buffers.resize(PAGES, [0; PAGE_BYTES]);
+            let mut from = [0; PAGES];
+            from.iter_mut().zip(some).for_each(|(from, (page, _))| *from = *page);
+            place.read_many(&from[..some.len()], &mut buffers[..some.len()]).await?;
+            for ((_, of_page), page) in some.iter().zip(buffers.iter()) {
+                for key in &keys[of_page.offset as usize..][..of_page.count as usize] {
+                    let number = Self::number(*key);
+                    let skip = (offsets[number] % PAGE) as usize;
+                    elements[number].copy_from_slice(&page[skip..skip + BYTES]);
+                }
+            }
+        }
+        Ok(())
     }
-    Ok(None)
+
+    async fn read_alone<P: Place>(&mut self, place: &P) -> Result<(), Fault> {
+        let mut from = [0; ELEMENTS];
+        let mut found = [[0; BYTES]; ELEMENTS];
+        for some in self.alone.chunks(ELEMENTS) {
+            from.iter_mut().zip(some).for_each(|(from, number)| *from = self.offsets[*number]);
+            place.read_many(&from[..some.len()], &mut found[..some.len()]).await?;
+            some.iter().zip(&found).for_each(|(number, found)| self.elements[*number] = *found);
+        }
+        Ok(())
+    }
 }
 
 /// A column, by index.
@@ -145,9 +251,6 @@ mod tests {
     //! Guards against an element of another index, and against reads behind the column.
     use super::*;
     use crate::{Sim, Stop};
-    use farfield_core::geometry::PAGE_BYTES;
-
-    const PAGE: u64 = PAGE_BYTES as u64;
 
     fn range(offset: u64, count: u64) -> Range {
         Range { offset, count }
@@ -179,6 +282,41 @@ mod tests {
         let got = [&after[20 * PAGE_BYTES..24 * PAGE_BYTES], &after[10 * PAGE_BYTES..14 * PAGE_BYTES]].concat();
         assert_eq!(got[..wanted.len()], wanted);
         assert!(got[wanted.len()..].iter().all(|byte| *byte == 0xEE), "pages that nothing was put into");
+    }
+
+    /// Elements that cross the ends of pages, pages with few of them and with many, more of them than are looked up together.
+    #[test]
+    fn batches_are_those_of_a_loop() {
+        let bytes: Vec<u8> = (0..40 * PAGE).map(|index| ((index * 31 % 241) ^ (index >> 8)) as u8).collect();
+        // Eight pages of column, one piece of it beside the words of everybody else.
+        let from = vec![range(3, 300), range(4 * PAGE, 2 * PAGE / 8), range(8 * PAGE - 5, 600)];
+        let starts: Vec<u64> =
+            from.iter().flat_map(|piece| (0..piece.count).map(|index| piece.offset + index * 8)).collect();
+        let count = BATCH as u64 + 5000;
+        let near = |index: u64| index.is_multiple_of(3);
+        let wanted = |index: u64| if near(index) { index % 9 } else { (index * index) % starts.len() as u64 };
+        for all in [0, 1, count] {
+            let indices = vec![Indices::These((0..all).map(wanted).collect())];
+            let sim = Sim::new(all, [&bytes[..], &[0; 80 * PAGE_BYTES]].concat());
+            let answer = sim.run_one::<Take<8>>(Taken { from: from.clone(), indices, to: vec![range(40 * PAGE, 80)] });
+            assert_eq!(answer, Ok(None));
+            let after = sim.bytes();
+            for index in 0..all {
+                let start = starts[wanted(index) as usize] as usize;
+                let got = &after[40 * PAGE_BYTES + index as usize * 8..][..8];
+                assert_eq!(got, &bytes[start..start + 8], "element {index} of {all}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_with_many_of_them_is_read_once() {
+        let bytes = vec![7; 80 * PAGE_BYTES];
+        let indices = vec![Indices::These((0..BATCH as u64).map(|index| index * 37 % 1024).collect())];
+        let taken = Taken { from: vec![range(0, 1024)], indices, to: vec![range(8 * PAGE, 64)] };
+        // Two pages, and what is written: two steps for a page, some more for what goes together.
+        let answer = Sim::new(1, bytes).steps(2 * 2 + 2 * 64).run_one::<Take<8>>(taken);
+        assert_eq!(answer, Ok(None));
     }
 
     #[test]
