@@ -6,10 +6,12 @@
 //! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word; nulls that are taken for values.
 
 use crate::error::FrameError;
-use arrow::array::{Array, ArrayData, ArrayRef, make_array};
+use crate::zones::Zones;
+use arrow::array::{Array, ArrayData, ArrayRef, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow::compute::{concat, take};
 use arrow::datatypes::{ArrowNativeType, DataType, Field};
-use farfield::{FarError, FarVec, Heap};
+use farfield::{FarError, FarVec, Heap, Number};
 use std::ops::Range;
 
 /// Rows that come near together.
@@ -71,6 +73,8 @@ pub(crate) struct Column {
     /// Bits that say which rows have a value. Empty as long as all have.
     valid: FarVec<u64>,
     pub(crate) values: Values,
+    /// Of numbers.
+    pub(crate) zones: Zones,
 }
 
 impl Column {
@@ -95,7 +99,7 @@ impl Column {
             other => return Err(FrameError::Type { name: field.name().clone(), data_type: other.clone() }),
         };
         let data_type = field.data_type().clone();
-        Ok(Column { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values })
+        Ok(Column { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values, zones: Zones::default() })
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -118,8 +122,10 @@ impl Column {
                 bits.extend_from_slice(&heap.enter(), &words)?;
             }
             Values::Text(text) => text.push(heap, &data)?,
-            numbers => with_numbers!(numbers, numbers => numbers.extend_from_slice(&heap.enter(), natives(&data))?,
-                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
+            numbers => with_numbers!(numbers, numbers => {
+                numbers.extend_from_slice(&heap.enter(), natives(&data))?;
+                push_zone(&mut self.zones, numbers, &data);
+            }, Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
         }
         self.rows += data.len();
         self.nulls += data.null_count();
@@ -137,6 +143,29 @@ impl Column {
         let all = || BooleanBuffer::new_set(data.len());
         let words = words_of(&data.nulls().map_or_else(all, |nulls| nulls.inner().clone()));
         self.valid.extend_from_slice(&scope, &words)
+    }
+
+    /// These rows, which ascend, as an array of Arrow. Numbers without nulls are put together where they are.
+    pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
+        if self.nulls == 0 {
+            with_numbers!(&self.values, numbers => {
+                let some = numbers.take(heap, rows).run()?;
+                let values = Buffer::from_vec(read(heap, &some, 0..some.len())?);
+                return Ok(make_array(ArrayData::builder(self.data_type.clone()).len(rows.len()).add_buffer(values).build()?));
+            }, Values::Bits(_) | Values::Text(_) => {});
+        }
+        let chunk_of = |row: u64| row as usize / CHUNK_ROWS;
+        let part = |rows: &[u64]| {
+            let chunk = chunk_of(rows[0]);
+            let rows =
+                UInt32Array::from_iter_values(rows.iter().map(|row| (*row as usize - chunk * CHUNK_ROWS) as u32));
+            Ok(take(&self.chunk(heap, chunk)?, &rows, None)?)
+        };
+        let parts: Vec<ArrayRef> = rows
+            .chunk_by(|row, next| chunk_of(*row) == chunk_of(*next))
+            .map(part)
+            .collect::<Result<_, FrameError>>()?;
+        Ok(concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)
     }
 
     /// A chunk as an array of Arrow.
@@ -191,8 +220,17 @@ impl Text {
     }
 }
 
+/// A chunk more of the column whose numbers are these.
+fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>, data: &ArrayData) {
+    let numbers: &[N] = natives(data);
+    match data.nulls() {
+        Some(nulls) => zones.push(nulls.valid_indices().map(|row| numbers[row])),
+        None => zones.push(numbers.iter().copied()),
+    }
+}
+
 /// The values of an array of numbers.
-fn natives<N: ArrowNativeType>(data: &ArrayData) -> &[N] {
+pub(crate) fn natives<N: ArrowNativeType>(data: &ArrayData) -> &[N] {
     &data.buffers()[0].typed_data::<N>()[data.offset()..data.offset() + data.len()]
 }
 
@@ -202,7 +240,11 @@ fn words_of(bits: &BooleanBuffer) -> Vec<u64> {
 }
 
 /// Copies of these elements.
-fn read<T: Clone + Send + 'static>(heap: &Heap, vec: &FarVec<T>, range: Range<usize>) -> Result<Vec<T>, FarError> {
+pub(crate) fn read<T: Clone + Send + 'static>(
+    heap: &Heap,
+    vec: &FarVec<T>,
+    range: Range<usize>,
+) -> Result<Vec<T>, FarError> {
     let mut values = Vec::with_capacity(range.len());
     let mut scope = heap.enter();
     let mut scan = vec.scan_in(&mut scope, range);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct FarFrame {
     pub(crate) heap: Arc<Heap>,
-    schema: SchemaRef,
+    pub(crate) schema: SchemaRef,
     pub(crate) columns: Vec<Arc<Column>>,
     rows: usize,
 }
@@ -223,7 +223,7 @@ impl Maker {
     }
 }
 
-fn same_length(rows: usize, values: usize) -> Result<(), FrameError> {
+pub(crate) fn same_length(rows: usize, values: usize) -> Result<(), FrameError> {
     if rows == values { Ok(()) } else { Err(FrameError::Lengths { rows, values }) }
 }
 

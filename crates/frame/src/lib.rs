@@ -27,10 +27,13 @@ mod column;
 mod csv;
 mod error;
 mod frame;
+mod scan;
 mod totals;
+mod zones;
 
 pub use arrow;
 pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use frame::{Batches, FarFrame};
+pub use scan::Scan;
 pub use totals::{Summary, Totals};

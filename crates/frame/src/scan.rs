@@ -1,0 +1,314 @@
+//! Some columns of the rows that conditions keep, a batch at a time.
+//!
+//! Ranges of numbers come first. What is known of a chunk ([`zones`](crate::zones)) says of most chunks that none or all of their rows are in a range; which rows of the others are,
+//! the memory server finds. Then closures see the columns that they name. The columns that are asked for come near last: by chunks, or, of few rows, only those,
+//! which the server puts together.
+//!
+//! Danger: a row that is there twice, not at all, or with another one's values; a range that the server compares otherwise.
+
+use crate::column::{CHUNK_ROWS, Column, Values, natives, read, with_numbers};
+use crate::error::FrameError;
+use crate::frame::{FarFrame, same_length};
+use crate::zones::{Images, Share, runs};
+use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::{ArrowNativeType, SchemaRef};
+use arrow::error::ArrowError;
+use farfield::{FarVec, Heap, Number};
+use std::any::TypeId;
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::{Range, RangeBounds};
+use std::sync::Arc;
+
+/// Chunks whose rows are found together.
+const SPAN_CHUNKS: usize = 32;
+/// Of fewer than one of so many rows of their chunks, only the rows come near.
+const FEW: usize = 16;
+
+impl FarFrame {
+    /// The columns `names` of the rows that are kept: all, as long as nothing else is said.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::FarFrame;
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
+    /// let mut dear = trips.scan(&["zone"])?.within("fare", 10.0..)?;
+    /// assert_eq!(dear.next().unwrap()?.num_rows(), 2);
+    /// assert!(dear.next().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scan(&self, names: &[&str]) -> Result<Scan, FrameError> {
+        let columns = self.indices(names)?;
+        let schema = Arc::new(self.schema.project(&columns)?);
+        let chunks = 0..self.rows().div_ceil(CHUNK_ROWS);
+        let (within, keep, found) = (Vec::new(), Vec::new(), VecDeque::new());
+        Ok(Scan { frame: self.clone(), columns, schema, within, keep, chunks, found })
+    }
+
+    fn indices(&self, names: &[&str]) -> Result<Vec<usize>, FrameError> {
+        names.iter().map(|name| self.index(name)).collect()
+    }
+}
+
+/// Says which rows of a batch are kept.
+type Keep = Box<dyn FnMut(&RecordBatch) -> Result<BooleanArray, ArrowError> + Send>;
+
+/// Rows of a frame, in order, as many at a time as a chunk has, or fewer. See [`FarFrame::scan`].
+///
+/// Beside the heap's budget, a chunk of each column that is looked at is near, and the numbers of the rows that are kept of 32 chunks.
+pub struct Scan {
+    frame: FarFrame,
+    columns: Vec<usize>,
+    schema: SchemaRef,
+    /// Columns of numbers, and what their values have to be; `None`: nothing is.
+    within: Vec<(usize, Option<Images>)>,
+    keep: Vec<(Vec<usize>, Keep)>,
+    /// Those that nothing was asked of.
+    chunks: Range<usize>,
+    found: VecDeque<Rows>,
+}
+
+/// Rows that come near together.
+enum Rows {
+    /// All of a chunk.
+    Chunk(usize),
+    /// These of a chunk.
+    Part(usize, Vec<u32>),
+    /// These of any chunk, ascending.
+    Few(Vec<u64>),
+}
+
+impl Scan {
+    /// Only rows whose value in a column of numbers is in this range. Numbers are compared as Arrow does: −0 is smaller than +0, NaN larger than all others;
+    /// null is in no range. Dates and times are the integers that Arrow stores. `N` is the type that is stored.
+    pub fn within<N: Number>(mut self, name: &str, values: impl RangeBounds<N>) -> Result<Scan, FrameError> {
+        let index = self.frame.index(name)?;
+        let values_of = &self.frame.columns[index].values;
+        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Text(_) => false) {
+            let data_type = self.frame.schema.field(index).data_type().clone();
+            return Err(FrameError::Type { name: name.to_owned(), data_type });
+        }
+        self.within.push((index, Images::of(&values)));
+        Ok(self)
+    }
+
+    /// Only rows for which `keep` says true, and neither false nor null. It is shown the columns `names` of rows that everything before keeps.
+    pub fn filter(
+        mut self,
+        names: &[&str],
+        keep: impl FnMut(&RecordBatch) -> Result<BooleanArray, ArrowError> + Send + 'static,
+    ) -> Result<Scan, FrameError> {
+        self.keep.push((self.frame.indices(names)?, Box::new(keep)));
+        Ok(self)
+    }
+
+    /// Only the rows of one of so many parts of the frame, which are about equally long; the first one is 0.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    #[track_caller]
+    pub fn part(mut self, part: usize, of: usize) -> Scan {
+        assert!(part < of, "part {part} of {of}");
+        let chunks = self.frame.rows().div_ceil(CHUNK_ROWS);
+        self.chunks = chunks * part / of..chunks * (part + 1) / of;
+        self
+    }
+
+    /// Names and types of what comes.
+    pub fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    /// Finds the rows of the next chunks that are in all ranges.
+    fn find(&mut self) -> Result<(), FrameError> {
+        let span = self.chunks.start..self.chunks.end.min(self.chunks.start + SPAN_CHUNKS);
+        self.chunks.start = span.end;
+        let mut rows: Option<Vec<u64>> = None;
+        let all = span.start * CHUNK_ROWS..self.frame.rows().min(span.end * CHUNK_ROWS);
+        for (column, images) in &self.within {
+            let column = &self.frame.columns[*column];
+            let Some(images) = images else { return Ok(()) };
+            let found = rows_within(&self.frame.heap, column, *images, span.clone())?;
+            rows = Some(match rows {
+                None => found,
+                Some(rows) => common(&rows, &found),
+            });
+            if rows.as_ref().is_some_and(Vec::is_empty) {
+                return Ok(());
+            }
+        }
+        self.found = match rows {
+            Some(rows) if rows.len() < all.len() => arranged(rows),
+            _ => span.map(Rows::Chunk).collect(),
+        };
+        Ok(())
+    }
+
+    /// Of these rows, what closures keep.
+    fn read(&mut self, mut rows: Rows) -> Result<Option<RecordBatch>, FrameError> {
+        for (columns, keep) in &mut self.keep {
+            let schema = Arc::new(self.frame.schema.project(columns)?);
+            let batch = self.frame.rows_of(columns, schema, &rows)?;
+            let kept = keep(&batch)?;
+            same_length(batch.num_rows(), kept.len())?;
+            match rows.kept(&kept) {
+                Some(some) => rows = some,
+                None => return Ok(None),
+            }
+        }
+        self.frame.rows_of(&self.columns, self.schema.clone(), &rows).map(Some)
+    }
+
+    fn advance(&mut self) -> Result<Option<RecordBatch>, FrameError> {
+        loop {
+            match self.found.pop_front() {
+                Some(rows) => {
+                    if let Some(batch) = self.read(rows)? {
+                        return Ok(Some(batch));
+                    }
+                }
+                None if self.chunks.is_empty() => return Ok(None),
+                None => self.find()?,
+            }
+        }
+    }
+}
+
+impl Iterator for Scan {
+    type Item = Result<RecordBatch, FrameError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.advance().transpose()
+    }
+}
+
+impl fmt::Debug for Scan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges = self.within.len();
+        f.debug_struct("Scan")
+            .field("frame", &self.frame)
+            .field("schema", &self.schema)
+            .field("ranges", &ranges)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Rows {
+    /// Those for which this says true; `None` if there are none.
+    fn kept(self, says: &BooleanArray) -> Option<Rows> {
+        let kept = match says.nulls() {
+            Some(nulls) => says.values() & nulls.inner(),
+            None => says.values().clone(),
+        };
+        match kept.count_set_bits() {
+            0 => return None,
+            all if all == kept.len() => return Some(self),
+            _ => {}
+        }
+        let indices = kept.set_indices();
+        Some(match self {
+            Rows::Chunk(chunk) => Rows::Part(chunk, indices.map(|index| index as u32).collect()),
+            Rows::Part(chunk, rows) => Rows::Part(chunk, indices.map(|index| rows[index]).collect()),
+            Rows::Few(rows) => Rows::Few(indices.map(|index| rows[index]).collect()),
+        })
+    }
+}
+
+impl FarFrame {
+    fn rows_of(&self, columns: &[usize], schema: SchemaRef, rows: &Rows) -> Result<RecordBatch, FrameError> {
+        let columns = columns.iter().map(|index| {
+            let (heap, column) = (&self.heap, &self.columns[*index]);
+            match rows {
+                Rows::Chunk(chunk) => column.chunk(heap, *chunk),
+                Rows::Part(chunk, rows) => {
+                    let rows = UInt32Array::from_iter_values(rows.iter().copied());
+                    Ok(take(&column.chunk(heap, *chunk)?, &rows, None)?)
+                }
+                Rows::Few(rows) => column.gather(heap, rows),
+            }
+        });
+        let count = match rows {
+            Rows::Chunk(chunk) => CHUNK_ROWS.min(self.rows() - chunk * CHUNK_ROWS),
+            Rows::Part(_, rows) => rows.len(),
+            Rows::Few(rows) => rows.len(),
+        };
+        let options = RecordBatchOptions::new().with_row_count(Some(count));
+        Ok(RecordBatch::try_new_with_options(schema, columns.collect::<Result<_, _>>()?, &options)?)
+    }
+}
+
+/// The rows of these chunks that are in this range, ascending.
+fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>) -> Result<Vec<u64>, FrameError> {
+    let mut rows = Vec::new();
+    for (share, run) in runs(column.zones.chunks[span.clone()].iter().map(|zone| images.share(*zone))) {
+        let chunks = span.start + run.start..span.start + run.end;
+        match share {
+            Share::None => {}
+            Share::All if column.nulls() == 0 => {
+                rows.extend((chunks.start * CHUNK_ROWS) as u64..column.rows().min(chunks.end * CHUNK_ROWS) as u64);
+            }
+            _ => with_numbers!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
+                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
+        }
+    }
+    Ok(rows)
+}
+
+/// The same of chunks of which some rows are, and some not. Where nulls are, and numbers that are not ordered as their images are, only we know.
+fn find<N: Number + ArrowNativeType>(
+    heap: &Heap,
+    column: &Column,
+    numbers: &FarVec<N>,
+    images: Images,
+    chunks: Range<usize>,
+    rows: &mut Vec<u64>,
+) -> Result<(), FrameError> {
+    if column.nulls() == 0 && !column.zones.is_odd {
+        let all = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
+        let values = images.numbers::<N>(&column.zones.chunks[chunks]);
+        let found = numbers.find(heap, values).over(all).run()?;
+        rows.extend(read(heap, &found, 0..found.len())?);
+        return Ok(());
+    }
+    for chunk in chunks {
+        let data = column.chunk(heap, chunk)?.to_data();
+        let numbers: &[N] = natives(&data);
+        let is_in = |row: &usize| images.contains(numbers[*row].image());
+        let is_valid = |row: &usize| data.nulls().is_none_or(|nulls| nulls.is_valid(*row));
+        let first = chunk * CHUNK_ROWS;
+        rows.extend((0..numbers.len()).filter(is_valid).filter(is_in).map(|row| (first + row) as u64));
+    }
+    Ok(())
+}
+
+/// Rows as they come near: by chunks, or, if they are few, whatever their chunks are.
+fn arranged(rows: Vec<u64>) -> VecDeque<Rows> {
+    let chunk_of = |row: u64| row as usize / CHUNK_ROWS;
+    let chunks: Vec<&[u64]> = rows.chunk_by(|row, next| chunk_of(*row) == chunk_of(*next)).collect();
+    if rows.len() * FEW < chunks.len() * CHUNK_ROWS {
+        return rows.chunks(CHUNK_ROWS).map(|rows| Rows::Few(rows.to_vec())).collect();
+    }
+    let part = |rows: &&[u64]| {
+        let chunk = chunk_of(rows[0]);
+        Rows::Part(chunk, rows.iter().map(|row| (*row as usize - chunk * CHUNK_ROWS) as u32).collect())
+    };
+    chunks.iter().map(part).collect()
+}
+
+/// What is in both, which ascend.
+fn common(some: &[u64], others: &[u64]) -> Vec<u64> {
+    let mut others = others.iter().peekable();
+    let is_common = |row: &&u64| {
+        while others.next_if(|other| other < row).is_some() {}
+        others.peek() == Some(row)
+    };
+    some.iter().filter(is_common).copied().collect()
+}
+
+fn are<N: Number, M: Number>(_numbers: &FarVec<M>) -> bool {
+    TypeId::of::<N>() == TypeId::of::<M>()
+}

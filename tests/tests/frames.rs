@@ -1,0 +1,190 @@
+//! Are rows of a far frame found where they are, and are they those that a plain comparison keeps?
+//!
+//! Danger: a chunk that is passed over; rows that a server finds by another order of numbers; values of other rows where only a few come near.
+//! `FARFIELD_SEED` repeats the choices.
+
+use farfield::{Heap, Plane};
+use farfield_frame::arrow::array::*;
+use farfield_frame::arrow::compute::kernels::cmp::eq;
+use farfield_frame::arrow::compute::{concat_batches, take_record_batch};
+use farfield_frame::arrow::datatypes::{
+    DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type,
+};
+use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError};
+use farfield_server::{Config, Server};
+use farfield_tests::{MIB, PATIENCE, Random, Scratch};
+use farfield_wic::Registry;
+use std::ops::Bound;
+use std::sync::Arc;
+
+const NEAR: u64 = 2 * MIB;
+const ROWS: usize = 40 * CHUNK_ROWS + 77;
+
+/// Heaps whose server runs functions, whose server does not, and that have none.
+fn heaps(scratch: &Scratch) -> (Vec<Server>, Vec<Arc<Heap>>) {
+    let serve = |name: &str, functions| {
+        let url = format!("unix:{}", scratch.path().join(name).display());
+        let config =
+            Config { listen: vec![url.parse().unwrap()], functions, call_within: PATIENCE, ..Config::default() };
+        (Server::start(config).unwrap(), url)
+    };
+    let (able, dumb) = (serve("able", Registry::standard()), serve("dumb", Registry::new()));
+    let builder = || Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).patience(PATIENCE);
+    let heaps = [
+        builder().plane(Plane::Page).pool(&able.1),
+        builder().plane(Plane::Hybrid).pool(&able.1),
+        builder().plane(Plane::Object).pool(&dumb.1),
+        builder(),
+    ];
+    (vec![able.0, dumb.0], heaps.into_iter().map(|heap| Arc::new(heap.build().unwrap())).collect())
+}
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("row", DataType::Int32, false),
+        Field::new("id", DataType::Int64, false),
+        Field::new("small", DataType::UInt8, false),
+        Field::new("plain", DataType::Float64, false),
+        Field::new("odd", DataType::Float64, true),
+        Field::new("month", DataType::Date32, true),
+        Field::new("name", DataType::Utf8, true),
+    ]))
+}
+
+/// The same rows far and near.
+fn twins(random: &mut Random, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
+    let mut rows = 0..ROWS;
+    let mut batches = Vec::new();
+    while !rows.is_empty() {
+        let now: Vec<usize> = rows.by_ref().take(1 + random.below(3 * CHUNK_ROWS)).collect();
+        let mut odd = |_: &usize| match random.below(40) {
+            0 => Some(f64::NAN),
+            1 => Some(-0.0),
+            2 => None,
+            number => Some(number as f64 / 8.0 - 2.0),
+        };
+        let odd: Float64Array = now.iter().map(&mut odd).collect();
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Int32Array::from_iter_values(now.iter().map(|row| *row as i32))),
+            Arc::new(Int64Array::from_iter_values(now.iter().map(|_| random.below(2000) as i64 - 1000))),
+            Arc::new(UInt8Array::from_iter_values(now.iter().map(|_| random.below(256) as u8))),
+            Arc::new(Float64Array::from_iter_values(now.iter().map(|_| random.below(2000) as f64 / 4.0 - 250.0))),
+            Arc::new(odd),
+            Arc::new(now.iter().map(|row| (row % 17 > 0).then_some((row / 5000) as i32)).collect::<Date32Array>()),
+            Arc::new(
+                now.iter().map(|row| (row % 5 > 0).then(|| format!("name {}", row % 700))).collect::<StringArray>(),
+            ),
+        ];
+        batches.push(RecordBatch::try_new(schema(), columns).unwrap());
+    }
+    let far = FarFrame::from_batches(heap, schema(), batches.iter().cloned().map(Ok)).unwrap();
+    (far, concat_batches(&schema(), &batches).unwrap())
+}
+
+/// What a scan gives, and what `keep` says of rows of the near twin.
+#[track_caller]
+fn check(near: &RecordBatch, scan: farfield_frame::Scan, keep: impl Fn(usize) -> bool) -> usize {
+    let schema = scan.schema();
+    let batches: Vec<RecordBatch> = scan.map(Result::unwrap).collect();
+    assert!(batches.iter().all(|batch| (1..=CHUNK_ROWS).contains(&batch.num_rows())));
+    let far = concat_batches(&schema, &batches).unwrap();
+    let rows: UInt64Array = (0..near.num_rows()).filter(|row| keep(*row)).map(|row| row as u64).collect();
+    let which: Vec<usize> = schema.fields().iter().map(|field| near.schema().index_of(field.name()).unwrap()).collect();
+    let right = take_record_batch(&near.project(&which).unwrap(), &rows).unwrap();
+    assert_eq!(far.num_rows(), right.num_rows());
+    for (one, other) in far.columns().iter().zip(right.columns()) {
+        // As they are stored: NaN equals NaN.
+        let bits = |array: &ArrayRef| {
+            let floats = array.as_primitive_opt::<Float64Type>()?.iter();
+            Some(floats.map(|float| float.map(f64::to_bits)).collect::<Vec<_>>())
+        };
+        assert!(bits(one) == bits(other) && (bits(one).is_some() || one == other), "{:?}", one.data_type());
+    }
+    far.num_rows()
+}
+
+#[test]
+fn a_scan_keeps_what_a_comparison_keeps() {
+    let scratch = Scratch::new("scan");
+    let (_servers, heaps) = heaps(&scratch);
+    let mut random = Random::new(1);
+    for heap in &heaps {
+        let (far, near) = twins(&mut random, heap);
+        let column = |name: &str| near.column(near.schema().index_of(name).unwrap()).clone();
+        let (row, id, small) = (column("row"), column("id"), column("small"));
+        let (row, id) = (row.as_primitive::<Int32Type>(), id.as_primitive::<Int64Type>());
+        let small = small.as_primitive::<UInt8Type>();
+        let (plain, odd, month) = (column("plain"), column("odd"), column("month"));
+        let plain = plain.as_primitive::<Float64Type>();
+        let odd = odd.as_primitive::<Float64Type>();
+        let month = month.as_primitive::<Date32Type>();
+        let all = ["name", "odd", "id", "month", "small", "row"];
+        let scan = || far.scan(&all).unwrap();
+
+        assert_eq!(check(&near, scan(), |_| true), ROWS);
+        assert_eq!(check(&near, far.scan(&["row"]).unwrap().within("small", 7u8..7).unwrap(), |_| false), 0);
+        // Chunks are known: all of some, none of the others.
+        let rows = 3 * CHUNK_ROWS as i32 - 5..30 * CHUNK_ROWS as i32;
+        check(&near, scan().within("row", rows.clone()).unwrap(), |at| rows.contains(&row.value(at)));
+        // Few rows of each chunk, and most of them.
+        let few = check(&near, scan().within("id", 17i64..=19).unwrap(), |at| (17..=19).contains(&id.value(at)));
+        assert!(few > 0 && few < ROWS / 100);
+        check(&near, scan().within("small", 3u8..).unwrap(), |at| small.value(at) >= 3);
+        // Several, a closure with null among its answers, and one behind it.
+        let odd_name = |batch: &RecordBatch| eq(batch.column(0), &StringArray::new_scalar("name 13"));
+        let several = scan().within("id", ..500i64).unwrap().within("small", 100u8..).unwrap();
+        let several = several.filter(&["name"], odd_name).unwrap();
+        let several = several.filter(&["row", "id"], |batch| {
+            let rows = batch.column(0).as_primitive::<Int32Type>();
+            Ok(rows.iter().map(|row| row.map(|row| row % 3 > 0)).collect())
+        });
+        let kept = |at: usize| {
+            id.value(at) < 500
+                && small.value(at) >= 100
+                && at % 700 == 13
+                && !at.is_multiple_of(5)
+                && !at.is_multiple_of(3)
+        };
+        assert!(check(&near, several.unwrap(), kept) > 0);
+        // Nulls, NaN and zeros with a sign.
+        for (low, high) in [(-0.0, 1.0), (0.0, 0.25), (1.0, f64::NAN), (f64::NAN, f64::INFINITY)] {
+            let range = (Bound::Included(low), Bound::Excluded(high));
+            let kept = |value: f64| low.total_cmp(&value).is_le() && value.total_cmp(&high).is_lt();
+            check(&near, scan().within("odd", range).unwrap(), |at| odd.is_valid(at) && kept(odd.value(at)));
+            check(&near, scan().within("plain", range).unwrap(), |at| kept(plain.value(at)));
+        }
+        check(&near, scan().within("month", 4i32..9).unwrap(), |at| {
+            month.is_valid(at) && (4..9).contains(&month.value(at))
+        });
+        // Parts are all rows once.
+        for of in [1, 3, 41, 50] {
+            let parts =
+                (0..of).flat_map(|part| scan().within("id", 0i64..).unwrap().part(part, of)).map(Result::unwrap);
+            let rows: Vec<i32> =
+                parts.flat_map(|batch| batch.column(5).as_primitive::<Int32Type>().values().to_vec()).collect();
+            assert_eq!(
+                rows,
+                Vec::from_iter((0..ROWS).filter(|at| id.value(*at) >= 0).map(|at| at as i32)),
+                "{of} parts"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_scanned_is_said() {
+    let heap = Arc::new(Heap::builder().near(NEAR).far(64 * MIB).build().unwrap());
+    let far = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\n").unwrap();
+    assert!(matches!(far.scan(&["zones"]), Err(FrameError::NoColumn { name }) if name == "zones"));
+    let wrong = |error: Result<_, FrameError>| matches!(error, Err(FrameError::Type { .. }));
+    assert!(
+        wrong(far.scan(&[]).unwrap().within("fare", 1i64..)) && wrong(far.scan(&[]).unwrap().within("zone", 1.0..))
+    );
+    let short =
+        far.scan(&["fare"]).unwrap().filter(&["fare"], |_| Ok(BooleanArray::from(vec![true, true]))).unwrap().next();
+    assert!(matches!(short, Some(Err(FrameError::Lengths { rows: 1, values: 2 }))));
+    let nothing = FarFrame::from_batches(&heap, schema(), []).unwrap();
+    assert!(nothing.scan(&["name"]).unwrap().within("id", 1i64..).unwrap().next().is_none());
+    // A frame without columns has rows.
+    assert_eq!(far.scan(&[]).unwrap().next().unwrap().unwrap().num_rows(), 1);
+}
