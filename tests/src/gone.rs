@@ -7,7 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Asks again and again, and ends the server after two answers: the question that is not answered any more says by name that it is gone.
-pub fn ask_until_gone(server: Server, what: &str, mut ask: impl FnMut() -> Result<(), OffloadError> + Send) {
+pub fn ask_until_gone(server: Server, what: &str, ask: impl FnMut() -> Result<(), OffloadError> + Send) {
+    let end = || {
+        server.shutdown(Duration::ZERO);
+    };
+    ask_until(end, what, ask);
+}
+
+/// The same, with a server that `end` ends.
+pub fn ask_until(end: impl FnOnce(), what: &str, mut ask: impl FnMut() -> Result<(), OffloadError> + Send) {
     let answers = AtomicUsize::new(0);
     std::thread::scope(|threads| {
         let asker = threads.spawn(|| {
@@ -23,7 +31,7 @@ pub fn ask_until_gone(server: Server, what: &str, mut ask: impl FnMut() -> Resul
         while answers.load(Ordering::Relaxed) < 2 && !asker.is_finished() {
             std::thread::yield_now();
         }
-        server.shutdown(Duration::ZERO);
+        end();
         let error = asker.join().unwrap();
         let is_typed = matches!(
             error,

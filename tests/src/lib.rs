@@ -31,7 +31,7 @@ mod scratch;
 
 pub use data::{random_lines, random_words, shared_text};
 pub use far::{FarRun, Server};
-pub use gone::ask_until_gone;
+pub use gone::{ask_until, ask_until_gone};
 pub use job::{Far, Footprint, Job, Report};
 pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
 pub use random::Random;

@@ -1,12 +1,13 @@
-//! Are columns copied, shuffled, counted and grouped where they are, and is the result that of a loop over a `Vec`?
+//! Are columns copied, shuffled, sorted, counted and grouped where they are, and is the result that of a loop over a `Vec`?
 //!
 //! Danger: bytes of before at the server; far pages that nobody knows of, or that somebody writes who was given up; an answer that depends on what is near,
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
 use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, ask_until_gone, tier};
+use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier};
 use farfield_wic::{List, Registry};
+use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
@@ -166,6 +167,109 @@ fn copies_and_orders_are_those_of_a_loop_on_each_plane() {
     }
 }
 
+fn sorted_and_ordered<N: Number>(
+    heap: &Heap,
+    random: &mut Random,
+    count: usize,
+    make: fn(u64) -> N,
+    compare_two: fn(&N, &N) -> cmp::Ordering,
+) {
+    let mut model: Vec<N> = (0..count).map(|_| make(word(random))).collect();
+    let mut vec = vec_of(heap, &model);
+    let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
+    for place in PLACES {
+        stir(heap, random, &mut vec, &mut model, make);
+        let range = random.below(count / 3)..count - random.below(count / 3);
+        // All of it may have room near: so most is sent away, and some of what is near is newer than what is far.
+        heap.write_back(vec.far_ranges(random.below(count / 3)..)).unwrap();
+        stir(heap, random, &mut vec, &mut model, make);
+        let (sorted, order) = beside(heap, random, (&vec, &model), &mut other, || {
+            let sorting = || vec.sorted(heap).over(range.clone()).at(place);
+            let is_right = |error: OffloadError| -> ! { panic!("{place:?}, {range:?}: {error}") };
+            (sorting().run().unwrap_or_else(|e| is_right(e)), sorting().order().unwrap_or_else(|e| is_right(e)))
+        });
+        let mut right: Vec<u64> = range.clone().map(|index| index as u64).collect();
+        right.sort_by(|one, other| compare_two(&model[*one as usize], &model[*other as usize]));
+        compare(heap, &order, &right);
+        let mut right: Vec<N> = right.into_iter().map(|index| model[index as usize]).collect();
+        compare(heap, &sorted, &right);
+        compare(heap, &vec.take(heap, &order).at(place).run().unwrap(), &right);
+        // It is a vector as any other.
+        let mut sorted = sorted;
+        stir(heap, random, &mut sorted, &mut right, make);
+        compare(heap, &sorted, &right);
+    }
+    compare(heap, &vec, &model);
+    drop((vec, other));
+    heap.verify();
+}
+
+/// As std orders them, and what is no number last.
+macro_rules! by_number {
+    ($float:ty) => {
+        |one: &$float, other: &$float| {
+            let class = |number: &$float| (number.is_nan(), number.is_nan() && number.is_sign_negative());
+            class(one).cmp(&class(other)).then(one.total_cmp(other))
+        }
+    };
+}
+
+#[test]
+fn sorted_copies_and_their_orders_are_those_of_a_loop_for_each_type_and_plane() {
+    let mut random = Random::new(0x50f7);
+    let (_server, urls) = serve(Registry::standard());
+    for (plane, url) in PLANES.into_iter().zip(&urls) {
+        let heap = heap(url, plane);
+        let random = &mut random;
+        for _ in 0..tier(1, 10) {
+            match plane {
+                Plane::Page => {
+                    sorted_and_ordered(&heap, random, 210_000, |bits| bits, u64::cmp);
+                    sorted_and_ordered(&heap, random, 70_000, |bits| bits as i32, i32::cmp);
+                    let few = |bits| f32::from_bits(((bits as u32) << 20) | ((bits >> 40) as u32 % 3));
+                    sorted_and_ordered(&heap, random, 100_000, few, by_number!(f32));
+                }
+                Plane::Object => {
+                    sorted_and_ordered(&heap, random, 100_000, |bits| bits as i16 % 1000, i16::cmp);
+                    sorted_and_ordered(&heap, random, 100_000, |bits| bits as u8, u8::cmp);
+                    sorted_and_ordered(&heap, random, 90_000, |bits| bits as i64, i64::cmp);
+                    sorted_and_ordered(&heap, random, 10_000, |bits| bits as u32, u32::cmp);
+                }
+                _ => {
+                    // One in sixteen is infinite or no number.
+                    let mixed = |bits: u64| f64::from_bits(if bits & 15 == 0 { bits | 0x7ff << 52 } else { bits });
+                    sorted_and_ordered(&heap, random, 140_000, mixed, by_number!(f64));
+                    sorted_and_ordered(&heap, random, 100_000, |bits| bits as i8, i8::cmp);
+                    sorted_and_ordered(&heap, random, 80_000, |bits| bits as u16, u16::cmp);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn far_columns_are_sorted_far_and_runs_of_runs_too() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[2], Plane::Page);
+    // More runs than are merged at once.
+    let bytes: Vec<u8> = (0..(65 << 16) + 77u64).map(|number| (number.wrapping_mul(0x9e37_79b9) >> 16) as u8).collect();
+    let vec = vec_of(&heap, &bytes);
+    heap.write_back(vec.far_ranges(..)).unwrap();
+    let before = heap.stats().fetched_bytes;
+    let sorted = vec.sorted(&heap).run().unwrap();
+    let order = vec.sorted(&heap).over(..500_000).order().unwrap();
+    assert_eq!(heap.stats().fetched_bytes - before, 0);
+    let mut right: Vec<u64> = (0..500_000).collect();
+    right.sort_by_key(|index| bytes[*index as usize]);
+    compare(&heap, &order, &right);
+    let mut right = bytes;
+    right.sort_unstable();
+    compare(&heap, &sorted, &right);
+    // What was between is not kept.
+    drop((vec, sorted, order));
+    heap.verify();
+}
+
 /// Words of three times near.
 fn words() -> Vec<u64> {
     (0..3 * NEAR / 8).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
@@ -242,6 +346,8 @@ fn scopes_other_heaps_and_wrong_indices_are_said() {
         let refused = Err(OffloadError::Far(FarError::NearFull));
         assert_eq!(vec.copy(&heap).at(Where::Server).run().map(drop), refused);
         assert_eq!(vec.take(&heap, &words).at(Where::Server).run().map(drop), refused);
+        assert_eq!(vec.sorted(&heap).at(Where::Server).order().map(drop), refused);
+        assert_eq!(vec.sorted(&heap).over(7..9).run().unwrap().len(), 2);
         assert_eq!(vec.copy(&heap).run().unwrap().len(), 10_000, "here it can be done");
         assert_eq!(vec.take(&heap, &words).run().unwrap().len(), 10_000);
     }
@@ -258,6 +364,8 @@ fn scopes_other_heaps_and_wrong_indices_are_said() {
     assert_eq!(vec.copy(&elsewhere).run().map(drop), other_heap);
     assert_eq!(vec.take(&elsewhere, &words).run().map(drop), other_heap);
     assert_eq!(vec.take(&heap, &foreign).run().map(drop), other_heap);
+    assert_eq!(vec.sorted(&elsewhere).run().map(drop), other_heap);
+    assert!(FarVec::<f32>::new().sorted(&heap).at(Where::Server).order().unwrap().is_empty());
     assert!(FarVec::<f32>::new().copy(&heap).at(Where::Server).run().unwrap().is_empty());
     for place in PLACES {
         for wrong in [&[0, 10_000][..], &[u64::MAX]] {
@@ -288,14 +396,16 @@ fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
         for _ in 0..2 {
             compare(&heap, &vec.copy(&heap).run().unwrap(), &words);
             compare(&heap, &vec.take(&heap, &order[..3000].to_vec()).run().unwrap(), &right[..3000]);
+            compare(&heap, &vec.sorted(&heap).over(5..20_000).run().unwrap(), &words[5..20_000]);
             let refused = [
                 vec.copy(&heap).at(Where::Server).run().map(drop),
                 vec.take(&heap, &order).at(Where::Server).run().map(drop),
+                vec.sorted(&heap).at(Where::Server).order().map(drop),
             ];
             for refused in refused {
                 let is_named = match refused {
                     Err(OffloadError::Call(CallError::NoFunction { name })) => {
-                        ["ff.copy", "ff.take.8"].contains(&name) && of_old.contains(pool)
+                        ["ff.copy", "ff.take.8", "ff.sort"].contains(&name) && of_old.contains(pool)
                     }
                     Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(pool),
                     _ => false,
@@ -421,6 +531,31 @@ fn a_server_that_dies_gives_an_error_by_name() {
         let words = words();
         let vec = vec_of(&heap, &words);
         ask_until_gone(server, &format!("{place:?}"), || vec.copy(&heap).over(5..).at(place).run().map(drop));
+        drop(vec);
+        heap.verify();
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_sorts_gives_an_error_by_name() {
+    let scratch = Scratch::new("columns-sort");
+    for (number, place) in PLACES.into_iter().enumerate() {
+        let server = farfield_tests::Server::start_tcp::<&str>(&scratch, &format!("server-{number}"), []);
+        let heap = heap(server.url(), Plane::Page);
+        let words = words();
+        let vec = vec_of(&heap, &words);
+        // Two answers, and then one is on its way.
+        let rows = if place == Where::Client { words.len() - 5000.. } else { 5.. };
+        ask_until(
+            || server.kill(),
+            &format!("{place:?}"),
+            || {
+                vec.sorted(&heap).over(rows.clone()).at(place).order().map(drop)?;
+                vec.sorted(&heap).over(rows.clone()).at(place).run().map(drop)?;
+                // Its elements are far, if others came meanwhile.
+                vec.copy(&heap).at(Where::Client).run().map(drop)
+            },
+        );
         drop(vec);
         heap.verify();
     }

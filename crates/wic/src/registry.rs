@@ -4,7 +4,7 @@
 //! missed by name ([decision 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
 
 use crate::access::Access;
-use crate::columns::{CopyBytes, Find, Group, Ranks, Take, Tally};
+use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
 use crate::{Aggregate, Function, List, Memory, Number, Stop, Totals};
@@ -66,7 +66,7 @@ impl Registry {
             accesses.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
         let unsigned = bytes.with_numbers::<u8>().with_numbers::<u16>().with_numbers::<u32>().with_numbers::<u64>();
         let signed = unsigned.with_numbers::<i8>().with_numbers::<i16>().with_numbers::<i32>().with_numbers::<i64>();
-        signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>()
+        signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>().with::<Sort>().with::<Merge>()
     }
 
     /// What there is for each type of number.

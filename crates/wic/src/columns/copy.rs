@@ -82,6 +82,16 @@ impl<'t> Target<'t> {
         if self.held.len() >= WRITE_BYTES { self.write(place).await } else { Ok(()) }
     }
 
+    /// Takes bytes, however many.
+    pub(super) async fn put<P: Place>(&mut self, place: &P, mut bytes: &[u8]) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(self.room()));
+            self.add(place, now).await?;
+            bytes = later;
+        }
+        Ok(())
+    }
+
     /// Writes the rest; how many bytes were taken in all.
     pub(super) async fn end<P: Place>(mut self, place: &P) -> Result<u64, Fault> {
         self.held.resize(self.held.len().next_multiple_of(PAGE_BYTES), 0);

@@ -142,12 +142,7 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
         self.plan();
         self.read_pages(place).await?;
         self.read_alone(place).await?;
-        let mut bytes: &[u8] = self.elements.as_flattened();
-        while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min(self.target.room()));
-            self.target.add(place, now).await?;
-            bytes = later;
-        }
+        self.target.put(place, self.elements.as_flattened()).await?;
         self.offsets.clear();
         Ok(())
     }

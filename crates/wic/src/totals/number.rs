@@ -52,9 +52,27 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     /// The number with this image.
     #[doc(hidden)]
     fn of_image(image: u64) -> Self;
+    /// The image of the smallest one.
+    #[doc(hidden)]
+    const FIRST: u64;
+    /// A word that is ordered as numbers are when they are sorted: as the image, but what is no number (NaN) is behind all others.
+    #[doc(hidden)]
+    #[inline]
+    fn rank(self) -> u64 {
+        self.image().wrapping_sub(Self::FIRST) & (u64::MAX >> (u64::BITS - 8 * size_of::<Self>() as u32))
+    }
+    /// The number with this rank.
+    #[doc(hidden)]
+    #[inline]
+    fn of_rank(rank: u64) -> Self {
+        Self::of_image(rank.wrapping_add(Self::FIRST) & (u64::MAX >> (u64::BITS - 8 * size_of::<Self>() as u32)))
+    }
     /// Numbers side by side.
     #[doc(hidden)]
     fn each(bytes: &[u8], work: impl FnMut(Self));
+    /// Puts its bytes behind others.
+    #[doc(hidden)]
+    fn put(self, into: &mut Vec<u8>);
 }
 
 mod sealed {
@@ -72,6 +90,7 @@ macro_rules! integers {
             const RANKS: &'static str = concat!("ff.ranks.", $name);
             const FIND: &'static str = concat!("ff.find.", $name);
             const KIND: Kind = Kind::$kind;
+            const FIRST: u64 = 0;
             type Sum = $sum;
             type Part = $sum;
 
@@ -105,6 +124,10 @@ macro_rules! integers {
                 (image as $bits ^ $flip) as $number
             }
             #[inline]
+            fn put(self, into: &mut Vec<u8>) {
+                into.extend(self.to_le_bytes());
+            }
+            #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {
                 bytes.as_chunks().0.iter().for_each(|bytes| work(<$number>::from_le_bytes(*bytes)));
             }
@@ -132,6 +155,7 @@ macro_rules! floats {
             const RANKS: &'static str = concat!("ff.ranks.", $name);
             const FIND: &'static str = concat!("ff.find.", $name);
             const KIND: Kind = Kind::$kind;
+            const FIRST: u64 = !<$number>::NEG_INFINITY.to_bits() as u64;
             type Sum = f64;
             type Part = ExactSum;
 
@@ -165,6 +189,10 @@ macro_rules! floats {
             fn of_image(image: u64) -> $number {
                 let (image, sign) = (image as $bits, 1 << (<$bits>::BITS - 1));
                 <$number>::from_bits(if image & sign == 0 { !image } else { image ^ sign })
+            }
+            #[inline]
+            fn put(self, into: &mut Vec<u8>) {
+                into.extend(self.to_le_bytes());
             }
             #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {

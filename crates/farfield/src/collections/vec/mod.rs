@@ -7,6 +7,7 @@ mod order;
 mod parts;
 mod ranks;
 mod sieve;
+mod sorted;
 mod stream;
 mod take;
 
@@ -14,6 +15,7 @@ pub use aggregate::Aggregate;
 pub use copy::Copying;
 pub(super) use copy::add;
 pub use ranks::{Finding, Ranking};
+pub use sorted::Sorting;
 pub use take::{Order, Taking};
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
