@@ -14,6 +14,7 @@
 //! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
 //! - `frames.rs`: are rows of a far frame found there, and rightly?
+//! - `sql.rs`: does SQL over far tables answer what it answers near?
 //! - `sandbox/`: does code that is shipped to a server answer as native code, and can it do no harm?
 //! - `leftovers.rs`: is anything left behind?
 //! - `kills.rs`: does it matter at which moment something is killed?

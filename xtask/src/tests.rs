@@ -13,7 +13,7 @@ pub(crate) struct Part {
 }
 
 /// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 19] = [
+pub(crate) const PARTS: [Part; 20] = [
     Part { name: "unit", alone: false },
     Part { name: "models", alone: true },
     Part { name: "fabric", alone: true },
@@ -25,6 +25,7 @@ pub(crate) const PARTS: [Part; 19] = [
     Part { name: "offload", alone: false },
     Part { name: "columns", alone: false },
     Part { name: "frames", alone: false },
+    Part { name: "sql", alone: false },
     Part { name: "sandbox", alone: false },
     Part { name: "leftovers", alone: true },
     Part { name: "kills", alone: true },

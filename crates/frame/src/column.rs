@@ -6,7 +6,7 @@
 //! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word; nulls that are taken for values.
 
 use crate::error::FrameError;
-use crate::zones::Zones;
+use crate::zones::{Zone, Zones};
 use arrow::array::{Array, ArrayData, ArrayRef, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::compute::{concat, take};
@@ -108,6 +108,13 @@ impl Column {
 
     pub(crate) fn nulls(&self) -> usize {
         self.nulls
+    }
+
+    pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
+        let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
+        let ends = with_numbers!(&self.values, numbers => numbers_of(numbers, [low, high]),
+            Values::Bits(_) | Values::Text(_) => return Ok(None));
+        Ok(Some(make_array(ArrayData::builder(self.data_type.clone()).len(2).add_buffer(ends).build()?)))
     }
 
     /// A chunk more. All before it were whole ones.
@@ -227,6 +234,11 @@ fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>
         Some(nulls) => zones.push(nulls.valid_indices().map(|row| numbers[row])),
         None => zones.push(numbers.iter().copied()),
     }
+}
+
+/// The numbers with these images, of the type of a column.
+fn numbers_of<N: Number + ArrowNativeType>(_column: &FarVec<N>, images: [u64; 2]) -> Buffer {
+    Buffer::from_vec(images.map(N::of_image).to_vec())
 }
 
 /// The values of an array of numbers.

@@ -44,6 +44,17 @@ impl FarFrame {
         self.rows
     }
 
+    /// How many rows have no value in this column.
+    pub fn nulls(&self, name: &str) -> Result<usize, FrameError> {
+        Ok(self.columns[self.index(name)?].nulls())
+    }
+
+    /// The smallest and the largest number of a column, two values of its type. They are known; nothing comes near. `None`: there are no numbers, or some are
+    /// NaN or −0, of which orders differ.
+    pub fn ends(&self, name: &str) -> Result<Option<ArrayRef>, FrameError> {
+        self.columns[self.index(name)?].ends()
+    }
+
     /// All rows, some at a time. An iterator that is dropped early has brought near what it gave, and no more.
     pub fn batches(&self) -> Batches<'_> {
         Batches { frame: self, which: (0..self.columns.len()).collect(), schema: self.schema.clone(), next: 0 }

@@ -35,6 +35,12 @@ impl Zones {
         }
         self.chunks.push(zone);
     }
+
+    /// The zone of all chunks, if numbers are ordered as their images are.
+    pub(crate) fn all(&self) -> Option<Zone> {
+        let zones = self.chunks.iter().flatten().filter(|_| !self.is_odd);
+        zones.copied().reduce(|one, other| Zone { low: one.low.min(other.low), high: one.high.max(other.high) })
+    }
 }
 
 /// A range of images: from `low` on, and before `end`, if that is not behind all.

@@ -1,0 +1,37 @@
+//! SQL over data frames in far memory.
+//!
+//! DataFusion plans and computes; ours is where the bytes live and where they are looked at. A [`FarTable`] gives a query the columns that it names of the rows that it
+//! asks for: ranges of numbers are found by the memory server, and so is what a column comes to. What a query finds can be a far frame again ([`to_frame`]).
+//!
+//! ```
+//! use farfield::Heap;
+//! use farfield_frame::FarFrame;
+//! use farfield_sql::{FarTable, context, to_frame};
+//! use std::sync::Arc;
+//!
+//! # tokio::runtime::Builder::new_multi_thread().build()?.block_on(async {
+//! let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+//! let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
+//! let context = context();
+//! context.register_table("trips", Arc::new(FarTable::new(trips)))?;
+//! let dear = context.sql("select zone, avg(fare) as fare from trips where fare > 10 group by zone order by fare").await?;
+//! let dear = to_frame(&heap, dear).await?;
+//! assert_eq!((dear.rows(), dear.totals("fare")?.max), (2, Some(52.5)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! How it works is in `docs/design/sql.md`.
+
+#![forbid(unsafe_code)]
+
+mod range;
+mod result;
+mod scan;
+mod table;
+
+pub use datafusion;
+pub use result::to_frame;
+pub use scan::FarScan;
+pub use table::{FarTable, context};

@@ -1,0 +1,177 @@
+//! What a query reads of a far frame.
+//!
+//! Danger: rows that a partition leaves out or gives twice; a query that is dropped and goes on reading.
+
+use crate::range::Range;
+use datafusion::common::stats::Precision;
+use datafusion::common::{ColumnStatistics, DataFusionError, Result, ScalarValue, Statistics};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
+use farfield_frame::arrow::array::{AsArray, RecordBatch};
+use farfield_frame::arrow::error::ArrowError;
+use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Scan};
+use std::fmt;
+use std::sync::Arc;
+
+/// Batches that are ready before they are asked for, in each partition.
+const AHEAD: usize = 1;
+
+/// The part of a plan that reads some columns of a far frame, of the rows that conditions keep.
+#[derive(Clone, Debug)]
+pub struct FarScan {
+    frame: FarFrame,
+    columns: Vec<usize>,
+    ranges: Vec<Range>,
+    rest: Option<Rest>,
+    limit: Option<usize>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+/// What a query asks of rows that is no range.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest {
+    /// The columns that it sees.
+    pub(crate) columns: Vec<usize>,
+    pub(crate) filter: Arc<dyn PhysicalExpr>,
+}
+
+impl FarScan {
+    pub(crate) fn new(
+        frame: FarFrame,
+        columns: Vec<usize>,
+        ranges: Vec<Range>,
+        rest: Option<Rest>,
+        limit: Option<usize>,
+        partitions: usize,
+    ) -> Result<FarScan> {
+        let schema = Arc::new(frame.schema().project(&columns)?);
+        let partitions = frame.rows().div_ceil(CHUNK_ROWS).clamp(1, partitions.max(1));
+        let properties = Arc::new(PlanProperties::new(
+            EquivalenceProperties::new(schema),
+            Partitioning::UnknownPartitioning(partitions),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        ));
+        Ok(FarScan { frame, columns, ranges, rest, limit, properties, metrics: ExecutionPlanMetricsSet::new() })
+    }
+
+    fn partitions(&self) -> usize {
+        self.properties.partitioning.partition_count()
+    }
+
+    fn names<'s>(&'s self, columns: &'s [usize]) -> Vec<String> {
+        columns.iter().map(|column| self.frame.schema().field(*column).name().clone()).collect()
+    }
+
+    /// The columns `names` of the rows that are kept.
+    fn rows_of(&self, columns: &[usize]) -> Result<Scan, FrameError> {
+        let names = self.names(columns);
+        let mut scan = self.frame.scan(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        for range in &self.ranges {
+            scan = range.narrow(scan)?;
+        }
+        let Some(Rest { columns, filter }) = self.rest.clone() else { return Ok(scan) };
+        let names = self.names(&columns);
+        let keep = move |batch: &RecordBatch| {
+            let kept = filter.evaluate(batch).and_then(|kept| kept.into_array(batch.num_rows()));
+            Ok(kept.map_err(|error| ArrowError::ExternalError(error.into()))?.as_boolean().clone())
+        };
+        scan.filter(&names.iter().map(String::as_str).collect::<Vec<_>>(), keep)
+    }
+}
+
+/// As an error of a query.
+pub(crate) fn failed(error: FrameError) -> DataFusionError {
+    DataFusionError::External(error.into())
+}
+
+impl ExecutionPlan for FarScan {
+    fn name(&self) -> &str {
+        "FarScan"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn with_new_children(self: Arc<Self>, _children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(&self, partition: usize, _context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let scan = self.rows_of(&self.columns).map_err(failed)?.part(partition, self.partitions());
+        let metrics = BaselineMetrics::new(&self.metrics, partition);
+        let mut stream = RecordBatchReceiverStreamBuilder::new(self.schema(), AHEAD);
+        let (sender, mut left) = (stream.tx(), self.limit);
+        // Far memory is waited for by a thread that may wait.
+        stream.spawn_blocking(move || {
+            for batch in scan {
+                let mut batch = batch.map_err(failed)?;
+                if let Some(left) = &mut left {
+                    batch = batch.slice(0, batch.num_rows().min(*left));
+                    *left -= batch.num_rows();
+                }
+                metrics.record_output(batch.num_rows());
+                // Nobody waits for it any longer.
+                if sender.blocking_send(Ok(batch)).is_err() || left == Some(0) {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        Ok(stream.build())
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn partition_statistics(&self, partition: Option<usize>) -> Result<Arc<Statistics>> {
+        if partition.is_some() {
+            return Ok(Arc::new(Statistics::new_unknown(&self.schema())));
+        }
+        let columns = self.columns.iter().map(|column| self.known(*column)).collect::<Result<_>>()?;
+        let rows = Precision::Exact(self.frame.rows());
+        let all = Statistics { num_rows: rows, total_byte_size: Precision::Absent, column_statistics: columns };
+        let is_all = self.ranges.is_empty() && self.rest.is_none() && self.limit.is_none();
+        Ok(Arc::new(if is_all { all } else { all.to_inexact() }))
+    }
+}
+
+impl FarScan {
+    /// What is known of a column without looking at it.
+    fn known(&self, column: usize) -> Result<ColumnStatistics> {
+        let schema = self.frame.schema();
+        let name = schema.field(column).name();
+        let mut known = ColumnStatistics::new_unknown();
+        known.null_count = Precision::Exact(self.frame.nulls(name).map_err(failed)?);
+        if let Some(ends) = self.frame.ends(name).map_err(failed)? {
+            known.min_value = Precision::Exact(ScalarValue::try_from_array(&ends, 0)?);
+            known.max_value = Precision::Exact(ScalarValue::try_from_array(&ends, 1)?);
+        }
+        Ok(known)
+    }
+}
+
+impl DisplayAs for FarScan {
+    fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FarScan: columns=[{}]", self.names(&self.columns).join(", "))?;
+        if !self.ranges.is_empty() {
+            let ranges: Vec<String> = self.ranges.iter().map(Range::to_string).collect();
+            write!(f, ", ranges=[{}]", ranges.join(", "))?;
+        }
+        if let Some(rest) = &self.rest {
+            write!(f, ", filter={}", rest.filter)?;
+        }
+        self.limit.map_or(Ok(()), |limit| write!(f, ", limit={limit}"))
+    }
+}

@@ -1,0 +1,99 @@
+//! A far frame as a table of DataFusion.
+
+use crate::range::Range;
+use crate::scan::{FarScan, Rest};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::tree_node::TreeNode;
+use datafusion::common::{Result, ToDFSchema};
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::context::SessionContext;
+use datafusion::logical_expr::utils::{conjunction, split_conjunction};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use farfield_frame::FarFrame;
+use farfield_frame::arrow::datatypes::SchemaRef;
+use std::sync::Arc;
+
+/// A session for queries over far tables.
+pub fn context() -> SessionContext {
+    SessionContext::new_with_state(SessionStateBuilder::new().with_default_features().build())
+}
+
+/// A far frame as a table that is read.
+#[derive(Debug)]
+pub struct FarTable {
+    frame: FarFrame,
+}
+
+impl FarTable {
+    /// Of this frame.
+    pub fn new(frame: FarFrame) -> FarTable {
+        FarTable { frame }
+    }
+}
+
+#[async_trait]
+impl TableProvider for FarTable {
+    fn schema(&self) -> SchemaRef {
+        self.frame.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    /// All that looks at one row at a time: columns that only a condition names come near for the rows that the others keep.
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
+        let of = |filter: &&Expr| match is_of_rows(filter) {
+            true => TableProviderFilterPushDown::Exact,
+            false => TableProviderFilterPushDown::Unsupported,
+        };
+        Ok(filters.iter().map(of).collect())
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let schema = self.frame.schema();
+        let columns = projection.cloned().unwrap_or_else(|| (0..schema.fields().len()).collect());
+        let (mut ranges, mut rest) = (Vec::new(), Vec::new());
+        for filter in filters.iter().flat_map(split_conjunction) {
+            match Range::of(filter, &self.frame) {
+                Some(range) => ranges.push(range),
+                None => rest.push(filter.clone()),
+            }
+        }
+        let rest = conjunction(rest).map(|rest| self.rest(state, &rest)).transpose()?;
+        let partitions = state.config().target_partitions();
+        Ok(Arc::new(FarScan::new(self.frame.clone(), columns, ranges, rest, limit, partitions)?))
+    }
+}
+
+impl FarTable {
+    fn rest(&self, state: &dyn Session, filter: &Expr) -> Result<Rest> {
+        let schema = self.frame.schema();
+        let mut columns = Vec::new();
+        for column in filter.column_refs() {
+            columns.push(schema.index_of(column.name())?);
+        }
+        columns.sort_unstable();
+        let schema = schema.project(&columns)?;
+        Ok(Rest { columns, filter: state.create_physical_expr(filter.clone(), &schema.to_dfschema()?)? })
+    }
+}
+
+/// Does it say of each row by itself whether it is kept, and always the same?
+fn is_of_rows(filter: &Expr) -> bool {
+    let is_other = |part: &Expr| {
+        Ok(matches!(
+            part,
+            Expr::ScalarSubquery(_) | Expr::Exists(_) | Expr::InSubquery(_) | Expr::OuterReferenceColumn(..)
+        ))
+    };
+    !filter.is_volatile() && !filter.exists(is_other).unwrap_or(true)
+}

@@ -1,0 +1,250 @@
+//! Does SQL over far tables answer what DataFusion answers about the same rows in plain memory?
+//!
+//! Danger: a condition that the memory server understands otherwise; rows of a partition that are lost or come twice; a query that waits for ever when its server is gone.
+//! `FARFIELD_SEED` repeats the choices.
+
+use farfield::{Heap, Plane};
+use farfield_frame::arrow::array::*;
+use farfield_frame::arrow::compute::concat_batches;
+use farfield_frame::arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use farfield_frame::arrow::util::pretty::pretty_format_batches;
+use farfield_frame::{CHUNK_ROWS, FarFrame};
+use farfield_server::{Config, Server};
+use farfield_sql::datafusion::datasource::MemTable;
+use farfield_sql::datafusion::prelude::{SessionConfig, SessionContext};
+use farfield_sql::{FarTable, context, to_frame};
+use farfield_tests::{MIB, PATIENCE, Random, Scratch};
+use farfield_wic::Registry;
+use futures_util::StreamExt;
+use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
+
+const NEAR: u64 = 4 * MIB;
+const ROWS: usize = 12 * CHUNK_ROWS + 77;
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn serve(scratch: &Scratch) -> (Server, String) {
+    let url = format!("unix:{}", scratch.path().join("server").display());
+    let functions = Registry::standard();
+    let config = Config { listen: vec![url.parse().unwrap()], functions, call_within: PATIENCE, ..Config::default() };
+    (Server::start(config).unwrap(), url)
+}
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("id", DataType::Int64, false),
+        Field::new("vendor", DataType::Int32, false),
+        Field::new("paid", DataType::UInt8, true),
+        Field::new("fare", DataType::Float64, false),
+        Field::new("tip", DataType::Float64, true),
+        Field::new("odd", DataType::Float64, false),
+        Field::new("pickup", DataType::Timestamp(TimeUnit::Second, None), false),
+        Field::new("day", DataType::Date32, true),
+        Field::new("zone", DataType::Utf8, true),
+        Field::new("shared", DataType::Boolean, true),
+    ]))
+}
+
+fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
+    let mut below = |end: usize| random.below(end);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(rows.clone().map(|row| row as i64))),
+        Arc::new(Int32Array::from_iter_values(rows.clone().map(|_| below(7) as i32 - 1))),
+        Arc::new(rows.clone().map(|_| Some(below(9) as u8).filter(|paid| *paid > 0)).collect::<UInt8Array>()),
+        Arc::new(Float64Array::from_iter_values(rows.clone().map(|_| below(40_000) as f64 / 4.0 - 100.0))),
+        Arc::new(
+            rows.clone().map(|_| Some(below(100) as f64 / 8.0).filter(|tip| *tip > 1.0)).collect::<Float64Array>(),
+        ),
+        Arc::new(Float64Array::from_iter_values(rows.clone().map(|_| match below(30) {
+            0 => f64::NAN,
+            1 => -0.0,
+            number => number as f64 - 2.0,
+        }))),
+        Arc::new(TimestampSecondArray::from_iter_values(rows.clone().map(|row| 1_600_000_000 + 60 * row as i64))),
+        Arc::new(rows.clone().map(|row| (row % 11 > 0).then_some((row / 1440) as i32)).collect::<Date32Array>()),
+        Arc::new(
+            rows.clone().map(|row| (row % 13 > 0).then(|| format!("zone {}", below(50)))).collect::<StringArray>(),
+        ),
+        Arc::new(rows.clone().map(|_| [Some(true), Some(false), None][below(3)]).collect::<BooleanArray>()),
+    ];
+    RecordBatch::try_new(schema(), columns).unwrap()
+}
+
+/// The same table `t` far and near, and zones to join it with.
+fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
+    let mut random = Random::new(3);
+    let batches: Vec<RecordBatch> =
+        (0..ROWS).step_by(5000).map(|start| batch(&mut random, start..ROWS.min(start + 5000))).collect();
+    let zones =
+        FarFrame::from_csv_text(heap, "name,borough\nzone 1,Queens\nzone 7,Bronx\nzone 49,\nelsewhere,Queens\n")
+            .unwrap();
+    let near_zones = zones.batches().map(Result::unwrap).collect();
+    let far = FarFrame::from_batches(heap, schema(), batches.iter().cloned().map(Ok)).unwrap();
+    let (here, there) = (SessionContext::new_with_config(SessionConfig::new().with_target_partitions(3)), context());
+    there.register_table("t", Arc::new(FarTable::new(far))).unwrap();
+    there.register_table("zones", Arc::new(FarTable::new(zones.clone()))).unwrap();
+    here.register_table("t", Arc::new(MemTable::try_new(schema(), vec![batches]).unwrap())).unwrap();
+    here.register_table("zones", Arc::new(MemTable::try_new(zones.schema(), vec![near_zones]).unwrap())).unwrap();
+    (there, here)
+}
+
+/// Each is in an order, or of one row.
+const QUERIES: [&str; 30] = [
+    "select * from t order by id",
+    "select zone, fare from t where fare > 9000 order by id",
+    "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
+    "select id, tip from t where tip > 12 order by id",
+    "select id, tip from t where tip is null and vendor = 3 order by id limit 10",
+    "select id, odd from t where odd >= 0.0 and odd < 2 order by id",
+    "select id, odd from t where odd > -0.0 and id < 500 order by id",
+    "select id, odd from t where odd > 26 order by id",
+    "select id, odd from t where odd = 0.0 and id between 100 and 900 order by id",
+    "select id from t where 7 > vendor and paid = 3 and shared order by id",
+    "select id from t where pickup >= timestamp '2020-09-14T00:00:00' and pickup < timestamp '2020-09-14T01:00:00' order by id",
+    "select id from t where day = date '1970-01-05' order by id",
+    "select id from t where vendor in (1, 4) and (fare < -99 or tip > 12.3) order by id",
+    "select id from t where zone like '%9' and fare > 9800 order by id",
+    "select id from t where fare != 4 and id > 98000 order by id",
+    "select id from t where vendor > 2 and vendor < 2 order by id",
+    "select id + 1 as next from t where id % 1000 = 7 order by id desc limit 5",
+    "select count(*) from t",
+    "select count(*), count(tip), min(id), max(id), min(fare), max(fare), min(pickup), max(day) from t",
+    "select count(*), sum(vendor), avg(vendor), min(vendor), max(vendor) from t where id > 1000",
+    "select sum(fare), avg(fare), count(fare) from t",
+    "select sum(fare), avg(fare), min(fare), max(fare), count(*) from t where fare between 10 and 20",
+    "select sum(id), sum(paid), avg(tip) from t where fare < -1000",
+    "select min(odd), max(odd), count(odd) from t where odd < 5",
+    "select vendor, count(*), sum(fare), avg(tip), min(day), max(zone) from t group by vendor order by vendor",
+    "select zone, paid, count(*) as trips from t where fare > 100 group by zone, paid having count(*) > 30 order by trips desc, zone, paid",
+    "select borough, count(*), avg(fare) from t join zones on zone = name group by borough order by borough nulls first",
+    "select id from t where fare > (select avg(fare) * 1.98 from t) order by id",
+    "select id, fare - lag(fare) over (order by id) as change from t where vendor = 5 order by id limit 20",
+    "select distinct vendor from t where exists (select 1 from zones where name = zone) order by vendor",
+];
+
+async fn rows_of(context: &SessionContext, query: &str) -> RecordBatch {
+    let answer = context.sql(query).await.unwrap_or_else(|error| panic!("{query}: {error}"));
+    let schema = Arc::new(answer.schema().as_arrow().clone());
+    let batches = answer.collect().await.unwrap_or_else(|error| panic!("{query}: {error}"));
+    concat_batches(&schema, &batches).unwrap()
+}
+
+/// The same but for the last bits of sums, which have no order to be added up in.
+#[track_caller]
+fn same(far: &RecordBatch, near: &RecordBatch, query: &str) {
+    let show =
+        |batch: &RecordBatch| pretty_format_batches(&[batch.slice(0, batch.num_rows().min(20))]).unwrap().to_string();
+    let differ = || panic!("{query}\nfar:\n{}\nnear:\n{}", show(far), show(near));
+    if (far.num_rows(), far.num_columns()) != (near.num_rows(), near.num_columns()) {
+        differ();
+    }
+    for (far, near) in far.columns().iter().zip(near.columns()) {
+        assert_eq!(far.data_type(), near.data_type(), "{query}");
+        let floats = |array: &ArrayRef| {
+            array.as_any().downcast_ref::<Float64Array>().map(|array| array.iter().collect::<Vec<_>>())
+        };
+        let is_same = match (floats(far), floats(near)) {
+            (Some(far), Some(near)) => far.iter().zip(&near).all(|pair| match pair {
+                (Some(far), Some(near)) => far.total_cmp(near).is_eq() || (far - near).abs() <= 1e-9 * near.abs(),
+                (far, near) => far == near,
+            }),
+            _ => far == near,
+        };
+        if !is_same {
+            differ();
+        }
+    }
+}
+
+#[test]
+fn queries_answer_what_they_answer_near() {
+    let scratch = Scratch::new("sql");
+    let (_server, url) = serve(&scratch);
+    let builder = || Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).patience(PATIENCE);
+    let heaps = [builder().pool(&url).plane(Plane::Page), builder().pool(&url).plane(Plane::Hybrid), builder()];
+    let runtime = runtime();
+    for heap in heaps {
+        let heap = Arc::new(heap.build().unwrap());
+        runtime.block_on(async {
+            let (far, near) = twins(&heap);
+            for query in QUERIES {
+                same(&rows_of(&far, query).await, &rows_of(&near, query).await, query);
+            }
+        });
+    }
+}
+
+#[test]
+fn answers_are_frames_again() {
+    let heap = Arc::new(Heap::builder().near(NEAR).far(1 << 30).build().unwrap());
+    runtime().block_on(async {
+        let (far, near) = twins(&heap);
+        let query = "select zone, vendor, upper(zone) as loud, fare, id from t where fare > 5000 order by id";
+        let frame = to_frame(&heap, far.sql(query).await.unwrap()).await.unwrap();
+        far.register_table("dear", Arc::new(FarTable::new(frame))).unwrap();
+        let again = rows_of(&far, "select zone, vendor, loud, fare from dear order by id").await;
+        let right = rows_of(&near, &query.replace("upper(zone)", "cast(upper(zone) as varchar)")).await;
+        assert_eq!(again.num_rows(), right.num_rows());
+        assert!(again.num_rows() > 2 * CHUNK_ROWS);
+        assert!(again.columns()[..2] == right.columns()[..2] && again.column(3) == right.column(3));
+        // What cannot be kept is said by name.
+        let lists = far.sql("select array_agg(id) as ids from t").await.unwrap();
+        let error = to_frame(&heap, lists).await.unwrap_err().to_string();
+        assert!(error.contains("\"ids\""), "{error}");
+    });
+}
+
+#[test]
+fn plans_say_what_is_asked_of_far_memory() {
+    let heap = Arc::new(Heap::builder().near(NEAR).far(1 << 30).build().unwrap());
+    runtime().block_on(async {
+        let (far, _) = twins(&heap);
+        let plan = async |query: &str| {
+            let plan = far.sql(query).await.unwrap().create_physical_plan().await.unwrap();
+            farfield_sql::datafusion::physical_plan::displayable(plan.as_ref()).indent(true).to_string()
+        };
+        let text = plan("select zone from t where fare > 10 and 3 >= vendor and zone like 'z%' limit 5").await;
+        assert!(
+            text.contains("FarScan: columns=[zone], ranges=[fare > 10, vendor <= 3], filter=zone@0 LIKE z%, limit=5"),
+            "{text}"
+        );
+        // What is known is not looked for.
+        let text = plan("select count(*), min(fare), max(id) from t").await;
+        assert!(!text.contains("FarScan"), "{text}");
+        // Of what has NaN or a zero with a sign it is not known.
+        let text = plan("select max(odd) from t").await;
+        assert!(text.contains("FarScan"), "{text}");
+    });
+}
+
+#[test]
+fn a_query_that_nobody_waits_for_ends() {
+    let heap = Arc::new(Heap::builder().near(NEAR).far(1 << 30).build().unwrap());
+    let runtime = runtime();
+    runtime.block_on(async {
+        let (far, _) = twins(&heap);
+        let mut rows = far.sql("select * from t").await.unwrap().execute_stream().await.unwrap();
+        assert!(rows.next().await.unwrap().unwrap().num_rows() > 0);
+    });
+    // Waits for all threads that read.
+    drop(runtime);
+    assert_eq!(Arc::strong_count(&heap), 1);
+}
+
+#[test]
+fn a_server_that_is_gone_is_an_error() {
+    let scratch = Scratch::new("sql-gone");
+    let (server, url) = serve(&scratch);
+    let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(&url);
+    let heap = Arc::new(builder.build().unwrap());
+    runtime().block_on(async {
+        let (far, _) = twins(&heap);
+        let query = far.sql("select sum(fare + tip) from t where zone like '%1'").await.unwrap();
+        drop(server);
+        let error = query.collect().await.unwrap_err().to_string();
+        assert!(error.contains("memory server"), "{error}");
+    });
+}
