@@ -92,7 +92,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 30] = [
+const QUERIES: [&str; 35] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -117,6 +117,11 @@ const QUERIES: [&str; 30] = [
     "select sum(fare), avg(fare), min(fare), max(fare), count(*) from t where fare between 10 and 20",
     "select sum(id), sum(paid), avg(tip) from t where fare < -1000",
     "select min(odd), max(odd), count(odd) from t where odd < 5",
+    "select sum(odd), count(odd) from t where id < 20",
+    "select sum(vendor), avg(vendor), max(vendor), count(*) from t where vendor > 2 and vendor < 2",
+    "select count(*), min(pickup), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
+    "select sum(fare), count(*), sum(vendor) from t where vendor = 3",
+    "select sum(vendor), min(vendor), count(*) from t where vendor >= 5 and vendor != 9 and vendor < 100",
     "select vendor, count(*), sum(fare), avg(tip), min(day), max(zone) from t group by vendor order by vendor",
     "select zone, paid, count(*) as trips from t where fare > 100 group by zone, paid having count(*) > 30 order by trips desc, zone, paid",
     "select borough, count(*), avg(fare) from t join zones on zone = name group by borough order by borough nulls first",
@@ -211,12 +216,57 @@ fn plans_say_what_is_asked_of_far_memory() {
             text.contains("FarScan: columns=[zone], ranges=[fare > 10, vendor <= 3], filter=zone@0 LIKE z%, limit=5"),
             "{text}"
         );
+        // What one column comes to is found where it is, with ranges of its own.
+        for query in [
+            "select sum(fare), avg(fare), min(fare), max(fare), count(*) from t where fare between 10 and 20",
+            "select sum(fare), sum(vendor), avg(vendor), min(pickup) from t",
+            "select count(*), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
+        ] {
+            let text = plan(query).await;
+            assert!(
+                text.contains("FarTotals") && text.contains("FarScan") && !text.contains("AggregateExec"),
+                "{text}"
+            );
+        }
+        for query in [
+            "select sum(tip) from t",
+            "select sum(fare) from t where vendor = 3",
+            "select sum(odd) from t where odd > 3",
+            "select sum(distinct vendor) from t",
+            "select vendor, sum(fare) from t group by vendor",
+            "select sum(fare) from (select fare from t limit 10)",
+        ] {
+            let text = plan(query).await;
+            assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
+        }
         // What is known is not looked for.
         let text = plan("select count(*), min(fare), max(id) from t").await;
         assert!(!text.contains("FarScan"), "{text}");
         // Of what has NaN or a zero with a sign it is not known.
         let text = plan("select max(odd) from t").await;
         assert!(text.contains("FarScan"), "{text}");
+    });
+}
+
+#[test]
+fn what_the_server_finds_does_not_come_near() {
+    let scratch = Scratch::new("sql-far");
+    let (_server, url) = serve(&scratch);
+    let heap = Heap::builder().near(NEAR / 2).near_max(NEAR / 2).far(1 << 30).pool(&url).patience(PATIENCE);
+    let heap = Arc::new(heap.build().unwrap());
+    runtime().block_on(async {
+        let (far, _) = twins(&heap);
+        let fetched = async |query: &str| {
+            let before = heap.stats().fetched_bytes;
+            rows_of(&far, query).await;
+            heap.stats().fetched_bytes - before
+        };
+        // Columns that nobody asks about are near now.
+        fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
+        let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
+        let few = fetched("select sum(fare) from t where id = 70000").await;
+        let near = fetched("select sum(fare + 0.0) from t").await;
+        assert!(at_server * 4 < near && few * 4 < near, "{at_server} and {few} bytes, and {near} to look at them near");
     });
 }
 

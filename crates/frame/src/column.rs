@@ -112,9 +112,14 @@ impl Column {
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
         let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
-        let ends = with_numbers!(&self.values, numbers => numbers_of(numbers, [low, high]),
-            Values::Bits(_) | Values::Text(_) => return Ok(None));
-        Ok(Some(make_array(ArrayData::builder(self.data_type.clone()).len(2).add_buffer(ends).build()?)))
+        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, [low, high])).map(Some),
+            Values::Bits(_) | Values::Text(_) => Ok(None))
+    }
+
+    /// Numbers, as values of its type.
+    pub(crate) fn array_of<N: ArrowNativeType>(&self, numbers: Vec<N>) -> Result<ArrayRef, FrameError> {
+        let data = ArrayData::builder(self.data_type.clone()).len(numbers.len());
+        Ok(make_array(data.add_buffer(Buffer::from_vec(numbers)).build()?))
     }
 
     /// A chunk more. All before it were whole ones.
@@ -157,8 +162,7 @@ impl Column {
         if self.nulls == 0 {
             with_numbers!(&self.values, numbers => {
                 let some = numbers.take(heap, rows).run()?;
-                let values = Buffer::from_vec(read(heap, &some, 0..some.len())?);
-                return Ok(make_array(ArrayData::builder(self.data_type.clone()).len(rows.len()).add_buffer(values).build()?));
+                return self.array_of(read(heap, &some, 0..some.len())?);
             }, Values::Bits(_) | Values::Text(_) => {});
         }
         let chunk_of = |row: u64| row as usize / CHUNK_ROWS;
@@ -237,8 +241,8 @@ fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>
 }
 
 /// The numbers with these images, of the type of a column.
-fn numbers_of<N: Number + ArrowNativeType>(_column: &FarVec<N>, images: [u64; 2]) -> Buffer {
-    Buffer::from_vec(images.map(N::of_image).to_vec())
+fn numbers_of<N: Number>(_column: &FarVec<N>, images: [u64; 2]) -> Vec<N> {
+    images.map(N::of_image).to_vec()
 }
 
 /// The values of an array of numbers.

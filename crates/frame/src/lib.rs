@@ -28,6 +28,7 @@ mod csv;
 mod error;
 mod frame;
 mod scan;
+mod sums;
 mod totals;
 mod zones;
 
@@ -36,4 +37,5 @@ pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use frame::{Batches, FarFrame};
 pub use scan::Scan;
+pub use sums::{Sum, Sums};
 pub use totals::{Summary, Totals};

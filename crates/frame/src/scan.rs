@@ -61,12 +61,12 @@ type Keep = Box<dyn FnMut(&RecordBatch) -> Result<BooleanArray, ArrowError> + Se
 ///
 /// Beside the heap's budget, a chunk of each column that is looked at is near, and the numbers of the rows that are kept of 32 chunks.
 pub struct Scan {
-    frame: FarFrame,
+    pub(crate) frame: FarFrame,
     columns: Vec<usize>,
     schema: SchemaRef,
     /// Columns of numbers, and what their values have to be; `None`: nothing is.
-    within: Vec<(usize, Option<Images>)>,
-    keep: Vec<(Vec<usize>, Keep)>,
+    pub(crate) within: Vec<(usize, Option<Images>)>,
+    pub(crate) keep: Vec<(Vec<usize>, Keep)>,
     /// Those that nothing was asked of.
     chunks: Range<usize>,
     found: VecDeque<Rows>,

@@ -59,6 +59,15 @@ pub(crate) enum Share {
 }
 
 impl Images {
+    pub(crate) const ALL: Images = Images { low: 0, end: None };
+
+    /// What is in both. `None`: nothing is.
+    pub(crate) fn common(self, other: Images) -> Option<Images> {
+        let low = self.low.max(other.low);
+        let end = self.end.into_iter().chain(other.end).min();
+        end.is_none_or(|end| low < end).then_some(Images { low, end })
+    }
+
     /// Those of the numbers of a range. `None`: there are none.
     pub(crate) fn of<N: Number>(values: &impl RangeBounds<N>) -> Option<Images> {
         let low = match values.start_bound() {

@@ -30,8 +30,10 @@ mod range;
 mod result;
 mod scan;
 mod table;
+mod totals;
 
 pub use datafusion;
 pub use result::to_frame;
 pub use scan::FarScan;
-pub use table::{FarTable, context};
+pub use table::{FarTable, context, context_with};
+pub use totals::FarTotals;

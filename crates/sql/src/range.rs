@@ -33,6 +33,10 @@ impl Range {
         (is_of_its_type && range.narrow(frame.scan(&[]).ok()?).is_ok()).then_some(range)
     }
 
+    pub(crate) fn column(&self) -> &str {
+        &self.column
+    }
+
     /// The rows of a scan that are in it.
     pub(crate) fn narrow(&self, scan: Scan) -> Result<Scan, FrameError> {
         use ScalarValue::*;

@@ -12,8 +12,9 @@ use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSe
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
 use farfield_frame::arrow::array::{AsArray, RecordBatch};
+use farfield_frame::arrow::datatypes::DataType;
 use farfield_frame::arrow::error::ArrowError;
-use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Scan};
+use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Scan, Sums};
 use std::fmt;
 use std::sync::Arc;
 
@@ -82,6 +83,40 @@ impl FarScan {
             Ok(kept.map_err(|error| ArrowError::ExternalError(error.into()))?.as_boolean().clone())
         };
         scan.filter(&names.iter().map(String::as_str).collect::<Vec<_>>(), keep)
+    }
+}
+
+/// What there is to know for [`FarTotals`](crate::totals::FarTotals). Columns are the frame's.
+impl FarScan {
+    /// The column that is read as this one.
+    pub(crate) fn column(&self, read: usize) -> usize {
+        self.columns[read]
+    }
+
+    /// The one that all conditions are about.
+    pub(crate) fn column_of_ranges(&self) -> Option<usize> {
+        let first = self.ranges.first()?;
+        self.frame.schema().index_of(first.column()).ok()
+    }
+
+    pub(crate) fn data_type(&self, column: usize) -> DataType {
+        self.frame.schema().field(column).data_type().clone()
+    }
+
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.limit.is_none()
+    }
+
+    pub(crate) fn has_ends(&self, column: usize) -> Result<bool> {
+        Ok(self.known(column)?.min_value != Precision::Absent)
+    }
+
+    pub(crate) fn has_sums(&self, column: usize) -> Result<bool, FrameError> {
+        self.rows_of(&[])?.has_sums(&self.names(&[column])[0])
+    }
+
+    pub(crate) fn sums(&self, column: usize) -> Result<Option<Sums>, FrameError> {
+        self.rows_of(&[])?.sums(&self.names(&[column])[0])
     }
 }
 

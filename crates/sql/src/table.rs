@@ -2,22 +2,36 @@
 
 use crate::range::Range;
 use crate::scan::{FarScan, Rest};
+use crate::totals::SumsAtServer;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Result, ToDFSchema};
 use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::config::SessionConfig;
 use datafusion::execution::context::SessionContext;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use farfield_frame::FarFrame;
 use farfield_frame::arrow::datatypes::SchemaRef;
 use std::sync::Arc;
 
-/// A session for queries over far tables.
+/// A session for queries over far tables: one of DataFusion that has what columns come to found where they are. In other sessions it is found near.
 pub fn context() -> SessionContext {
-    SessionContext::new_with_state(SessionStateBuilder::new().with_default_features().build())
+    context_with(SessionConfig::new(), Arc::new(RuntimeEnv::default()))
+}
+
+/// The same with a configuration and a runtime, which says how much memory queries take beside the heap's.
+pub fn context_with(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
+    let mut rules = PhysicalOptimizer::new().rules;
+    // Behind the rule that answers from what is known, before those that cut the plan for several threads.
+    let known = rules.iter().position(|rule| rule.name() == "aggregate_statistics");
+    rules.insert(known.map_or(0, |known| known + 1), Arc::new(SumsAtServer));
+    let state = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
+    SessionContext::new_with_state(state.with_physical_optimizer_rules(rules).build())
 }
 
 /// A far frame as a table that is read.

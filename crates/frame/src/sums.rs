@@ -1,0 +1,103 @@
+//! What the numbers of a column come to, of the rows that ranges of the same column keep: found where they are.
+//!
+//! Danger: numbers that are added up twice, or not, where chunks that are known meet others.
+
+use crate::column::{CHUNK_ROWS, Column, Values, with_numbers};
+use crate::error::FrameError;
+use crate::scan::Scan;
+use crate::zones::{Images, Share, runs};
+use arrow::array::ArrayRef;
+use arrow::datatypes::ArrowNativeType;
+use farfield::{FarVec, Heap, Number, Part};
+
+/// Number, sum, mean, smallest and largest of some numbers. Nothing is lost on the way to a sum.
+#[derive(Clone, Debug)]
+pub struct Sums {
+    /// How many.
+    pub count: u64,
+    /// All together.
+    pub sum: Sum,
+    /// The sum divided by how many there are, if there are any.
+    pub mean: Option<f64>,
+    /// The smallest and the largest, two values of the column's type. `None`: there are none, or the column has NaN or −0, of which orders differ.
+    pub ends: Option<ArrayRef>,
+}
+
+/// A sum of numbers of a column, by their type.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Sum {
+    /// Of integers that have a sign.
+    Signed(i128),
+    /// Of those that have none.
+    Unsigned(u128),
+    /// Of floating-point numbers: rounded once.
+    Float(f64),
+}
+
+impl Scan {
+    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times without nulls; rows are kept by ranges of its own, if at all, and then it has neither NaN nor −0.
+    pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
+        let index = self.frame.index(name)?;
+        let column = &self.frame.columns[index];
+        let is_its_own = self.within.iter().all(|(of, _)| *of == index);
+        let is_comparable = self.within.is_empty() || !column.zones.is_odd;
+        let is_number = !matches!(column.values, Values::Bits(_) | Values::Text(_));
+        Ok(is_number && column.nulls() == 0 && self.keep.is_empty() && is_its_own && is_comparable)
+    }
+
+    /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`]). `None`: they have to be looked at, see
+    /// [`has_sums`](Scan::has_sums).
+    pub fn sums(&self, name: &str) -> Result<Option<Sums>, FrameError> {
+        if !self.has_sums(name)? {
+            return Ok(None);
+        }
+        let column = &self.frame.columns[self.frame.index(name)?];
+        let all = Some(Images::ALL);
+        let images = self.within.iter().fold(all, |common, (_, images)| common?.common((*images)?));
+        with_numbers!(&column.values, numbers => sums_of(&self.frame.heap, column, numbers, images).map(Some),
+            Values::Bits(_) | Values::Text(_) => Ok(None))
+    }
+}
+
+fn sums_of<N: Summed>(
+    heap: &Heap,
+    column: &Column,
+    numbers: &FarVec<N>,
+    images: Option<Images>,
+) -> Result<Sums, FrameError> {
+    let mut part = Part::default();
+    let share = |zone: &Option<_>| images.map_or(Share::None, |images| images.share(*zone));
+    for (share, chunks) in runs(column.zones.chunks.iter().map(share)) {
+        let zones = &column.zones.chunks[chunks.clone()];
+        let rows = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
+        let numbers = numbers.aggregate(heap).over(rows);
+        part.merge(&match (share, images) {
+            (Share::All, _) => numbers.run()?,
+            (Share::Some, Some(images)) => numbers.filter(images.numbers::<N>(zones)).run()?,
+            _ => continue,
+        });
+    }
+    let ends = match (part.min(), part.max()) {
+        (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max])?),
+        _ => None,
+    };
+    Ok(Sums { count: part.count(), sum: N::summed(&part), mean: part.mean(), ends })
+}
+
+/// Numbers with a sum of some type.
+trait Summed: Number + ArrowNativeType {
+    fn summed(part: &Part<Self>) -> Sum;
+}
+
+macro_rules! summed {
+    ($sum:ident: $($number:ty)*) => {$(
+        impl Summed for $number {
+            fn summed(part: &Part<$number>) -> Sum {
+                Sum::$sum(part.sum())
+            }
+        }
+    )*};
+}
+summed! { Signed: i8 i16 i32 i64 }
+summed! { Unsigned: u8 u16 u32 u64 }
+summed! { Float: f32 f64 }
