@@ -32,6 +32,14 @@ pub enum FrameError {
         /// What is wrong with it.
         why: String,
     },
+    /// A Parquet file is damaged, or of a kind that is not read.
+    #[error("{name} is no Parquet file that can be read: {why}")]
+    Parquet {
+        /// Its path.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The frame has no such column.
     #[error("there is no column {name:?}")]
     NoColumn {

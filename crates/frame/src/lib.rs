@@ -27,6 +27,8 @@ mod column;
 mod csv;
 mod error;
 mod frame;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod scan;
 mod sums;
 mod totals;
