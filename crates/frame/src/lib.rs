@@ -30,6 +30,7 @@ mod frame;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod scan;
+mod sort;
 mod sums;
 mod totals;
 mod zones;
@@ -39,5 +40,6 @@ pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use frame::{Batches, FarFrame};
 pub use scan::Scan;
+pub use sort::SortBy;
 pub use sums::{Sum, Sums};
 pub use totals::{Summary, Totals};

@@ -3,45 +3,17 @@
 //! Danger: rows lost or doubled where chunks meet; nulls, empty strings and NaN that are taken for something else; a wrong answer only when
 //! most is far. `FARFIELD_SEED` repeats the choices.
 
+mod common;
+
 use arrow::array::*;
 use arrow::compute::kernels::cmp::gt;
 use arrow::compute::kernels::numeric::add;
 use arrow::compute::{cast, concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, TimeUnit};
+use common::{MIB, PLANES, Random, heap, near, same};
 use farfield::{Heap, Plane};
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Totals};
 use std::sync::Arc;
-
-const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
-const MIB: u64 = 1 << 20;
-
-/// xorshift64*, as far as tests need chance.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Random {
-        let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
-        let time = || std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
-        let seed = given.unwrap_or_else(time) | 1;
-        eprintln!("FARFIELD_SEED={seed}");
-        Random(seed)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
-    }
-
-    fn some<T>(&mut self, value: T) -> Option<T> {
-        (self.below(10) > 0).then_some(value)
-    }
-}
-
-fn heap(plane: Plane, near: u64) -> Arc<Heap> {
-    Arc::new(Heap::builder().near(near).near_max(near).far(256 * MIB).plane(plane).build().unwrap())
-}
 
 fn schema() -> SchemaRef {
     let field = |name: &str, data_type| Field::new(name, data_type, true);
@@ -95,27 +67,6 @@ fn twins(random: &mut Random, heap: &Arc<Heap>, rows: usize) -> (FarFrame, Recor
     }
     let far = FarFrame::from_batches(heap, schema(), batches.iter().cloned().map(Ok)).unwrap();
     (far, concat_batches(&schema(), &batches).unwrap())
-}
-
-fn near(frame: &FarFrame) -> RecordBatch {
-    let batches: Vec<RecordBatch> = frame.batches().map(Result::unwrap).collect();
-    assert!(batches.iter().rev().skip(1).all(|batch| batch.num_rows() == CHUNK_ROWS));
-    concat_batches(&frame.schema(), &batches).unwrap()
-}
-
-/// Equal, and NaN equals NaN, as it does for nobody else.
-fn same(far: &RecordBatch, near: &RecordBatch) {
-    assert_eq!((far.num_rows(), far.num_columns()), (near.num_rows(), near.num_columns()));
-    for (one, other) in far.columns().iter().zip(near.columns()) {
-        assert_eq!(one.data_type(), other.data_type());
-        match (one.as_primitive_opt::<Float64Type>(), other.as_primitive_opt::<Float64Type>()) {
-            (Some(one), Some(other)) => {
-                let bits = |array: &Float64Array| array.iter().map(|value| value.map(f64::to_bits)).collect::<Vec<_>>();
-                assert!(bits(one) == bits(other));
-            }
-            _ => assert!(one == other, "{:?}", one.data_type()),
-        }
-    }
 }
 
 /// A loop over the values of an array that are not null.
