@@ -75,6 +75,8 @@ pub(crate) enum Peer {
     CalledAnywhere,
     /// The same, but the server was not built with the function: it is shipped.
     Shipped,
+    /// A `farfield serve` of the driver, whose pages a client that is written for it reads and writes.
+    OneSided,
 }
 
 /// Where Linux swaps to.
@@ -147,12 +149,13 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-server" => Contender::Peer(Peer::CalledThere),
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
+        "one-sided" => Contender::Peer(Peer::OneSided),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, fio"
         ),
@@ -366,11 +369,14 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
 
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let name = job.workload.name;
-    ensure!(["remote", "pages", "list"].contains(&name), "the workload {name} asks nobody for objects");
+    ensure!(
+        ["remote", "pages", "list", "log", "cuckoo"].contains(&name),
+        "the workload {name} asks nobody for objects"
+    );
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
-        Peer::Lane | Peer::CalledHere | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
+        Peer::Lane | Peer::OneSided | Peer::CalledHere | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
         Peer::Shipped => {
             guest()?;
             vec![Server::sandbox(job)?]
@@ -388,6 +394,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::CalledThere => format!("server:{urls}"),
         Peer::CalledAnywhere => format!("auto:{urls}"),
         Peer::Shipped => format!("shipped:{urls}"),
+        Peer::OneSided => format!("one-sided:{urls}"),
         Peer::MirrorLane => format!("mirror({urls})"),
         Peer::EcLane => format!("ec(4,1,{urls})"),
         // Pages are filled 64 at a time, which is one operation of each server.

@@ -58,6 +58,8 @@ const WORKLOADS: &[Workload] = &[
     rust("web", "request", "request"),
     rust("remote", "get", "get"),
     rust("list", "walk", "walk"),
+    rust("log", "ask", "operation"),
+    rust("cuckoo", "ask", "operation"),
     rust("pages", "move", "operation"),
     rust("tasks", "read", "object"),
     rust("pack", "pack", "block"),

@@ -1,10 +1,15 @@
 //! The workload programs of the far heap, small: whatever keeps the data, the result is the same. Danger: an experiment that measures a
 //! mistake, and is not looked at before it has run for an hour.
 
+use farfield_server::{Config, Server};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+
+/// Machines that do much else are slow.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a workload; its checksum and its phases.
 fn work(arguments: &[&str]) -> (String, Vec<String>) {
@@ -158,6 +163,29 @@ fn lists() {
     // Auto finds no server there.
     for peer in ["client:ram:", "auto:ram:"] {
         assert_eq!(list(peer).0, expected, "{peer}");
+    }
+}
+
+#[test]
+fn logs_and_tables() {
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
+    let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();
+    let url = &server.endpoints()[0];
+    let check = |workload: &str, in_flight: &str, ops: &str, peers: &[String]| {
+        let ask = |peer: &str| {
+            let words = [workload, "--data-mib", "1", "--ops", ops, "--in-flight", in_flight, "--peer", peer];
+            let (sum, phases) = work(&words);
+            assert_eq!(phases, ["fill", "ask"]);
+            sum
+        };
+        let expected = ask("loopback:");
+        peers.iter().for_each(|peer| assert_eq!(ask(peer), expected, "{workload}, {peer}"));
+    };
+    for workload in ["log", "cuckoo"] {
+        check(workload, "32", "60000", &[]);
+        check(workload, "1", "3000", &["one-sided:ram:".to_owned()]);
+        check(workload, "16", "400", &[format!("server:{url}"), format!("auto:{url}")]);
+        check(workload, "4", "100", &[format!("client:{url}"), format!("server:{url}")]);
     }
 }
 

@@ -21,6 +21,7 @@ mod polled;
 mod random;
 mod real;
 mod remote;
+mod served;
 mod shuffle;
 mod switch;
 mod tasks;
@@ -101,7 +102,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
-    /// for `list` loopback:, client:URL, server:URL or auto:URL.
+    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the last two also one-sided:URL.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.
@@ -146,6 +147,10 @@ enum Workload {
     Remote,
     /// Walks of a linked list at a server.
     List,
+    /// Appends to a log at a server, and looks at its end.
+    Log,
+    /// Keys of a hash table at a server, put and looked up.
+    Cuckoo,
     /// Pages of a pool, through one lane.
     Pages,
     /// Objects behind pointers, many on their way at a time.
@@ -260,6 +265,8 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
         Workload::List => list::run(options),
+        Workload::Log => served::run_log(options),
+        Workload::Cuckoo => served::run_cuckoo(options),
         Workload::Pages => pages::run(options),
         Workload::Tasks => tasks::run(options),
         Workload::Pack => pack::run(options, pack::Way::Pack),

@@ -25,19 +25,23 @@
 pub mod access;
 mod aggregate;
 pub mod columns;
+mod cuckoo;
 mod error;
 mod function;
 mod list;
 mod lock;
 mod place;
+mod shared_log;
 mod totals;
 
 pub use aggregate::{Aggregate, Range, Summary};
+pub use cuckoo::{Cuckoo, CuckooAsk, CuckooSays};
 pub use error::{Fault, Stop};
 pub use function::Function;
 pub use list::{List, ListEnd, ListStart};
 pub use lock::{Exclusive, Fence, Shared, WicLock};
 pub use place::{Place, RANGE_BYTES_MAX};
+pub use shared_log::{LogAsk, SharedLog};
 pub use totals::{Number, Part, Totals, Wanted};
 
 // Who calls functions, and who runs them: not there where functions are compiled to WebAssembly.

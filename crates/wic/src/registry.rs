@@ -7,7 +7,7 @@ use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
-use crate::{Aggregate, Function, List, Memory, Number, Stop, Totals};
+use crate::{Aggregate, Cuckoo, Function, List, Memory, Number, SharedLog, Stop, Totals};
 use core::cell::RefCell;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
@@ -61,7 +61,8 @@ impl Registry {
     /// Those that every server has. Without them functions at the client have no atomics, and parts of pages that they write are not safe from
     /// functions at the server.
     pub fn standard() -> Registry {
-        let accesses = Registry::new().with::<Access>().with::<List>().with::<Aggregate>();
+        let accesses =
+            Registry::new().with::<Access>().with::<List>().with::<SharedLog>().with::<Cuckoo>().with::<Aggregate>();
         let bytes =
             accesses.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
         let unsigned = bytes.with_numbers::<u8>().with_numbers::<u16>().with_numbers::<u32>().with_numbers::<u64>();
