@@ -46,6 +46,9 @@ pub enum FrameError {
         /// What was asked for.
         name: String,
     },
+    /// Rows are grouped or joined by one column at least.
+    #[error("there are no columns to group or join rows by")]
+    NoKeys,
     /// There is a column of that name, or there are two.
     #[error("there would be two columns {name:?}")]
     SameName {

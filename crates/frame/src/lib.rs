@@ -27,6 +27,8 @@ mod column;
 mod csv;
 mod error;
 mod frame;
+mod group;
+mod keys;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod scan;
@@ -39,6 +41,7 @@ pub use arrow;
 pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use frame::{Batches, FarFrame};
+pub use group::{Agg, GroupBy};
 pub use scan::Scan;
 pub use sort::SortBy;
 pub use sums::{Sum, Sums};

@@ -1,0 +1,405 @@
+//! What the rows of a frame come to, by what is in some of its columns.
+//!
+//! Groups are kept near as long as they are no more than a bound. If there are more, the rows are cut into far frames by the hash of their keys, and each is grouped by itself.
+//!
+//! Danger: a group that is there twice or loses rows where parts are cut; sums that depend on how they were; nulls that are counted; integers that overflow in silence.
+
+use crate::column::CHUNK_ROWS;
+use crate::error::FrameError;
+use crate::frame::{FarFrame, Maker};
+use crate::keys::Keys;
+use crate::sort::SortBy;
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, UInt64Array, new_null_array};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef, UInt64Type};
+use arrow::error::ArrowError;
+use arrow::row::{Row, RowConverter, Rows, SortField};
+use farfield::Part;
+use std::collections::HashMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Groups that are near at a time.
+const GROUPS_MAX: usize = CHUNK_ROWS;
+/// Bytes of keys, and of smallest and largest values, that are near at a time.
+const BYTES_MAX: usize = 8 << 20;
+
+/// What is asked of each group. See [`FarFrame::group_by`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Agg {
+    what: What,
+    column: Option<String>,
+    name: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Rows,
+    Count,
+    Sum,
+    Mean,
+    Min,
+    Max,
+}
+
+impl Agg {
+    fn of(what: What, column: impl Into<String>, suffix: &str) -> Agg {
+        let column = column.into();
+        Agg { what, name: format!("{column}_{suffix}"), column: Some(column) }
+    }
+
+    /// How many rows there are, in the column `count`.
+    pub fn rows() -> Agg {
+        Agg { what: What::Rows, column: None, name: "count".into() }
+    }
+
+    /// How many values of a column are not null, in the column `…_count`.
+    pub fn count(column: impl Into<String>) -> Agg {
+        Agg::of(What::Count, column, "count")
+    }
+
+    /// The sum of the values of a column of numbers, in the column `…_sum`: of integers a 64-bit one, and an error if it is larger; of floating-point numbers exact and rounded once.
+    pub fn sum(column: impl Into<String>) -> Agg {
+        Agg::of(What::Sum, column, "sum")
+    }
+
+    /// The mean of the values of a column of numbers, in the column `…_mean`.
+    pub fn mean(column: impl Into<String>) -> Agg {
+        Agg::of(What::Mean, column, "mean")
+    }
+
+    /// The smallest value of a column of any type, in the column `…_min`. NaN is passed over.
+    pub fn min(column: impl Into<String>) -> Agg {
+        Agg::of(What::Min, column, "min")
+    }
+
+    /// The largest one, in the column `…_max`.
+    pub fn max(column: impl Into<String>) -> Agg {
+        Agg::of(What::Max, column, "max")
+    }
+
+    /// In a column of this name instead.
+    pub fn named(mut self, name: impl Into<String>) -> Agg {
+        self.name = name.into();
+        self
+    }
+}
+
+/// A frame whose rows are to be grouped. See [`FarFrame::group_by`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is done before it is asked"]
+pub struct GroupBy {
+    frame: FarFrame,
+    names: Vec<String>,
+}
+
+impl FarFrame {
+    /// The rows by what is in these columns. As in SQL nulls are one group, NaN is another, and −0 is in that of +0.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::{Agg, FarFrame};
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
+    /// let zones = trips.group_by(&["zone"])?.agg(&[Agg::rows(), Agg::mean("fare")])?;
+    /// assert_eq!((zones.rows(), zones.totals("fare_mean")?.max), (2, Some(30.0)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn group_by(&self, names: &[&str]) -> Result<GroupBy, FrameError> {
+        if names.is_empty() {
+            return Err(FrameError::NoKeys);
+        }
+        names.iter().try_for_each(|name| self.index(name).map(drop))?;
+        Ok(GroupBy { frame: self.clone(), names: names.iter().map(|name| (*name).to_owned()).collect() })
+    }
+}
+
+impl GroupBy {
+    /// A frame with one row for each group, in the order of the groups' columns, nulls first: these columns, and then what was asked. Of no values, sum, mean, smallest and largest are null.
+    ///
+    /// Beside the heap's budget, one chunk of the columns that are named is near, and up to 16384 groups: some 8 MiB of keys and smallest and largest values, and 600 bytes for each sum of floating-point
+    /// numbers. While rows are cut into parts, 16 chunks are near.
+    pub fn agg(&self, what: &[Agg]) -> Result<FarFrame, FrameError> {
+        let plan = Plan::new(self, what)?;
+        let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
+        let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
+        plan.group(self.frame.select(&names)?, GROUPS_MAX, &mut maker)?;
+        let by: Vec<SortBy> = self.names.iter().map(|name| SortBy::ascending(name).nulls_first()).collect();
+        maker.finish()?.sort(&by)
+    }
+}
+
+struct Plan {
+    /// Columns that are looked at, keys first.
+    read: Vec<String>,
+    keys: Keys,
+    /// What is asked, of which of these columns, and its type.
+    asked: Vec<(What, Option<usize>, DataType)>,
+    schema: SchemaRef,
+}
+
+impl Plan {
+    fn new(by: &GroupBy, what: &[Agg]) -> Result<Plan, FrameError> {
+        let schema = by.frame.schema();
+        let mut read = by.names.clone();
+        let mut fields: Vec<Field> =
+            by.names.iter().map(|name| schema.field_with_name(name).cloned()).collect::<Result<_, _>>()?;
+        let types: Vec<DataType> = fields.iter().map(|field| field.data_type().clone()).collect();
+        let mut asked = Vec::new();
+        for agg in what {
+            let Some(name) = &agg.column else {
+                asked.push((agg.what, None, DataType::UInt64));
+                fields.push(Field::new(&agg.name, DataType::UInt64, false));
+                continue;
+            };
+            let data_type = schema.field(by.frame.index(name)?).data_type().clone();
+            if matches!(agg.what, What::Sum | What::Mean) && !data_type.is_numeric() {
+                return Err(FrameError::Type { name: name.clone(), data_type });
+            }
+            let made = match agg.what {
+                What::Rows | What::Count => DataType::UInt64,
+                What::Mean => DataType::Float64,
+                What::Sum if data_type.is_floating() => DataType::Float64,
+                What::Sum if data_type.is_signed_integer() => DataType::Int64,
+                What::Sum => DataType::UInt64,
+                What::Min | What::Max => data_type.clone(),
+            };
+            let index = read.iter().position(|other| other == name).unwrap_or(read.len());
+            if index == read.len() {
+                read.push(name.clone());
+            }
+            fields.push(Field::new(&agg.name, made, agg.what != What::Count));
+            asked.push((agg.what, Some(index), data_type));
+        }
+        Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
+    }
+
+    /// Each group's row.
+    fn group(&self, frame: FarFrame, groups_max: usize, maker: &mut Maker) -> Result<(), FrameError> {
+        if let Some(groups) = self.near(&frame, groups_max)? {
+            return maker.push(groups.finish(self)?);
+        }
+        let parts = self.keys.parts(&frame)?;
+        drop(frame);
+        // What a part has is given back before the next one is cut.
+        parts.into_iter().try_for_each(|part| self.group(part, groups_max, maker))
+    }
+
+    /// The groups of a frame; `None`: they are too many.
+    fn near(&self, frame: &FarFrame, groups_max: usize) -> Result<Option<Groups>, FrameError> {
+        let mut groups = Groups::new(self)?;
+        for batch in frame.batches() {
+            groups.add(self, &batch?)?;
+            // One key has one group, whatever it takes; and parts of two become smaller some time.
+            if groups.numbers.len() > 1 && (groups.numbers.len() > groups_max || groups.bytes() > BYTES_MAX) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(groups))
+    }
+}
+
+#[derive(Default)]
+struct Groups {
+    numbers: HashMap<Arc<[u8]>, usize>,
+    keys: Vec<Arc<[u8]>>,
+    key_bytes: usize,
+    states: Vec<State>,
+}
+
+impl Groups {
+    fn new(plan: &Plan) -> Result<Groups, FrameError> {
+        let states = plan.asked.iter().map(|(what, _, data_type)| State::new(*what, data_type));
+        Ok(Groups { states: states.collect::<Result<_, _>>()?, ..Groups::default() })
+    }
+
+    fn bytes(&self) -> usize {
+        self.key_bytes + self.states.iter().map(State::bytes).sum::<usize>()
+    }
+
+    fn add(&mut self, plan: &Plan, batch: &RecordBatch) -> Result<(), FrameError> {
+        let numbers: Vec<usize> = plan.keys.of(batch)?.iter().map(|key| self.number(key)).collect();
+        for (state, (_, column, _)) in self.states.iter_mut().zip(&plan.asked) {
+            state.add(&numbers, self.keys.len(), column.map(|index| batch.column(index)))?;
+        }
+        Ok(())
+    }
+
+    fn number(&mut self, key: Row<'_>) -> usize {
+        if let Some(number) = self.numbers.get(key.data()) {
+            return *number;
+        }
+        let key: Arc<[u8]> = key.data().into();
+        self.key_bytes += key.len();
+        self.keys.push(key.clone());
+        self.numbers.insert(key, self.keys.len() - 1);
+        self.keys.len() - 1
+    }
+
+    fn finish(self, plan: &Plan) -> Result<RecordBatch, FrameError> {
+        let mut columns = plan.keys.columns_of(self.keys.iter().map(|key| &**key))?;
+        for state in self.states {
+            columns.push(state.finish()?);
+        }
+        Ok(RecordBatch::try_new(plan.schema.clone(), columns)?)
+    }
+}
+
+/// What was asked once, of each group by its number.
+enum State {
+    Count(Vec<u64>),
+    /// Sums and counts of integers.
+    Whole {
+        what: What,
+        is_signed: bool,
+        sums: Vec<(i128, u64)>,
+    },
+    Float {
+        what: What,
+        parts: Vec<Part<f64>>,
+    },
+    /// Smallest or largest values, in Arrow's row format.
+    End(End),
+}
+
+impl State {
+    fn new(what: What, data_type: &DataType) -> Result<State, FrameError> {
+        Ok(match what {
+            What::Rows | What::Count => State::Count(Vec::new()),
+            What::Min | What::Max => State::End(End {
+                is_min: what == What::Min,
+                data_type: data_type.clone(),
+                converter: RowConverter::new(vec![SortField::new(data_type.clone())])?,
+                values: Vec::new(),
+                bytes: 0,
+            }),
+            _ if data_type.is_floating() => State::Float { what, parts: Vec::new() },
+            _ => State::Whole { what, is_signed: data_type.is_signed_integer(), sums: Vec::new() },
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        if let State::End(end) = self { end.bytes } else { 0 }
+    }
+
+    /// The values of a column, each to the group with its number.
+    fn add(&mut self, numbers: &[usize], groups: usize, column: Option<&ArrayRef>) -> Result<(), FrameError> {
+        let nulls = column.and_then(|column| column.logical_nulls());
+        let is_valid = |row: &usize| nulls.as_ref().is_none_or(|nulls| nulls.is_valid(*row));
+        let rows = (0..numbers.len()).filter(is_valid);
+        let column = || column.expect("only rows are counted without a column");
+        match self {
+            State::Count(counts) => {
+                counts.resize(groups, 0);
+                rows.for_each(|row| counts[numbers[row]] += 1);
+            }
+            State::Whole { is_signed, sums, .. } => {
+                sums.resize(groups, (0, 0));
+                let mut add = |row: usize, value: i128| {
+                    let (sum, count) = &mut sums[numbers[row]];
+                    (*sum, *count) = (*sum + value, *count + 1);
+                };
+                if *is_signed {
+                    let values = cast(column(), &DataType::Int64)?;
+                    rows.for_each(|row| add(row, values.as_primitive::<Int64Type>().value(row).into()));
+                } else {
+                    let values = cast(column(), &DataType::UInt64)?;
+                    rows.for_each(|row| add(row, values.as_primitive::<UInt64Type>().value(row).into()));
+                }
+            }
+            State::Float { parts, .. } => {
+                parts.resize(groups, Part::default());
+                let values = cast(column(), &DataType::Float64)?;
+                let values = values.as_primitive::<Float64Type>();
+                let all = (Bound::Unbounded, Bound::Unbounded);
+                rows.for_each(|row| parts[numbers[row]].add_all(&[values.value(row)], &all));
+            }
+            State::End(end) => {
+                end.values.resize(groups, None);
+                let keys = end.converter.convert_columns(&[column().clone()])?;
+                let is_nan = nan_of(column())?;
+                rows.filter(|row| !is_nan.as_ref().is_some_and(|nan| nan[*row]))
+                    .for_each(|row| end.add(numbers[row], &keys, row));
+            }
+        }
+        Ok(())
+    }
+
+    /// The column of what was asked.
+    fn finish(self) -> Result<ArrayRef, FrameError> {
+        Ok(match self {
+            State::Count(counts) => Arc::new(UInt64Array::from(counts)),
+            State::Whole { what: What::Mean, sums, .. } => {
+                let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 / count as f64);
+                Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
+            }
+            State::Whole { is_signed: true, sums, .. } => {
+                Arc::new(fitting::<i64>(sums)?.into_iter().collect::<Int64Array>())
+            }
+            State::Whole { sums, .. } => Arc::new(fitting::<u64>(sums)?.into_iter().collect::<UInt64Array>()),
+            State::Float { what, parts } => {
+                let sum = |part: &Part<f64>| (part.count() > 0).then(|| part.sum());
+                let value = |part: &Part<f64>| if what == What::Mean { part.mean() } else { sum(part) };
+                Arc::new(parts.iter().map(value).collect::<Float64Array>())
+            }
+            State::End(end) => end.finish()?,
+        })
+    }
+}
+
+struct End {
+    is_min: bool,
+    data_type: DataType,
+    converter: RowConverter,
+    values: Vec<Option<Box<[u8]>>>,
+    bytes: usize,
+}
+
+impl End {
+    fn add(&mut self, group: usize, keys: &Rows, row: usize) {
+        let (key, value) = (keys.row(row), &mut self.values[group]);
+        let key = key.data();
+        let is_better = match value.as_deref() {
+            None => true,
+            Some(value) => {
+                if self.is_min {
+                    key < value
+                } else {
+                    key > value
+                }
+            }
+        };
+        if is_better {
+            self.bytes += key.len();
+            self.bytes -= value.replace(key.into()).map_or(0, |value| value.len());
+        }
+    }
+
+    fn finish(self) -> Result<ArrayRef, FrameError> {
+        let null = self.converter.convert_columns(&[new_null_array(&self.data_type, 1)])?;
+        let (parser, null) = (self.converter.parser(), null.row(0));
+        let rows = self.values.iter().map(|value| parser.parse(value.as_deref().unwrap_or(null.data())));
+        Ok(self.converter.convert_rows(rows)?.remove(0))
+    }
+}
+
+/// Sums that have to fit their type; of no values there is none.
+fn fitting<N: TryFrom<i128>>(sums: Vec<(i128, u64)>) -> Result<Vec<Option<N>>, FrameError> {
+    let fit = |sum: i128| {
+        N::try_from(sum).map_err(|_| {
+            ArrowError::ArithmeticOverflow(format!("the sum {sum} of a group does not fit 64 bits")).into()
+        })
+    };
+    sums.into_iter().map(|(sum, count)| (count > 0).then(|| fit(sum)).transpose()).collect()
+}
+
+/// Which values are no number; `None`: the type has nothing of the kind.
+fn nan_of(column: &ArrayRef) -> Result<Option<Vec<bool>>, FrameError> {
+    if !column.data_type().is_floating() {
+        return Ok(None);
+    }
+    let values = cast(column, &DataType::Float64)?;
+    Ok(Some(values.as_primitive::<Float64Type>().values().iter().map(|value| value.is_nan()).collect()))
+}

@@ -1,0 +1,76 @@
+//! Rows that are equal in some columns: their keys, and far frames of the rows whose keys have the same hash.
+//!
+//! Keys are equal as in SQL: NaN equals NaN, and −0 equals +0. A key is the bytes of Arrow's row format of values that were made alike so.
+//!
+//! Danger: equal keys in two parts; keys that are equal as numbers and not as bytes; nulls that are taken for a value.
+
+use crate::error::FrameError;
+use crate::frame::{FarFrame, Maker};
+use arrow::array::{ArrayRef, ArrowPrimitiveType, AsArray, RecordBatch, UInt32Array};
+use arrow::compute::take_record_batch;
+use arrow::datatypes::{DataType, Float32Type, Float64Type};
+use arrow::row::{RowConverter, Rows, SortField};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+/// Parts that a frame is cut into, which bounds what is near meanwhile: a chunk of each, which fills.
+pub(crate) const PARTS: usize = 16;
+
+/// Keys of the first columns of batches.
+pub(crate) struct Keys {
+    columns: usize,
+    converter: RowConverter,
+}
+
+impl Keys {
+    pub(crate) fn new(types: &[DataType]) -> Result<Keys, FrameError> {
+        let fields = types.iter().map(|data_type| SortField::new(data_type.clone())).collect();
+        Ok(Keys { columns: types.len(), converter: RowConverter::new(fields)? })
+    }
+
+    pub(crate) fn of(&self, batch: &RecordBatch) -> Result<Rows, FrameError> {
+        let columns: Vec<ArrayRef> = batch.columns()[..self.columns].iter().map(alike).collect();
+        Ok(self.converter.convert_columns(&columns)?)
+    }
+
+    /// The values that these keys stand for.
+    pub(crate) fn columns_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<Vec<ArrayRef>, FrameError> {
+        let parser = self.converter.parser();
+        Ok(self.converter.convert_rows(keys.map(|key| parser.parse(key)))?)
+    }
+
+    /// Frames of the rows of one, by the hash of their keys. All rows with a key are in one of them, in the order that they had.
+    pub(crate) fn parts(&self, frame: &FarFrame) -> Result<Vec<FarFrame>, FrameError> {
+        let hasher = RandomState::new();
+        let mut makers =
+            (0..PARTS).map(|_| Maker::new(&frame.heap, frame.schema())).collect::<Result<Vec<Maker>, _>>()?;
+        for batch in frame.batches() {
+            let batch = batch?;
+            let mut rows: Vec<Vec<u32>> = vec![Vec::new(); PARTS];
+            for (row, key) in self.of(&batch)?.iter().enumerate() {
+                rows[(hasher.hash_one(key.data()) % PARTS as u64) as usize].push(row as u32);
+            }
+            for (maker, rows) in makers.iter_mut().zip(rows).filter(|(_, rows)| !rows.is_empty()) {
+                maker.push(take_record_batch(&batch, &UInt32Array::from(rows))?)?;
+            }
+        }
+        makers.into_iter().map(Maker::finish).collect()
+    }
+}
+
+/// With one NaN and one zero.
+fn alike(array: &ArrayRef) -> ArrayRef {
+    match array.data_type() {
+        DataType::Float32 => {
+            alike_by::<Float32Type>(array, |number| if number.is_nan() { f32::NAN } else { number + 0.0 })
+        }
+        DataType::Float64 => {
+            alike_by::<Float64Type>(array, |number| if number.is_nan() { f64::NAN } else { number + 0.0 })
+        }
+        _ => array.clone(),
+    }
+}
+
+fn alike_by<T: ArrowPrimitiveType>(array: &ArrayRef, one: impl Fn(T::Native) -> T::Native) -> ArrayRef {
+    Arc::new(array.as_primitive::<T>().unary::<_, T>(one))
+}
