@@ -49,6 +49,24 @@ pub enum FrameError {
     /// Rows are grouped or joined by one column at least.
     #[error("there are no columns to group or join rows by")]
     NoKeys,
+    /// Columns of different types are equal nowhere: one of them is to be cast.
+    #[error(
+        "column {name:?} has the type {first}, and is to be joined with one of the type {second}: cast one of them"
+    )]
+    KeyTypes {
+        /// The column of the first frame.
+        name: String,
+        /// Its type.
+        first: DataType,
+        /// The type of the other one.
+        second: DataType,
+    },
+    /// Both frames have a column that they are not joined by.
+    #[error("both frames have a column {name:?}: join by it, leave it out, or give a suffix")]
+    BothHave {
+        /// Its name.
+        name: String,
+    },
     /// There is a column of that name, or there are two.
     #[error("there would be two columns {name:?}")]
     SameName {

@@ -16,6 +16,7 @@ use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use farfield::Part;
 use std::collections::HashMap;
+use std::hash::RandomState;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -181,7 +182,7 @@ impl Plan {
         if let Some(groups) = self.near(&frame, groups_max)? {
             return maker.push(groups.finish(self)?);
         }
-        let parts = self.keys.parts(&frame)?;
+        let parts = self.keys.parts(&frame, &RandomState::new())?;
         drop(frame);
         // What a part has is given back before the next one is cut.
         parts.into_iter().try_for_each(|part| self.group(part, groups_max, maker))

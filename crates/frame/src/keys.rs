@@ -40,8 +40,7 @@ impl Keys {
     }
 
     /// Frames of the rows of one, by the hash of their keys. All rows with a key are in one of them, in the order that they had.
-    pub(crate) fn parts(&self, frame: &FarFrame) -> Result<Vec<FarFrame>, FrameError> {
-        let hasher = RandomState::new();
+    pub(crate) fn parts(&self, frame: &FarFrame, hasher: &RandomState) -> Result<Vec<FarFrame>, FrameError> {
         let mut makers =
             (0..PARTS).map(|_| Maker::new(&frame.heap, frame.schema())).collect::<Result<Vec<Maker>, _>>()?;
         for batch in frame.batches() {

@@ -28,6 +28,7 @@ mod csv;
 mod error;
 mod frame;
 mod group;
+mod join;
 mod keys;
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -42,6 +43,7 @@ pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use frame::{Batches, FarFrame};
 pub use group::{Agg, GroupBy};
+pub use join::Join;
 pub use scan::Scan;
 pub use sort::SortBy;
 pub use sums::{Sum, Sums};

@@ -1,0 +1,305 @@
+//! The rows of two frames that are equal in some columns.
+//!
+//! The second frame's rows are near, if they are few enough, in a table by their keys. If they are not, both frames are cut into far ones by the hash of their keys, part is joined with
+//! part. What cannot be cut, because it is one key, is joined chunk by chunk.
+//!
+//! Danger: a pair that is there twice or not at all; a row without a partner that is lost, or is there beside its partners; nulls that are equal; one key that fills everything.
+
+use crate::column::CHUNK_ROWS;
+use crate::error::FrameError;
+use crate::frame::{FarFrame, Maker};
+use crate::keys::Keys;
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array, new_null_array};
+use arrow::compute::{and, interleave, is_not_null, take};
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use std::collections::HashMap;
+use std::hash::RandomState;
+use std::sync::Arc;
+
+/// Chunks of the second frame that are near in a table.
+const BUILD_CHUNKS: usize = 16;
+/// How often frames are cut. 16 chunks of different keys are left of 2³⁷ rows.
+const CUTS_MAX: u32 = 5;
+
+/// Which rows two frames have together. See [`FarFrame::join`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Join {
+    on: Vec<(String, String)>,
+    keeps_left: bool,
+    suffix: Option<String>,
+}
+
+impl Join {
+    /// Each pair of rows that are equal in these columns, which both frames have.
+    pub fn inner(on: &[&str]) -> Join {
+        Join {
+            on: on.iter().map(|name| ((*name).to_owned(), (*name).to_owned())).collect(),
+            keeps_left: false,
+            suffix: None,
+        }
+    }
+
+    /// Those, and the rows of the first frame that are in no pair, with nulls for what the second one has.
+    pub fn left(on: &[&str]) -> Join {
+        Join { keeps_left: true, ..Join::inner(on) }
+    }
+
+    /// And equal in these columns of the first and the second frame, whose names differ.
+    pub fn on(mut self, first: impl Into<String>, second: impl Into<String>) -> Join {
+        self.on.push((first.into(), second.into()));
+        self
+    }
+
+    /// What is added to the names of those columns of the second frame that the first one has, too. Without it they are an error.
+    pub fn suffix(mut self, suffix: impl Into<String>) -> Join {
+        self.suffix = Some(suffix.into());
+        self
+    }
+}
+
+impl FarFrame {
+    /// The columns of this frame, and those of another that rows are not joined by, for each pair of rows that are equal. As in SQL null is equal to nothing; NaN is equal to NaN, and −0 to +0. Rows
+    /// come in no particular order.
+    ///
+    /// Beside the heap's budget, 16 chunks of the other frame are near and their keys, and one chunk of this one; 16 chunks of a frame that is cut into parts. It is best joined to the smaller one.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::{FarFrame, Join};
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
+    /// let zones = FarFrame::from_csv_text(&heap, "name,borough\nHarlem,Manhattan\n")?;
+    /// let joined = trips.join(&zones, &Join::left(&[]).on("zone", "name"))?;
+    /// assert_eq!((joined.rows(), joined.describe()?[2].nulls), (3, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn join(&self, other: &FarFrame, join: &Join) -> Result<FarFrame, FrameError> {
+        let plan = Plan::new(self, other, join)?;
+        let mut maker = Maker::new(&self.heap, plan.joined.clone())?;
+        let right = other.in_order(&plan.right)?.present(plan.key_columns)?;
+        plan.join(self.in_order(&plan.left)?, right, CUTS_MAX, &mut maker)?;
+        maker.finish()
+    }
+
+    fn in_order(&self, columns: &[usize]) -> Result<FarFrame, FrameError> {
+        let names: Vec<&str> = columns.iter().map(|index| self.schema.field(*index).name().as_str()).collect();
+        self.select(&names)
+    }
+
+    /// The rows without a null in the first columns.
+    fn present(self, columns: usize) -> Result<FarFrame, FrameError> {
+        let names: Vec<&str> = self.schema.fields()[..columns].iter().map(|field| field.name().as_str()).collect();
+        if self.columns[..columns].iter().all(|column| column.nulls() == 0) {
+            return Ok(self);
+        }
+        self.filter(&names, |batch| {
+            let mut present = is_not_null(batch.column(0))?;
+            for column in &batch.columns()[1..] {
+                present = and(&present, &is_not_null(column)?)?;
+            }
+            Ok(present)
+        })
+    }
+}
+
+/// Both frames with their keys first, and what is made of them.
+struct Plan {
+    left: Vec<usize>,
+    right: Vec<usize>,
+    keys: Keys,
+    key_columns: usize,
+    keeps_left: bool,
+    /// Where the columns of the first frame, keys first, are in the result.
+    order: Vec<usize>,
+    joined: SchemaRef,
+}
+
+impl Plan {
+    fn new(left: &FarFrame, right: &FarFrame, join: &Join) -> Result<Plan, FrameError> {
+        if join.on.is_empty() {
+            return Err(FrameError::NoKeys);
+        }
+        let left_keys = join.on.iter().map(|(name, _)| left.index(name)).collect::<Result<Vec<_>, _>>()?;
+        let right_keys = join.on.iter().map(|(_, name)| right.index(name)).collect::<Result<Vec<_>, _>>()?;
+        let (left_schema, right_schema) = (left.schema(), right.schema());
+        let mut types = Vec::new();
+        for (first, second) in left_keys.iter().zip(&right_keys) {
+            let (first, second) = (left_schema.field(*first), right_schema.field(*second));
+            if first.data_type() != second.data_type() {
+                return Err(FrameError::KeyTypes {
+                    name: first.name().clone(),
+                    first: first.data_type().clone(),
+                    second: second.data_type().clone(),
+                });
+            }
+            types.push(first.data_type().clone());
+        }
+        let keys_first = |keys: &[usize], columns: usize| -> Vec<usize> {
+            keys.iter().copied().chain((0..columns).filter(|index| !keys.contains(index))).collect()
+        };
+        let left_order = keys_first(&left_keys, left_schema.fields().len());
+        let right_order = keys_first(&right_keys, right_schema.fields().len());
+        let mut fields: Vec<Field> = left_schema.fields().iter().map(|field| Field::clone(field)).collect();
+        for index in &right_order[right_keys.len()..] {
+            let field = right_schema.field(*index);
+            let is_taken = left_schema.field_with_name(field.name()).is_ok();
+            let name = match &join.suffix {
+                Some(suffix) if is_taken => format!("{}{suffix}", field.name()),
+                None if is_taken => return Err(FrameError::BothHave { name: field.name().clone() }),
+                _ => field.name().clone(),
+            };
+            fields.push(Field::new(name, field.data_type().clone(), field.is_nullable() || join.keeps_left));
+        }
+        let mut order = vec![0; left_order.len()];
+        left_order.iter().enumerate().for_each(|(at, index)| order[*index] = at);
+        Ok(Plan {
+            left: left_order,
+            right: right_order,
+            keys: Keys::new(&types)?,
+            key_columns: types.len(),
+            keeps_left: join.keeps_left,
+            order,
+            joined: Arc::new(Schema::new(fields)),
+        })
+    }
+
+    fn join(&self, left: FarFrame, right: FarFrame, cuts: u32, maker: &mut Maker) -> Result<(), FrameError> {
+        if left.rows() == 0 || right.rows() == 0 && !self.keeps_left {
+            return Ok(());
+        }
+        if right.rows() <= BUILD_CHUNKS * CHUNK_ROWS {
+            return self.probe(&left, &right, maker);
+        }
+        if cuts == 0 {
+            return self.nested(&left, &right, maker);
+        }
+        let all = right.rows();
+        let hasher = RandomState::new();
+        let parts = self.keys.parts(&right, &hasher)?;
+        drop(right);
+        for (left, right) in self.keys.parts(&left, &hasher)?.into_iter().zip(parts) {
+            // A key that has nearly all rows is not cut by another hash.
+            let cuts = if right.rows() > all - all / 8 { 0 } else { cuts - 1 };
+            self.join(left, right, cuts, maker)?;
+        }
+        Ok(())
+    }
+
+    /// Each row of the first frame against a table of all of the second one.
+    fn probe(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
+        let right = right.batches().collect::<Result<Vec<_>, _>>()?;
+        let mut table = Table::default();
+        for (number, batch) in right.iter().enumerate() {
+            table.add(&self.keys, number, batch)?;
+        }
+        for batch in left.batches() {
+            let batch = batch?;
+            let keys = self.keys.of(&batch)?;
+            let mut pairs = Pairs::new(self, &batch, &right, maker);
+            for (row, key) in keys.iter().enumerate() {
+                let partners = table.of(key.data());
+                partners.iter().try_for_each(|partner| pairs.push(row, *partner))?;
+                if partners.is_empty() && self.keeps_left {
+                    pairs.push_alone(row)?;
+                }
+            }
+            pairs.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Each row of the second frame against a table of a chunk of the first one, for each chunk of it.
+    fn nested(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
+        for batch in left.batches() {
+            let batch = batch?;
+            let mut table = Table::default();
+            table.add(&self.keys, 0, &batch)?;
+            let mut is_alone = vec![true; batch.num_rows()];
+            for other in right.batches() {
+                let other = [other?];
+                let mut pairs = Pairs::new(self, &batch, &other, maker);
+                for (partner, key) in self.keys.of(&other[0])?.iter().enumerate() {
+                    for (_, row) in table.of(key.data()) {
+                        is_alone[*row] = false;
+                        pairs.push(*row, (0, partner))?;
+                    }
+                }
+                pairs.finish()?;
+            }
+            if self.keeps_left {
+                let mut pairs = Pairs::new(self, &batch, &[], maker);
+                let mut alone = (0..batch.num_rows()).filter(|row| is_alone[*row]);
+                alone.try_for_each(|row| pairs.push_alone(row))?;
+                pairs.finish()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the rows of a key are: the batch, and the row in it.
+#[derive(Default)]
+struct Table(HashMap<Box<[u8]>, Vec<(usize, usize)>>);
+
+impl Table {
+    fn add(&mut self, keys: &Keys, number: usize, batch: &RecordBatch) -> Result<(), FrameError> {
+        for (row, key) in keys.of(batch)?.iter().enumerate() {
+            match self.0.get_mut(key.data()) {
+                Some(rows) => rows.push((number, row)),
+                None => drop(self.0.insert(key.data().into(), vec![(number, row)])),
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&self, key: &[u8]) -> &[(usize, usize)] {
+        self.0.get(key).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Pairs of rows of a batch of the first frame and of some of the second one, as many at a time as a chunk has.
+struct Pairs<'p> {
+    plan: &'p Plan,
+    left: &'p RecordBatch,
+    right: &'p [RecordBatch],
+    rows: Vec<u32>,
+    partners: Vec<(usize, usize)>,
+    maker: &'p mut Maker,
+}
+
+impl<'p> Pairs<'p> {
+    fn new(plan: &'p Plan, left: &'p RecordBatch, right: &'p [RecordBatch], maker: &'p mut Maker) -> Pairs<'p> {
+        Pairs { plan, left, right, rows: Vec::new(), partners: Vec::new(), maker }
+    }
+
+    fn push(&mut self, row: usize, partner: (usize, usize)) -> Result<(), FrameError> {
+        self.rows.push(row as u32);
+        self.partners.push(partner);
+        if self.rows.len() == CHUNK_ROWS { self.store() } else { Ok(()) }
+    }
+
+    /// A row that has no partner: its partner is the null behind all batches.
+    fn push_alone(&mut self, row: usize) -> Result<(), FrameError> {
+        self.push(row, (self.right.len(), 0))
+    }
+
+    fn finish(mut self) -> Result<(), FrameError> {
+        if self.rows.is_empty() { Ok(()) } else { self.store() }
+    }
+
+    fn store(&mut self) -> Result<(), FrameError> {
+        let plan = self.plan;
+        let rows = UInt32Array::from(std::mem::take(&mut self.rows));
+        let left = plan.order.iter().map(|index| take(self.left.column(*index), &rows, None));
+        let mut columns = left.collect::<Result<Vec<ArrayRef>, _>>()?;
+        for index in plan.key_columns..plan.right.len() {
+            let null = new_null_array(plan.joined.field(columns.len()).data_type(), 1);
+            let arrays = self.right.iter().map(|batch| &**batch.column(index)).chain([&*null]);
+            columns.push(interleave(&arrays.collect::<Vec<_>>(), &self.partners)?);
+        }
+        self.partners.clear();
+        self.maker.push(RecordBatch::try_new(plan.joined.clone(), columns)?)
+    }
+}
