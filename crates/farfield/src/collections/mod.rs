@@ -68,3 +68,57 @@ fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops:
     assert!(end <= len, "range end index {end} out of range for length {len}");
     start..end
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against look-ups that become chains of far accesses: that there are none is why no function at the server walks them (decision 15).
+    use crate::{FarList, FarMap, Heap, Plane, collections::Index};
+
+    const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
+    const NEAR: u64 = 4 << 20;
+
+    fn heap(plane: Plane) -> Heap {
+        Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).build().unwrap()
+    }
+
+    #[test]
+    fn a_get_is_one_far_access_and_one_more_if_the_index_is_far() {
+        const ENTRIES: u64 = 40_000;
+        const GETS: u64 = 2_000;
+        for plane in PLANES {
+            for (index, most) in [(Index::Near, 1.05), (Index::Far, 2.05)] {
+                let heap = heap(plane);
+                let map: FarMap<u64, [u64; 30]> = FarMap::builder().index(index).build(&heap).unwrap();
+                for key in 0..ENTRIES {
+                    map.insert(&heap.enter(), key, [key; 30]).unwrap();
+                }
+                let before = heap.stats().misses;
+                for number in 0..GETS {
+                    let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % ENTRIES;
+                    assert_eq!(map.get(&heap.enter(), &key).unwrap().map(|value| value[29]), Some(key));
+                }
+                let misses = (heap.stats().misses - before) as f64 / GETS as f64;
+                println!("{plane:?}, index {index:?}: {misses:.3} misses a get");
+                assert!(misses > 0.4 && misses < most, "{plane:?}, index {index:?}: {misses:.3} misses a get");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cursor_of_a_list_moves_without_a_far_access() {
+        const ELEMENTS: u64 = 800_000;
+        for plane in PLANES {
+            let heap = heap(plane);
+            let mut list = FarList::new();
+            for number in 0..ELEMENTS {
+                list.push_back(&heap.enter(), number).unwrap();
+            }
+            let before = heap.stats().misses;
+            let mut cursor = list.cursor_front();
+            (0..ELEMENTS / 3).for_each(|_| cursor.move_next());
+            assert_eq!(heap.stats().misses, before, "{plane:?}: a cursor that moves brings nothing");
+            assert_eq!(cursor.current(&heap.enter()).unwrap(), Some(&(ELEMENTS / 3)));
+            assert!(heap.stats().misses - before <= 1, "{plane:?}: and an element brings its chunk");
+        }
+    }
+}
