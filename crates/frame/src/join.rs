@@ -89,7 +89,7 @@ impl FarFrame {
     }
 
     /// The rows without a null in the first columns.
-    fn present(self, columns: usize) -> Result<FarFrame, FrameError> {
+    pub(crate) fn present(self, columns: usize) -> Result<FarFrame, FrameError> {
         let names: Vec<&str> = self.schema.fields()[..columns].iter().map(|field| field.name().as_str()).collect();
         if self.columns[..columns].iter().all(|column| column.nulls() == 0) {
             return Ok(self);

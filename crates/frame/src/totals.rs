@@ -37,6 +37,8 @@ pub struct Summary {
     pub nulls: u64,
     /// What its numbers come to, if it has numbers.
     pub totals: Option<Totals>,
+    /// A quarter, half and three quarters of its numbers are no larger than these. `None`: it has none.
+    pub quartiles: Option<[f64; 3]>,
 }
 
 impl FarFrame {
@@ -66,13 +68,51 @@ impl FarFrame {
         Ok(totals_of(&part, part.sum(), |value| value))
     }
 
-    /// What its columns hold: nulls, and what numbers come to.
+    /// The smallest number of a column that at least this share (from 0 to 1) of its values does not exceed; `None` if it has none. Nulls and NaN are passed over. It is found where
+    /// the column is, if its memory server runs functions; one with nulls is copied without them before.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::FarFrame;
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
+    /// assert_eq!(trips.quantile("fare", 0.5)?, Some(12.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn quantile(&self, name: &str, share: f64) -> Result<Option<f64>, FrameError> {
+        Ok(self.quantiles(name, [share])?.map(|[value]| value))
+    }
+
+    fn quantiles<const N: usize>(&self, name: &str, shares: [f64; N]) -> Result<Option<[f64; N]>, FrameError> {
+        let data_type = self.schema().field(self.index(name)?).data_type().clone();
+        if !data_type.is_numeric() {
+            return Err(FrameError::Type { name: name.to_owned(), data_type });
+        }
+        let present = self.select(&[name])?.present(1)?;
+        let mut values = [0.0; N];
+        for (value, share) in values.iter_mut().zip(shares) {
+            let found = with_numbers!(&present.columns[0].values, numbers => ranked(&self.heap, numbers, share)?,
+                Values::Bits(_) | Values::Text(_) => None);
+            match found {
+                Some(found) => *value = found,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(values))
+    }
+
+    /// What its columns hold: nulls, what numbers come to, and their quartiles.
     pub fn describe(&self) -> Result<Vec<Summary>, FrameError> {
         let line = |(index, column): (usize, &std::sync::Arc<Column>)| {
             let (name, data_type) =
                 (self.schema().field(index).name().clone(), self.schema().field(index).data_type().clone());
-            let totals = if data_type.is_numeric() { Some(self.totals(&name)?) } else { None };
-            Ok(Summary { name, data_type, nulls: column.nulls() as u64, totals })
+            let (totals, quartiles) = match data_type.is_numeric() {
+                true => (Some(self.totals(&name)?), self.quantiles(&name, [0.25, 0.5, 0.75])?),
+                false => (None, None),
+            };
+            Ok(Summary { name, data_type, nulls: column.nulls() as u64, totals, quartiles })
         };
         self.columns.iter().enumerate().map(line).collect()
     }
@@ -93,6 +133,10 @@ fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) ->
         return Ok(None);
     }
     with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Text(_) => Ok(None))
+}
+
+fn ranked<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>, share: f64) -> Result<Option<f64>, OffloadError> {
+    Ok(numbers.ranks(heap).quantile(share)?.map(N::rounded))
 }
 
 fn whole<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>) -> Result<Totals, OffloadError> {

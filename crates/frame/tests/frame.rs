@@ -85,6 +85,16 @@ fn totals(array: &ArrayRef, keep: impl Fn(f64) -> bool) -> Totals {
     }
 }
 
+/// By sorting: the smallest that this share does not exceed.
+fn quantile(array: &ArrayRef, share: f64) -> Option<f64> {
+    let numbers = cast(array, &DataType::Float64).unwrap();
+    let mut numbers: Vec<f64> =
+        numbers.as_primitive::<Float64Type>().iter().flatten().filter(|n| !n.is_nan()).collect();
+    numbers.sort_by(f64::total_cmp);
+    let rank = (numbers.len() as f64 * share).ceil() as usize;
+    numbers.get(rank.max(1) - 1).copied()
+}
+
 /// Sums are exact far, and rounded at each step near.
 fn about(far: Totals, near: Totals) {
     let close =
@@ -123,6 +133,10 @@ fn check(random: &mut Random, heap: &Arc<Heap>, rows: usize) {
     for (line, array) in far.describe().unwrap().iter().zip(plain.columns()) {
         assert_eq!(line.nulls, array.null_count() as u64);
         assert_eq!(line.totals.is_some(), array.data_type().is_numeric(), "{}", line.name);
+        if array.data_type().is_numeric() {
+            let ranked = [0.25, 0.5, 0.75].map(|share| quantile(array, share));
+            assert_eq!(line.quartiles.map(|found| found.map(Some)).unwrap_or_default(), ranked, "{}", line.name);
+        }
     }
 }
 
