@@ -39,8 +39,18 @@ pub(crate) struct Unwritten {
     pub(crate) is_over: bool,
 }
 
-/// Channels that are kept for the next call.
+/// Channels that calls of one row go through.
+const CHANNELS: usize = 4;
+/// Those that are kept for the next call.
 const IDLE_MAX: usize = 4;
+
+/// Calls that were not all answered.
+struct Failed {
+    /// Why the first was not.
+    error: CallError,
+    /// Channels through which something was asked for that may not have ended.
+    callers: Vec<Caller>,
+}
 
 /// A heap's means to call functions at the server of its pool.
 #[derive(Default)]
@@ -55,6 +65,20 @@ struct Channels {
     refused: BTreeSet<&'static str>,
 }
 
+/// All answers, in order, or all failures as one.
+fn together<A>(some: impl Iterator<Item = Result<Vec<A>, Failed>>) -> Result<Vec<A>, Failed> {
+    let mut all = Ok(Vec::new());
+    for some in some {
+        match (&mut all, some) {
+            (Ok(all), Ok(some)) => all.extend(some),
+            (Err(Failed { callers, .. }), Err(failed)) => callers.extend(failed.callers),
+            (Ok(_), Err(failed)) => all = Err(failed),
+            (Err(_), Ok(_)) => {}
+        }
+    }
+    all
+}
+
 impl Core {
     /// Does the server run this function, as far as is known?
     pub(crate) fn may_offload<F: Function>(&self) -> bool {
@@ -63,7 +87,7 @@ impl Core {
 
     /// Calls a function of which the server has the bytes, once for each of these arguments. All answer, or it is an error.
     pub(crate) fn offload<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
-        self.call::<F>(arguments).map_err(|(error, _)| error)
+        self.call::<F>(arguments).map_err(|failed| failed.error)
     }
 
     /// The same for a function that writes these pages (in the region: first byte, and pages), which are [claimed](Core::claim). While it runs the pool is
@@ -81,19 +105,48 @@ impl Core {
         pages.for_each(|range| {
             self.backend.will_be_written(PageId(range.offset / PAGE_BYTES as u64), range.count);
         });
-        self.call::<F>(arguments).map_err(|(error, mut caller)| {
-            // The server does what comes through one channel in order: when it answers this, what came before has ended.
-            let last = caller.call::<Aggregate>(Range { offset: 0, count: 0 });
-            let last = last.at(Where::Server).within(self.patience).run();
-            let is_known = matches!(last, Ok(_) | Err(CallError::NoFunction { .. } | CallError::OtherVersion { .. }));
-            // Nobody was asked.
-            let is_over = is_known || error == CallError::Nowhere;
-            Unwritten { error, is_over }
+        self.call::<F>(arguments).map_err(|failed| {
+            let is_over = failed.callers.into_iter().all(|caller| self.has_ended(caller));
+            Unwritten { error: failed.error, is_over }
         })
     }
 
-    /// If there is no answer, through which channel it was asked for.
-    fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, (CallError, Box<Caller>)> {
+    /// Has all ended that was asked for through this channel? The server does that in order: when it answers this, what came before has.
+    fn has_ended(&self, mut caller: Caller) -> bool {
+        let last = caller.call::<Aggregate>(Range { offset: 0, count: 0 });
+        let last = last.at(Where::Server).within(self.patience).run();
+        matches!(last, Ok(_) | Err(CallError::NoFunction { .. } | CallError::OtherVersion { .. }))
+    }
+
+    /// Through several channels at a time, because the server has a thread for each.
+    fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, Failed> {
+        let share = arguments.len().div_ceil(CHANNELS).max(1);
+        let mut rest = arguments;
+        let mut shares = Vec::new();
+        while rest.len() > share {
+            let others = rest.split_off(share);
+            shares.push(std::mem::replace(&mut rest, others));
+        }
+        if shares.is_empty() {
+            return self.call_through_one::<F>(rest);
+        }
+        std::thread::scope(|threads| {
+            let ask = |share| {
+                let call = || self.call_through_one::<F>(share);
+                std::thread::Builder::new().name("farfield-call".into()).spawn_scoped(threads, call)
+            };
+            let others: Vec<_> = shares.into_iter().map(ask).collect();
+            let last = self.call_through_one::<F>(rest);
+            let answers = others.into_iter().map(|other| match other {
+                Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // There is no room for a thread.
+                Err(_) => Err(Failed { error: CallError::Nowhere, callers: Vec::new() }),
+            });
+            together(answers.chain([last]))
+        })
+    }
+
+    fn call_through_one<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, Failed> {
         let was_active = self.backend.progress().is_active;
         let (switches, idle) = self.channels(|channels| (channels.switches, channels.idle.pop()));
         let mut caller = idle.unwrap_or_else(|| Caller::new(self.backend.clone()));
@@ -111,11 +164,7 @@ impl Core {
                     Some(caller)
                 });
                 // What comes from the old server when it is none any more is not an answer.
-                if is_same {
-                    Ok(answers)
-                } else {
-                    Err((CallError::Nowhere, Box::new(Caller::new(self.backend.clone()))))
-                }
+                if is_same { Ok(answers) } else { Err(Failed { error: CallError::Nowhere, callers: Vec::new() }) }
             }
             Err(error) => {
                 let is_refusal =
@@ -128,7 +177,9 @@ impl Core {
                         }
                     });
                 }
-                Err((error, Box::new(caller)))
+                // Nobody was asked, or somebody who may be at it still.
+                let callers = if error == CallError::Nowhere { Vec::new() } else { vec![caller] };
+                Err(Failed { error, callers })
             }
         }
     }

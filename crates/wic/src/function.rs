@@ -35,9 +35,9 @@ pub trait Function: 'static {
     /// is [`crate::Where::Auto`].
     const REPEATABLE: bool = false;
     /// What it is given.
-    type Argument: Clone + Serialize + DeserializeOwned;
+    type Argument: Clone + Serialize + DeserializeOwned + Send;
     /// What it answers; encoded, at most 64 KiB.
-    type Answer: Serialize + DeserializeOwned;
+    type Answer: Serialize + DeserializeOwned + Send;
 
     /// Runs it. What the accesses report it may pass on; errors of its own belong into the answer.
     fn run<P: Place>(place: &P, argument: Self::Argument) -> impl Future<Output = Result<Self::Answer, Fault>>;

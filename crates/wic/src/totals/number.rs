@@ -30,7 +30,7 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     type Sum: Copy + PartialEq + Debug;
     /// A sum that is not finished.
     #[doc(hidden)]
-    type Part: Clone + Default + PartialEq + Debug + Serialize + DeserializeOwned;
+    type Part: Clone + Default + PartialEq + Debug + Serialize + DeserializeOwned + Send;
 
     #[doc(hidden)]
     fn add(self, part: &mut Self::Part);
