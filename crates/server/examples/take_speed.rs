@@ -14,9 +14,11 @@ const PER_PAGE: u64 = PAGE_BYTES as u64 / 8;
 /// Words of the largest column.
 const WORDS: u64 = 256 << 20 >> 3;
 /// Elements of a call, as `FarVec::take` cuts them.
-const CALL: u64 = 32 * 1024;
+const CALL: u64 = 128 * 1024;
+/// As many as an argument has room for.
+const NEAR: usize = 16 * 1024;
 const CALLS: u64 = 4;
-const ROUNDS: u64 = 16;
+const ROUNDS: u64 = 8;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 // Where each lies, in pages: the column, indices, what is made.
@@ -45,8 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     from: vec![Range { offset: 0, count: words }],
                     indices: vec![match is_far {
                         true => Indices::There(range(INDICES, call, CALL)),
-                        // An argument has room for half as many.
-                        false => Indices::These(indices[(call * CALL) as usize..][..CALL as usize / 2].to_vec()),
+                        false => Indices::These(indices[(call * CALL) as usize..][..NEAR].to_vec()),
                     }],
                     to: vec![range(MADE, call, CALL / PER_PAGE)],
                 };
@@ -57,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         let each = |took: Duration, all: u64| took.as_secs_f64() * 1e9 / (ROUNDS * all) as f64;
-        let [near, far] = [each(took[0], CALLS * CALL / 2), each(took[1], CALLS * CALL)];
+        let [near, far] = [each(took[0], CALLS * NEAR as u64), each(took[1], CALLS * CALL)];
         println!("{:>6} MiB {near:>13.0} ns {far:>13.0} ns", words >> 17);
     }
     Ok(())

@@ -35,7 +35,9 @@ pub enum Indices {
 
 /// Indices that are looked up together: the more, the more of them share a page.
 const BATCH: usize = 1 << BATCH_BITS;
-const BATCH_BITS: u32 = 15;
+const BATCH_BITS: u32 = 17;
+#[cfg(test)]
+const BATCH_PAGES: usize = BATCH * 8 / PAGE_BYTES;
 /// So many elements of a page take longer one by one than the page.
 const DENSE: usize = 12;
 /// Pages that are on their way together.
@@ -288,12 +290,14 @@ mod tests {
         let starts: Vec<u64> =
             from.iter().flat_map(|piece| (0..piece.count).map(|index| piece.offset + index * 8)).collect();
         let count = BATCH as u64 + 5000;
+        let to = BATCH_PAGES + 10;
         let near = |index: u64| index.is_multiple_of(3);
         let wanted = |index: u64| if near(index) { index % 9 } else { (index * index) % starts.len() as u64 };
         for all in [0, 1, count] {
             let indices = vec![Indices::These((0..all).map(wanted).collect())];
-            let sim = Sim::new(all, [&bytes[..], &[0; 80 * PAGE_BYTES]].concat());
-            let answer = sim.run_one::<Take<8>>(Taken { from: from.clone(), indices, to: vec![range(40 * PAGE, 80)] });
+            let sim = Sim::new(all, [&bytes[..], &vec![0; to * PAGE_BYTES]].concat());
+            let to = vec![range(40 * PAGE, to as u64)];
+            let answer = sim.run_one::<Take<8>>(Taken { from: from.clone(), indices, to });
             assert_eq!(answer, Ok(None));
             let after = sim.bytes();
             for index in 0..all {
@@ -306,11 +310,11 @@ mod tests {
 
     #[test]
     fn a_page_with_many_of_them_is_read_once() {
-        let bytes = vec![7; 80 * PAGE_BYTES];
+        let bytes = vec![7; (8 + BATCH_PAGES) * PAGE_BYTES];
         let indices = vec![Indices::These((0..BATCH as u64).map(|index| index * 37 % 1024).collect())];
-        let taken = Taken { from: vec![range(0, 1024)], indices, to: vec![range(8 * PAGE, 64)] };
+        let taken = Taken { from: vec![range(0, 1024)], indices, to: vec![range(8 * PAGE, BATCH_PAGES as u64)] };
         // Two pages, and what is written: two steps for a page, some more for what goes together.
-        let answer = Sim::new(1, bytes).steps(2 * 2 + 2 * 64).run_one::<Take<8>>(taken);
+        let answer = Sim::new(1, bytes).steps(2 * 2 + 2 * BATCH_PAGES as u64).run_one::<Take<8>>(taken);
         assert_eq!(answer, Ok(None));
     }
 

@@ -12,8 +12,8 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{CallError, Function, Number, Where};
 
-/// Elements that one call puts together: so many that it takes some milliseconds.
-const CALL_ELEMENTS: usize = 32 * 1024;
+/// Elements that one call puts together: as many as the server looks up together, which takes some ten milliseconds.
+const CALL_ELEMENTS: usize = 128 * 1024;
 /// Bytes of an argument that name indices.
 const CALL_BYTES: usize = 40 * 1024;
 /// Pieces that name a column. A longer one has no room in an argument.
@@ -26,7 +26,7 @@ const CALLS: usize = 4;
 // What each takes, about, to choose by.
 const MISS_NS: usize = 6000;
 const WRITE_BACK_NS: usize = 5000;
-const ELEMENT_NS: usize = 200;
+const ELEMENT_NS: usize = 100;
 
 /// The indices of elements in the order in which they are wanted.
 #[derive(Clone, Copy, Debug)]
