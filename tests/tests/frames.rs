@@ -1,4 +1,4 @@
-//! Are rows of a far frame found where they are, and are they those that a plain comparison keeps?
+//! Are rows of a far frame found where they are, and are they those that a plain comparison keeps? Are tables that are made of it the same whoever keeps their bytes?
 //!
 //! Danger: a chunk that is passed over; rows that a server finds by another order of numbers; values of other rows where only a few come near.
 //! `FARFIELD_SEED` repeats the choices.
@@ -10,7 +10,7 @@ use farfield_frame::arrow::compute::{concat_batches, take_record_batch};
 use farfield_frame::arrow::datatypes::{
     DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type,
 };
-use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError};
+use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Join, SortBy};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, Random, Scratch};
 use farfield_wic::Registry;
@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 const NEAR: u64 = 2 * MIB;
 const ROWS: usize = 40 * CHUNK_ROWS + 77;
+const TRIPS: usize = 17 * CHUNK_ROWS + 77;
 
 /// Heaps whose server runs functions, whose server does not, and that have none.
 fn heaps(scratch: &Scratch) -> (Vec<Server>, Vec<Arc<Heap>>) {
@@ -187,4 +188,66 @@ fn what_cannot_be_scanned_is_said() {
     assert!(nothing.scan(&["name"]).unwrap().within("id", 1i64..).unwrap().next().is_none());
     // A frame without columns has rows.
     assert_eq!(far.scan(&[]).unwrap().next().unwrap().unwrap().num_rows(), 1);
+}
+
+fn near(frame: &FarFrame) -> RecordBatch {
+    let batches: Vec<RecordBatch> = frame.batches().map(Result::unwrap).collect();
+    concat_batches(&frame.schema(), &batches).unwrap()
+}
+
+/// More of them than are sorted in one run, or joined by one table.
+fn trips() -> RecordBatch {
+    let mixed = |row: usize| row.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let columns: [(&str, ArrayRef); 4] = [
+        ("row", Arc::new(UInt32Array::from_iter_values(0..TRIPS as u32))),
+        (
+            "zone",
+            Arc::new(
+                (0..TRIPS)
+                    .map(|row| (row % 9 > 0).then(|| format!("zone {}", mixed(row) % 30_000)))
+                    .collect::<StringArray>(),
+            ),
+        ),
+        ("fare", Arc::new(Float64Array::from_iter_values((0..TRIPS).map(|row| (mixed(row) % 4096) as f64 / 8.0)))),
+        (
+            "tip",
+            Arc::new(
+                (0..TRIPS).map(|row| (row % 7 > 0).then_some((mixed(row) % 512) as f64)).collect::<Float64Array>(),
+            ),
+        ),
+    ];
+    RecordBatch::try_from_iter_with_nullable(columns.map(|(name, array)| (name, array, true))).unwrap()
+}
+
+/// What is asked, near, and quantiles.
+fn answers(heap: &Arc<Heap>, rows: &RecordBatch) -> (Vec<RecordBatch>, Vec<Option<f64>>) {
+    let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
+    let sorted = frame.sort(&[SortBy::descending("fare"), SortBy::ascending("zone")]).unwrap();
+    let groups = frame.group_by(&["zone"]).unwrap();
+    let groups = groups.agg(&[Agg::rows(), Agg::sum("fare"), Agg::mean("tip"), Agg::max("row")]).unwrap();
+    let joined = groups.join(&frame, &Join::left(&["zone"])).unwrap();
+    let joined = joined.sort(&[SortBy::ascending("zone"), SortBy::ascending("row")]).unwrap();
+    let quantile = |name, share| frame.quantile(name, share).unwrap();
+    let quantiles = ["fare", "tip", "row"].iter().flat_map(|name| [0.0, 0.5, 0.99].map(|share| quantile(name, share)));
+    (vec![near(&sorted), near(&groups), near(&joined)], quantiles.collect())
+}
+
+#[test]
+fn tables_are_the_same_whoever_keeps_them() {
+    let scratch = Scratch::new("tables");
+    let (_servers, heaps) = heaps(&scratch);
+    let rows = trips();
+    let (last, heaps) = heaps.split_last().unwrap();
+    let (tables, quantiles) = answers(last, &rows);
+    assert_eq!(tables[0].num_rows(), TRIPS);
+    // Null is a group, which has no partner.
+    let nulls = rows.column(1).null_count();
+    assert_eq!(tables[2].num_rows(), TRIPS - nulls + 1);
+    for heap in heaps {
+        let (there, found) = answers(heap, &rows);
+        assert_eq!(found, quantiles);
+        for (one, other) in there.iter().zip(&tables) {
+            assert!(one == other, "{:?}", one.schema());
+        }
+    }
 }
