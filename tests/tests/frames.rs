@@ -6,7 +6,7 @@
 use farfield::{Heap, Plane};
 use farfield_frame::arrow::array::*;
 use farfield_frame::arrow::compute::kernels::cmp::eq;
-use farfield_frame::arrow::compute::{concat_batches, take_record_batch};
+use farfield_frame::arrow::compute::{concat_batches, max as arrow_max, min as arrow_min, take_record_batch};
 use farfield_frame::arrow::datatypes::{
     DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type,
 };
@@ -47,6 +47,7 @@ fn schema() -> SchemaRef {
         Field::new("small", DataType::UInt8, false),
         Field::new("plain", DataType::Float64, false),
         Field::new("odd", DataType::Float64, true),
+        Field::new("tip", DataType::Float64, true),
         Field::new("month", DataType::Date32, true),
         Field::new("name", DataType::Utf8, true),
     ]))
@@ -65,12 +66,20 @@ fn twins(random: &mut Random, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
             number => Some(number as f64 / 8.0 - 2.0),
         };
         let odd: Float64Array = now.iter().map(&mut odd).collect();
+        let halves: Vec<i32> = now.iter().map(|_| random.below(60) as i32 - 20).collect();
+        // What is there below a null is no value, and a whole chunk has none.
+        let tip: Vec<f64> = halves.iter().map(|halves| f64::from(*halves) / 2.0).collect();
+        let tip = Float64Array::new(
+            tip.into(),
+            Some(halves.iter().zip(&now).map(|(halves, row)| halves % 7 != 3 && row / CHUNK_ROWS != 3).collect()),
+        );
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Int32Array::from_iter_values(now.iter().map(|row| *row as i32))),
             Arc::new(Int64Array::from_iter_values(now.iter().map(|_| random.below(2000) as i64 - 1000))),
             Arc::new(UInt8Array::from_iter_values(now.iter().map(|_| random.below(256) as u8))),
             Arc::new(Float64Array::from_iter_values(now.iter().map(|_| random.below(2000) as f64 / 4.0 - 250.0))),
             Arc::new(odd),
+            Arc::new(tip),
             Arc::new(now.iter().map(|row| (row % 17 > 0).then_some((row / 5000) as i32)).collect::<Date32Array>()),
             Arc::new(
                 now.iter().map(|row| (row % 5 > 0).then(|| format!("name {}", row % 700))).collect::<StringArray>(),
@@ -119,7 +128,9 @@ fn a_scan_keeps_what_a_comparison_keeps() {
         let plain = plain.as_primitive::<Float64Type>();
         let odd = odd.as_primitive::<Float64Type>();
         let month = month.as_primitive::<Date32Type>();
-        let all = ["name", "odd", "id", "month", "small", "row"];
+        let tip = column("tip");
+        let tip = tip.as_primitive::<Float64Type>();
+        let all = ["name", "odd", "id", "month", "small", "row", "tip"];
         let scan = || far.scan(&all).unwrap();
 
         assert_eq!(check(&near, scan(), |_| true), ROWS);
@@ -154,6 +165,17 @@ fn a_scan_keeps_what_a_comparison_keeps() {
             check(&near, scan().within("odd", range).unwrap(), |at| odd.is_valid(at) && kept(odd.value(at)));
             check(&near, scan().within("plain", range).unwrap(), |at| kept(plain.value(at)));
         }
+        // Of what has nulls they are never found, whatever is stored for them.
+        let tips = [(0.0, 0.5), (-20.0, 99.0), (-1.0, 30.0), (5.0, 7.0), (19.0, 19.5)].map(|(low, high)| low..high);
+        for range in tips {
+            let kept = |at: usize| tip.is_valid(at) && range.contains(&tip.value(at));
+            check(&near, scan().within("tip", range.clone()).unwrap(), kept);
+            check(&near, far.scan(&["tip", "id"]).unwrap().within("tip", range.clone()).unwrap(), kept);
+        }
+        let (sum, count) = tip.iter().flatten().fold((0.0, 0), |(sum, count), tip| (sum + tip, count + 1));
+        let totals = far.totals("tip").unwrap();
+        assert_eq!((totals.sum, totals.count, totals.mean), (sum, count, Some(sum / count as f64)));
+        assert_eq!((totals.min, totals.max), (arrow_min(tip), arrow_max(tip)));
         check(&near, scan().within("month", 4i32..9).unwrap(), |at| {
             month.is_valid(at) && (4..9).contains(&month.value(at))
         });

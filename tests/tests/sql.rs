@@ -50,14 +50,16 @@ fn schema() -> SchemaRef {
 
 fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
     let mut below = |end: usize| random.below(end);
+    let eighths: Vec<usize> = rows.clone().map(|_| below(110)).collect();
+    // What is there below a null is no value.
+    let tips: Vec<f64> = eighths.iter().map(|eighths| *eighths as f64 / 8.0 - 1.0).collect();
+    let tips = Float64Array::new(tips.into(), Some(eighths.iter().map(|eighths| eighths % 6 > 0).collect()));
     let columns: Vec<ArrayRef> = vec![
         Arc::new(Int64Array::from_iter_values(rows.clone().map(|row| row as i64))),
         Arc::new(Int32Array::from_iter_values(rows.clone().map(|_| below(7) as i32 - 1))),
         Arc::new(rows.clone().map(|_| Some(below(9) as u8).filter(|paid| *paid > 0)).collect::<UInt8Array>()),
         Arc::new(Float64Array::from_iter_values(rows.clone().map(|_| below(40_000) as f64 / 4.0 - 100.0))),
-        Arc::new(
-            rows.clone().map(|_| Some(below(100) as f64 / 8.0).filter(|tip| *tip > 1.0)).collect::<Float64Array>(),
-        ),
+        Arc::new(tips),
         Arc::new(Float64Array::from_iter_values(rows.clone().map(|_| match below(30) {
             0 => f64::NAN,
             1 => -0.0,
@@ -92,7 +94,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 35] = [
+const QUERIES: [&str; 39] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -118,6 +120,10 @@ const QUERIES: [&str; 35] = [
     "select sum(id), sum(paid), avg(tip) from t where fare < -1000",
     "select min(odd), max(odd), count(odd) from t where odd < 5",
     "select sum(odd), count(odd) from t where id < 20",
+    "select count(*), count(tip), sum(tip), avg(tip), min(tip), max(tip), sum(paid), avg(paid), count(day), max(day) from t",
+    "select id, tip from t where tip < 1.25 and id > 5000 order by id limit 100",
+    "select count(*), sum(tip) from t where tip >= 0",
+    "select id, paid from t where paid < 2 and fare > 9500 order by id",
     "select sum(vendor), avg(vendor), max(vendor), count(*) from t where vendor > 2 and vendor < 2",
     "select count(*), min(pickup), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
     "select sum(fare), count(*), sum(vendor) from t where vendor = 3",
@@ -220,6 +226,7 @@ fn plans_say_what_is_asked_of_far_memory() {
         for query in [
             "select sum(fare), avg(fare), min(fare), max(fare), count(*) from t where fare between 10 and 20",
             "select sum(fare), sum(vendor), avg(vendor), min(pickup) from t",
+            "select count(*), count(tip), sum(tip), avg(tip), min(tip), sum(paid), max(day) from t",
             "select count(*), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
         ] {
             let text = plan(query).await;
@@ -229,7 +236,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             );
         }
         for query in [
-            "select sum(tip) from t",
+            "select sum(tip) from t where tip > 3",
             "select sum(fare) from t where vendor = 3",
             "select sum(odd) from t where odd > 3",
             "select sum(distinct vendor) from t",

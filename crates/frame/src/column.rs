@@ -7,11 +7,12 @@
 
 use crate::error::FrameError;
 use crate::zones::{Zone, Zones};
-use arrow::array::{Array, ArrayData, ArrayRef, UInt32Array, make_array};
+use arrow::array::{Array, ArrayData, ArrayRef, BooleanBufferBuilder, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::compute::{concat, take};
 use arrow::datatypes::{ArrowNativeType, DataType, Field};
 use farfield::{FarError, FarVec, Heap, Number};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Rows that come near together.
@@ -70,7 +71,7 @@ pub(crate) struct Column {
     data_type: DataType,
     rows: usize,
     nulls: usize,
-    /// Bits that say which rows have a value. Empty as long as all have.
+    /// Bits that say which rows have a value. Empty as long as all have. Numbers of the others are zeros.
     valid: FarVec<u64>,
     pub(crate) values: Values,
     /// Of numbers.
@@ -112,13 +113,18 @@ impl Column {
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
         let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
-        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, [low, high])).map(Some),
+        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, [low, high]), None).map(Some),
             Values::Bits(_) | Values::Text(_) => Ok(None))
     }
 
     /// Numbers, as values of its type.
-    pub(crate) fn array_of<N: ArrowNativeType>(&self, numbers: Vec<N>) -> Result<ArrayRef, FrameError> {
+    pub(crate) fn array_of<N: ArrowNativeType>(
+        &self,
+        numbers: Vec<N>,
+        nulls: Option<NullBuffer>,
+    ) -> Result<ArrayRef, FrameError> {
         let data = ArrayData::builder(self.data_type.clone()).len(numbers.len());
+        let data = data.nulls(nulls.filter(|nulls| nulls.null_count() > 0));
         Ok(make_array(data.add_buffer(Buffer::from_vec(numbers)).build()?))
     }
 
@@ -135,7 +141,7 @@ impl Column {
             }
             Values::Text(text) => text.push(heap, &data)?,
             numbers => with_numbers!(numbers, numbers => {
-                numbers.extend_from_slice(&heap.enter(), natives(&data))?;
+                numbers.extend_from_slice(&heap.enter(), &with_zeros(&data))?;
                 push_zone(&mut self.zones, numbers, &data);
             }, Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
         }
@@ -157,15 +163,28 @@ impl Column {
         self.valid.extend_from_slice(&scope, &words)
     }
 
-    /// These rows, which ascend, as an array of Arrow. Numbers without nulls are put together where they are.
-    pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
+    /// Which of these rows, which ascend, have a value; `None`: all rows have.
+    pub(crate) fn valid_at(&self, heap: &Heap, rows: &[u64]) -> Result<Option<BooleanBuffer>, FrameError> {
         if self.nulls == 0 {
-            with_numbers!(&self.values, numbers => {
-                let some = numbers.take(heap, rows).run()?;
-                return self.array_of(read(heap, &some, 0..some.len())?);
-            }, Values::Bits(_) | Values::Text(_) => {});
+            return Ok(None);
         }
-        let chunk_of = |row: u64| row as usize / CHUNK_ROWS;
+        let mut valid = BooleanBufferBuilder::new(rows.len());
+        for part in rows.chunk_by(|row, next| chunk_of(*row) == chunk_of(*next)) {
+            let first = chunk_of(part[0]) * CHUNK_WORDS;
+            let words = read(heap, &self.valid, first..self.valid.len().min(first + CHUNK_WORDS))?;
+            let is_valid = |row: usize| words[row / WORD_BITS - first] >> (row % WORD_BITS) & 1 == 1;
+            part.iter().for_each(|row| valid.append(is_valid(*row as usize)));
+        }
+        Ok(Some(valid.finish()))
+    }
+
+    /// These rows, which ascend, as an array of Arrow. Numbers are put together where they are.
+    pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
+        with_numbers!(&self.values, numbers => {
+            let some = numbers.take(heap, rows).run()?;
+            let nulls = self.valid_at(heap, rows)?.map(NullBuffer::new);
+            return self.array_of(read(heap, &some, 0..some.len())?, nulls);
+        }, Values::Bits(_) | Values::Text(_) => {});
         let part = |rows: &[u64]| {
             let chunk = chunk_of(rows[0]);
             let rows =
@@ -231,6 +250,18 @@ impl Text {
     }
 }
 
+/// The values of an array of numbers, and zeros where it has none: they change no sum.
+fn with_zeros<N: ArrowNativeType>(data: &ArrayData) -> Cow<'_, [N]> {
+    let numbers = natives(data);
+    match data.nulls() {
+        None => Cow::Borrowed(numbers),
+        Some(nulls) => {
+            let value = |(number, is_valid)| if is_valid { number } else { N::default() };
+            numbers.iter().copied().zip(nulls).map(value).collect()
+        }
+    }
+}
+
 /// A chunk more of the column whose numbers are these.
 fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>, data: &ArrayData) {
     let numbers: &[N] = natives(data);
@@ -243,6 +274,10 @@ fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>
 /// The numbers with these images, of the type of a column.
 fn numbers_of<N: Number>(_column: &FarVec<N>, images: [u64; 2]) -> Vec<N> {
     images.map(N::of_image).to_vec()
+}
+
+pub(crate) fn chunk_of(row: u64) -> usize {
+    row as usize / CHUNK_ROWS
 }
 
 /// The values of an array of numbers.

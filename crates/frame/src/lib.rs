@@ -2,7 +2,7 @@
 //!
 //! Arrow does the computing; ours is where the bytes live. A [`FarFrame`] keeps each column in far vectors and brings [`CHUNK_ROWS`] rows of the columns that
 //! are asked for near at a time, as a `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. What is
-//! counted, added up or compared in a whole column of numbers without nulls is found by the memory server, where that runs functions.
+//! counted, added up or compared in a whole column of numbers is found by the memory server, where that runs functions.
 //!
 //! ```
 //! use farfield::Heap;

@@ -6,7 +6,7 @@
 //!
 //! Danger: a row that is there twice, not at all, or with another one's values; a range that the server compares otherwise.
 
-use crate::column::{CHUNK_ROWS, Column, Values, natives, read, with_numbers};
+use crate::column::{CHUNK_ROWS, Column, Values, chunk_of, natives, read, with_numbers};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, same_length};
 use crate::zones::{Images, Share, runs};
@@ -248,17 +248,28 @@ fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>)
         let chunks = span.start + run.start..span.start + run.end;
         match share {
             Share::None => {}
-            Share::All if column.nulls() == 0 => {
-                rows.extend((chunks.start * CHUNK_ROWS) as u64..column.rows().min(chunks.end * CHUNK_ROWS) as u64);
+            Share::All => {
+                let all = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
+                rows.extend(present(heap, column, (all.start as u64..all.end as u64).collect())?);
             }
-            _ => with_numbers!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
-                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
+            Share::Some => {
+                with_numbers!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
+                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers"))
+            }
         }
     }
     Ok(rows)
 }
 
-/// The same of chunks of which some rows are, and some not. Where nulls are, and numbers that are not ordered as their images are, only we know.
+/// Those of them that have a value.
+fn present(heap: &Heap, column: &Column, rows: Vec<u64>) -> Result<Vec<u64>, FrameError> {
+    Ok(match column.valid_at(heap, &rows)? {
+        None => rows,
+        Some(valid) => valid.set_indices().map(|at| rows[at]).collect(),
+    })
+}
+
+/// The same of chunks of which some rows are, and some not. Numbers that are not ordered as their images are only we compare.
 fn find<N: Number + ArrowNativeType>(
     heap: &Heap,
     column: &Column,
@@ -267,11 +278,13 @@ fn find<N: Number + ArrowNativeType>(
     chunks: Range<usize>,
     rows: &mut Vec<u64>,
 ) -> Result<(), FrameError> {
-    if column.nulls() == 0 && !column.zones.is_odd {
+    if !column.zones.is_odd {
         let all = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
         let values = images.numbers::<N>(&column.zones.chunks[chunks]);
         let found = numbers.find(heap, values).over(all).run()?;
-        rows.extend(read(heap, &found, 0..found.len())?);
+        let found = read(heap, &found, 0..found.len())?;
+        // Where there is no value a zero is stored.
+        rows.extend(if values.contains(&N::default()) { present(heap, column, found)? } else { found });
         return Ok(());
     }
     for chunk in chunks {
@@ -287,7 +300,6 @@ fn find<N: Number + ArrowNativeType>(
 
 /// Rows as they come near: by chunks, or, if they are few, whatever their chunks are.
 fn arranged(rows: Vec<u64>) -> VecDeque<Rows> {
-    let chunk_of = |row: u64| row as usize / CHUNK_ROWS;
     let chunks: Vec<&[u64]> = rows.chunk_by(|row, next| chunk_of(*row) == chunk_of(*next)).collect();
     if rows.len() * FEW < chunks.len() * CHUNK_ROWS {
         return rows.chunks(CHUNK_ROWS).map(|rows| Rows::Few(rows.to_vec())).collect();

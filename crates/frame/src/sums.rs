@@ -34,15 +34,30 @@ pub enum Sum {
     Float(f64),
 }
 
+impl Sum {
+    /// As a floating-point number.
+    pub fn rounded(self) -> f64 {
+        match self {
+            Sum::Signed(sum) => sum as f64,
+            Sum::Unsigned(sum) => sum as f64,
+            Sum::Float(sum) => sum,
+        }
+    }
+}
+
 impl Scan {
-    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times without nulls; rows are kept by ranges of its own, if at all, and then it has neither NaN nor −0.
+    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times; rows are kept by ranges of its own, if at all. Where there are ranges it has no nulls,
+    /// and where there are ranges or nulls neither NaN nor −0.
     pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
         let index = self.frame.index(name)?;
         let column = &self.frame.columns[index];
         let is_its_own = self.within.iter().all(|(of, _)| *of == index);
-        let is_comparable = self.within.is_empty() || !column.zones.is_odd;
+        let is_known = match self.within.is_empty() {
+            true => column.nulls() == 0 || !column.zones.is_odd,
+            false => column.nulls() == 0 && !column.zones.is_odd,
+        };
         let is_number = !matches!(column.values, Values::Bits(_) | Values::Text(_));
-        Ok(is_number && column.nulls() == 0 && self.keep.is_empty() && is_its_own && is_comparable)
+        Ok(is_number && self.keep.is_empty() && is_its_own && is_known)
     }
 
     /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`]). `None`: they have to be looked at, see
@@ -77,11 +92,18 @@ fn sums_of<N: Summed>(
             _ => continue,
         });
     }
+    // Where there are nulls all rows are wanted, of which the rest is known.
+    let count = match column.nulls() {
+        0 => part.count(),
+        nulls => (column.rows() - nulls) as u64,
+    };
     let ends = match (part.min(), part.max()) {
-        (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max])?),
+        _ if column.nulls() > 0 => column.ends()?,
+        (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max], None)?),
         _ => None,
     };
-    Ok(Sums { count: part.count(), sum: N::summed(&part), mean: part.mean(), ends })
+    let sum = N::summed(&part);
+    Ok(Sums { count, sum, mean: (count > 0).then(|| sum.rounded() / count as f64), ends })
 }
 
 /// Numbers with a sum of some type.

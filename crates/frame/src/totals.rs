@@ -3,6 +3,7 @@
 use crate::column::{Column, Values, with_numbers};
 use crate::error::FrameError;
 use crate::frame::FarFrame;
+use crate::sums::Sums;
 use arrow::array::{ArrayRef, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
@@ -42,7 +43,7 @@ pub struct Summary {
 }
 
 impl FarFrame {
-    /// What the numbers of a column come to. One without nulls is not brought near, if its memory server runs functions.
+    /// What the numbers of a column come to. It is not brought near if its memory server runs functions, unless it has nulls and NaN or −0.
     pub fn totals(&self, name: &str) -> Result<Totals, FrameError> {
         self.totals_in(name, ..)
     }
@@ -60,6 +61,13 @@ impl FarFrame {
             && let Some(totals) = at_server(&self.heap, column, &values)?
         {
             return Ok(totals);
+        }
+        if values == (Bound::Unbounded, Bound::Unbounded)
+            && let Some(Sums { count, sum, mean, ends }) = self.scan(&[])?.sums(name)?
+        {
+            let ends = ends.map(|ends| present(&ends)).transpose()?;
+            let end = |index: usize| ends.as_ref().map(|ends| ends[index]);
+            return Ok(Totals { count, sum: sum.rounded(), mean, min: end(0), max: end(1) });
         }
         let mut part = Part::default();
         for batch in self.batches_of(&[name])? {

@@ -103,6 +103,16 @@ impl FarScan {
         self.frame.schema().field(column).data_type().clone()
     }
 
+    /// Rows of the frame.
+    pub(crate) fn rows(&self) -> usize {
+        self.frame.rows()
+    }
+
+    /// Are all of them read?
+    pub(crate) fn is_whole(&self) -> bool {
+        self.ranges.is_empty() && self.rest.is_none() && self.limit.is_none()
+    }
+
     pub(crate) fn is_unlimited(&self) -> bool {
         self.limit.is_none()
     }
@@ -177,8 +187,7 @@ impl ExecutionPlan for FarScan {
         let columns = self.columns.iter().map(|column| self.known(*column)).collect::<Result<_>>()?;
         let rows = Precision::Exact(self.frame.rows());
         let all = Statistics { num_rows: rows, total_byte_size: Precision::Absent, column_statistics: columns };
-        let is_all = self.ranges.is_empty() && self.rest.is_none() && self.limit.is_none();
-        Ok(Arc::new(if is_all { all } else { all.to_inexact() }))
+        Ok(Arc::new(if self.is_whole() { all } else { all.to_inexact() }))
     }
 }
 

@@ -54,11 +54,12 @@ pub struct FarTotals {
     properties: Arc<PlanProperties>,
 }
 
-/// A number that is wanted, of the column that is summed up for it.
+/// A number that is wanted.
 #[derive(Clone, Debug)]
 struct Wanted {
     what: What,
-    column: usize,
+    /// The column that is summed up for it. `None`: all rows are counted.
+    column: Option<usize>,
     data_type: DataType,
 }
 
@@ -122,33 +123,36 @@ impl Wanted {
             return Ok(None);
         }
         let column = match column_of(argument, what) {
-            Some(column) => scan.column(column),
-            // Rows are counted by a column that has a value in each.
-            None if what == What::Count && is_value(argument) => match scan.column_of_ranges() {
-                Some(column) => column,
-                None => return Ok(None),
-            },
+            Some(column) => Some(scan.column(column)),
+            // Rows that are in ranges have a value.
+            None if what == What::Count && is_value(argument) => scan.column_of_ranges(),
             None => return Ok(None),
         };
         let wanted = Wanted { what, column, data_type: function.field().data_type().clone() };
-        let is_there = scan.has_sums(column).map_err(failed)? && wanted.is_of_its_type(scan)?;
-        Ok(is_there.then_some(wanted))
+        let is_there = match column {
+            Some(column) => scan.has_sums(column).map_err(failed)?,
+            None => scan.is_whole(),
+        };
+        Ok((is_there && wanted.is_of_its_type(scan)?).then_some(wanted))
     }
 
     /// Is its type the one that there is, and are there the ends that it asks for?
     fn is_of_its_type(&self, scan: &FarScan) -> Result<bool> {
-        let of = scan.data_type(self.column);
+        let Some(column) = self.column else { return Ok(self.data_type == DataType::Int64) };
+        let of = scan.data_type(column);
         Ok(match self.what {
             What::Count => self.data_type == DataType::Int64,
             What::Mean => self.data_type == DataType::Float64,
             What::Sum if of.is_floating() => self.data_type == DataType::Float64,
             What::Sum if of.is_unsigned_integer() => self.data_type == DataType::UInt64,
             What::Sum => self.data_type == DataType::Int64,
-            What::Min | What::Max => self.data_type == of && scan.has_ends(self.column)?,
+            What::Min | What::Max => self.data_type == of && scan.has_ends(column)?,
         })
     }
 
-    fn value(&self, sums: &Sums) -> Result<ArrayRef> {
+    fn value(&self, scan: &FarScan, found: &BTreeMap<usize, Sums>) -> Result<ArrayRef> {
+        let Some(column) = self.column else { return ScalarValue::Int64(Some(scan.rows() as i64)).to_array() };
+        let sums = &found[&column];
         let some = sums.count > 0;
         let value = match (self.what, sums.sum, &sums.ends) {
             (What::Count, ..) => ScalarValue::Int64(Some(sums.count as i64)),
@@ -203,7 +207,7 @@ impl ExecutionPlan for FarTotals {
         let mut stream = RecordBatchReceiverStreamBuilder::new(schema.clone(), 1);
         let sender = stream.tx();
         stream.spawn_blocking(move || {
-            let columns: BTreeSet<usize> = wanted.iter().map(|one| one.column).collect();
+            let columns: BTreeSet<usize> = wanted.iter().filter_map(|one| one.column).collect();
             let mut found = BTreeMap::new();
             for column in columns {
                 let Some(sums) = scan.sums(column).map_err(failed)? else {
@@ -211,7 +215,7 @@ impl ExecutionPlan for FarTotals {
                 };
                 found.insert(column, sums);
             }
-            let columns = wanted.iter().map(|one| one.value(&found[&one.column])).collect::<Result<_>>()?;
+            let columns = wanted.iter().map(|one| one.value(&scan, &found)).collect::<Result<_>>()?;
             // Nobody may wait for it any longer.
             let _ = sender.blocking_send(Ok(RecordBatch::try_new(schema, columns)?));
             Ok(())
