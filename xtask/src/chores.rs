@@ -55,7 +55,19 @@ pub(crate) fn fmt(rest: &[String]) -> Result<()> {
 }
 
 pub(crate) fn lint() -> Result<()> {
-    cargo(&["clippy", "--workspace", "--all-targets", "--features", "farfield/serde", "--", "-D", "warnings"], &[])
+    cargo(
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            "farfield/serde,farfield-tests/sql",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        &[],
+    )
 }
 
 pub(crate) fn doc() -> Result<()> {

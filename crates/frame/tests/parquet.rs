@@ -68,7 +68,7 @@ fn trips() -> RecordBatch {
 #[test]
 fn the_rows_of_a_file_come_in() {
     let (heap, trips) = (heap(), trips());
-    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW] {
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY] {
         let path = Scratch::new("trips");
         write(&path.0, &trips, compression);
         let frame = FarFrame::from_parquet(&heap, &path.0).unwrap();
