@@ -1,8 +1,9 @@
-//! A network between programs and a server that can be cut: bytes vanish on the way, and connections stay open.
+//! A network between programs and a server that can be cut (bytes vanish on the way, and connections stay open), or slow.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Passes on what comes, both ways, unless it is cut. Gone when it is dropped.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ struct Shared {
 struct State {
     is_cut: bool,
     is_over: bool,
+    delay: Duration,
     streams: Vec<TcpStream>,
 }
 
@@ -49,6 +51,11 @@ impl Relay {
     /// For `--far`.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// From now on what comes arrives so much later, each way.
+    pub fn delay(&self, by: Duration) {
+        self.shared.state().delay = by;
     }
 
     /// From now on nothing arrives, until [`Relay::mend`].
@@ -94,6 +101,10 @@ impl Shared {
         let mut bytes = vec![0; 64 << 10];
         loop {
             let got = from.read(&mut bytes).unwrap_or(0);
+            let delay = self.state().delay;
+            if !delay.is_zero() {
+                std::thread::sleep(delay);
+            }
             // An end is noticed as late as anything else.
             if !self.wait_while_cut() || got == 0 || to.write_all(&bytes[..got]).is_err() {
                 let _ = (to.shutdown(Shutdown::Both), from.shutdown(Shutdown::Both));

@@ -5,9 +5,11 @@
 
 use farfield::{FarBox, Heap, Plane};
 use farfield_tests::{
-    Command, Ended, FarRun, MIB, Over, PATIENCE, Random, Running, Scratch, Server, compile, farfield, tier, wait_until,
+    Command, Ended, FarRun, MIB, Over, PATIENCE, Random, Relay, Running, Scratch, Server, compile, deep, farfield,
+    tier, wait_until,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// `farfield pool WORDS`.
 fn pool(scratch: &Scratch, words: &[&str]) -> Ended {
@@ -44,6 +46,11 @@ fn hog(scratch: &Scratch, mode: &str, rounds: &str) -> Option<Running> {
 }
 
 fn is_armed(scratch: &Scratch, job: &Running) -> bool {
+    count(scratch, job, "far_bytes") > 8 * MIB
+}
+
+/// What `farfield top` says of the job; 0 while it says nothing.
+fn count(scratch: &Scratch, job: &Running, name: &str) -> u64 {
     let words = [
         farfield().to_str().expect("an ASCII path").to_owned(),
         "top".into(),
@@ -52,8 +59,9 @@ fn is_armed(scratch: &Scratch, job: &Running) -> bool {
         pid(job),
     ];
     let top = Command::new(&scratch.folder("top"), words).run();
-    let Ok(seen) = serde_json::from_str::<serde_json::Value>(&top.text()) else { return false };
-    seen["jobs"][0]["far_bytes"].as_u64().is_some_and(|bytes| bytes > 8 * MIB)
+    let Ok(seen) = serde_json::from_str::<serde_json::Value>(&top.text()) else { return 0 };
+    let job = &seen["jobs"][0];
+    job[name].as_u64().or(job["counters"][name].as_u64()).unwrap_or(0)
 }
 
 #[test]
@@ -212,6 +220,44 @@ fn a_job_moves_by_itself_when_its_place_has_lost_a_server_and_not_before() {
     assert!(text.contains(&format!("by itself, from {first_url}: a server was lost there")), "{text}");
     // Nothing of it is left where it was.
     first.stays.kill();
+    ends_well(job);
+}
+
+#[test]
+fn a_job_moves_by_itself_from_a_place_that_has_become_slow() {
+    // On a machine with thirty processes waiting no place looks slower than another one for long.
+    if !deep() {
+        return;
+    }
+    let scratch = Scratch::new("switch-slow");
+    let Some(hog) = compile("hog", scratch.path()) else { return };
+    // Each is as far as the other one, so that nothing but what is done to it makes one better.
+    let servers = ["one", "other"].map(|name| Server::start_tcp(&scratch, name, ["--capacity", "256M"]));
+    let ways = servers.each_ref().map(|server| Relay::to(server.url()));
+    let options = ["--near", "16M", "--auto", "--slo", "1.4", "--far", ways[0].url(), "--far", ways[1].url()];
+    let job = FarRun::new(&scratch, options, [hog.to_str().expect("ASCII"), "64", "0", "1", "4"]).start();
+    wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
+    let place = |seen: &serde_json::Value| ways.iter().position(|way| seen["urls"] == serde_json::json!([way.url()]));
+    // What the machine does beside may have it move, too, or hide from it for a while how slow it is.
+    let has_moved_for_it = || {
+        let Some(slow) = place(&seen(&scratch, &job)) else { return false };
+        // It has to know what reads take there.
+        let before = count(&scratch, &job, "demand_reads");
+        wait_until("it reads", || job.is_over() || count(&scratch, &job, "demand_reads") > before + 50_000);
+        ways[slow].delay(Duration::from_millis(3));
+        let started = Instant::now();
+        let mut seen_last = seen(&scratch, &job);
+        while place(&seen_last) == Some(slow) && started.elapsed() < PATIENCE / 4 {
+            assert!(!job.is_over(), "{seen_last} {}", job.errors());
+            seen_last = seen(&scratch, &job);
+        }
+        ways[slow].delay(Duration::ZERO);
+        let cause = seen_last["cause"].as_str().unwrap_or_default();
+        place(&seen_last) == Some(1 - slow) && cause.contains("several times what they took before")
+    };
+    wait_until("it has moved because the place is slow", has_moved_for_it);
+    let text = status(&scratch, &job);
+    assert!(text.contains("reads took several times what they took before"), "{text}");
     ends_well(job);
 }
 
