@@ -11,6 +11,7 @@ use wasmi::{
     CompilationMode, Config, EnforcedLimits, Engine, Error, Instance, Linker, Memory, Module, Store, StoreLimits,
     StoreLimitsBuilder, TypedFunc, TypedResumableCall,
 };
+use wasmparser::{Validator, WasmFeatures};
 
 /// Most memory of an instance, its tables not counted.
 const MEMORY_BYTES_MAX: usize = 4 << 20;
@@ -75,6 +76,9 @@ pub(crate) struct Guest {
 impl Compiled {
     /// Looks at the code and compiles it. What comes is anybody's.
     pub(crate) fn new(code: &[u8]) -> Result<Compiled, Broken> {
+        // What is not valid ends here: wasmi 2.0 divides by the number of functions before it has looked whether there are any.
+        let mut validator = Validator::new_with_features(WasmFeatures::all());
+        validator.validate_all(code).map_err(|error| Broken(error.to_string()))?;
         let module = Module::new(&ENGINE, code)?;
         if let Some(import) = module.imports().next() {
             return Err(Broken(format!(

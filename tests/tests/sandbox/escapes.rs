@@ -151,6 +151,10 @@ fn code_that_is_none_is_not_shipped() {
     refused(Vec::new());
     refused(b"#!/bin/sh\n".to_vec());
     refused(vec![0; 3 << 20]);
+    // A code section of many bytes and no functions.
+    let mut empty = b"\0asm\x01\0\0\0\x0a\xe5\x28\0".to_vec();
+    empty.resize(8 + 3 + 5221, 0);
+    refused(empty);
     refused(wat::parse_str("(module)").unwrap());
     let wasi = r#"(module (import "wasi_snapshot_preview1" "fd_write" (func)) (memory (export "memory") 1))"#;
     assert!(refused(wat::parse_str(wasi).unwrap()).contains("fd_write"));
