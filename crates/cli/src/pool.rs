@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
-use farfield_pool::Scrubbed;
+use farfield_pool::{Protection, Scrubbed};
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ Examples:
   farfield pool switch 4711 tcp://big:7400              All that is far moves to the machine called big
   farfield pool switch 4711 'ssd:/var/tmp?size=32G'     To a file
   farfield pool switch 4711 first                       To where it was when the job began
-  farfield pool status 4711                             Where it is, and what still moves
+  farfield pool status 4711                             Where it is, what still moves, what is not protected
   farfield pool status --json 4711 | jq .moving         The same, for programs
   farfield pool cancel 4711                             Back to where it was
 
@@ -34,7 +34,7 @@ enum PoolCommand {
     /// Until all has moved, the old pool holds everything: if the new one is full, dies, or is not wanted any more, the job goes on with the
     /// old one. For that time both need the memory.
     Switch(SwitchArgs),
-    /// Say where the job's far memory is, and what still moves
+    /// Say where the job's far memory is, what still moves, and how many pages of a mirror or an erasure code have fewer copies or parts than they should
     Status(StatusArgs),
     /// Move back what a switch has moved
     Cancel(JobArgs),
@@ -159,6 +159,7 @@ pub(crate) struct PoolRow {
     /// Processes for which a server is lost, silent, or lacks something.
     pub(crate) degraded: Vec<u32>,
     pub(crate) scrubbed: Vec<ScrubRow>,
+    pub(crate) protection: Vec<ProtectionRow>,
 }
 
 #[derive(serde::Serialize, Debug)]
@@ -180,6 +181,15 @@ pub(crate) struct ScrubRow {
     turn_age_s: Option<f64>,
 }
 
+/// How well a process's pool protects what it holds.
+#[derive(serde::Serialize, Debug)]
+pub(crate) struct ProtectionRow {
+    pid: u32,
+    pub(crate) missing_legs: u64,
+    pub(crate) exposed_pages: u64,
+    pub(crate) restored_pages: u64,
+}
+
 impl PoolRow {
     /// Of a job.
     pub(crate) fn read(control: &ControlBlock) -> PoolRow {
@@ -187,7 +197,7 @@ impl PoolRow {
     }
 
     fn of(status: PoolStatus) -> PoolRow {
-        let PoolStatus { epoch, moves, urls, before, moving, degraded, scrubbed, reason, cause } = status;
+        let PoolStatus { epoch, moves, urls, before, moving, degraded, scrubbed, protection, reason, cause } = status;
         let moving =
             moving.iter().map(|one| MovingRow { pid: one.pid, pages: one.pages, moved_pages: one.moved_pages });
         let scrubbed = scrubbed.iter().map(|(pid, done)| ScrubRow {
@@ -197,6 +207,12 @@ impl PoolRow {
             mended_pages: done.mended_pages,
             turns: done.turns,
             turn_age_s: done.turn_age().map(|age| age.as_secs_f64()),
+        });
+        let protection = protection.iter().map(|(pid, protection)| ProtectionRow {
+            pid: *pid,
+            missing_legs: protection.missing_legs,
+            exposed_pages: protection.exposed_pages,
+            restored_pages: protection.restored_pages,
         });
         let said = |text: String| (!text.is_empty()).then_some(text);
         PoolRow {
@@ -209,6 +225,7 @@ impl PoolRow {
             moving: moving.collect(),
             degraded,
             scrubbed: scrubbed.collect(),
+            protection: protection.collect(),
         }
     }
 }
@@ -225,6 +242,9 @@ fn render(status: &PoolStatus) -> String {
     for process in &status.degraded {
         text += &format!("process {process}: a server is lost, silent, or lacks something\n");
     }
+    for (process, protection) in &status.protection {
+        text += &format!("process {process}: {}\n", protected(protection));
+    }
     for (process, scrubbed) in &status.scrubbed {
         text += &format!("process {process}: {}\n", scrub(scrubbed));
     }
@@ -232,6 +252,17 @@ fn render(status: &PoolStatus) -> String {
         text += &format!("it has come back from {}: {}\n", status.before.join(" "), status.reason);
     }
     text
+}
+
+fn protected(protection: &Protection) -> String {
+    let Protection { missing_legs, exposed_pages, restored_pages } = protection;
+    let how = match missing_legs {
+        0 => "everything is protected".to_owned(),
+        legs => {
+            format!("up to {exposed_pages} pages are not protected: servers that are missing or lack something: {legs}")
+        }
+    };
+    format!("{how}; {restored_pages} pages were brought to servers that lacked them")
 }
 
 fn scrub(done: &Scrubbed) -> String {

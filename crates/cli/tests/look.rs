@@ -70,8 +70,8 @@ fn the_pool_of_a_job_is_said_for_programs_too() {
         "somebody has asked for it"
     );
     assert_eq!(
-        (&second["moving"], &second["degraded"], &second["scrubbed"]),
-        (&serde_json::json!([]), &serde_json::json!([]), &serde_json::json!([]))
+        [&second["moving"], &second["degraded"], &second["scrubbed"], &second["protection"]],
+        [&serde_json::json!([]); 4]
     );
     assert_eq!(top(&[&program.to_string()])["jobs"][0]["pool"], second);
     drop(job);
@@ -98,7 +98,8 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
     let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
     let metrics = scrape(&exporter.line());
     let of_pool =
-        [("pool_switches_total", 0), ("pool_moves_total", 0), ("degraded_processes", 0), ("scrub_wrong_pages", 0)];
+        ["pool_switches_total", "pool_moves_total", "degraded_processes", "scrub_wrong_pages", "exposed_pages"]
+            .map(|name| (name, 0));
     for (name, value) in [("near_limit_bytes", 123 << 20), ("faults_total", 0)].into_iter().chain(of_pool) {
         let end = format!(",runner=\"{}\"}} {value}", job.child.id());
         let is_it = |line: &str| line.starts_with(&format!("farfield_job_{name}{{program=")) && line.ends_with(&end);

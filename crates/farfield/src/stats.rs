@@ -95,6 +95,12 @@ pub struct Stats {
     pub scrub_turns: u64,
     /// How long ago that was over last; zero: it never was.
     pub scrub_age: Duration,
+    /// Servers of mirrors and erasure codes that are lost and not replaced, silent, or do not hold everything yet.
+    pub missing_legs: u64,
+    /// Pages that may have fewer copies or parts than they should, at most: all that are stored there, as long as a server is missing.
+    pub exposed_pages: u64,
+    /// Pages that such servers were given because they lacked them, counted at each server, since the pool was exchanged last.
+    pub restored_pages: u64,
 }
 
 impl Stats {
@@ -140,7 +146,7 @@ impl Stats {
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
             prefetches prefetches_used prefetches_unused prefetch_depth pool_switches pool_pages_to_move pool_pages_moved
-            scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns;
+            scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns missing_legs exposed_pages restored_pages;
             durations scrub_age answer_time evicting longest_pause held_back;
             lists access_rates pauses)
     }

@@ -5,7 +5,7 @@
 //! budget of the whole process tree is [`Control::near_bytes`] against [`Control::near_limit_bytes`].
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use farfield_pool::Scrubbed;
+use farfield_pool::{Protection, Scrubbed};
 
 /// Path of the control block, for processes of the job.
 pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
@@ -177,6 +177,10 @@ pub struct Slot {
     pub pool_scrub: AtomicU32,
     /// [`farfield_pool::Scrubbed`], field by field.
     pub pool_scrubbed: [AtomicU64; 5],
+    /// 1 if its pool protects what it holds, and how well.
+    pub pool_protects: AtomicU32,
+    /// [`farfield_pool::Protection`], field by field.
+    pub pool_protection: [AtomicU64; 3],
     /// What happened.
     pub counters: Counters,
 }
@@ -189,6 +193,23 @@ impl Slot {
             self.pool_scrubbed.iter().zip(counts).for_each(|(at, count)| at.store(count, Ordering::Relaxed));
         }
         self.pool_scrub.store(scrubbed.is_some().into(), Ordering::Release);
+    }
+
+    /// Notes how well the process's pool protects what it holds.
+    pub fn set_protection(&self, protection: Option<Protection>) {
+        if let Some(Protection { missing_legs, exposed_pages, restored_pages }) = protection {
+            let counts = [missing_legs, exposed_pages, restored_pages];
+            self.pool_protection.iter().zip(counts).for_each(|(at, count)| at.store(count, Ordering::Relaxed));
+        }
+        self.pool_protects.store(protection.is_some().into(), Ordering::Release);
+    }
+
+    /// What was noted of that.
+    pub fn protection(&self) -> Option<Protection> {
+        let is_known = self.pool_protects.load(Ordering::Acquire) != 0;
+        let [missing_legs, exposed_pages, restored_pages] =
+            self.pool_protection.each_ref().map(|count| count.load(Ordering::Relaxed));
+        is_known.then_some(Protection { missing_legs, exposed_pages, restored_pages })
     }
 
     /// What was noted.
@@ -238,6 +259,7 @@ impl Control {
         // Whoever has the slot next may end before it has looked at its own pool.
         slot.pool_degraded.store(0, Ordering::Relaxed);
         slot.pool_scrub.store(0, Ordering::Relaxed);
+        slot.pool_protects.store(0, Ordering::Relaxed);
         slot.state.store(0, Ordering::Relaxed);
     }
 

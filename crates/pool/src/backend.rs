@@ -1,6 +1,6 @@
 //! What makes a place that keeps bytes a backend.
 
-use crate::{Buffer, CallLane, Scrubbed};
+use crate::{Buffer, CallLane, Protection, Scrubbed};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -285,6 +285,11 @@ pub trait Backend: Send + Sync {
 
     /// What its scrub has done, and those of its parts; `None`: there is none.
     fn scrubbed(&self) -> Option<Scrubbed> {
+        None
+    }
+
+    /// How well it protects what it holds, and how well its parts do; `None`: none of them does. Takes no time.
+    fn protection(&self) -> Option<Protection> {
         None
     }
 

@@ -1,7 +1,9 @@
 //! Wrappers `fault` and `throttle`: a member that is late or slow, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
 //! failure can be repeated.
 
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Scrubbed};
+use crate::{
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Protection, Request, Scrubbed,
+};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, PageId, checksum};
@@ -235,6 +237,10 @@ impl Backend for FaultBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         self.inner.scrubbed()
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        self.inner.protection()
     }
 
     fn answers(&self, within: Duration) -> bool {

@@ -2,8 +2,8 @@
 //!
 //! A leg that is gone is never used again, and a spare takes its seat. One that is slow to answer a write is asked for nothing until it has answered.
 
-use crate::{Backend, Buffer, Health, Lane, PoolError, Request};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, Ordering};
+use crate::{Backend, Buffer, Health, Lane, PoolError, Protection, Request};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};
 use std::collections::VecDeque;
@@ -56,6 +56,8 @@ pub(crate) struct Roster {
     /// How often the leg came to lack something, and up to which time all that is mended.
     hurts: [AtomicU32; Legs::MAX],
     healed: [AtomicU32; Legs::MAX],
+    /// Pages that legs were given because they lacked them.
+    restored: AtomicU64,
     /// By a child of `fork`: nothing here is to be used.
     abandoned: AtomicBool,
 }
@@ -80,6 +82,7 @@ impl Roster {
             late: Default::default(),
             hurts: Default::default(),
             healed: Default::default(),
+            restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
         for leg in spare.iter() {
@@ -233,11 +236,28 @@ impl Roster {
         self.active().iter().filter(hurt).collect()
     }
 
-    pub(crate) fn health(&self) -> Health {
+    /// So many legs that hold everything are missing.
+    fn missing(&self) -> usize {
         let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
+        self.wanted.saturating_sub(whole)
+    }
+
+    /// A leg has so many pages that it lacked.
+    pub(crate) fn restored(&self, pages: u64) {
+        self.restored.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// With so many pages `stored`.
+    pub(crate) fn protection(&self, stored: u64) -> Protection {
+        let missing_legs = self.missing() as u64;
+        let exposed_pages = if missing_legs > 0 { stored } else { 0 };
+        Protection { missing_legs, exposed_pages, restored_pages: self.restored.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn health(&self) -> Health {
         if !self.are_enough(self.present()) {
             Health::Gone
-        } else if whole >= self.wanted {
+        } else if self.missing() == 0 {
             Health::Good
         } else {
             Health::Degraded

@@ -22,6 +22,7 @@ mod lz;
 mod mapped;
 mod mirror;
 mod opener;
+mod protection;
 mod ram;
 mod scrub;
 mod shm;
@@ -44,6 +45,7 @@ pub use buffer::Buffer;
 pub use calls::{CallEnd, CallFailure, CallLane, FarCall};
 pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
+pub use protection::Protection;
 pub use scrub::Scrubbed;
 pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 #[cfg(any(test, feature = "conformance"))]

@@ -6,7 +6,8 @@
 
 use crate::backend::{check_range, hand_over};
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Scrubbed,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Protection, Request,
+    Scrubbed,
 };
 use core::time::Duration;
 use farfield_core::PageId;
@@ -142,6 +143,10 @@ impl Backend for StripeBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         Scrubbed::with_parts(None, self.members.iter())
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        Protection::with_parts(None, self.members.iter())
     }
 
     fn answers(&self, within: Duration) -> bool {

@@ -2,7 +2,8 @@
 
 use crate::conformance::Random;
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Protection,
+    Request,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -92,6 +93,31 @@ impl Lane for SilentLane {
     }
     fn wait(&mut self, timeout: Duration) {
         std::thread::sleep(timeout.min(Duration::from_micros(100)));
+    }
+}
+
+/// Pools that lose a leg: `alone`, and one with a `spare` that comes in. What they say about it.
+pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
+    assert_eq!(open("stripe(ram:,ram:)", 64).protection(), None);
+    for url in [alone, spare] {
+        let backend = open(url, 256);
+        let mut lane = backend.open_lane().unwrap();
+        write(&mut *lane, 0, 128, 1).unwrap();
+        let said = || backend.protection().unwrap();
+        assert_eq!(said(), Protection::default(), "{url}");
+        // Until the leg is lost, by which of these one does not know.
+        while said() == Protection::default() {
+            write(&mut *lane, 0, 128, 1).unwrap();
+        }
+        if url == alone {
+            assert_eq!(said(), Protection { missing_legs: 1, exposed_pages: 128, restored_pages: 0 }, "{url}");
+            continue;
+        }
+        wait_until("the spare holds everything", || said().missing_legs == 0);
+        assert_eq!(said().exposed_pages, 0, "{url}");
+        assert!(said().restored_pages > 0, "{url}: {:?}", said());
+        let two = open(&format!("stripe({alone},{spare})"), 64).protection();
+        assert_eq!(two, Some(Protection::default()), "{url}");
     }
 }
 

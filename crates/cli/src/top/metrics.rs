@@ -1,7 +1,7 @@
 //! `farfield top --metrics`: all jobs and heaps that this user may look into, for Prometheus. They are found anew at each scrape.
 
 use super::{HeapRow, JobRow, View};
-use crate::pool::{PoolRow, ScrubRow};
+use crate::pool::{PoolRow, ProtectionRow, ScrubRow};
 use anyhow::Context;
 use farfield_server::answer_scrapes;
 use prometheus_client::collector::Collector;
@@ -132,7 +132,7 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
         metric(out, name, Gauge, help, jobs.iter().map(|job| (labels(job), bytes(job))))?;
     }
     type OfPool = fn(&PoolRow) -> u64;
-    let of_pools: [(&str, Kind, OfPool, &str); 7] = [
+    let of_pools: [(&str, Kind, OfPool, &str); 10] = [
         ("job_pool_switches", Count, |pool| pool.switches.into(), "Pools that it was given, way back included"),
         ("job_pool_moves", Count, |pool| pool.moves.into(), "Pools to which it moved by itself"),
         ("job_moving_processes", Gauge, |pool| pool.moving.len() as u64, "Processes that still move to its pool"),
@@ -155,6 +155,24 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
             |pool| scrubbed(pool, |row| row.mended_pages),
             "Of these, those that were mended",
         ),
+        (
+            "job_missing_legs",
+            Gauge,
+            |pool| protection(pool, |row| row.missing_legs),
+            "Servers of mirrors and erasure codes that are lost, silent, or lack something, counted at each of its processes",
+        ),
+        (
+            "job_exposed_pages",
+            Gauge,
+            |pool| protection(pool, |row| row.exposed_pages),
+            "Pages that may have fewer copies or parts than they should, at most",
+        ),
+        (
+            "job_restored_pages",
+            Gauge,
+            |pool| protection(pool, |row| row.restored_pages),
+            "Pages that such servers were given because they lacked them",
+        ),
     ];
     for (name, kind, number, help) in of_pools {
         metric(out, name, kind, help, jobs.iter().map(|job| (labels(job), number(&job.pool))))?;
@@ -165,6 +183,10 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
         metric(out, &format!("job_{name}"), Count, "See `farfield top --json`", values)?;
     }
     Ok(())
+}
+
+fn protection(pool: &PoolRow, number: fn(&ProtectionRow) -> u64) -> u64 {
+    pool.protection.iter().map(number).sum()
 }
 
 fn scrubbed(pool: &PoolRow, number: fn(&ScrubRow) -> u64) -> u64 {

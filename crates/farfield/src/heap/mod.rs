@@ -431,6 +431,7 @@ impl Core {
         let (prefetch_depth, answer_ns) = self.threads.link();
         let switch = self.backend.progress();
         let scrub = self.backend.scrubbed().unwrap_or_default();
+        let protection = self.backend.protection().unwrap_or_default();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -482,6 +483,9 @@ impl Core {
             scrub_mended_pages: scrub.mended_pages,
             scrub_turns: scrub.turns,
             scrub_age: scrub.turn_age().unwrap_or_default(),
+            missing_legs: protection.missing_legs,
+            exposed_pages: protection.exposed_pages,
+            restored_pages: protection.restored_pages,
         }
     }
 

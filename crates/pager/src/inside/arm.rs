@@ -98,6 +98,7 @@ extern "C" fn monitor(_: usize) -> ! {
                     let health = runtime.armed().store.look_for_server();
                     runtime.slot().pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
                     runtime.slot().set_scrubbed(runtime.armed().store.scrubbed());
+                    runtime.slot().set_protection(runtime.armed().store.protection());
                 }
                 let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
                 switching::look(runtime);

@@ -18,7 +18,8 @@ use farfield_core::page_word::{PageWord, State};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, uffd::Track};
 use farfield_pool::{
-    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Scrubbed, SwitchBackend,
+    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Protection, Request, Scrubbed,
+    SwitchBackend,
 };
 
 /// Lanes of one process.
@@ -289,6 +290,11 @@ impl Store {
     /// What the scrub of the pool has done.
     pub fn scrubbed(&self) -> Option<Scrubbed> {
         self.backend.scrubbed()
+    }
+
+    /// How well the pool protects what it holds.
+    pub fn protection(&self) -> Option<Protection> {
+        self.backend.protection()
     }
 
     /// Waits until nothing is under way.

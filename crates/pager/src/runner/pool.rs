@@ -2,7 +2,7 @@
 
 use super::{ControlBlock, Refusal, far};
 use crate::control::{SLOTS, TEXT_BYTES, read_text, write_text};
-use farfield_pool::Scrubbed;
+use farfield_pool::{Protection, Scrubbed};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Which pool a job has, and how far its processes are on the way there.
@@ -22,6 +22,8 @@ pub struct PoolStatus {
     pub degraded: Vec<u32>,
     /// Processes whose pool has a scrub, and what that has done.
     pub scrubbed: Vec<(u32, Scrubbed)>,
+    /// Processes whose pool protects what it holds, and how well.
+    pub protection: Vec<(u32, Protection)>,
     /// Why the pool of the last switch was given up; empty if it was not.
     pub reason: String,
     /// Why the job has moved there by itself; empty if somebody has told it to, or it began there.
@@ -56,6 +58,7 @@ impl PoolStatus {
             MovingProcess { pid, pages, moved_pages }
         });
         let scrubbed = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.scrubbed()?))).collect();
+        let protection = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.protection()?))).collect();
         let degraded = armed.filter(|(_, slot)| slot.pool_degraded.load(Ordering::Relaxed) != 0);
         let degraded = degraded.map(|(pid, _)| pid).collect();
         let text =
@@ -64,7 +67,18 @@ impl PoolStatus {
         let is_its_own = control.pool_cause_epoch.load(Ordering::Acquire) == epoch;
         let cause = if is_its_own { text(&control.pool_cause, &control.pool_cause_len) } else { String::new() };
         let moves = control.pool_moves.load(Ordering::Relaxed);
-        PoolStatus { epoch, moves, urls, before, moving: moving.collect(), degraded, scrubbed, reason, cause }
+        PoolStatus {
+            epoch,
+            moves,
+            urls,
+            before,
+            moving: moving.collect(),
+            degraded,
+            scrubbed,
+            protection,
+            reason,
+            cause,
+        }
     }
 }
 

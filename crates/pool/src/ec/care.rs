@@ -191,6 +191,9 @@ impl EcLane {
             self.table.lose(leg);
         }
         self.finish_mend(&piece, leg, result.is_ok());
+        if result.is_ok() {
+            self.table.restored(piece.rows);
+        }
         for wrong in piece.wrong.but(Legs::one(leg)).iter() {
             if self.table.index.suspect(piece.first, piece.rows, wrong, self.table.code.data()) {
                 self.table.hurt(wrong);

@@ -23,7 +23,7 @@ use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
 use crate::scrub::Scrub;
 use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::ops::Range;
 use core::time::Duration;
 use farfield_core::gf256::Code;
@@ -148,6 +148,11 @@ impl Backend for EcBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        let (_, live, _) = self.table.index.counts();
+        Protection::with_parts(Some(self.table.protection(live)), self.table.backends())
     }
 
     fn how(&self) -> String {

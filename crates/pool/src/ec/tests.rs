@@ -44,6 +44,14 @@ fn erasure_codes_conform() {
 }
 
 #[test]
+fn what_is_not_protected_is_counted() {
+    trial::says_what_is_not_protected(
+        "ec(2,1,fault:die=40@ram:,ram:,ram:)",
+        "ec(2,1,fault:die=40@ram:,ram:,ram:,spare=ram:)",
+    );
+}
+
+#[test]
 fn legs_that_lie_are_repaired() {
     conformance::run(&Opener::new().url("ec(2,1,fault:corrupt=0.05,seed=5@ram:, ram:,ram:)"));
     for place in 0..3 {

@@ -297,7 +297,10 @@ impl LegTable {
 
     /// The end of a copy.
     pub(super) fn finish(&self, chunk: u64, leg: usize, copied: bool) {
-        self.words.change(chunk, |word| Some(word.finish(leg, copied)));
+        let changed = self.words.change(chunk, |word| Some(word.finish(leg, copied)));
+        if changed.is_some_and(|(_, after)| after.valid().has(leg)) {
+            self.restored(CHUNK_PAGES.min(self.pages - chunk * CHUNK_PAGES));
+        }
     }
 }
 

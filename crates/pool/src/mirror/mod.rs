@@ -16,8 +16,8 @@ mod tests;
 
 use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
-use crate::scrub::Scrub;
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
+use crate::scrub::{Scrub, Shelves};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::time::Duration;
 pub(crate) use lane::MirrorLane;
 pub(crate) use legs::{CHUNK_PAGES, LegTable, chunks};
@@ -96,6 +96,10 @@ impl Backend for MirrorBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        Protection::with_parts(Some(self.table.protection(self.table.stored())), self.table.backends())
     }
 
     fn release(&self) {

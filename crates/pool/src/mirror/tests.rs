@@ -23,6 +23,11 @@ fn mirrors_conform() {
 }
 
 #[test]
+fn what_is_not_protected_is_counted() {
+    trial::says_what_is_not_protected("mirror(fault:die=40@ram:,ram:)", "mirror(fault:die=40@ram:,ram:,spare=ram:)");
+}
+
+#[test]
 fn legs_that_lie_are_repaired() {
     conformance::run(&Opener::new().url("mirror(fault:corrupt=0.05,seed=5@ram:, ram:)"));
     let backend = open("mirror(fault:corrupt=1@ram:, ram:)", 256);

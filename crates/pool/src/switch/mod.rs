@@ -16,7 +16,7 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
 use crate::touched::Touched;
-use crate::{Backend, CallLane, CloneTicket, Health, Lane, Mapped, PoolError, Scrubbed};
+use crate::{Backend, CallLane, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -235,6 +235,10 @@ impl Backend for SwitchBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         self.stage().side.scrubbed()
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        self.stage().side.protection()
     }
 
     fn how(&self) -> String {

@@ -13,7 +13,7 @@ mod tests;
 use crate::healer::{Caring, Healer};
 use crate::legs::{Leg, backends};
 use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Scrubbed};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::fmt::Write;
 use core::time::Duration;
 use lane::TierLane;
@@ -100,6 +100,10 @@ impl Backend for TierBackend {
 
     fn scrubbed(&self) -> Option<Scrubbed> {
         Scrubbed::with_parts(None, backends(&self.table.legs))
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        Protection::with_parts(None, backends(&self.table.legs))
     }
 
     fn answers(&self, within: Duration) -> bool {

@@ -1,0 +1,35 @@
+//! How many of the copies, or parts, that there should be are there.
+
+use crate::Backend;
+use std::sync::Arc;
+
+/// What a mirror or an erasure code lacks, and what it got back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Protection {
+    /// Legs that are lost and not replaced, silent, or do not hold everything.
+    pub missing_legs: u64,
+    /// Pages that may have fewer copies or parts than they should, at most: all that are stored, as long as a leg is missing. (A mirror that is a
+    /// snapshot knows those that were written since.)
+    pub exposed_pages: u64,
+    /// Pages that legs were given because they lacked them, counted at each leg.
+    pub restored_pages: u64,
+}
+
+impl Protection {
+    /// Of two parts of a pool.
+    pub fn and(self, other: Protection) -> Protection {
+        Protection {
+            missing_legs: self.missing_legs + other.missing_legs,
+            exposed_pages: self.exposed_pages + other.exposed_pages,
+            restored_pages: self.restored_pages + other.restored_pages,
+        }
+    }
+
+    /// Of a pool that protects what it holds, or does not, and of those that it is made of.
+    pub(crate) fn with_parts<'a>(
+        own: Option<Protection>,
+        parts: impl Iterator<Item = &'a Arc<dyn Backend>>,
+    ) -> Option<Protection> {
+        own.into_iter().chain(parts.filter_map(|part| part.protection())).reduce(Protection::and)
+    }
+}
