@@ -162,7 +162,7 @@ impl<F: Function> SandboxedCalls<'_, F> {
         let runs: Vec<_> = arguments.iter().map(|argument| code.run_of::<F>(argument)).collect();
         let mut missing: Vec<usize> = Vec::new();
         let mut answers: Vec<Result<F::Answer, SandboxError>> = Vec::with_capacity(runs.len());
-        for (index, outcome) in call_all(caller, &runs, place, within, steps).into_iter().enumerate() {
+        for (index, outcome) in call_all::<F>(caller, &runs, place, within, steps).into_iter().enumerate() {
             if outcome == Ok(Outcome::NoCode) {
                 missing.push(index);
             }
@@ -175,7 +175,7 @@ impl<F: Function> SandboxedCalls<'_, F> {
         let left = until.saturating_duration_since(Instant::now());
         let again: Vec<_> = missing.iter().map(|index| runs[*index].clone()).collect();
         let outcomes = match shipped {
-            Ok(()) => call_all(caller, &again, place, left, steps),
+            Ok(()) => call_all::<F>(caller, &again, place, left, steps),
             Err(error) => missing.iter().map(|_| Err(error.clone())).collect(),
         };
         for (index, outcome) in missing.into_iter().zip(outcomes) {
@@ -192,7 +192,7 @@ impl Code {
     }
 }
 
-fn call_all(
+fn call_all<F: Function>(
     caller: &mut Caller,
     runs: &[Result<Run, SandboxError>],
     place: Where,
@@ -200,7 +200,7 @@ fn call_all(
     steps: Option<u64>,
 ) -> Vec<Result<Outcome, SandboxError>> {
     let sent = runs.iter().flatten().cloned().collect();
-    let calls = caller.calls::<Sandboxed>(sent).at(place).within(within);
+    let calls = caller.calls::<Sandboxed>(sent).on_behalf_of::<F>().at(place).within(within);
     let calls = steps.into_iter().fold(calls, |calls, most| calls.steps(most));
     let mut outcomes = calls.run().into_iter();
     let mut next = || outcomes.next().map_or(Err(SandboxError::Call(CallError::Stuck)), |end| end.map_err(of_call));

@@ -38,8 +38,22 @@ pub struct Caller {
     client: Option<ClientPlace>,
     server: Option<CallLane>,
     ended: Vec<farfield_pool::CallEnd>,
-    /// By name and version.
-    placements: BTreeMap<(&'static str, u32), Placement>,
+    placements: BTreeMap<Subject, Placement>,
+}
+
+/// What a belief is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Subject {
+    name: &'static str,
+    version: u32,
+    /// The function that is called to run it: itself, or one that runs others.
+    by: &'static str,
+}
+
+impl Subject {
+    fn of<F: Function>(by: &'static str) -> Subject {
+        Subject { name: F::NAME, version: F::VERSION, by }
+    }
 }
 
 impl core::fmt::Debug for Caller {
@@ -63,35 +77,41 @@ impl Caller {
     /// Calls of one function for each of the arguments, many of them under way at a time.
     pub fn calls<F: Function>(&mut self, arguments: Vec<F::Argument>) -> Calls<'_, F> {
         let terms = Terms { place: Where::Client, within: WITHIN, steps_max: STEPS_MAX };
-        Calls { caller: self, arguments, terms, function: PhantomData }
+        Calls { caller: self, arguments, terms, subject: Subject::of::<F>(F::NAME), function: PhantomData }
     }
 
     /// Where functions that were called at [`Where::Auto`] run, and why; by name.
     pub fn choices(&self) -> impl Iterator<Item = (&'static str, Choice)> + '_ {
-        self.placements.iter().map(|((name, _), placement)| (*name, placement.choice()))
+        self.placements.iter().map(|(subject, placement)| (subject.name, placement.choice()))
     }
 
     /// In rounds: what is to find out how the other side does is no more than a few calls.
-    fn run_anywhere<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+    fn run_anywhere<F: Function>(&mut self, subject: Subject, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
         let started = Instant::now();
         let mut answers = Vec::with_capacity(arguments.len());
         let mut rest = arguments;
         while !rest.is_empty() {
-            let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
+            let placement = self.placements.entry(subject).or_default();
             let (side, count) = placement.round(rest.len() as u64);
             let later = rest.split_off(count as usize);
             let within = match answers.len() {
                 0 => terms.within,
                 _ => terms.within.saturating_sub(started.elapsed()),
             };
-            answers.extend(self.run_at::<F>(side, rest, Terms { within, ..terms }));
+            answers.extend(self.run_at::<F>(subject, side, rest, Terms { within, ..terms }));
             rest = later;
         }
         answers
     }
 
     /// Runs them on the chosen side, remembers what that took, and goes on at the client with what the server does not run.
-    fn run_at<F: Function>(&mut self, side: Side, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+    fn run_at<F: Function>(
+        &mut self,
+        subject: Subject,
+        side: Side,
+        arguments: Vec<F::Argument>,
+        terms: Terms,
+    ) -> Answers<F> {
         let started = Instant::now();
         let mut steps = 0;
         let mut answers = match side {
@@ -100,7 +120,7 @@ impl Caller {
         };
         let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let placement = self.placements.entry((F::NAME, F::VERSION)).or_default();
+        let placement = self.placements.entry(subject).or_default();
         if answered == answers.len() as u64 {
             placement.on_ended(side, answered, steps, nanos);
         } else {
@@ -226,6 +246,7 @@ pub struct Calls<'c, F: Function> {
     caller: &'c mut Caller,
     arguments: Vec<F::Argument>,
     terms: Terms,
+    subject: Subject,
     function: PhantomData<F>,
 }
 
@@ -239,6 +260,12 @@ impl<F: Function> Calls<'_, F> {
     /// Where they run; at the client if nobody says otherwise.
     pub fn at(mut self, place: Where) -> Self {
         self.terms.place = place;
+        self
+    }
+
+    /// They run another function, so what they take is remembered as what that one takes ([`Where::Auto`]).
+    pub fn on_behalf_of<G: Function>(mut self) -> Self {
+        self.subject = Subject::of::<G>(F::NAME);
         self
     }
 
@@ -259,7 +286,7 @@ impl<F: Function> Calls<'_, F> {
         match self.terms.place {
             Where::Client => self.caller.run_here::<F>(self.arguments, self.terms, &mut 0),
             Where::Server => self.caller.run_there::<F>(self.arguments, self.terms, &mut 0),
-            Where::Auto => self.caller.run_anywhere::<F>(self.arguments, self.terms),
+            Where::Auto => self.caller.run_anywhere::<F>(self.subject, self.arguments, self.terms),
         }
     }
 }

@@ -91,6 +91,22 @@ fn shipped_code_answers_as_native_code() {
 }
 
 #[test]
+fn what_is_believed_is_of_one_function() {
+    let Some(code) = code() else { return };
+    let server = sandbox();
+    let mut caller = caller(&server);
+    let text = || "text".to_owned();
+    // The server does not run it natively: it runs here, and the sandbox is another matter.
+    for _ in 0..64 {
+        assert_eq!(caller.call::<Echo>(text()).at(Where::Auto).run().unwrap(), "text");
+        assert_eq!(code.call::<Echo>(&mut caller, text()).at(Where::Auto).run().unwrap(), "text");
+        code.call::<Increment>(&mut caller, 1).at(Where::Auto).run().unwrap();
+    }
+    let seen: Vec<_> = caller.choices().map(|(name, choice)| (name, choice.is_bound)).collect();
+    assert_eq!(seen, [(Echo::NAME, false), (Echo::NAME, true), (Increment::NAME, false)]);
+}
+
+#[test]
 fn long_ranges_are_read_and_written_whole() {
     let Some(code) = code() else { return };
     let server = sandbox();
