@@ -10,6 +10,7 @@ use crate::machine;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching;
+use crate::tables::{self, Library};
 use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, bail, ensure};
@@ -42,6 +43,8 @@ pub(crate) enum Contender {
     FarfieldIn(Company),
     /// The program asks somebody for each object.
     Peer(Peer),
+    /// A library for tables, under Linux swap to compressed RAM.
+    Tables(Library),
     /// fio, instead of the program.
     Fio,
 }
@@ -150,6 +153,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
         "one-sided" => Contender::Peer(Peer::OneSided),
+        "pandas" => Contender::Tables(Library::Pandas),
+        "polars" => Contender::Tables(Library::Polars),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
@@ -157,7 +162,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, fio"
+             farfield-in-flood, pandas, polars, fio"
         ),
     })
 }
@@ -192,7 +197,7 @@ impl Contender {
     pub(crate) fn sample(self, job: &Job) -> Result<Sample> {
         match self {
             Contender::Native => native(job),
-            Contender::Swap(store) => swapped(store, job),
+            Contender::Swap(store) => swapped(store, job.program, job.arguments, job.near_bytes, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
@@ -201,6 +206,7 @@ impl Contender {
             Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::FarfieldIn(company) => company::sample(company, job),
             Contender::Peer(peer) => remote(peer, job),
+            Contender::Tables(library) => tables::sample(library, job),
             Contender::Fio => fio::sample(job),
         }
     }
@@ -233,7 +239,14 @@ pub(crate) fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
     Ok(Sample { ns_per_op, ops: phase.ops, checksum: output.checksum, phases: output.phases, figures })
 }
 
-fn swapped(store: Store, job: &Job) -> Result<Sample> {
+/// A program for this job under Linux swap, so much of it near.
+pub(crate) fn swapped(
+    store: Store,
+    program: &Path,
+    arguments: &[String],
+    near_bytes: u64,
+    job: &Job,
+) -> Result<Sample> {
     swap::ensure_allowed()?;
     let hierarchy = Hierarchy::find()?;
     let ledger = Ledger::open(job.ledger, LOCK_WITHIN)?;
@@ -245,10 +258,10 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
             Store::Zram => Area::zram(bytes, &mut undo)?,
             Store::File => Area::file(&job.scratch.join("swap"), bytes, &mut undo)?,
         };
-        let group = Cgroup::new(&hierarchy, job.near_bytes, &mut undo)?;
+        let group = Cgroup::new(&hierarchy, near_bytes, &mut undo)?;
         let before = Traffic::now();
-        let mut command = group.command(job.program);
-        command.args(job.arguments);
+        let mut command = group.command(program);
+        command.args(arguments);
         let finished = child::run(command, job.scratch, job.patience);
         let traffic = Traffic::now().since(before);
         let (oom_kills, peak) = (group.oom_kills(), group.peak_bytes());
@@ -272,7 +285,7 @@ fn swapped(store: Store, job: &Job) -> Result<Sample> {
         sample.figures.insert("cgroup_version".into(), f64::from(hierarchy.version));
         if let Some(peak) = peak {
             sample.figures.insert("near_peak_bytes".into(), peak as f64);
-            sample.figures.insert("near_peak_over_limit".into(), peak as f64 / job.near_bytes as f64);
+            sample.figures.insert("near_peak_over_limit".into(), peak as f64 / near_bytes as f64);
         }
         if let Some(store) = store_peak {
             sample.figures.insert("store_peak_bytes".into(), store as f64);

@@ -25,6 +25,7 @@ pub mod stats;
 mod swap;
 mod switching;
 mod sys;
+mod tables;
 mod undo;
 pub mod workload;
 

@@ -195,3 +195,31 @@ fn remote_objects() {
         work(&["remote", "--data-mib", "1", "--ops", "20000", "--in-flight", "32", "--peer", "loopback:"]);
     assert_eq!(phases, ["fill", "get"]);
 }
+
+/// What others are told of the trips: pandas and Polars say the same of them, where a Python that has them is named.
+#[test]
+fn others_are_given_columns_and_answers() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("columns");
+    fs::create_dir_all(&folder).unwrap();
+    let rows = (4 << 20) / (16 * 8);
+    work(&["trips", "--data-mib", "4", "--columns", folder.to_str().unwrap()]);
+    let words = |name: &str| -> Vec<[u8; 8]> {
+        let bytes = fs::read(folder.join(name)).unwrap();
+        bytes.as_chunks().0.to_vec()
+    };
+    let mut order: Vec<_> = words("order").into_iter().map(u64::from_le_bytes).collect();
+    order.sort_unstable();
+    assert!(order.into_iter().eq(0..rows));
+    let fares: Vec<_> = words("column-5").into_iter().map(f64::from_le_bytes).collect();
+    let answers: Vec<_> = words("answers").into_iter().map(f64::from_le_bytes).collect();
+    // Number and sum of the fares are what is asked first.
+    assert_eq!(answers[..2], [rows as f64, fares.iter().sum()]);
+    let Some(python) = std::env::var_os("FARFIELD_PYTHON") else { return };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/trips.py");
+    for module in ["pandas", "polars"] {
+        let output = Command::new(&python).arg(&script).arg(module).arg(&folder).output().unwrap();
+        let line: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        assert_eq!(line["verified"], true, "{module}: {line}");
+    }
+}

@@ -126,6 +126,9 @@ struct Options {
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
+    /// Where `trips` leaves its columns and answers for others.
+    #[arg(long)]
+    columns: Option<std::path::PathBuf>,
     /// What `trips` does where its columns are.
     #[arg(long, value_enum, default_value_t = OffloadName::None)]
     offload: OffloadName,

@@ -10,11 +10,14 @@ use crate::random::mix;
 use crate::real::{self, Rows};
 use crate::shuffle::Order;
 use crate::{OffloadName, Options, figures_since};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use core::ops::Bound::{Excluded, Unbounded};
 use farfield::{FarVec, Heap, Where};
 use farfield_os::process::now_ns;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
 
 /// Columns that are filled.
 const FILLED: usize = 8;
@@ -88,9 +91,24 @@ fn work<P: Place>(options: &Options, rows: usize, place: &P) -> Result<Outcome> 
     let mut columns: Vec<P::Numbers> = (0..FILLED).map(|_| P::Numbers::default()).collect();
     let order = Order::new(rows, options.seed);
     let sum = outcome.phase("fill", rows as u64, || fill(options, rows, place, &mut columns))?;
+    if let Some(folder) = &options.columns {
+        for (number, column) in columns.iter().enumerate() {
+            let mut file = BufWriter::new(File::create(folder.join(format!("column-{number}")))?);
+            let mut result = Ok(());
+            place.walk([column, column], &mut |values, _| {
+                let write = |value: &f64| file.write_all(&value.to_le_bytes());
+                result = core::mem::replace(&mut result, Ok(())).and_then(|()| values.iter().try_for_each(write));
+            })?;
+            result.and_then(|()| file.flush())?;
+        }
+        leave(&folder.join("order"), (0..rows).map(|at| (order.source(at) as u64).to_le_bytes()))?;
+    }
     let order = place.order(&mut (0..rows).map(|at| order.source(at) as u64))?;
     let mut clock = Clock::default();
     let (answers, made) = outcome.phase("ask", rows as u64, || ask(place, &mut columns, &order, &mut clock))?;
+    if let Some(folder) = &options.columns {
+        leave(&folder.join("answers"), answers.iter().map(|answer| answer.to_le_bytes()))?;
+    }
     for (name, ns) in ["copy_s", "shuffle_s", "aggregate_s", "compute_s"].into_iter().zip(clock.ns) {
         outcome.figure(name, ns as f64 / 1e9);
     }
@@ -111,6 +129,15 @@ fn work<P: Place>(options: &Options, rows: usize, place: &P) -> Result<Outcome> 
     let errors = sums.iter().zip(wanted).filter(|(sum, wanted)| *sum != wanted).count();
     outcome.checked(checksum, errors as u64);
     Ok(outcome)
+}
+
+/// Leaves words in a file.
+fn leave(path: &Path, words: impl Iterator<Item = [u8; 8]>) -> Result<()> {
+    let mut file = BufWriter::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?);
+    for word in words {
+        file.write_all(&word)?;
+    }
+    Ok(file.flush()?)
 }
 
 /// Fills the columns; of each the sum of its values in any order.
