@@ -81,7 +81,8 @@ impl Server {
         Server::start_at(scratch, name, "tcp://127.0.0.1:0".to_owned(), options)
     }
 
-    fn start_at<O: AsRef<OsStr>>(
+    /// Starts one at this URL: where another one was, for example.
+    pub fn start_at<O: AsRef<OsStr>>(
         scratch: &Scratch,
         name: &str,
         listen: String,

@@ -293,6 +293,11 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Which life of which server it is; `None`: there is no server, or there are several.
+    fn incarnation(&self) -> Option<Incarnation> {
+        None
+    }
+
     /// Does it answer a question within that time? A place without a server always does.
     fn answers(&self, _within: Duration) -> bool {
         true

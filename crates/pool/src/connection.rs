@@ -242,6 +242,10 @@ impl Session {
             // It was there when the session began.
             HandshakeError::HungUp => self.gone_error(),
             HandshakeError::Pool(PoolError::Os(errno)) if is_of_the_gone(errno) => self.gone_error(),
+            HandshakeError::Pool(PoolError::ServerGone { .. }) => {
+                self.set_gone();
+                self.gone_error()
+            }
             HandshakeError::Pool(error) => error,
             HandshakeError::Refused(_) => self.gone_error(),
         }
@@ -645,6 +649,8 @@ impl Handshake {
                     PoolError::Refused { server, reason: "wrong token: give the one the server was started with" }
                         .into()
                 }
+                // It is over, or the server is another one at the same place.
+                RefuseCode::Session if joins => PoolError::ServerGone { server, incarnation: Incarnation(0) }.into(),
                 // Lanes that are polled take no memory.
                 _ if joins => {
                     PoolError::Refused { server, reason: "the session does not take another connection" }.into()

@@ -239,6 +239,10 @@ impl Backend for FaultBackend {
         self.inner.scrubbed()
     }
 
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.inner.incarnation()
+    }
+
     fn protection(&self) -> Option<Protection> {
         self.inner.protection()
     }

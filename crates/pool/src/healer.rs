@@ -28,6 +28,12 @@ pub(crate) trait Patient: Send + Sync + 'static {
     fn scrub_in(&self) -> Option<Duration> {
         None
     }
+    /// Is it time to see whether servers of lost legs are back?
+    fn is_rejoin_due(&self) -> bool {
+        false
+    }
+    /// Takes those that are.
+    fn rejoin(&self) {}
     /// A lane for the thread.
     fn open_for_care(self: &Arc<Self>) -> Option<Self::Lane>;
 }
@@ -128,6 +134,9 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
     let (mut lane, mut rest) = (None, LOOK_EVERY);
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(rest);
+        if patient.is_rejoin_due() {
+            patient.rejoin();
+        }
         let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);
         rest = LOOK_EVERY.min(until_scrub).max(BETWEEN_LOOKS);
         if !patient.needs_care() && !until_scrub.is_zero() {
@@ -142,7 +151,7 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
             continue;
         };
         let began = Instant::now();
-        while !stop.load(Ordering::Acquire) && !caring.is_wanted() {
+        while !stop.load(Ordering::Acquire) && !caring.is_wanted() && !patient.is_rejoin_due() {
             lane.care();
             if lane.is_caring() {
                 continue;

@@ -1,11 +1,13 @@
 //! What a lane that works through legs (mirror, ec) has of them, and how it waits.
 
 use crate::legs::LegLane;
+use crate::rejoin::Door;
 use crate::{Completion, Lane};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use farfield_core::Legs;
 use farfield_os::process::now_ns;
+use std::sync::Arc;
 
 /// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
 /// at one before it looks at the others.
@@ -16,6 +18,8 @@ pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
 /// A lane to each leg that there is a way to.
 pub(crate) struct LegLanes {
     lanes: Vec<Option<LegLane>>,
+    /// Where ways to legs come that came later.
+    door: Option<Arc<Door>>,
     /// Where it slept last.
     last: usize,
 }
@@ -35,7 +39,12 @@ impl DerefMut for LegLanes {
 
 impl LegLanes {
     pub(crate) fn new(lanes: Vec<Option<LegLane>>) -> LegLanes {
-        LegLanes { lanes, last: 0 }
+        LegLanes { lanes, door: None, last: 0 }
+    }
+
+    /// With a door that is older than they are.
+    pub(crate) fn behind(lanes: Vec<Option<LegLane>>, door: Option<Arc<Door>>) -> LegLanes {
+        LegLanes { lanes, door, last: 0 }
     }
 
     /// Those of these legs that there is a way to.
@@ -46,6 +55,9 @@ impl LegLanes {
 
     /// What waits for room at its leg, as far as there is some by now.
     pub(crate) fn submit_waiting(&mut self) {
+        if let Some(door) = &self.door {
+            door.take(&mut self.lanes);
+        }
         self.lanes.iter_mut().flatten().for_each(LegLane::submit_waiting);
     }
 

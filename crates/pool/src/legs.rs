@@ -2,7 +2,9 @@
 //!
 //! A leg that is gone is never used again, and a spare takes its seat. One that is slow to answer a write is asked for nothing until it has answered.
 
+use crate::rejoin::{Door, Rejoin, Spares};
 use crate::{Backend, Buffer, Health, Lane, PoolError, Protection, Request};
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};
@@ -41,6 +43,10 @@ pub(crate) fn backends(legs: &[Leg]) -> impl Iterator<Item = &Arc<dyn Backend>> 
 /// See the module.
 pub(crate) struct Roster {
     pub(crate) legs: Vec<Leg>,
+    /// How servers of lost legs come back.
+    rejoin: Option<Rejoin>,
+    /// The leg of the URL whose server each is: itself, unless it came back.
+    origins: [AtomicU8; Legs::MAX],
     /// Legs besides spares.
     pub(crate) wanted: usize,
     /// So many must be there for anything to be read.
@@ -63,16 +69,24 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    /// Spares are not in use yet, unless the legs are `inherited`: in a snapshot, a spare that is there holds what the others hold.
-    pub(crate) fn new(mut legs: Vec<Leg>, spares: Vec<Leg>, needed: usize, inherited: bool) -> Roster {
+    /// Spares are not in use yet, unless the legs are `inherited`: in a snapshot, a spare that is there holds what the others hold. There may be up to `most` legs.
+    pub(crate) fn new(mut legs: Vec<Leg>, spares: Spares, needed: usize, inherited: bool, most: usize) -> Roster {
         let wanted = legs.len();
-        legs.extend(spares);
+        legs.extend(spares.legs);
+        let places = Legs::first(most).but(Legs::first(legs.len()));
+        let rejoin = spares.reopen.map(|reopen| Rejoin::new(reopen, places));
+        if rejoin.is_some() {
+            // Nothing is there until something comes.
+            legs.extend(places.iter().map(|_| Leg { backend: None, leaves: 0, server: 0 }));
+        }
         let all = Legs::first(legs.len());
         let is_lost = |leg: &usize| legs[*leg].backend.is_none();
         let lost: Legs = all.iter().filter(is_lost).collect();
         let spare = if inherited { Legs(0) } else { all.but(Legs::first(wanted)).but(lost) };
         let roster = Roster {
+            origins: core::array::from_fn(|leg| AtomicU8::new(leg as u8)),
             legs,
+            rejoin,
             wanted,
             needed,
             seats: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
@@ -85,7 +99,7 @@ impl Roster {
             restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
-        for leg in spare.iter() {
+        for leg in spare.or(roster.places()).iter() {
             roster.hurts[leg].store(1, Ordering::Relaxed);
         }
         for leg in lost.and(Legs::first(wanted)).iter() {
@@ -96,12 +110,100 @@ impl Roster {
 
     /// A set of legs, by what is asked of each.
     pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
-        let chosen = |(index, leg): &(usize, &Leg)| leg.backend.as_ref().is_some_and(|backend| is_in(*index, backend));
-        self.legs.iter().enumerate().filter(chosen).map(|(index, _)| index).collect()
+        let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, backend));
+        (0..self.legs.len()).filter(chosen).collect()
+    }
+
+    /// What is behind a leg; `None`: it was lost before, or has not come yet.
+    pub(crate) fn backend(&self, leg: usize) -> Option<&Arc<dyn Backend>> {
+        self.legs[leg].backend.as_ref().or_else(|| self.rejoin.as_ref()?.backend(leg))
     }
 
     pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
-        backends(&self.legs)
+        (0..self.legs.len()).filter_map(|leg| self.backend(leg))
+    }
+
+    /// The leg of the URL whose server it is.
+    pub(crate) fn origin(&self, leg: usize) -> usize {
+        self.origins[leg].load(Ordering::SeqCst).into()
+    }
+
+    /// It is the server of that leg, which was lost.
+    pub(crate) fn set_origin(&self, leg: usize, origin: usize) {
+        self.origins[leg].store(origin as u8, Ordering::SeqCst);
+    }
+
+    /// Legs that came back and are there, and the leg of the URL whose server each is.
+    pub(crate) fn moved(&self) -> Vec<(usize, usize)> {
+        let legs = self.all().but(self.lost());
+        legs.iter().map(|leg| (leg, self.origin(leg))).filter(|(leg, origin)| leg != origin).collect()
+    }
+
+    /// Number of its first leaf.
+    pub(crate) fn server(&self, leg: usize) -> u16 {
+        self.legs[self.origin(leg)].server
+    }
+
+    /// Its leaves among those of all legs: so a ticket counts them.
+    pub(crate) fn leaves(&self, leg: usize) -> Range<usize> {
+        let origin = self.origin(leg);
+        let first = self.legs[..origin].iter().map(|leg| leg.leaves).sum();
+        first..first + self.legs[origin].leaves
+    }
+
+    /// Places for servers that come back.
+    pub(crate) fn places(&self) -> Legs {
+        self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.places)
+    }
+
+    /// Legs of the URL that are lost, and in whose place nothing came that is there.
+    fn away(&self) -> Legs {
+        let lost = self.lost();
+        let back: Legs = self.places().but(lost).iter().map(|place| self.origin(place)).collect();
+        let is_server = |leg: &usize| self.backend(*leg).is_some_and(|backend| backend.incarnation().is_some());
+        lost.but(self.places()).but(back).iter().filter(is_server).collect()
+    }
+
+    /// Is it time to see which servers are gone, or back?
+    pub(crate) fn is_rejoin_due(&self) -> bool {
+        let Some(rejoin) = self.rejoin.as_ref().filter(|_| !self.is_abandoned()) else { return false };
+        if rejoin.is_time_to_look() {
+            self.look_at_health();
+        }
+        rejoin.is_time_to_try(self.away())
+    }
+
+    /// Takes servers that are back as spares, with at least so many pages. Blocks for as long as they take to answer, or not to.
+    pub(crate) fn rejoin(&self, pages: u64, requests: usize) {
+        let Some(rejoin) = &self.rejoin else { return };
+        for origin in self.away().iter() {
+            // Old ones, whether they are lost or not, hold what was written to them, or are in use.
+            let known: Vec<_> = self.backends().filter_map(|backend| backend.incarnation()).collect();
+            let Some(place) = rejoin.attempt(origin, &known, pages) else { continue };
+            self.set_origin(place, origin);
+            if rejoin.open_doors(place, requests) {
+                self.admit(place);
+            }
+        }
+    }
+
+    /// A spare has come to this place; if a leg is lost, it takes its seat.
+    fn admit(&self, place: usize) {
+        let bit = Legs::one(place).0;
+        // A spare before it is not lost any more: it is never in use without having been called.
+        self.spare.fetch_or(bit, Ordering::SeqCst);
+        self.lost.fetch_and(!bit, Ordering::SeqCst);
+        for seat in 0..self.wanted {
+            let leg = self.at_seat(seat);
+            if self.lost().has(leg) {
+                self.call_spare(leg);
+            }
+        }
+    }
+
+    /// For a lane that is about to be opened.
+    pub(crate) fn new_door(&self) -> Option<Arc<Door>> {
+        self.rejoin.as_ref().map(Rejoin::new_door)
     }
 
     /// Pages that all of them can address.
@@ -178,12 +280,17 @@ impl Roster {
             let Some(leg) = spare.iter().next() else { return };
             // In use before it is no spare any more: it is never neither.
             self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
-            if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 != 0 {
-                if let Some(seat) = self.seat_of(lost) {
-                    self.seats[seat].store(leg as u8, Ordering::SeqCst);
-                }
-                return;
+            if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 == 0 {
+                continue;
             }
+            let Some(seat) = self.seat_of(lost) else { return };
+            let seated = self.seats[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
+            if seated.is_err() {
+                // Another spare has it. This one waits on.
+                self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+                self.spare.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+            }
+            return;
         }
     }
 
@@ -276,12 +383,12 @@ impl Roster {
     /// What is said when too few legs hold everything for so long.
     pub(crate) fn silent(&self, after: Duration) -> PoolError {
         let lacking = self.present().iter().find(|leg| !self.is_whole(*leg)).unwrap_or(0);
-        PoolError::TimedOut { server: self.legs[lacking].server, after }
+        PoolError::TimedOut { server: self.server(lacking), after }
     }
 
     /// What is said when too few legs are left.
     pub(crate) fn gone(&self) -> PoolError {
-        let server = self.lost().iter().last().map_or(0, |leg| self.legs[leg].server);
+        let server = self.lost().but(self.places()).iter().last().map_or(0, |leg| self.server(leg));
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 
@@ -297,8 +404,8 @@ impl Roster {
         may_lack: &dyn Fn(usize, PoolError) -> bool,
     ) -> Result<Vec<Option<LegLane>>, PoolError> {
         let (mut lanes, mut lacking) = (Vec::with_capacity(self.legs.len()), None);
-        for (index, leg) in self.legs.iter().enumerate() {
-            let lane = match leg.backend.as_ref().map(|backend| backend.open_lane()) {
+        for index in 0..self.legs.len() {
+            let lane = match self.backend(index).map(|backend| backend.open_lane()) {
                 Some(Ok(lane)) => Some(lane),
                 Some(Err(PoolError::ServerGone { .. })) => {
                     self.lose(index);
@@ -431,7 +538,7 @@ mod tests {
     fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
         let slow = SilentSide::new(100);
         let leg = |backend| Leg { backend, leaves: 1, server: 0 };
-        let roster = Roster::new(vec![leg(Some(slow.clone())), leg(None)], vec![], 1, false);
+        let roster = Roster::new(vec![leg(Some(slow.clone())), leg(None)], Spares::default(), 1, false, 2);
         slow.set_silent(true);
         assert_eq!(roster.open_lanes(1).err(), Some(SILENT));
         assert!(!roster.lost().has(0));

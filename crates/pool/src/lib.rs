@@ -24,6 +24,7 @@ mod mirror;
 mod opener;
 mod protection;
 mod ram;
+mod rejoin;
 mod scrub;
 mod shm;
 mod size;

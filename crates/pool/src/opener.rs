@@ -9,6 +9,7 @@ use crate::lz::{self, LzBackend};
 use crate::mapped::{self, MappedBackend};
 use crate::mirror::MirrorBackend;
 use crate::ram::RamBackend;
+use crate::rejoin::{Reopen, Spares, TRY_WITHIN};
 use crate::shm::ShmBackend;
 use crate::ssd::{self, SsdBackend};
 use crate::stripe::StripeBackend;
@@ -311,7 +312,10 @@ impl Opener {
         server: u16,
         want: Want<'_>,
     ) -> Result<MirrorBackend, OpenError> {
+        let trees = legs.iter().chain(spares);
         let (legs, spares) = self.open_legs("mirror", 1, legs, spares, server, want)?;
+        let reopen = self.reopen(trees, legs.iter().chain(&spares), want);
+        let spares = Spares { legs: spares, reopen };
         let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
         let inherited = matches!(want, Want::Claim { .. });
         MirrorBackend::new(legs, spares, pages, inherited, scrub, self.heals)
@@ -344,9 +348,11 @@ impl Opener {
             Want::Pages(pages) => Want::Pages(EcBackend::pages_of_leg(pages)),
             claim => claim,
         };
+        let trees = legs.iter().chain(spares);
         let (legs, spares) = self.open_legs("ec", code.data(), legs, spares, server, of_legs)?;
+        let reopen = self.reopen(trees, legs.iter().chain(&spares), of_legs);
         match want {
-            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.heals),
+            Want::Pages(pages) => EcBackend::new(code, legs, Spares { legs: spares, reopen }, pages, scrub, self.heals),
             Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.heals),
         }
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
@@ -413,6 +419,22 @@ impl Opener {
         }
         let spares = opened.split_off(legs.len());
         Ok((opened, spares))
+    }
+
+    /// How the server of a leg that was lost is opened again, where there is a thread for that. What a snapshot holds servers that came later cannot be told.
+    fn reopen<'a>(
+        &self,
+        trees: impl Iterator<Item = &'a Tree>,
+        mut legs: impl Iterator<Item = &'a Leg>,
+        want: Want<'_>,
+    ) -> Option<Reopen> {
+        let Want::Pages(pages) = want else { return None };
+        let servers: Vec<_> = legs.by_ref().map(|leg| (leg.server, is_of_server(leg))).collect();
+        if !self.heals || !servers.iter().any(|(_, is_server)| *is_server) {
+            return None;
+        }
+        let (opener, trees) = (self.patient(Some(TRY_WITHIN)), trees.cloned().collect::<Vec<_>>());
+        Some(Box::new(move |leg| opener.open_tree(&trees[leg], servers[leg].0, Want::Pages(pages)).ok()))
     }
 
     /// Itself, with this patience.
@@ -503,6 +525,10 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
             OpenError::Pool { url: url.to_owned(), error }
         }
     }
+}
+
+fn is_of_server(leg: &Leg) -> bool {
+    leg.backend.as_ref().is_some_and(|backend| backend.incarnation().is_some())
 }
 
 /// How long all legs together may be silent where others can do without them, and each of them at least.

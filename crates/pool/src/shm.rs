@@ -18,6 +18,7 @@ use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Ma
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
+use farfield_core::Incarnation;
 use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{self, MapReply, PagePart, Reply, WireReply, WireRequest};
@@ -433,6 +434,10 @@ impl Backend for ShmBackend {
 
     fn pages(&self) -> u64 {
         self.region.pages
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        Some(self.region.session.incarnation())
     }
 
     fn health(&self) -> Health {

@@ -10,6 +10,7 @@ use crate::{
     Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request, Share,
 };
 use core::time::Duration;
+use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
 use farfield_core::time::Moment;
@@ -78,6 +79,10 @@ impl Backend for TcpBackend {
 
     fn pages(&self) -> u64 {
         self.pages
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        Some(self.session.incarnation())
     }
 
     fn health(&self) -> Health {

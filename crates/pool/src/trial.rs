@@ -262,7 +262,7 @@ pub(crate) const PAGES: u64 = 400;
 
 /// What every page holds, by the version written last; operations on several lanes at a time, none of which meet on a page.
 pub(crate) struct Model {
-    versions: Vec<u64>,
+    pub(crate) versions: Vec<u64>,
     busy: Vec<bool>,
     /// By tag: first page, pages, and the version that is written (`None`: read, `Some(0)`: discarded).
     under_way: Vec<Option<(u64, u64, Option<u64>)>>,

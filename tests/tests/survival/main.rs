@@ -3,6 +3,7 @@
 //! Danger: a byte that was only at the server that died; a spare that is believed before it holds everything; an old version after a death.
 //! `FARFIELD_SEED` repeats the choices.
 
+mod back;
 mod stops;
 
 use farfield::{FarBox, Health, Heap, Plane};
@@ -34,6 +35,11 @@ impl Way {
             Way::Both if number.is_multiple_of(2) => Server::start(scratch, &name, options),
             Way::Tcp | Way::Both => Server::start_tcp(scratch, &name, options),
         }
+    }
+
+    /// Another one where one was, with nothing in it.
+    fn start_again(self, scratch: &Scratch, number: usize, url: &str) -> Server {
+        Server::start_at(scratch, &format!("server-{number}"), url.to_owned(), ["--capacity", "256M"])
     }
 }
 

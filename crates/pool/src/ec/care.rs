@@ -176,7 +176,7 @@ impl EcLane {
         let Some(row) = (0..piece.rows as usize).find(is_other) else { return true };
         let page = PageId(piece.first + row as u64);
         piece.got = piece.got.but(Legs::one(leg));
-        piece.fail(leg, PoolError::Corrupt { page, server: table.legs[leg].server });
+        piece.fail(leg, PoolError::Corrupt { page, server: table.server(leg) });
         let buffer = piece.buffers[leg].take();
         self.give_buffer(leg, buffer);
         false

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Operations of one lane at a time.
 const SLOTS: usize = 256;
 /// Errands of one lane at a time.
-const ERRANDS: usize = 1024;
+pub(super) const ERRANDS: usize = 1024;
 /// Pages that are forgotten in one go.
 const DISCARD_PAGES: u64 = 1 << 16;
 /// For one step of what nobody waits for.
@@ -60,7 +60,8 @@ pub(super) struct EcLane {
 impl EcLane {
     /// With so many things at a time that nobody waits for.
     pub(super) fn open(table: &Arc<RowTable>, cares: usize) -> Result<EcLane, PoolError> {
-        let legs = LegLanes::new(table.open_lanes(ERRANDS)?);
+        let door = table.new_door();
+        let legs = LegLanes::behind(table.open_lanes(ERRANDS)?, door);
         let batch = ROWS * table.code.data();
         Ok(EcLane {
             table: table.clone(),

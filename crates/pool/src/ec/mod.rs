@@ -21,11 +21,12 @@ mod writes;
 
 use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
+use crate::rejoin::Spares;
 use crate::scrub::Scrub;
 use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
-use core::ops::Range;
 use core::time::Duration;
+use farfield_core::Legs;
 use farfield_core::gf256::Code;
 use index::Index;
 use lane::EcLane;
@@ -39,7 +40,9 @@ static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> =
 struct Snapshot {
     index: Index,
     /// The leg at each seat.
-    seats: [usize; farfield_core::Legs::MAX],
+    seats: [usize; Legs::MAX],
+    /// Legs that came back, and the one of the URL whose server each is.
+    moved: Vec<(usize, usize)>,
 }
 
 /// Several backends, each of which holds one page of every row.
@@ -61,27 +64,36 @@ impl EcBackend {
     pub(crate) fn new(
         code: Code,
         legs: Vec<Leg>,
-        spares: Vec<Leg>,
+        spares: impl Into<Spares>,
         pages: u64,
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
-        Ok(EcBackend::start(RowTable::new(code, legs, spares, pages)?, scrub, heals))
+        Ok(EcBackend::start(RowTable::new(code, legs, spares.into(), pages)?, scrub, heals))
     }
 
     /// The snapshot whose legs were claimed with these secrets.
     pub(crate) fn claim(
         code: Code,
-        legs: Vec<Leg>,
-        spares: Vec<Leg>,
+        mut legs: Vec<Leg>,
+        mut spares: Vec<Leg>,
         secrets: &[u128],
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
         let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
-        let Snapshot { index, seats } = found.ok_or(PoolError::Refused { server, reason })?;
-        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats)?, scrub, heals))
+        let Snapshot { index, seats, moved } = found.ok_or(PoolError::Refused { server, reason })?;
+        // The index knows legs by their places.
+        let wanted = legs.len();
+        for &(place, origin) in &moved {
+            let from = if origin < wanted { &mut legs[origin] } else { &mut spares[origin - wanted] };
+            let (backend, server) = (from.backend.take(), from.server);
+            let nobody = || Leg { backend: None, leaves: 0, server };
+            spares.resize_with(spares.len().max(place + 1 - wanted), nobody);
+            spares[place - wanted] = Leg { backend, ..nobody() };
+        }
+        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats, &moved)?, scrub, heals))
     }
 
     fn start(mut table: RowTable, scrub: Option<Duration>, heals: bool) -> EcBackend {
@@ -103,17 +115,13 @@ impl Backend for EcBackend {
         let whole = whole_legs(table)?;
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        let (mut cloned, mut failed, mut leaf) = (0, None, 0);
+        let (mut cloned, mut failed) = (0, None);
         // What another leg lacks the index knows, unless a late write is still on its way.
         let others = table.which(|leg, _| table.active().has(leg) && !table.is_late(leg) && !whole.has(leg));
         let able = whole.or(table.answering(others));
-        for (number, leg) in table.legs.iter().enumerate() {
-            let own: Range<usize> = leaf..leaf + leg.leaves;
-            leaf = own.end;
-            if !able.has(number) {
-                continue;
-            }
-            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
+        for number in able.iter() {
+            let own = table.leaves(number);
+            match table.backend(number).map(|backend| backend.clone_region()) {
                 Some(Ok(ticket)) => {
                     secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
                     cloned += 1;
@@ -131,7 +139,8 @@ impl Backend for EcBackend {
             return Err(failed.unwrap_or(table.gone()));
         }
         let seats = core::array::from_fn(|seat| table.at_seat(seat));
-        let snapshot = Snapshot { index, seats };
+        let leaf = table.legs.iter().map(|leg| leg.leaves).sum();
+        let snapshot = Snapshot { index, seats, moved: table.moved() };
         let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })

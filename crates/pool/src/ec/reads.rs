@@ -291,7 +291,7 @@ impl EcLane {
         let rows = piece.rows as usize;
         if (0..rows).any(|row| matches!(self.fate(piece, row, sum(row)), Fate::Wrong)) {
             let error =
-                PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.legs[leg].server };
+                PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.server(leg) };
             if let Some(piece) = &mut self.pieces[index] {
                 piece.got = piece.got.but(Legs::one(leg));
                 piece.fail(leg, error);
@@ -352,7 +352,7 @@ impl EcLane {
         piece.alarm_at = u64::MAX;
         if !is_right {
             piece.buffers[leg] = Some(target);
-            return self.end_mend(index, Err(PoolError::Corrupt { page, server: self.table.legs[leg].server }));
+            return self.end_mend(index, Err(PoolError::Corrupt { page, server: self.table.server(leg) }));
         }
         self.send(index, leg, Op::Write { page, buffer: target });
     }
@@ -381,7 +381,7 @@ impl EcLane {
                 return self.end_read(index);
             }
         }
-        let server = self.table.legs[self.table.leg_of(piece.first, piece.part)].server;
+        let server = self.table.server(self.table.leg_of(piece.first, piece.part));
         let page = PageId(piece.first);
         if let Some(piece) = &mut self.pieces[index] {
             piece.error = Some(PoolError::Corrupt { page, server });

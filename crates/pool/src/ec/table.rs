@@ -1,10 +1,11 @@
 //! What all lanes share: the legs, where parts lie, and the index.
 
 use super::index::{GROUP, Index};
-use super::lane::EcLane;
+use super::lane::{ERRANDS, EcLane};
 use crate::PoolError;
 use crate::healer::Patient;
 use crate::legs::{Leg, Roster};
+use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
 use core::ops::Deref;
 use core::time::Duration;
@@ -40,14 +41,20 @@ impl Patient for RowTable {
     fn scrub_in(&self) -> Option<Duration> {
         if self.is_abandoned() { None } else { self.scrub.due_in(self.stored()) }
     }
+    fn is_rejoin_due(&self) -> bool {
+        self.roster.is_rejoin_due()
+    }
+    fn rejoin(&self) {
+        self.roster.rejoin(self.index.rows, ERRANDS);
+    }
     fn open_for_care(self: &Arc<RowTable>) -> Option<EcLane> {
         EcLane::open(self, THREAD_CARES).ok()
     }
 }
 
 impl RowTable {
-    pub(super) fn new(code: Code, legs: Vec<Leg>, spares: Vec<Leg>, pages: u64) -> Result<RowTable, PoolError> {
-        let roster = Roster::new(legs, spares, code.data(), false);
+    pub(super) fn new(code: Code, legs: Vec<Leg>, spares: Spares, pages: u64) -> Result<RowTable, PoolError> {
+        let roster = Roster::new(legs, spares, code.data(), false, Legs::MAX);
         let rows = Index::rows_for(pages).min(roster.pages());
         let index = Index::new(pages, rows, code.parts() as u64).map_err(PoolError::Os)?;
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
@@ -60,9 +67,11 @@ impl RowTable {
         spares: Vec<Leg>,
         index: Index,
         seats: [usize; Legs::MAX],
+        moved: &[(usize, usize)],
     ) -> Result<RowTable, PoolError> {
-        let roster = Roster::new(legs, spares, code.data(), true);
+        let roster = Roster::new(legs, spares.into(), code.data(), true, Legs::MAX);
         roster.set_seats(seats);
+        moved.iter().for_each(|&(leg, origin)| roster.set_origin(leg, origin));
         // Whether one of them lacks something only a look at all rows can tell.
         roster.all().iter().for_each(|leg| roster.hurt(leg));
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })

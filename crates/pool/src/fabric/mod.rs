@@ -196,6 +196,10 @@ impl Backend for FabricBackend {
         self.region.pages
     }
 
+    fn incarnation(&self) -> Option<farfield_core::Incarnation> {
+        Some(self.region.session.incarnation())
+    }
+
     fn health(&self) -> Health {
         if self.region.session.is_gone() { Health::Gone } else { Health::Good }
     }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// Operations of one lane at a time.
 const SLOTS: usize = 256;
 /// Errands of one lane at a time.
-const ERRANDS: usize = 1024;
+pub(super) const ERRANDS: usize = 1024;
 /// Most pages of one piece of a discard: so many words are changed at once.
 const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
 /// So often is a read sent to another leg than the best, which may have become better.
@@ -57,18 +57,19 @@ pub(crate) struct MirrorLane {
 impl MirrorLane {
     /// With so many copies of chunks at a time.
     pub(crate) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
-        Ok(MirrorLane::over(table, table.open_lanes(ERRANDS)?, copies))
+        let door = table.new_door();
+        Ok(MirrorLane::over(table, LegLanes::behind(table.open_lanes(ERRANDS)?, door), copies))
     }
 
     /// Of a pair: over a lane to the new leg. It has none to the old one yet.
     pub(crate) fn over_new(table: &Arc<LegTable>, lane: Box<dyn Lane>) -> MirrorLane {
-        MirrorLane::over(table, vec![None, Some(LegLane::new(lane, ERRANDS))], 0)
+        MirrorLane::over(table, LegLanes::new(vec![None, Some(LegLane::new(lane, ERRANDS))]), 0)
     }
 
-    fn over(table: &Arc<LegTable>, legs: Vec<Option<LegLane>>, copies: usize) -> MirrorLane {
+    fn over(table: &Arc<LegTable>, legs: LegLanes, copies: usize) -> MirrorLane {
         MirrorLane {
             table: table.clone(),
-            legs: LegLanes::new(legs),
+            legs,
             parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             free_parents: (0..SLOTS).rev().collect(),
             queued: VecDeque::with_capacity(SLOTS),

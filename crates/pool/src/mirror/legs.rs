@@ -1,8 +1,9 @@
 //! What all lanes of a mirror share: its legs and the words of its chunks.
 
-use super::lane::MirrorLane;
+use super::lane::{ERRANDS, MirrorLane};
 use crate::healer::Patient;
 use crate::legs::{Leg, LegLane, Roster, is_silence};
+use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
 use crate::touched::Touched;
 use crate::{Backend, PoolError};
@@ -51,6 +52,12 @@ impl Patient for LegTable {
     fn scrub_in(&self) -> Option<Duration> {
         self.scrub.due_in(self.stored())
     }
+    fn is_rejoin_due(&self) -> bool {
+        self.roster.is_rejoin_due()
+    }
+    fn rejoin(&self) {
+        self.roster.rejoin(self.pages, ERRANDS);
+    }
     fn open_for_care(self: &Arc<LegTable>) -> Option<MirrorLane> {
         MirrorLane::open(self, THREAD_COPIES).ok()
     }
@@ -81,7 +88,7 @@ impl LegTable {
     ) -> Result<LegTable, PoolError> {
         let leg = |backend: Arc<dyn Backend>| vec![Leg { backend: Some(backend), leaves: 1, server: 0 }];
         let pages = old.pages();
-        let mut table = LegTable::new(leg(old), leg(new), pages, false)?;
+        let mut table = LegTable::new(leg(old), leg(new).into(), pages, false)?;
         table.leader = AtomicU8::new(LegTable::OLD as u8);
         table.pair = Some(Pair { touched, cause: Mutex::new(None) });
         Ok(table)
@@ -99,7 +106,7 @@ impl LegTable {
 
     /// The old leg of a pair.
     pub(crate) fn old(&self) -> Option<Arc<dyn Backend>> {
-        self.legs[LegTable::OLD].backend.clone()
+        self.backend(LegTable::OLD).cloned()
     }
 
     /// The leg that leads, while it lives.
@@ -165,10 +172,11 @@ impl LegTable {
         }
     }
 
-    pub(super) fn new(legs: Vec<Leg>, spares: Vec<Leg>, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
-        let waiting = Legs::first(legs.len() + spares.len()).but(Legs::first(legs.len()));
-        let roster = Roster::new(legs, spares, 1, inherited);
-        let waiting = waiting.and(roster.which(|_, _| true));
+    pub(super) fn new(legs: Vec<Leg>, spares: Spares, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
+        assert!(!inherited || spares.reopen.is_none(), "what was written before a snapshot only its parent knows");
+        let waiting = Legs::first(legs.len() + spares.legs.len()).but(Legs::first(legs.len()));
+        let roster = Roster::new(legs, spares, 1, inherited, ChunkWord::LEGS_MAX);
+        let waiting = waiting.and(roster.which(|_, _| true)).or(roster.places());
         let most = roster.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
         let chunks = pages.div_ceil(CHUNK_PAGES);

@@ -16,6 +16,7 @@ mod tests;
 
 use crate::healer::{Caring, Healer, whole_legs};
 use crate::legs::Leg;
+use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::time::Duration;
@@ -37,13 +38,13 @@ impl MirrorBackend {
     /// is a thread that looks and copies; without, lanes do.
     pub(crate) fn new(
         legs: Vec<Leg>,
-        spares: Vec<Leg>,
+        spares: impl Into<Spares>,
         pages: u64,
         inherited: bool,
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<MirrorBackend, PoolError> {
-        let mut table = LegTable::new(legs, spares, pages, inherited)?;
+        let mut table = LegTable::new(legs, spares.into(), pages, inherited)?;
         table.scrub = Scrub::new(scrub);
         let (table, copying) = (Arc::new(table), Arc::new(Caring::default()));
         let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));
@@ -59,16 +60,12 @@ impl Backend for MirrorBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let _still = self.copying.hold_still();
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        let (mut result, mut first) = (Err(self.table.gone()), 0);
+        let mut result = Err(self.table.gone());
         // The snapshot of a leg that lacks something would not know what.
         let able = whole_legs(&self.table)?;
-        for (index, leg) in self.table.legs.iter().enumerate() {
-            let own = first..first + leg.leaves;
-            first = own.end;
-            if !able.has(index) {
-                continue;
-            }
-            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
+        for index in able.iter() {
+            let own = self.table.leaves(index);
+            match self.table.backend(index).map(|backend| backend.clone_region()) {
                 Some(Ok(ticket)) => {
                     secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
                     result = Ok(());

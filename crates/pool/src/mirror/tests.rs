@@ -91,7 +91,7 @@ fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
 #[test]
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
-    let table = LegTable::new(vec![leg(), leg()], vec![leg()], 64, false).unwrap();
+    let table = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 64, false).unwrap();
     let seen = Legs::one(0);
     table.lose(1);
     // Whoever mends looks at everything: nothing was ever written.
@@ -107,7 +107,7 @@ fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
 #[test]
 fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
     let leg = || Leg { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
-    let spare = LegTable::new(vec![leg(), leg()], vec![leg()], 128, false).unwrap();
+    let spare = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 128, false).unwrap();
     spare.lose(0);
     spare.lose(1);
     assert_eq!(spare.valid(0, 128, spare.active()), Legs::one(2));

@@ -1,0 +1,425 @@
+//! Servers that come back: what is behind the URL of a leg that is lost for good, and is another incarnation, is one more spare.
+//!
+//! It is opened as any spare is, as a new and empty region, by the thread that gives legs what they lack; lanes never open anything. A spare that comes this way takes a *place*
+//! behind the legs and spares of the URL: it is another leg than the one that was lost, and nothing that is noted of that one counts for it. Lanes that are open get their way to it through a
+//! [`Door`]; one that has none yet leaves it out, as it does a leg that is late.
+
+use crate::legs::{Leg, LegLane};
+use crate::{Backend, PoolError};
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use farfield_core::{Incarnation, Legs};
+use farfield_os::process::now_ns;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+
+/// Between two tries: at first, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long a server may take to answer a try.
+pub(crate) const TRY_WITHIN: Duration = Duration::from_millis(300);
+/// How often it is looked whether legs that nobody uses are there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Between two tries to open a door that its lane looks behind.
+const DOOR_PAUSE: Duration = Duration::from_micros(50);
+
+/// Opens what is behind the URL of that leg, empty.
+pub(crate) type Reopen = Box<dyn Fn(usize) -> Option<Arc<dyn Backend>> + Send + Sync>;
+
+/// Spares of a URL, and how more of them come.
+#[derive(Default)]
+pub(crate) struct Spares {
+    pub(crate) legs: Vec<Leg>,
+    pub(crate) reopen: Option<Reopen>,
+}
+
+impl From<Vec<Leg>> for Spares {
+    fn from(legs: Vec<Leg>) -> Spares {
+        Spares { legs, reopen: None }
+    }
+}
+
+/// See the module.
+pub(crate) struct Rejoin {
+    reopen: Reopen,
+    /// Places for legs that came back, each used once.
+    pub(crate) places: Legs,
+    backends: [OnceLock<Arc<dyn Backend>>; Legs::MAX],
+    tries: Mutex<Tries>,
+    doors: Mutex<Vec<Weak<Door>>>,
+}
+
+struct Tries {
+    /// Legs that were away at the last try.
+    away: Legs,
+    pause: Duration,
+    at: u64,
+    looks_at: u64,
+}
+
+impl Rejoin {
+    pub(crate) fn new(reopen: Reopen, places: Legs) -> Rejoin {
+        Rejoin {
+            reopen,
+            places,
+            backends: Default::default(),
+            tries: Mutex::new(Tries { away: Legs(0), pause: PAUSE_MIN, at: 0, looks_at: 0 }),
+            doors: Mutex::default(),
+        }
+    }
+
+    /// What came to this place.
+    pub(crate) fn backend(&self, place: usize) -> Option<&Arc<dyn Backend>> {
+        self.backends[place].get()
+    }
+
+    fn free_place(&self) -> Option<usize> {
+        self.places.iter().find(|place| self.backend(*place).is_none())
+    }
+
+    /// Is it time to look whether legs are there?
+    pub(crate) fn is_time_to_look(&self) -> bool {
+        let (mut tries, now) = (locked(&self.tries), now_ns());
+        let is_time = now >= tries.looks_at;
+        if is_time {
+            tries.looks_at = now + LOOK_EVERY.as_nanos() as u64;
+        }
+        is_time
+    }
+
+    /// Is it time to try whether one of those that are `away` is back?
+    pub(crate) fn is_time_to_try(&self, away: Legs) -> bool {
+        if away.is_empty() || self.free_place().is_none() {
+            return false;
+        }
+        let mut tries = locked(&self.tries);
+        if away != tries.away {
+            (tries.away, tries.pause, tries.at) = (away, PAUSE_MIN, 0);
+        }
+        now_ns() >= tries.at
+    }
+
+    /// A try: the place to which the server of `origin` has come, if it is none of the incarnations that are `known`, with so many pages.
+    pub(crate) fn attempt(&self, origin: usize, known: &[Incarnation], pages: u64) -> Option<usize> {
+        let place = self.free_place()?;
+        let opened = (self.reopen)(origin);
+        {
+            let mut tries = locked(&self.tries);
+            tries.at = now_ns() + tries.pause.as_nanos() as u64;
+            tries.pause = (tries.pause * 2).min(PAUSE_MAX);
+        }
+        let backend = opened?;
+        let is_another = backend.incarnation().is_some_and(|incarnation| !known.contains(&incarnation));
+        if !is_another || backend.pages() < pages {
+            backend.release();
+            return None;
+        }
+        self.backends[place].set(backend).ok()?;
+        Some(place)
+    }
+
+    /// A door for a lane that is about to be opened: before it looks which legs there are.
+    pub(crate) fn new_door(&self) -> Arc<Door> {
+        let door = Arc::new(Door { is_full: AtomicBool::new(false), held: Mutex::new(Vec::with_capacity(Legs::MAX)) });
+        let mut doors = locked(&self.doors);
+        doors.retain(|door| door.strong_count() > 0);
+        doors.push(Arc::downgrade(&door));
+        door
+    }
+
+    /// Every lane that is open gets a way to `place`, with room for so many requests. `false`: the server is gone again.
+    pub(crate) fn open_doors(&self, place: usize, requests: usize) -> bool {
+        let Some(backend) = self.backend(place) else { return false };
+        let doors: Vec<_> = locked(&self.doors).iter().filter_map(Weak::upgrade).collect();
+        for door in doors {
+            match backend.open_lane() {
+                Ok(lane) => door.put(place, LegLane::new(lane, requests)),
+                Err(PoolError::ServerGone { .. }) => return false,
+                // The lane goes on without it.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a lane finds ways to legs that came after it. Both sides only ever try the lock: a lane that does not get it looks again when it is polled next.
+pub(crate) struct Door {
+    is_full: AtomicBool,
+    held: Mutex<Vec<(usize, LegLane)>>,
+}
+
+impl Door {
+    fn put(&self, leg: usize, lane: LegLane) {
+        loop {
+            match self.held.try_lock() {
+                Ok(mut held) => {
+                    held.push((leg, lane));
+                    return self.is_full.store(true, Ordering::Release);
+                }
+                Err(TryLockError::Poisoned(_)) => return,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(DOOR_PAUSE),
+            }
+        }
+    }
+
+    /// What is here goes to `lanes`. Allocates nothing and gives nothing back: a lane that has a way already leaves this one here.
+    pub(crate) fn take(&self, lanes: &mut [Option<LegLane>]) {
+        if !self.is_full.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut held) = self.held.try_lock() else { return };
+        let mut at = 0;
+        while at < held.len() {
+            if lanes[held[at].0].is_some() {
+                at += 1;
+                continue;
+            }
+            let (leg, lane) = held.swap_remove(at);
+            lanes[leg] = Some(lane);
+        }
+        self.is_full.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Dangers: an old life of a server, which holds what was right once, is taken for a new one; a server that is back is believed to hold what it does not, by whoever
+    //! was there before it; a place is given twice.
+    use super::*;
+    use crate::ec::EcBackend;
+    use crate::mirror::MirrorBackend;
+    use crate::ram::RamBackend;
+    use crate::trial::{PAGES, assert_version, random_history, wait_until, write};
+    use crate::{CloneTicket, Completion, Health, Lane, Op, Request};
+    use core::sync::atomic::{AtomicU64, AtomicUsize};
+    use farfield_core::gf256::Code;
+
+    const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
+
+    /// A server from its start to its end.
+    struct Life {
+        ram: RamBackend,
+        incarnation: u64,
+        is_over: Arc<AtomicBool>,
+    }
+
+    struct LifeLane {
+        inner: Box<dyn Lane>,
+        is_over: Arc<AtomicBool>,
+        unheard: Vec<Request>,
+    }
+
+    impl Life {
+        fn is_over(&self) -> bool {
+            self.is_over.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Backend for Life {
+        fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+            if self.is_over() {
+                return Err(GONE);
+            }
+            Ok(Box::new(LifeLane { inner: self.ram.open_lane()?, is_over: self.is_over.clone(), unheard: vec![] }))
+        }
+        fn clone_region(&self) -> Result<CloneTicket, PoolError> {
+            self.ram.clone_region()
+        }
+        fn pages(&self) -> u64 {
+            self.ram.pages()
+        }
+        fn health(&self) -> Health {
+            if self.is_over() { Health::Gone } else { Health::Good }
+        }
+        fn incarnation(&self) -> Option<Incarnation> {
+            Some(Incarnation(self.incarnation))
+        }
+        fn abandon(&self) {}
+    }
+
+    impl Lane for LifeLane {
+        fn submit(&mut self, request: Request) -> Result<(), Request> {
+            if self.is_over.load(Ordering::SeqCst) {
+                self.unheard.push(request);
+                return Ok(());
+            }
+            self.inner.submit(request)
+        }
+        fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+            let before = done.len();
+            self.inner.poll(done);
+            if self.is_over.load(Ordering::SeqCst) {
+                done[before..].iter_mut().for_each(|completion| completion.result = Err(GONE));
+                while done.len() < done.capacity()
+                    && let Some(Request { tag, op, .. }) = self.unheard.pop()
+                {
+                    let buffer = match op {
+                        Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => {
+                            Some(buffer)
+                        }
+                        Op::Discard { .. } => None,
+                    };
+                    done.push(Completion { tag, result: Err(GONE), buffer });
+                }
+            }
+            done.len() - before
+        }
+        fn in_flight(&self) -> usize {
+            self.inner.in_flight() + self.unheard.len()
+        }
+        fn wait(&mut self, _timeout: Duration) {}
+    }
+
+    /// What is behind the URLs: the lives of each server, one after the other.
+    struct World {
+        lives: Mutex<Vec<Arc<Life>>>,
+        next: AtomicU64,
+        tries: AtomicUsize,
+        pages: u64,
+    }
+
+    impl World {
+        fn new(servers: usize, pages: u64) -> Arc<World> {
+            let world = World { lives: Mutex::default(), next: AtomicU64::new(1), tries: AtomicUsize::new(0), pages };
+            (0..servers).for_each(|server| world.begin(server));
+            Arc::new(world)
+        }
+
+        /// A new life of the server.
+        fn begin(&self, server: usize) {
+            let incarnation = self.next.fetch_add(1, Ordering::SeqCst);
+            let ram = RamBackend::new(server as u16, self.pages);
+            let life = Arc::new(Life { ram, incarnation, is_over: Arc::default() });
+            let mut lives = locked(&self.lives);
+            if server < lives.len() { lives[server] = life } else { lives.push(life) }
+        }
+
+        fn life(&self, server: usize) -> Arc<Life> {
+            locked(&self.lives)[server].clone()
+        }
+
+        fn end(&self, server: usize) {
+            self.life(server).is_over.store(true, Ordering::SeqCst);
+        }
+
+        /// What is said to come from the server `from`, whichever was lost.
+        fn spares(self: &Arc<World>, from: impl Fn(usize) -> usize + Send + Sync + 'static) -> Spares {
+            let world = self.clone();
+            let reopen = move |leg| {
+                world.tries.fetch_add(1, Ordering::SeqCst);
+                let life = world.life(from(leg));
+                (!life.is_over()).then_some(life as Arc<dyn Backend>)
+            };
+            Spares { legs: vec![], reopen: Some(Box::new(reopen)) }
+        }
+
+        fn legs(&self) -> Vec<Leg> {
+            let leg = |(server, life): (usize, &Arc<Life>)| Leg {
+                backend: Some(life.clone()),
+                leaves: 1,
+                server: server as u16,
+            };
+            locked(&self.lives).iter().enumerate().map(leg).collect()
+        }
+    }
+
+    /// A pool that outlives one of its servers.
+    fn pool(
+        code: Option<Code>,
+        from: impl Fn(usize) -> usize + Send + Sync + 'static,
+    ) -> (Arc<World>, Box<dyn Backend>) {
+        let Some(code) = code else {
+            let world = World::new(2, PAGES);
+            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, false, None, true);
+            return (world, Box::new(backend.unwrap()));
+        };
+        let world = World::new(code.parts(), EcBackend::pages_of_leg(PAGES));
+        let backend = EcBackend::new(code, world.legs(), world.spares(from), PAGES, None, true);
+        (world, Box::new(backend.unwrap()))
+    }
+
+    fn poll_until(what: &str, lanes: &mut [Box<dyn Lane>], mut is_so: impl FnMut() -> bool) {
+        wait_until(what, || {
+            lanes.iter_mut().for_each(|lane| {
+                lane.poll(&mut Vec::new());
+            });
+            is_so()
+        });
+    }
+
+    #[test]
+    fn servers_that_come_back_are_filled_and_may_then_be_the_only_ones() {
+        for (code, servers, rounds) in [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)] {
+            let (world, backend) = pool(code, |leg| leg);
+            // Lanes that are older than all that comes.
+            let (mut lanes, mut model) = random_history(&*backend, 7, 300);
+            for round in 0..rounds {
+                let server = round % servers;
+                world.end(server);
+                poll_until("the death is noticed", &mut lanes, || backend.protection().unwrap().missing_legs == 1);
+                // Something that the server never had.
+                write(&mut *lanes[0], 5, 90, 1000 + round as u64).unwrap();
+                model.versions[5..95].fill(1000 + round as u64);
+                world.begin(server);
+                poll_until("all servers hold everything", &mut lanes, || backend.health() == Health::Good);
+                poll_until("nothing is exposed", &mut lanes, || backend.protection().unwrap().exposed_pages == 0);
+                write(&mut *lanes[1], 40, 20, 2000 + round as u64).unwrap();
+                model.versions[40..60].fill(2000 + round as u64);
+                poll_until("nothing is late", &mut lanes, || backend.health() == Health::Good);
+            }
+            model.check(&mut *lanes[0], &format!("{servers} servers"));
+            // The last place is taken.
+            world.end(0);
+            poll_until("the death is noticed", &mut lanes, || backend.protection().unwrap().missing_legs == 1);
+            let tries = world.tries.load(Ordering::SeqCst);
+            world.begin(0);
+            model.check(&mut *lanes[1], &format!("{servers} servers, one of them lost"));
+            assert_eq!(world.tries.load(Ordering::SeqCst), tries, "there is no place");
+        }
+    }
+
+    #[test]
+    fn an_old_life_and_one_that_is_in_use_are_refused() {
+        // What answers is the lost server itself, as it was, or another one of the pool.
+        for code in [None, Some(Code::new(2, 1))] {
+            for from in [0, 1] {
+                let (world, backend) = pool(code, move |_| from);
+                let mut lane = backend.open_lane().unwrap();
+                write(&mut *lane, 0, 100, 1).unwrap();
+                let old = world.life(0);
+                world.end(0);
+                wait_until("the death is noticed", || backend.protection().unwrap().missing_legs == 1);
+                write(&mut *lane, 0, 100, 2).unwrap();
+                old.is_over.store(false, Ordering::SeqCst);
+                let tries = world.tries.load(Ordering::SeqCst);
+                wait_until("it was tried", || world.tries.load(Ordering::SeqCst) >= tries + 3);
+                assert_eq!(backend.health(), Health::Degraded, "from {from}");
+                assert_version(&mut *lane, 0, 100, 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_that_comes_back_waits_as_a_spare_where_one_has_taken_its_seat() {
+        let world = World::new(3, PAGES);
+        let mut legs = world.legs();
+        let spare = legs.pop().unwrap();
+        let spares = Spares { legs: vec![spare], ..world.spares(|leg| leg) };
+        let backend = MirrorBackend::new(legs, spares, PAGES, false, None, true).unwrap();
+        let mut lanes = vec![backend.open_lane().unwrap()];
+        write(&mut *lanes[0], 0, 200, 1).unwrap();
+        for server in [0, 1, 2] {
+            // Each time one that waits comes in at once, and the one that was lost waits when it is back.
+            world.end(server);
+            let tries = world.tries.load(Ordering::SeqCst);
+            world.begin(server);
+            poll_until("it was taken", &mut lanes, || world.tries.load(Ordering::SeqCst) > tries);
+            poll_until("all servers hold everything", &mut lanes, || backend.health() == Health::Good);
+            assert_version(&mut *lanes[0], 0, 200, 1);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Guards against servers that are back, at the URL of one that was lost, and are believed to hold what that one held: also by the snapshots that are made then.
+
+mod common;
+
+use common::*;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_pool::{Backend, Buffer, Health, Lane, Op, Opener, Priority, Request};
+use farfield_server::{Config, Server};
+use std::time::Duration;
+
+const PAGES: u64 = 300;
+
+fn start(url: &str) -> Server {
+    serve(Config { listen: vec![url.parse().unwrap()], ..config() })
+}
+
+fn ask(lane: &mut dyn Lane, op: Op) -> Buffer {
+    lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: PATIENCE, op }).unwrap();
+    let mut done = Vec::with_capacity(4);
+    while lane.poll(&mut done) == 0 {
+        lane.wait(Duration::from_millis(10));
+    }
+    let completion = done.pop().unwrap();
+    completion.result.unwrap();
+    completion.buffer.unwrap()
+}
+
+/// All pages are of this version.
+fn write(lane: &mut dyn Lane, version: u8) {
+    for page in 0..PAGES {
+        let mut buffer = Buffer::new(1);
+        buffer.bytes_mut().fill(version ^ page as u8);
+        buffer.seal();
+        ask(lane, Op::Write { page: PageId(page), buffer });
+    }
+}
+
+fn check(backend: &dyn Backend, version: u8, context: &str) {
+    let mut lane = backend.open_lane().unwrap();
+    for page in 0..PAGES {
+        let buffer = ask(&mut *lane, Op::Read { page: PageId(page), buffer: Buffer::new(1) });
+        assert_eq!(buffer.bytes(), [version ^ page as u8; PAGE_BYTES], "page {page}, {context}");
+    }
+}
+
+fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
+    let url = |number| format!("unix:@farfield-rejoin-{}-{made}{number}", std::process::id());
+    let urls: Vec<String> = (0..servers).map(url).collect();
+    let mut running: Vec<_> = urls.iter().map(|url| Some(start(url))).collect();
+    let code = if made == "ec" { "2,1," } else { "" };
+    let opener = Opener::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).heals();
+    let backend = opener.open().unwrap();
+    let mut lane = backend.open_lane().unwrap();
+    for round in 0..4 {
+        let (server, context) = (round % servers, format!("{made}, round {round}"));
+        write(&mut *lane, 2 * round as u8);
+        running[server] = None;
+        eventually("the death is noticed", || {
+            write(&mut *lane, 2 * round as u8 + 1);
+            backend.health() == Health::Degraded
+        });
+        write(&mut *lane, 2 * round as u8 + 1);
+        running[server] = Some(start(&urls[server]));
+        eventually("all servers hold everything", || {
+            lane.poll(&mut Vec::new());
+            backend.health() == Health::Good
+        });
+        check(&*backend, 2 * round as u8 + 1, &context);
+        let claimed = opener.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
+        // The snapshot is what the other one was, whatever is written here, and whichever of its servers is asked; so is its own.
+        write(&mut *lane, 200);
+        let again = opener.clone().degraded().claim(&claimed.clone_region().unwrap()).unwrap();
+        eventually("the snapshots have what they need", || {
+            [&claimed, &again].iter().all(|snapshot| snapshot.health() == Health::Good)
+        });
+        for _ in 0..3 {
+            check(&*claimed, 2 * round as u8 + 1, &context);
+            check(&*again, 2 * round as u8 + 1, &context);
+        }
+    }
+}
+
+#[test]
+fn servers_of_a_mirror_are_there_again_and_in_snapshots() {
+    are_there_again_and_in_snapshots("mirror", 2);
+}
+
+#[test]
+fn servers_of_an_erasure_code_are_there_again_and_in_snapshots() {
+    are_there_again_and_in_snapshots("ec", 3);
+}

@@ -1,0 +1,97 @@
+//! Are programs protected again when servers that were killed are started again, at the same URL and with nothing in them, and no spare is named?
+//!
+//! Danger: a server that is back is believed to hold what it held before, or what it was not given yet, and is then the only one that is asked.
+//! `FARFIELD_SEED` repeats the choices.
+
+use super::{Made, NEAR, VALUES, Value, Way, value};
+use farfield::{Health, Heap, Plane};
+use farfield_tests::{PATIENCE, Random, Scratch, tier, wait_until};
+
+/// Accesses between two events.
+const STEPS: usize = 400;
+
+/// A heap, and what is in it.
+struct Load {
+    heap: Heap,
+    values: Vec<Value>,
+    rounds: Vec<u64>,
+    random: Random,
+}
+
+impl Load {
+    fn new(heap: Heap, seed: u64) -> Load {
+        let values = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
+        Load { heap, values, rounds: vec![0; VALUES], random: Random::new(seed) }
+    }
+
+    /// Reads and writes values, and compares.
+    fn work(&mut self) {
+        for _ in 0..STEPS {
+            let index = self.random.below(VALUES);
+            let scope = self.heap.enter();
+            let held = self.values[index].get_mut(&scope).expect("a leg lives");
+            assert!(held[..] == value(index, self.rounds[index]), "value {index} is not of its round");
+            self.rounds[index] += 1;
+            *held = value(index, self.rounds[index]);
+        }
+    }
+
+    fn check(&self) {
+        for (index, held) in self.values.iter().enumerate() {
+            let scope = self.heap.enter();
+            assert!(held.get(&scope).expect("a leg lives")[..] == value(index, self.rounds[index]), "value {index}");
+        }
+    }
+}
+
+/// Each server is killed and started again, more often than the pool could lose any; in the end as many as may die together. How many.
+fn come_back(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
+    let (legs, may_die) = made.legs();
+    let scratch = Scratch::new("survival-back");
+    let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
+    let mut load = Load::new(heap.patience(PATIENCE).build().expect("the servers accept"), pool << 8 | way as u64);
+    for kill in 0..legs + may_die {
+        let context = format!("{made:?}, {way:?}, {plane:?}, kill {kill}");
+        let (leg, restored) = (kill % legs, load.heap.stats().restored_pages);
+        let url = servers[leg].url().to_owned();
+        servers.remove(leg).kill();
+        load.work();
+        wait_until("the death is noticed", || load.heap.health() == Health::Degraded);
+        let stats = load.heap.stats();
+        assert!(stats.missing_legs >= 1 && stats.exposed_pages > 0, "{context}: {stats:?}");
+        servers.insert(leg, way.start_again(&scratch, legs + kill, &url));
+        load.work();
+        wait_until("all legs hold everything", || load.heap.health() == Health::Good);
+        wait_until("nothing is exposed", || load.heap.stats().exposed_pages == 0);
+        let stats = load.heap.stats();
+        assert!(stats.restored_pages > restored, "{context}: {stats:?}");
+        load.work();
+    }
+    wait_until("all legs hold everything", || load.heap.health() == Health::Good);
+    for _ in 0..may_die {
+        servers.remove(load.random.below(servers.len())).kill();
+    }
+    load.work();
+    load.check();
+    load.values.clear();
+    load.heap.verify();
+    legs + 2 * may_die
+}
+
+fn come_back_often(made: Made, way: Way, plane: Plane) {
+    let killed: usize = (0..tier(1, 20)).map(|pool| come_back(made, way, plane, pool)).sum();
+    println!("{made:?}, {way:?}, {plane:?}: {killed} servers were killed, and nothing was lost");
+}
+
+#[test]
+fn a_server_of_a_mirror_that_is_started_again_protects_again() {
+    come_back_often(Made::Mirror, Way::Tcp, Plane::Page);
+    come_back_often(Made::Mirror, Way::Both, Plane::Hybrid);
+}
+
+#[test]
+fn a_server_of_an_erasure_code_that_is_started_again_protects_again() {
+    come_back_often(Made::Ec(2, 1), Way::Both, Plane::Page);
+    come_back_often(Made::Ec(4, 2), Way::Tcp, Plane::Hybrid);
+}
