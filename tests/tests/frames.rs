@@ -8,7 +8,7 @@ use farfield_frame::arrow::array::*;
 use farfield_frame::arrow::compute::kernels::cmp::eq;
 use farfield_frame::arrow::compute::{concat_batches, max as arrow_max, min as arrow_min, take_record_batch};
 use farfield_frame::arrow::datatypes::{
-    DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type,
+    DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type, UInt64Type,
 };
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Join, SortBy};
 use farfield_server::{Config, Server};
@@ -20,6 +20,7 @@ use std::sync::Arc;
 const NEAR: u64 = 2 * MIB;
 const ROWS: usize = 40 * CHUNK_ROWS + 77;
 const TRIPS: usize = 17 * CHUNK_ROWS + 77;
+const GROUPED: usize = 3 * CHUNK_ROWS + 77;
 
 /// Heaps whose server runs functions, whose server does not, and that have none.
 fn heaps(scratch: &Scratch) -> (Vec<Server>, Vec<Arc<Heap>>) {
@@ -210,6 +211,80 @@ fn what_cannot_be_scanned_is_said() {
     assert!(nothing.scan(&["name"]).unwrap().within("id", 1i64..).unwrap().next().is_none());
     // A frame without columns has rows.
     assert_eq!(far.scan(&[]).unwrap().next().unwrap().unwrap().num_rows(), 1);
+}
+
+/// Keys and numbers without nulls, whose groups are found where they are, and a column with some, of which they are not.
+fn mixture(random: &mut Random) -> RecordBatch {
+    let odd = [f64::NAN, -0.0, 0.0, f64::INFINITY, 0.1, 1e300];
+    let mut column =
+        |what: &mut dyn FnMut(&mut Random) -> i64| -> Vec<i64> { (0..GROUPED).map(|_| what(random)).collect() };
+    let keys = [4, 300, 9000].map(|keys| column(&mut |random| random.below(keys) as i64 - 2));
+    let numbers = column(&mut |random| random.below(1 << 20) as i64 - 1000);
+    let columns: [(&str, ArrayRef); 10] = [
+        ("few", Arc::new(Int8Array::from_iter_values(keys[0].iter().map(|key| *key as i8)))),
+        ("some", Arc::new(Date32Array::from_iter_values(keys[1].iter().map(|key| *key as i32)))),
+        ("many", Arc::new(UInt64Array::from_iter_values(keys[2].iter().map(|key| *key as u64)))),
+        ("all", Arc::new(Int64Array::from_iter_values(0..GROUPED as i64))),
+        ("whole", Arc::new(Int32Array::from_iter_values(numbers.iter().map(|number| *number as i32)))),
+        ("unsigned", Arc::new(UInt32Array::from_iter_values(numbers.iter().map(|number| *number as u32 >> 8)))),
+        ("short", Arc::new(Float32Array::from_iter_values(numbers.iter().map(|number| *number as f32 / 3.0)))),
+        ("odd", Arc::new(Float64Array::from_iter_values((0..GROUPED).map(|row| odd[(row * row / 7) % odd.len()])))),
+        ("nan", Arc::new(Float64Array::from_value(f64::NAN, GROUPED))),
+        ("tip", Arc::new((0..GROUPED).map(|row| (row % 3 > 0).then_some(row as f64)).collect::<Float64Array>())),
+    ];
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+#[test]
+fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
+    let scratch = Scratch::new("groups");
+    let (_servers, heaps) = heaps(&scratch);
+    let rows = mixture(&mut Random::new(3));
+    let bits = |array: &ArrayRef| {
+        let floats = array.as_primitive_opt::<Float64Type>()?.iter();
+        // One NaN is as good as another.
+        let bits = |float: f64| if float.is_nan() { f64::NAN.to_bits() } else { float.to_bits() };
+        Some(floats.map(|float| float.map(bits)).collect::<Vec<_>>())
+    };
+    for (number, heap) in heaps.iter().enumerate() {
+        let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
+        // Of the last there are too many.
+        let keys = ["few", "some", "many", "all"];
+        for by in &keys[..if number == 0 { 4 } else { 3 }] {
+            let groups = frame.group_by(&[*by]).unwrap();
+            let values = ["whole", "unsigned", "short", "odd", "nan"];
+            let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);
+            let ends = ["odd", "nan", "some", "short"]
+                .iter()
+                .flat_map(|name| [Agg::min(*name), Agg::max(*name), Agg::count(*name)]);
+            let mut asked: Vec<Agg> = numbers.chain(ends).chain([Agg::rows()]).collect();
+            let there = near(&groups.agg(&asked).unwrap());
+            let only_rows = near(&groups.agg(&[Agg::rows()]).unwrap());
+            // A column with nulls has all rows be looked at.
+            asked.push(Agg::count("tip"));
+            let here = near(&groups.agg(&asked).unwrap());
+            assert_eq!(there.num_columns() + 1, here.num_columns());
+            let tips: u64 =
+                here.column_by_name("tip_count").unwrap().as_primitive::<UInt64Type>().values().iter().sum();
+            assert_eq!(tips as usize, GROUPED - GROUPED.div_ceil(3));
+            for (index, (one, other)) in there.columns().iter().zip(here.columns()).enumerate() {
+                let name = there.schema().field(index).name().clone();
+                assert!(bits(one) == bits(other) && (bits(one).is_some() || one == other), "{name} by {by}");
+            }
+            assert_eq!(only_rows.column(1), here.column_by_name("count").unwrap());
+        }
+        // What has no room is an error, there as here.
+        let huge = RecordBatch::try_from_iter([
+            ("key", Arc::new(UInt8Array::from(vec![1, 2, 1])) as ArrayRef),
+            ("huge", Arc::new(UInt64Array::from(vec![u64::MAX, 7, 1])) as ArrayRef),
+        ]);
+        let huge = huge.unwrap();
+        let huge = FarFrame::from_batches(heap, huge.schema(), [Ok(huge)]).unwrap();
+        let error = huge.group_by(&["key"]).unwrap().agg(&[Agg::sum("huge")]).unwrap_err();
+        assert!(error.to_string().contains("does not fit"), "{error}");
+        let means = near(&huge.group_by(&["key"]).unwrap().agg(&[Agg::mean("huge")]).unwrap());
+        assert_eq!(means.column(1).as_primitive::<Float64Type>().values()[..], [(u64::MAX as f64) / 2.0, 7.0]);
+    }
 }
 
 fn near(frame: &FarFrame) -> RecordBatch {

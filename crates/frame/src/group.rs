@@ -7,6 +7,7 @@
 use crate::column::CHUNK_ROWS;
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
+use crate::group_there::{self, Found};
 use crate::keys::Keys;
 use crate::sort::SortBy;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, UInt64Array, new_null_array};
@@ -15,7 +16,8 @@ use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRe
 use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use farfield::Part;
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::RandomState;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -126,7 +128,11 @@ impl GroupBy {
         let plan = Plan::new(self, what)?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
         let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
-        plan.group(self.frame.select(&names)?, GROUPS_MAX, &mut maker)?;
+        let frame = self.frame.select(&names)?;
+        match plan.there(&frame)? {
+            Some(groups) => maker.push(groups)?,
+            None => plan.group(frame, GROUPS_MAX, &mut maker)?,
+        }
         let by: Vec<SortBy> = self.names.iter().map(|name| SortBy::ascending(name).nulls_first()).collect();
         maker.finish()?.sort(&by)
     }
@@ -175,6 +181,35 @@ impl Plan {
             asked.push((agg.what, Some(index), data_type));
         }
         Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
+    }
+
+    /// The groups, found where the columns are. `None`: they cannot be, or are too many.
+    fn there(&self, frame: &FarFrame) -> Result<Option<RecordBatch>, FrameError> {
+        let (heap, keys) = (&frame.heap, &frame.columns[0]);
+        if self.keys.columns() > 1 || !group_there::are_there(keys, &frame.columns) {
+            return Ok(None);
+        }
+        let mut found: BTreeMap<usize, Found> = BTreeMap::new();
+        for index in self.asked.iter().filter_map(|(_, index, _)| *index) {
+            if let Entry::Vacant(entry) = found.entry(index) {
+                let groups = group_there::found(heap, keys, &frame.columns[index], GROUPS_MAX)?;
+                let Some(groups) = groups else { return Ok(None) };
+                entry.insert(groups);
+            }
+        }
+        let counted = match found.values().next() {
+            Some(groups) => Some((groups.keys.clone(), groups.counts.clone())),
+            None => group_there::counted(heap, keys, GROUPS_MAX)?,
+        };
+        let Some((keys, rows)) = counted else { return Ok(None) };
+        let mut columns = vec![keys];
+        for (what, index, data_type) in &self.asked {
+            columns.push(match index {
+                Some(index) => column_of(&found[index], *what, data_type)?,
+                None => Arc::new(UInt64Array::from(rows.clone())),
+            });
+        }
+        Ok(Some(RecordBatch::try_new(self.schema.clone(), columns)?))
     }
 
     /// Each group's row.
@@ -384,6 +419,22 @@ impl End {
         let rows = self.values.iter().map(|value| parser.parse(value.as_deref().unwrap_or(null.data())));
         Ok(self.converter.convert_rows(rows)?.remove(0))
     }
+}
+
+/// The column of what was asked of groups that were found, of a column of this type.
+fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef, FrameError> {
+    let whole = || found.sums.iter().map(|sum| (sum.whole(), 1)).collect();
+    Ok(match what {
+        What::Rows | What::Count => Arc::new(UInt64Array::from(found.counts.clone())),
+        What::Mean => Arc::new(found.means.iter().copied().collect::<Float64Array>()),
+        What::Min => found.ends[0].clone(),
+        What::Max => found.ends[1].clone(),
+        What::Sum if data_type.is_floating() => {
+            Arc::new(Float64Array::from_iter_values(found.sums.iter().map(|sum| sum.rounded())))
+        }
+        What::Sum if data_type.is_signed_integer() => Arc::new(Int64Array::from(fitting(whole())?)),
+        What::Sum => Arc::new(UInt64Array::from(fitting(whole())?)),
+    })
 }
 
 /// Sums that have to fit their type; of no values there is none.

@@ -28,6 +28,11 @@ impl Keys {
         Ok(Keys { columns: types.len(), converter: RowConverter::new(fields)? })
     }
 
+    /// How many columns a key is of.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
     pub(crate) fn of(&self, batch: &RecordBatch) -> Result<Rows, FrameError> {
         let columns: Vec<ArrayRef> = batch.columns()[..self.columns].iter().map(alike).collect();
         Ok(self.converter.convert_columns(&columns)?)

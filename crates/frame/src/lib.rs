@@ -28,6 +28,7 @@ mod csv;
 mod error;
 mod frame;
 mod group;
+mod group_there;
 mod join;
 mod keys;
 #[cfg(feature = "parquet")]

@@ -35,6 +35,15 @@ pub enum Sum {
 }
 
 impl Sum {
+    /// As a whole number. Of integers; none that there can be rows for has no room.
+    pub(crate) fn whole(self) -> i128 {
+        match self {
+            Sum::Signed(sum) => sum,
+            Sum::Unsigned(sum) => i128::try_from(sum).unwrap_or(i128::MAX),
+            Sum::Float(sum) => sum as i128,
+        }
+    }
+
     /// As a floating-point number.
     pub fn rounded(self) -> f64 {
         match self {
@@ -107,7 +116,7 @@ fn sums_of<N: Summed>(
 }
 
 /// Numbers with a sum of some type.
-trait Summed: Number + ArrowNativeType {
+pub(crate) trait Summed: Number + ArrowNativeType {
     fn summed(part: &Part<Self>) -> Sum;
 }
 
