@@ -289,15 +289,17 @@ impl Experiment {
         Ok(points)
     }
 
-    /// Gives `key` one value, or several to sweep, in full and smoke runs.
-    pub fn set(&mut self, key: &str, values: Vec<Value>) -> Result<()> {
-        for parameters in [&mut self.parameters, &mut self.quick.parameters] {
-            parameters.remove(key);
+    /// Gives each of these parameters one value, or several to sweep; all together have to make sense in a full run, or in a smoke run.
+    pub fn set(&mut self, settings: &[(String, Vec<Value>)], quick: bool) -> Result<()> {
+        for (key, values) in settings {
+            for parameters in [&mut self.parameters, &mut self.quick.parameters] {
+                parameters.remove(key);
+            }
+            self.each.values_mut().for_each(|overrides| drop(overrides.remove(key)));
+            self.quick.sweep.remove(key);
+            self.sweep.insert(key.clone(), values.clone());
         }
-        self.each.values_mut().for_each(|overrides| drop(overrides.remove(key)));
-        self.quick.sweep.remove(key);
-        self.sweep.insert(key.to_string(), values);
-        self.points(false).and(self.points(true)).map(drop).with_context(|| format!("experiment {}", self.name))
+        self.points(quick).map(drop).with_context(|| format!("experiment {}", self.name))
     }
 
     /// Names of the swept parameters that have more than one value.
@@ -457,13 +459,18 @@ mod tests {
     #[test]
     fn parameters_can_be_set_and_are_checked_again() {
         let mut experiment = Experiment::parse(SMALL).unwrap();
-        experiment.set("near_percent", vec![Value::Number(50), Value::Number(75)]).unwrap();
-        experiment.set("threads", vec![Value::Number(4)]).unwrap();
+        let number = |key: &str, value| (key.to_string(), vec![Value::Number(value)]);
+        let shares = ("near_percent".to_string(), vec![Value::Number(50), Value::Number(75)]);
+        experiment.set(&[shares, number("threads", 4)], false).unwrap();
         assert_eq!(experiment.points(false).unwrap().len(), 4);
         assert_eq!(experiment.axes(true), ["compressible", "near_percent"]);
-        experiment.set("ops", vec![Value::Number(1)]).unwrap();
-        assert!(experiment.set("opps", vec![Value::Number(1)]).is_err());
-        assert!(experiment.set("data_mib", vec![Value::Text("big".into())]).is_err());
+        experiment.set(&[number("ops", 1)], false).unwrap();
+        assert!(experiment.clone().set(&[number("opps", 1)], false).is_err());
+        assert!(experiment.clone().set(&[("data_mib".into(), vec![Value::Text("big".into())])], false).is_err());
+        // So little is near of the data of one of both kinds of run only, and of much data in neither.
+        assert!(experiment.clone().set(&[number("near_percent", 13)], true).is_err());
+        experiment.clone().set(&[number("near_percent", 13)], false).unwrap();
+        experiment.set(&[number("near_percent", 3), number("data_mib", 1024)], true).unwrap();
     }
 
     #[test]
@@ -483,7 +490,7 @@ mod tests {
         };
         assert_eq!(sizes(&experiment, false), [("random".into(), 128), ("scan".into(), 256)]);
         assert_eq!(sizes(&experiment, true), [("random".into(), 64), ("scan".into(), 64)]);
-        experiment.set("data_mib", vec![Value::Number(512)]).unwrap();
+        experiment.set(&[("data_mib".into(), vec![Value::Number(512)])], false).unwrap();
         assert_eq!(sizes(&experiment, false), [("random".into(), 512), ("scan".into(), 512)]);
     }
 

@@ -201,9 +201,7 @@ impl Run {
     fn execute(self) -> Result<i32> {
         let mut experiments = select(&self.names)?;
         for experiment in &mut experiments {
-            for (key, values) in &self.set {
-                experiment.set(key, values.clone())?;
-            }
+            experiment.set(&self.set, self.quick)?;
         }
         for name in &self.only {
             contender::known(name)?;
