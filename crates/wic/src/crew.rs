@@ -9,7 +9,7 @@
 //! Dangers that the tests guard against: a function that never ends and keeps others from going on, a wait for what never comes.
 
 use crate::{Fault, Stop};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::future::{Future, poll_fn};
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
@@ -39,8 +39,29 @@ pub(crate) struct Meter {
     is_spent: Cell<bool>,
     gives_way: Cell<bool>,
     rests_until: Cell<Option<Instant>>,
+    /// Where it waits for its turn meanwhile.
+    line: Cell<Option<InLine>>,
+    /// It goes on because its turn may have come.
+    is_called: Cell<bool>,
+    /// Locks that were given back here since the last sweep.
+    freed: RefCell<Vec<u64>>,
     began: Cell<Instant>,
     until: Cell<Option<Instant>>,
+}
+
+/// A place in the line of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InLine {
+    /// Offset of the lock.
+    pub(crate) lock: u64,
+    pub(crate) ticket: u32,
+}
+
+impl InLine {
+    /// Tickets begin anew when there are no more.
+    fn is_before(self, other: InLine) -> bool {
+        (self.ticket.wrapping_sub(other.ticket) as i32) < 0
+    }
 }
 
 impl Meter {
@@ -51,6 +72,9 @@ impl Meter {
             is_spent: Cell::new(false),
             gives_way: Cell::new(false),
             rests_until: Cell::new(None),
+            line: Cell::new(None),
+            is_called: Cell::new(false),
+            freed: RefCell::default(),
             began: Cell::new(Instant::now()),
             until: Cell::new(None),
         }
@@ -71,8 +95,10 @@ impl Meter {
         self.until.get().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
-    fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>) {
+    fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>, is_called: bool) {
         self.task.set(task);
+        self.line.set(None);
+        self.is_called.set(is_called);
         self.left.set(slice);
         self.is_spent.set(false);
         self.gives_way.set(false);
@@ -108,16 +134,30 @@ impl Meter {
         })
     }
 
-    /// Lets the others go on for so long.
-    pub(crate) fn rest(&self, time: Duration) -> impl Future<Output = ()> + '_ {
+    /// Lets the others go on for so long; who is in a line, until his turn may have come.
+    pub(crate) fn rest(&self, time: Duration, line: Option<InLine>) -> impl Future<Output = ()> + '_ {
         let until = Instant::now().checked_add(time);
         poll_fn(move |_| match until.filter(|until| Instant::now() < *until) {
             None => Poll::Ready(()),
+            Some(_) if self.is_called.take() => Poll::Ready(()),
             rests => {
                 self.rests_until.set(rests);
+                self.line.set(line);
                 Poll::Pending
             }
         })
+    }
+
+    /// A lock was given back here: whose turn it is need not wait until he looks again.
+    pub(crate) fn free(&self, lock: u64) {
+        let mut freed = self.freed.borrow_mut();
+        if freed.last() != Some(&lock) {
+            freed.push(lock);
+        }
+    }
+
+    fn next_freed(&self) -> Option<u64> {
+        self.freed.borrow_mut().pop()
     }
 }
 
@@ -156,6 +196,14 @@ struct Slot<F> {
     began: Instant,
     /// It waited for an event, so time has passed.
     waited: bool,
+    is_called: bool,
+}
+
+/// A task that goes on when it is time, or when its turn comes.
+struct Resting {
+    until: Instant,
+    task: u32,
+    line: Option<InLine>,
 }
 
 /// Runs what `next` gives, up to `window` at a time, until there is no more; says how each ended, and after how many
@@ -169,7 +217,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     let mut slots: Vec<Slot<F>> = Vec::new();
     let mut free: Vec<u32> = Vec::new();
     let mut ready: VecDeque<u32> = VecDeque::new();
-    let mut resting: Vec<(Instant, u32)> = Vec::new();
+    let mut resting: Vec<Resting> = Vec::new();
     let mut is_all = false;
     loop {
         while !is_all && slots.len() - free.len() < window {
@@ -183,12 +231,13 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                     let slot = &mut slots[index as usize];
                     slot.future.set(Some(future));
                     (slot.id, slot.budget, slot.steps, slot.began) = (id, budget, 0, began);
-                    slot.waited = false;
+                    (slot.waited, slot.is_called) = (false, false);
                     ready.push_back(index);
                 }
                 None => {
                     ready.push_back(slots.len() as u32);
-                    slots.push(Slot { future: Box::pin(Some(future)), id, budget, steps: 0, began, waited: false });
+                    let future = Box::pin(Some(future));
+                    slots.push(Slot { future, id, budget, steps: 0, began, waited: false, is_called: false });
                 }
             }
         }
@@ -196,7 +245,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             if slots.len() == free.len() {
                 return;
             }
-            if let Some(until) = resting.iter().map(|(until, _)| *until).min() {
+            if let Some(until) = resting.iter().map(|resting| resting.until).min() {
                 let time = until.saturating_duration_since(Instant::now());
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
                     host.sleep(time);
@@ -220,7 +269,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             match verdict {
                 Verdict::Again => ready.push_back(index),
                 Verdict::Waits => {}
-                Verdict::Rests(until) => resting.push((until, index)),
+                Verdict::Rests(until) => resting.push(Resting { until, task: index, line: host.meter().line.get() }),
                 Verdict::Ended(result) => {
                     let slot = &mut slots[index as usize];
                     slot.future.set(None);
@@ -230,17 +279,31 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             }
         }
         host.turn(&mut ready, None);
+        while let Some(lock) = host.meter().next_freed() {
+            if let Some(task) = call(&mut resting, lock) {
+                slots[task as usize].is_called = true;
+                ready.push_back(task);
+            }
+        }
         wake(&mut resting, &mut ready);
     }
 }
 
 /// Who has rested long enough goes on.
-fn wake(resting: &mut Vec<(Instant, u32)>, ready: &mut VecDeque<u32>) {
+fn wake(resting: &mut Vec<Resting>, ready: &mut VecDeque<u32>) {
     if resting.is_empty() {
         return;
     }
     let now = Instant::now();
-    ready.extend(resting.extract_if(.., |(until, _)| *until <= now).map(|(_, task)| task));
+    ready.extend(resting.extract_if(.., |resting| resting.until <= now).map(|resting| resting.task));
+}
+
+/// Takes out who is the first in the line of a lock. Whoever is before him elsewhere, or has given up, he sees when he looks.
+fn call(resting: &mut Vec<Resting>, lock: u64) -> Option<u32> {
+    let line = resting.iter().enumerate().filter_map(|(index, resting)| Some((index, resting.line?)));
+    let line = line.filter(|(_, line)| line.lock == lock);
+    let (first, _) = line.reduce(|one, other| if other.1.is_before(one.1) { other } else { one })?;
+    Some(resting.swap_remove(first).task)
 }
 
 enum Verdict<A> {
@@ -262,7 +325,7 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     if core::mem::take(&mut slot.waited) && is_over(slot.budget.until) {
         return Some(Verdict::Ended(Err(Stop::TimedOut)));
     }
-    meter.enter(index, slice, slot.began, slot.budget.until);
+    meter.enter(index, slice, slot.began, slot.budget.until, core::mem::take(&mut slot.is_called));
     let mut poll = || future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     let polled = match H::CATCHES {
         true => catch_unwind(AssertUnwindSafe(poll)),

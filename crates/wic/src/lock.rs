@@ -4,7 +4,8 @@
 //! stand in one line. Nobody is believed to live: a holder that died, or is too slow, holds nothing any more after its lease, and what it writes
 //! late is refused, because the server compares the epoch of the holding with the record, and writes while nobody can change either.
 //!
-//! Who waits looks again and again, the more seldom the more are ahead of him, and gives his place up when he is dropped.
+//! Who waits looks again and again, the more seldom the more are ahead of him, and gives his place up when he is dropped. Of those that wait beside the memory, on one channel, the
+//! first is called when the lock is given back there, so that nobody has it no longer than needs be.
 
 use crate::{Fault, Place};
 use core::time::Duration;
@@ -118,7 +119,10 @@ impl WicLock {
             if place.now() >= until {
                 return Err(Fault::Locked { offset });
             }
-            place.pause(pause(looks, ahead)).await;
+            match place_in_line.ticket {
+                Some(ticket) => place.pause_in_line(offset, ticket, pause(looks, ahead)).await,
+                None => place.pause(pause(looks, ahead)).await,
+            }
             looks += 1;
         }
     }

@@ -65,6 +65,11 @@ pub trait Place {
     /// Lets others go on for so long, as far as clocks are to be had. Takes one step.
     fn pause(&self, time: Duration) -> impl Future<Output = ()>;
 
+    /// The same for who has this ticket in the line of this lock: at the place that gives the lock back, until his turn comes, if that is sooner.
+    fn pause_in_line(&self, _lock: u64, _ticket: u32, time: Duration) -> impl Future<Output = ()> {
+        self.pause(time)
+    }
+
     /// Time since the call began here.
     fn now(&self) -> Duration;
 

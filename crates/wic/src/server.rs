@@ -4,7 +4,7 @@
 //! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
 
 use crate::bounds::{check, check_lock, check_word};
-use crate::crew::{Host, Meter, SLEEP_MIN};
+use crate::crew::{Host, InLine, Meter, SLEEP_MIN};
 use crate::{Fault, Fence, Memory, Place};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
@@ -129,6 +129,13 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
             said = says;
             if after == before { Ok(()) } else { self.memory.write(offset, &after.encode()) }
         })?;
+        // Behind one who reads there may be another.
+        let is_shared = |mode| matches!(said, Says::Yours { .. }) && mode == Mode::Shared;
+        match ask {
+            lock::Ask::Release { .. } | lock::Ask::GiveUp { .. } => self.meter.free(offset),
+            lock::Ask::Take { mode, .. } | lock::Ask::Look { mode, .. } if is_shared(mode) => self.meter.free(offset),
+            _ => {}
+        }
         Ok(said)
     }
 }
@@ -228,7 +235,17 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
                 }
             }
             _ if time.is_zero() => self.meter.give_way().await,
-            _ => self.meter.rest(time).await,
+            _ => self.meter.rest(time, None).await,
+        }
+    }
+
+    async fn pause_in_line(&self, lock: u64, ticket: u32, time: Duration) {
+        match &self.pace {
+            Pace::Dice(_) => self.pause(time).await,
+            Pace::AtOnce | Pace::Ahead => {
+                self.meter.step(0).await;
+                self.meter.rest(time.max(SLEEP_MIN), Some(InLine { lock, ticket })).await;
+            }
         }
     }
 
@@ -262,5 +279,102 @@ impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
         self.memory.rest();
         // A sleep takes some 50 µs longer than it should.
         if time < SLEEP_MIN { std::thread::yield_now() } else { std::thread::sleep(time) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against who waits for a lock beside the memory and is not called when it is given back, or not in the order of the line.
+    use super::*;
+    use crate::crew::{self, Budget, Start};
+    use crate::{Stop, WicLock};
+    use farfield_core::lock::Ask;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::time::Instant;
+
+    struct Plain(RefCell<Vec<u8>>);
+
+    impl Memory for Plain {
+        fn region_bytes(&self) -> u64 {
+            self.0.borrow().len() as u64
+        }
+
+        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+            into.copy_from_slice(&self.0.borrow()[offset as usize..][..into.len()]);
+            Ok(())
+        }
+
+        fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+            self.0.borrow_mut()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
+            work()
+        }
+
+        fn clock(&self) -> u64 {
+            1
+        }
+    }
+
+    type Task<'t> = Pin<Box<dyn Future<Output = Result<(), Fault>> + 't>>;
+
+    fn run<'t>(place: &ServerPlace<'_, Plain>, tasks: Vec<Task<'t>>) -> Vec<Result<(), Stop>> {
+        let budget = Budget { steps_max: 1 << 20, until: Instant::now().checked_add(Duration::from_secs(60)) };
+        let (mut tasks, mut ends) = (tasks.into_iter().enumerate(), Vec::new());
+        let next = || tasks.next().map(|(id, future)| Start { id, future, budget });
+        crew::run(place, 16, next, |_, end, _| ends.push(end));
+        ends
+    }
+
+    #[test]
+    fn who_is_first_in_line_is_called_when_a_lock_is_given_back() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let memory = Plain(RefCell::new(vec![0; 4096]));
+        let place = ServerPlace::new(&memory, Pace::Ahead);
+        let order = RefCell::new(Vec::new());
+        let (place, order) = (&place, &order);
+        let wait = |lock: u64, ticket: u32| -> Task<'_> {
+            Box::pin(async move {
+                place.pause_in_line(lock, ticket, HOUR).await;
+                order.borrow_mut().push((lock, ticket));
+                Ok(())
+            })
+        };
+        let hold = async move {
+            for lock in [0, 64, 0] {
+                WicLock::at(lock).lock(place).await?.unlock().await?;
+                place.yield_now().await;
+                place.yield_now().await;
+            }
+            // One that reads lets the next one look, too; and so does one that waits no more.
+            let _held = WicLock::at(64).read(place).await?;
+            place.yield_now().await;
+            place.give_back(0, Ask::GiveUp { ticket: 9 });
+            Ok(())
+        };
+        // Tickets begin anew behind the last one.
+        let waiting = [wait(0, 7), wait(64, 3), wait(0, u32::MAX), wait(64, 2), wait(0, 8)];
+        let ends = run(place, waiting.into_iter().chain([Box::pin(hold) as Task<'_>]).collect());
+        assert_eq!(ends, vec![Ok(()); 6]);
+        assert_eq!(*order.borrow(), [(0, u32::MAX), (64, 2), (0, 7), (64, 3), (0, 8)]);
+    }
+
+    #[test]
+    fn many_that_want_a_lock_have_it_one_after_the_other() {
+        let memory = Plain(RefCell::new(vec![0; 4096]));
+        let place = &ServerPlace::new(&memory, Pace::Ahead);
+        let add = |_| -> Task<'_> {
+            Box::pin(async move {
+                let held = WicLock::at(0).lock(place).await?;
+                let before = place.read_u64(64).await?;
+                held.write_u64(64, before + 1).await?;
+                held.unlock().await
+            })
+        };
+        assert_eq!(run(place, (0..500).map(add).collect()), vec![Ok(()); 500]);
+        assert_eq!(memory.0.borrow()[64..72], 500u64.to_le_bytes());
     }
 }

@@ -446,7 +446,7 @@ impl Place for ClientPlace {
         if time.is_zero() {
             self.meter.give_way().await;
         } else {
-            self.meter.rest(time).await;
+            self.meter.rest(time, None).await;
         }
     }
 
