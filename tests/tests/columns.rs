@@ -3,6 +3,7 @@
 //! Danger: bytes of before at the server; far pages that nobody knows of, or that somebody writes who was given up; an answer that depends on what is near,
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
+use farfield::collections::CONDITIONS_MAX;
 use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier};
@@ -10,7 +11,7 @@ use farfield_wic::{List, Registry};
 use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -423,6 +424,42 @@ fn key(random: &mut Random, row: usize) -> i16 {
     if (row / 7000).is_multiple_of(2) { random.below(7) as i16 - 3 } else { random.below(3000) as i16 }
 }
 
+/// A column, and the numbers that it has.
+type Twin<'c, N> = (&'c [N], &'c FarVec<N>);
+
+/// Only some rows, by ranges of other columns: floating-point numbers by the order of all there are.
+fn conditional(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, fares: Twin<f64>, rows: Range<usize>, place: Where) {
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    let above = |mark: f32, low: f32| mark.total_cmp(&low).is_ge();
+    for (low, dear) in [(0.0f32, -500.0), (-0.0, 1e9), (1.5, f64::NEG_INFINITY), (f32::NAN, 0.0)] {
+        let is_kept = |row: usize| above(marks.0[row], low) && fares.0[row].total_cmp(&dear).is_gt();
+        let dear = (Bound::Excluded(dear), Bound::Unbounded);
+        let found = heap.tally(keys.1).over(rows.clone()).within(marks.1, low..).within(fares.1, dear).at(place).run();
+        let mut counts: BTreeMap<i16, u64> = BTreeMap::new();
+        let kept = || rows.clone().filter(|row| is_kept(*row));
+        kept().for_each(|row| *counts.entry(keys.0[row]).or_default() += 1);
+        assert!(found.unwrap().into_iter().eq(counts), "{place:?}, {rows:?}, {low}");
+
+        let said = |part: &Part<f64>| bits((part.count(), part.sum(), part.min(), part.max()));
+        let found = heap.group(keys.1, fares.1).over(rows.clone()).within(marks.1, low..).within(fares.1, dear);
+        let found = found.at(place).run().unwrap();
+        let mut wanted: BTreeMap<i16, Part<f64>> = BTreeMap::new();
+        kept().for_each(|row| wanted.entry(keys.0[row]).or_default().add_all(&fares.0[row..=row], &all));
+        let found = Vec::from_iter(found.iter().map(|(key, part)| (*key, said(part))));
+        assert_eq!(found, Vec::from_iter(wanted.iter().map(|(key, part)| (*key, said(part)))), "{place:?}, {rows:?}");
+
+        let found = heap.group((), fares.1).over(rows.clone()).within(keys.1, 1..=2).within(marks.1, low..).at(place);
+        let mut wanted = Part::default();
+        rows.clone()
+            .filter(|row| (1..=2).contains(&keys.0[*row]) && above(marks.0[*row], low))
+            .for_each(|row| wanted.add_all(&fares.0[row..=row], &all));
+        let found = found.run().unwrap().pop().map_or(Part::default(), |((), part)| part);
+        assert_eq!(said(&found), said(&wanted), "{place:?}, {rows:?}");
+    }
+    let nothing = heap.group(keys.1, fares.1).within(keys.1, 5..5).at(place).run().unwrap();
+    assert!(nothing.is_empty());
+}
+
 fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
     let count = 60_000;
     let keys: Vec<i16> = (0..count).map(|row| key(random, row)).collect();
@@ -465,6 +502,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
                 Vec::from_iter(found.iter().map(said)),
                 Vec::from_iter(wanted.into_iter().map(|pair| said(&pair)))
             );
+            conditional(heap, (&keys, &of_keys), (&marks, &of_marks), (&fares, &of_fares), rows.clone(), place);
         });
         let mut sorted: Vec<f64> = fares[rows.clone()].iter().copied().filter(|fare| !fare.is_nan()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -509,6 +547,7 @@ fn questions_about_far_columns_leave_them_far() {
     let before = heap.stats().fetched_bytes;
     assert_eq!(heap.tally(&of_keys).run().unwrap().len(), 8);
     assert_eq!(heap.group(&of_keys, &of_words).run().unwrap().len(), 8);
+    assert_eq!(heap.group((), &of_words).within(&of_keys, 3..).run().unwrap().len(), 1);
     assert_eq!(of_words.ranks(&heap).nth(0).unwrap(), words.iter().copied().min());
     assert_eq!(of_words.find(&heap, words[5]..=words[5]).run().unwrap().len(), 1);
     assert_eq!(heap.stats().fetched_bytes - before, 0);
@@ -521,6 +560,15 @@ fn questions_about_far_columns_leave_them_far() {
     let panic =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| heap.tally((&of_words, &FarVec::<u8>::new())).run()));
     assert!(panic.is_err(), "columns of a table have equal lengths");
+    let short = FarVec::<u8>::new();
+    let panics = |ask: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(ask)).is_err();
+    assert!(panics(&|| drop(heap.tally(&of_words).within(&short, ..))) && panics(&|| drop(heap.tally(()))));
+    let many = |count: usize| {
+        let asked = (0..count).fold(heap.tally(&of_keys), |asked, _| asked.within(&of_keys, 1..));
+        asked.run().unwrap()
+    };
+    assert_eq!(many(CONDITIONS_MAX).len(), 7);
+    assert!(panics(&|| drop(many(CONDITIONS_MAX + 1))));
 }
 
 #[test]

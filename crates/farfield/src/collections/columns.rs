@@ -4,8 +4,8 @@ use super::{FarVec, range_of};
 use crate::error::FarError;
 use crate::heap::{Core, FarRange, Heap, Scope};
 use crate::offload::OffloadError;
-use core::ops::{Range, RangeBounds};
-use farfield_wic::columns::{Column, Key, Kind};
+use core::ops::{Bound, Range, RangeBounds};
+use farfield_wic::columns::{CONDITIONS_MAX, Column, Condition, KEYS_MAX, Key, Kind, Rows, keep};
 use farfield_wic::{CallError, Function, Number, Where};
 use std::collections::VecDeque;
 
@@ -107,12 +107,22 @@ impl<'v> Table<'v> {
     /// All rows.
     ///
     /// # Panics
-    /// If the columns do not have equally many.
+    /// If the columns do not have equally many, or there is none.
     #[track_caller]
     pub(super) fn new(heap: &'v Heap, columns: Vec<&'v dyn AnyColumn>) -> Table<'v> {
-        let rows = columns[0].rows();
+        let rows = columns.first().expect("a table has columns").rows();
         assert!(columns.iter().all(|column| column.rows() == rows), "columns of a table have equal lengths");
         Table { heap, columns, rows: 0..rows, at: Where::Auto }
+    }
+
+    /// One more.
+    ///
+    /// # Panics
+    /// If it has not as many rows as the others.
+    #[track_caller]
+    pub(super) fn push(&mut self, column: &'v dyn AnyColumn) {
+        assert_eq!(column.rows(), self.columns[0].rows(), "columns of a table have equal lengths");
+        self.columns.push(column);
     }
 
     /// Of these rows only.
@@ -279,9 +289,9 @@ fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
     runs
 }
 
-/// Columns whose values are a key together: one vector of numbers, or two of equal length.
+/// Columns whose values are a key together: one vector of numbers, two of equal length, or none, `()`, of which all rows have the same key.
 pub trait Keys<'v>: Copy + sealed::Sealed {
-    /// A number, or two.
+    /// A number, or two, or none.
     type Key: Copy + core::fmt::Debug;
 
     #[doc(hidden)]
@@ -296,8 +306,20 @@ mod sealed {
     pub trait Sealed {}
 }
 
+impl sealed::Sealed for () {}
 impl<N: Number> sealed::Sealed for &FarVec<N> {}
 impl<N: Number, M: Number> sealed::Sealed for (&FarVec<N>, &FarVec<M>) {}
+
+#[expect(private_interfaces, reason = "as in the trait")]
+impl<'v> Keys<'v> for () {
+    type Key = ();
+
+    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+        Vec::new()
+    }
+
+    fn key(_images: Key) {}
+}
 
 #[expect(private_interfaces, reason = "as in the trait")]
 impl<'v, N: Number> Keys<'v> for &'v FarVec<N> {
@@ -330,20 +352,84 @@ pub(super) fn named(columns: &[&dyn AnyColumn], pieces: Vec<Vec<farfield_wic::Ra
     columns.iter().zip(pieces).map(|(column, pieces)| Column { kind: column.kind(), pieces }).collect()
 }
 
-/// The images of keys of rows that lie in one unit of each column.
+/// What rows have to be, to be looked at: columns, and the smallest and the largest image that their numbers may have.
 #[derive(Default)]
-pub(super) struct Images([Vec<u64>; farfield_wic::columns::KEYS_MAX]);
+pub(super) struct Conditions<'v>(Vec<(&'v dyn AnyColumn, u64, u64)>);
+
+impl core::fmt::Debug for Conditions<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} conditions", self.0.len())
+    }
+}
+
+impl<'v> Conditions<'v> {
+    /// One more.
+    ///
+    /// # Panics
+    /// If they are too many.
+    #[track_caller]
+    pub(super) fn push<N: Number>(&mut self, column: &'v FarVec<N>, values: impl RangeBounds<N>) {
+        assert!(self.0.len() < CONDITIONS_MAX, "at most {CONDITIONS_MAX} columns say which rows are looked at");
+        let (low, high) = images_of(values).unwrap_or((1, 0));
+        self.0.push((column, low, high));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// With the pieces of each column, as functions have them.
+    pub(super) fn named(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Condition> {
+        let condition = |((column, low, high), pieces): (&(&dyn AnyColumn, u64, u64), _)| Condition {
+            column: Column { kind: column.kind(), pieces },
+            low: *low,
+            high: *high,
+        };
+        self.0.iter().zip(pieces).map(condition).collect()
+    }
+}
+
+/// The images of the numbers in a range, the smallest and the largest. `None`: there are none.
+fn images_of<N: Number>(values: impl RangeBounds<N>) -> Option<(u64, u64)> {
+    let low = match values.start_bound() {
+        Bound::Unbounded => 0,
+        Bound::Included(low) => low.image(),
+        Bound::Excluded(low) => low.image().checked_add(1)?,
+    };
+    let high = match values.end_bound() {
+        Bound::Unbounded => u64::MAX,
+        Bound::Included(high) => high.image(),
+        Bound::Excluded(high) => high.image().checked_sub(1)?,
+    };
+    (low <= high).then_some((low, high))
+}
+
+/// The images of rows that lie in one unit of each column.
+#[derive(Default)]
+pub(super) struct Images {
+    keys: [Vec<u64>; KEYS_MAX],
+    asked: Vec<u64>,
+    kept: Vec<bool>,
+}
 
 impl Images {
     pub(super) fn read(
         &mut self,
         scope: &Scope<'_>,
-        columns: &[&dyn AnyColumn],
+        keys: &[&dyn AnyColumn],
+        conditions: &Conditions<'_>,
         rows: Range<usize>,
-    ) -> Result<[&[u64]; farfield_wic::columns::KEYS_MAX], FarError> {
-        for (column, images) in columns.iter().zip(&mut self.0) {
+    ) -> Result<Rows<'_>, FarError> {
+        for (column, images) in keys.iter().zip(&mut self.keys) {
             column.images(scope, rows.clone(), images)?;
         }
-        Ok([&self.0[0], &self.0[1]])
+        self.kept.clear();
+        self.kept.resize(rows.len(), true);
+        for (column, low, high) in &conditions.0 {
+            column.images(scope, rows.clone(), &mut self.asked)?;
+            keep(&mut self.kept, &self.asked, *low, *high);
+        }
+        let kept = (!conditions.0.is_empty()).then_some(&self.kept[..]);
+        Ok(Rows { count: rows.len(), images: [&self.keys[0], &self.keys[1]], kept })
     }
 }

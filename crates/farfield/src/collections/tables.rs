@@ -1,7 +1,7 @@
 //! Values counted, and numbers added up by the values of other columns, where they are.
 
 use super::FarVec;
-use super::columns::{AnyColumn, Images, Keys, Look, OfRows, Table, named};
+use super::columns::{AnyColumn, Conditions, Images, Keys, Look, OfRows, Table, named};
 use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
@@ -32,14 +32,19 @@ impl Heap {
     /// Values are told apart and ordered by their bits: −0 comes before +0, and what is no number (NaN) before or behind all others.
     ///
     /// # Panics
-    /// If the columns do not have equally many numbers.
+    /// If the columns do not have equally many numbers, or there is none.
     #[track_caller]
     pub fn tally<'v, K: Keys<'v>>(&'v self, keys: K) -> Tallying<'v, K> {
-        Tallying { table: Table::new(self, keys.columns()), most: MOST, keys: PhantomData }
+        Tallying {
+            table: Table::new(self, keys.columns()),
+            conditions: Conditions::default(),
+            most: MOST,
+            keys: PhantomData,
+        }
     }
 
-    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, or each pair of values of two. They are added up where
-    /// they are: rows of which all columns are far, at the server.
+    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, each pair of values of two, or (by `()`) of all rows together,
+    /// or of those that [conditions](Grouping::within) keep. They are added up where they are: rows of which all columns are far, at the server.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -50,6 +55,8 @@ impl Heap {
     /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25])?;
     /// let by_vendor = heap.group(&vendors, &fares).run()?;
     /// assert_eq!(by_vendor.iter().map(|(vendor, fares)| (*vendor, fares.sum())).collect::<Vec<_>>(), [(1, 12.0), (2, 10.75)]);
+    /// let of_vendor_2 = heap.group((), &fares).within(&vendors, 2..=2).run()?;
+    /// assert_eq!(of_vendor_2[0].1.max(), Some(7.5));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -61,7 +68,8 @@ impl Heap {
     pub fn group<'v, K: Keys<'v>, N: Number>(&'v self, keys: K, values: &'v FarVec<N>) -> Grouping<'v, K, N> {
         let mut columns = keys.columns();
         columns.push(values);
-        Grouping { table: Table::new(self, columns), values, most: MOST, keys: PhantomData }
+        let (table, conditions) = (Table::new(self, columns), Conditions::default());
+        Grouping { table, values, conditions, most: MOST, keys: PhantomData }
     }
 }
 
@@ -70,6 +78,7 @@ impl Heap {
 #[must_use = "nothing is done before `run`"]
 pub struct Tallying<'v, K: Keys<'v>> {
     table: Table<'v>,
+    conditions: Conditions<'v>,
     most: usize,
     keys: PhantomData<K>,
 }
@@ -82,6 +91,17 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
+        self
+    }
+
+    /// Only rows with a number of this range in another column of equal length; of several, in each. Numbers are ordered as keys are: by their bits.
+    ///
+    /// # Panics
+    /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
+    #[track_caller]
+    pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
+        self.table.push(column);
+        self.conditions.push(column, values);
         self
     }
 
@@ -99,15 +119,18 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
 
     /// Does it, and waits: values and how often they are there, the smallest first.
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
-        let columns = self.table.columns.clone();
-        let mut count = Count { columns, images: Images::default(), tallies: Tallies::default(), most: self.most };
-        self.table.run(&mut count)?;
+        let Tallying { table, conditions, most, .. } = self;
+        let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
+        let mut count = Count { keys, conditions, images: Images::default(), tallies: Tallies::default(), most };
+        table.run(&mut count)?;
         Ok(count.tallies.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
     }
 }
 
+/// Of a table of keys and conditions, in this order.
 struct Count<'v> {
-    columns: Vec<&'v dyn AnyColumn>,
+    keys: Vec<&'v dyn AnyColumn>,
+    conditions: Conditions<'v>,
     images: Images,
     tallies: Tallies,
     most: usize,
@@ -122,8 +145,9 @@ impl OfRows for Tallies {
 impl Look for Count<'_> {
     type Function = Tally;
 
-    fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> Tallied {
-        Tallied { keys: named(&self.columns, pieces) }
+    fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Tallied {
+        let conditions = self.conditions.named(pieces.split_off(self.keys.len()));
+        Tallied { keys: named(&self.keys, pieces), conditions }
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
@@ -132,8 +156,8 @@ impl Look for Count<'_> {
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
-        let images = self.images.read(scope, &self.columns, rows)?;
-        let is_all = self.tallies.add_all(&images, self.most);
+        let rows = self.images.read(scope, &self.keys, &self.conditions, rows)?;
+        let is_all = self.tallies.add_all(&rows, self.most);
         if is_all { Ok(()) } else { Err(OffloadError::TooMany { most: self.most }) }
     }
 }
@@ -151,6 +175,7 @@ pub type ByKey<K, N> = Vec<(K, Part<N>)>;
 pub struct Grouping<'v, K: Keys<'v>, N: Number> {
     table: Table<'v>,
     values: &'v FarVec<N>,
+    conditions: Conditions<'v>,
     most: usize,
     keys: PhantomData<K>,
 }
@@ -163,6 +188,17 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
+        self
+    }
+
+    /// Only rows with a number of this range in another column of equal length; of several, in each. Numbers are ordered as keys are: by their bits.
+    ///
+    /// # Panics
+    /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
+    #[track_caller]
+    pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
+        self.table.push(column);
+        self.conditions.push(column, values);
         self
     }
 
@@ -180,18 +216,20 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
 
     /// Does it, and waits.
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
-        let mut columns = self.table.columns.clone();
-        columns.pop();
-        let (values, most) = (self.values, self.most);
-        let mut sums = Sums { columns, values, images: Images::default(), groups: Groups::default(), most };
-        self.table.run(&mut sums)?;
+        let Grouping { table, values, conditions, most, .. } = self;
+        let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
+        let (images, groups) = (Images::default(), Groups::default());
+        let mut sums = Sums { keys, values, conditions, images, groups, most };
+        table.run(&mut sums)?;
         Ok(sums.groups.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
     }
 }
 
+/// Of a table of keys, values and conditions, in this order.
 struct Sums<'v, N: Number> {
-    columns: Vec<&'v dyn AnyColumn>,
+    keys: Vec<&'v dyn AnyColumn>,
     values: &'v FarVec<N>,
+    conditions: Conditions<'v>,
     images: Images,
     groups: Groups<N>,
     most: usize,
@@ -207,8 +245,9 @@ impl<N: Number> Look for Sums<'_, N> {
     type Function = Group<N>;
 
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Grouped {
+        let conditions = self.conditions.named(pieces.split_off(self.keys.len() + 1));
         let values = pieces.pop().unwrap_or_default();
-        Grouped { keys: named(&self.columns, pieces), values }
+        Grouped { keys: named(&self.keys, pieces), values, conditions }
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
@@ -217,14 +256,14 @@ impl<N: Number> Look for Sums<'_, N> {
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
-        let images = self.images.read(scope, &self.columns, rows.clone())?;
-        let mut images = images;
+        let mut rest = self.images.read(scope, &self.keys, &self.conditions, rows.clone())?;
         for values in self.values.chunks_in(scope, rows) {
             let values = values?;
-            if !self.groups.add_all(&images, values, self.most) {
+            let rows;
+            (rows, rest) = rest.split_at(values.len());
+            if !self.groups.add_all(&rows, values, self.most) {
                 return Err(OffloadError::TooMany { most: self.most });
             }
-            images = images.map(|column| column.get(values.len()..).unwrap_or(&[]));
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
 
-use super::{Column, Key, KeyWalk, Walk, key_of};
+use super::{Column, Condition, Key, RowWalk, Rows, Walk};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
+use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -14,10 +15,12 @@ pub struct Group<N>(PhantomData<N>);
 /// Columns of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Grouped {
-    /// Those that are a key together: one or two.
+    /// Those that are a key together, at most two. Of none, all rows have the same key.
     pub keys: Vec<Column>,
     /// Where the numbers lie that are added up.
     pub values: Vec<Range>,
+    /// What rows have to be, to be added up.
+    pub conditions: Vec<Condition>,
 }
 
 /// What there is to say of the numbers of each key.
@@ -37,27 +40,31 @@ impl<N: Number> Default for Groups<N> {
 }
 
 impl<N: Number> Groups<N> {
-    /// Most keys of an answer: exact sums of floating-point numbers are some 400 bytes at most.
-    pub const MOST: usize = 128;
+    /// Most keys of an answer.
+    pub const MOST: usize = 1024;
+    /// So many fit an answer whatever there is to say of them: exact sums of floating-point numbers are some 400 bytes at most.
+    const FITTING: usize = 128;
+    /// Bytes from which on an answer is full: what is looked at before anybody sees it makes it hardly longer.
+    const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
 
-    /// Adds rows until there are more keys than so many; `false` if it stopped there.
-    pub fn add_all(&mut self, images: &[&[u64]; super::KEYS_MAX], values: &[N], most: usize) -> bool {
-        let rows = images[0].len().min(values.len());
-        let mut row = 0;
-        while row < rows {
-            let key = key_of(images, row);
+    /// Is there no room for more rows?
+    fn is_full(&self) -> bool {
+        let bytes = || postcard::serialize_with_flavor(self, postcard::ser_flavors::Size::default());
+        self.groups.len() > Self::FITTING && bytes().is_ok_and(|bytes| bytes > Self::FULL_BYTES)
+    }
+
+    /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there.
+    pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
+        let done = rows.each_run(|key, run| {
             if self.groups.len() >= most && !self.groups.contains_key(&key) {
                 return false;
             }
             let part = self.groups.entry(key).or_default();
-            // Neighbours are often alike.
-            while row < rows && key_of(images, row) == key {
-                part.add(values[row]);
-                self.rows += 1;
-                row += 1;
-            }
-        }
-        true
+            run.filter(|row| rows.is_kept(*row)).for_each(|row| part.add(values[row]));
+            true
+        });
+        self.rows += done as u64;
+        done == rows.count
     }
 
     /// All that another one has.
@@ -71,18 +78,18 @@ impl<N: Number> Groups<N> {
 
 impl<N: Number> Function for Group<N> {
     const NAME: &'static str = N::GROUP;
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const REPEATABLE: bool = true;
     type Argument = Grouped;
     type Answer = Groups<N>;
 
     async fn run<P: Place>(place: &P, grouped: Grouped) -> Result<Groups<N>, Fault> {
         let mut groups = Groups::default();
-        let Some(mut keys) = KeyWalk::new(&grouped.keys) else { return Ok(groups) };
+        let Some(mut rows) = RowWalk::new(&grouped.keys, &grouped.conditions) else { return Ok(groups) };
         let mut values = Walk::new(&grouped.values, size_of::<N>() as u64);
         let mut numbers = Vec::new();
         loop {
-            let count = keys.ready().min(values.ready());
+            let count = rows.ready().min(values.ready());
             if count == 0 {
                 return Ok(groups);
             }
@@ -91,7 +98,8 @@ impl<N: Number> Function for Group<N> {
                 numbers.clear();
                 N::each(&bytes, |number| numbers.push(number));
             }
-            if !groups.add_all(&keys.next(place, count).await?, &numbers, Groups::<N>::MOST) {
+            let is_all = groups.add_all(&rows.next(place, count).await?, &numbers, Groups::<N>::MOST);
+            if !is_all || groups.is_full() {
                 return Ok(groups);
             }
         }
@@ -105,24 +113,25 @@ mod tests {
     use crate::Sim;
     use core::ops::Bound;
 
-    #[test]
-    fn groups_are_those_of_a_loop_however_often_an_answer_is_full() {
-        let keys: Vec<u16> = (0..5000u32).map(|index| (index * index % 613) as u16).collect();
-        // Negative, so that sums are as long as they get.
-        let numbers: Vec<f64> = (0..5000).map(|index| f64::from(index) * -1e-300).collect();
+    /// Sums by keys of which there are so many, asked for until all rows are there; how often.
+    fn calls(keys_max: u32, number: fn(u32) -> f64) -> usize {
+        let keys: Vec<u16> = (0..20_000u32).map(|index| (index * index % keys_max) as u16).collect();
+        let numbers: Vec<f64> = (0..20_000).map(number).collect();
         let mut bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         let sim = Sim::new(6, bytes);
-        let (mut rows, mut all) = (0, Groups::default());
-        while rows < 5000 {
-            let count = 5000 - rows;
+        let (mut rows, mut calls, mut all) = (0, 0, Groups::default());
+        while rows < 20_000 {
+            let count = 20_000 - rows;
             let key = Column { kind: u16::KIND, pieces: vec![Range { offset: 2 * rows, count }] };
-            let values = vec![Range { offset: 10_000 + 8 * rows, count }];
-            let found = sim.run_one::<Group<f64>>(Grouped { keys: vec![key], values }).unwrap();
+            let values = vec![Range { offset: 40_000 + 8 * rows, count }];
+            let grouped = Grouped { keys: vec![key], values, conditions: Vec::new() };
+            let found = sim.run_one::<Group<f64>>(grouped).unwrap();
             assert!(found.rows > 0 && found.groups.len() <= Groups::<f64>::MOST);
             let encoded = postcard::to_stdvec(&found).unwrap();
-            assert!(encoded.len() <= 64 * 1024, "{}", encoded.len());
+            assert!(encoded.len() <= CallBody::ANSWER_BYTES_MAX, "{}", encoded.len());
             rows += found.rows;
+            calls += 1;
             all.merge(&found);
         }
         let mut right: BTreeMap<Key, Part<f64>> = BTreeMap::new();
@@ -134,5 +143,51 @@ mod tests {
             groups.iter().map(|(key, part)| (*key, part.count(), part.sum().to_bits())).collect::<Vec<_>>()
         };
         assert_eq!(said(&all.groups), said(&right));
+        calls
+    }
+
+    #[test]
+    fn groups_are_those_of_a_loop_however_often_an_answer_is_full() {
+        let ordinary = |index| f64::from(index) * -0.25;
+        assert_eq!(calls(613, ordinary), 1);
+        assert!(calls(9973, ordinary) > 3);
+        // Of numbers so far apart sums are as long as they get.
+        let wild = |index: u32| f64::from_bits(u64::from(index % 2000) << 52 | 0xf_ffff_ffff_ffff);
+        assert!(calls(613, wild) > 1);
+        assert_eq!(calls(99, wild), 1);
+    }
+
+    #[test]
+    fn only_rows_that_all_conditions_keep_are_added_up() {
+        let bytes: Vec<u8> = (0..4000u32).map(|index| (index * index % 251) as u8).collect();
+        let sim = Sim::new(6, bytes.clone());
+        let range = |offset, count| Range { offset, count };
+        let column = |offset| Column { kind: u8::KIND, pieces: vec![range(offset, 70), range(offset + 100, 900)] };
+        let condition = |offset, low, high| Condition { column: column(offset), low, high };
+        let rows: Vec<usize> = (0..70).chain(100..1000).collect();
+        let check = |keys: &[u64], conditions: Vec<Condition>| {
+            let values = vec![range(2000, 970)];
+            let is_kept = |row: usize| {
+                conditions.iter().all(|one| {
+                    let offset = one.column.pieces[0].offset as usize;
+                    (one.low..=one.high).contains(&u64::from(bytes[offset + row]))
+                })
+            };
+            let mut right: BTreeMap<Key, (u64, u128)> = BTreeMap::new();
+            for (index, row) in rows.iter().enumerate().filter(|(_, row)| is_kept(**row)) {
+                let key = |key: usize| keys.get(key).map_or(0, |offset| u64::from(bytes[*offset as usize + row]));
+                let (count, sum) = right.entry([key(0), key(1)]).or_default();
+                (*count, *sum) = (*count + 1, *sum + u128::from(bytes[2000 + index]));
+            }
+            let keys = keys.iter().map(|offset| column(*offset)).collect();
+            let found = sim.run_one::<Group<u8>>(Grouped { keys, values, conditions }).unwrap();
+            let said = found.groups.iter().map(|(key, part)| (*key, (part.count(), part.sum())));
+            assert_eq!((found.rows, said.collect::<BTreeMap<_, _>>()), (970, right));
+        };
+        check(&[], Vec::new());
+        check(&[], vec![condition(1000, 100, 200)]);
+        check(&[], vec![condition(1000, 2, 1)]);
+        check(&[3000], vec![condition(1000, 0, 4), condition(2990, 10, 255)]);
+        check(&[3000, 1], vec![condition(3000, 0, 9), condition(1, 0, 9)]);
     }
 }

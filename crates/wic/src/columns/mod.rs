@@ -29,6 +29,8 @@ use serde::{Deserialize, Serialize};
 const CHUNK_BYTES: u64 = 32 * 1024;
 /// Columns whose numbers are a key together, at most.
 pub const KEYS_MAX: usize = 2;
+/// Conditions on a row, at most.
+pub const CONDITIONS_MAX: usize = 8;
 
 /// A key: an image ([`Number::image`]) for each column; 0 for one that is not there.
 pub type Key = [u64; KEYS_MAX];
@@ -99,6 +101,72 @@ pub struct Column {
     pub pieces: Vec<Range>,
 }
 
+/// A row is looked at only if the image ([`Number::image`]) of its number in a column is one of these.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Condition {
+    /// The column.
+    pub column: Column,
+    /// The smallest image.
+    pub low: u64,
+    /// The largest. If it is smaller than `low`, there is none.
+    pub high: u64,
+}
+
+/// Rows side by side, by their images.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'r> {
+    /// How many.
+    pub count: usize,
+    /// The images of each column of the key; nothing for one that is not there.
+    pub images: [&'r [u64]; KEYS_MAX],
+    /// Which of them all conditions keep. `None`: all.
+    pub kept: Option<&'r [bool]>,
+}
+
+impl<'r> Rows<'r> {
+    /// The first so many, and the others.
+    ///
+    /// # Panics
+    /// If they are fewer.
+    pub fn split_at(self, count: usize) -> (Rows<'r>, Rows<'r>) {
+        let images = self.images.map(|column| column.split_at(count.min(column.len())));
+        let kept = self.kept.map(|kept| kept.split_at(count));
+        let first = Rows { count, images: images.map(|(first, _)| first), kept: kept.map(|(first, _)| first) };
+        let rest = images.map(|(_, rest)| rest);
+        (first, Rows { count: self.count - count, images: rest, kept: kept.map(|(_, rest)| rest) })
+    }
+
+    /// The key of a row; columns that are not there have none.
+    fn key(&self, row: usize) -> Key {
+        self.images.map(|column| column.get(row).copied().unwrap_or(0))
+    }
+
+    fn is_kept(&self, row: usize) -> bool {
+        self.kept.is_none_or(|kept| kept[row])
+    }
+
+    /// Each kept row and how many behind it are looked at with it: those of the same key, and those that are not kept. `look` says whether to go on; how many
+    /// rows were gone through.
+    fn each_run(&self, mut look: impl FnMut(Key, core::ops::Range<usize>) -> bool) -> usize {
+        let mut row = 0;
+        while row < self.count {
+            if !self.is_kept(row) {
+                row += 1;
+                continue;
+            }
+            let key = self.key(row);
+            // Neighbours are often alike.
+            let alike = (row + 1..self.count).take_while(|next| !self.is_kept(*next) || self.key(*next) == key).count();
+            let run = row..row + 1 + alike;
+            if !look(key, run.clone()) {
+                return row;
+            }
+            row = run.end;
+        }
+        self.count
+    }
+}
+
 /// Goes through the numbers of pieces.
 struct Walk<'w> {
     pieces: &'w [Range],
@@ -136,37 +204,61 @@ impl<'w> Walk<'w> {
     }
 }
 
-/// Goes through the keys of columns side by side.
-struct KeyWalk<'w> {
-    columns: Vec<(Kind, Walk<'w>)>,
+/// Goes through rows: the keys and the conditions of columns side by side.
+struct RowWalk<'w> {
+    keys: Vec<(Kind, Walk<'w>)>,
+    conditions: Vec<(&'w Condition, Walk<'w>)>,
     images: [Vec<u64>; KEYS_MAX],
+    asked: Vec<u64>,
+    kept: Vec<bool>,
 }
 
-impl<'w> KeyWalk<'w> {
-    /// `None` if there are no columns, or too many.
-    fn new(columns: &'w [Column]) -> Option<KeyWalk<'w>> {
-        let walk = |column: &'w Column| (column.kind, Walk::new(&column.pieces, column.kind.bytes()));
-        let is_right = (1..=KEYS_MAX).contains(&columns.len());
-        is_right.then(|| KeyWalk { columns: columns.iter().map(walk).collect(), images: Default::default() })
+impl<'w> RowWalk<'w> {
+    /// `None` if there are too many columns.
+    fn new(keys: &'w [Column], conditions: &'w [Condition]) -> Option<RowWalk<'w>> {
+        let walk = |column: &'w Column| Walk::new(&column.pieces, column.kind.bytes());
+        let is_right = keys.len() <= KEYS_MAX && conditions.len() <= CONDITIONS_MAX;
+        is_right.then(|| RowWalk {
+            keys: keys.iter().map(|column| (column.kind, walk(column))).collect(),
+            conditions: conditions.iter().map(|condition| (condition, walk(&condition.column))).collect(),
+            images: Default::default(),
+            asked: Vec::new(),
+            kept: Vec::new(),
+        })
     }
 
+    /// Rows that lie side by side from here on, in each column; 0 at the end. Without columns there are as many as anybody asks for.
     fn ready(&mut self) -> u64 {
-        self.columns.iter_mut().map(|(_, walk)| walk.ready()).min().unwrap_or(0)
+        let keys = self.keys.iter_mut().map(|(_, walk)| walk.ready());
+        keys.chain(self.conditions.iter_mut().map(|(_, walk)| walk.ready())).min().unwrap_or(u64::MAX)
     }
 
-    /// The next keys, as many images of each column.
-    async fn next<P: Place>(&mut self, place: &P, count: u64) -> Result<[&[u64]; KEYS_MAX], Fault> {
-        for ((kind, walk), images) in self.columns.iter_mut().zip(&mut self.images) {
+    /// The next rows.
+    async fn next<P: Place>(&mut self, place: &P, count: u64) -> Result<Rows<'_>, Fault> {
+        for ((kind, walk), images) in self.keys.iter_mut().zip(&mut self.images) {
             let bytes = walk.next(place, count).await?;
             kind.images(&bytes, images);
         }
-        Ok([&self.images[0], &self.images[1]])
+        let rows = count as usize;
+        if !self.conditions.is_empty() {
+            self.kept.clear();
+            self.kept.resize(rows, true);
+        }
+        for (Condition { column, low, high }, walk) in &mut self.conditions {
+            let bytes = walk.next(place, count).await?;
+            column.kind.images(&bytes, &mut self.asked);
+            keep(&mut self.kept, &self.asked, *low, *high);
+        }
+        let kept = (!self.conditions.is_empty()).then_some(&self.kept[..]);
+        Ok(Rows { count: rows, images: [&self.images[0], &self.images[1]], kept })
     }
 }
 
-/// The key of a row of these images; columns that are not there have none.
-fn key_of(images: &[&[u64]; KEYS_MAX], row: usize) -> Key {
-    images.map(|column| column.get(row).copied().unwrap_or(0))
+/// Of the rows that are kept, those with an image from `low` to `high`.
+pub fn keep(kept: &mut [bool], images: &[u64], low: u64, high: u64) {
+    for (kept, image) in kept.iter_mut().zip(images) {
+        *kept &= (low..=high).contains(image);
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `ff.tally`: how often each value, or pair of values, is there.
 
-use super::{Column, Key, KeyWalk, key_of};
+use super::{Column, Condition, Key, RowWalk, Rows};
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ pub struct Tally;
 pub struct Tallied {
     /// In this order.
     pub keys: Vec<Column>,
+    /// What rows have to be, to be counted.
+    pub conditions: Vec<Condition>,
 }
 
 /// How often keys were there.
@@ -30,20 +32,16 @@ impl Tallies {
     pub const MOST: usize = 2048;
 
     /// Counts rows until there are more keys than so many; `false` if it stopped there.
-    pub fn add_all(&mut self, images: &[&[u64]; super::KEYS_MAX], most: usize) -> bool {
-        let mut row = 0;
-        while row < images[0].len() {
-            let key = key_of(images, row);
-            // Neighbours are often alike.
-            let alike = (row + 1..images[0].len()).take_while(|next| key_of(images, *next) == key).count();
+    pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
+        let done = rows.each_run(|key, run| {
             if self.counts.len() >= most && !self.counts.contains_key(&key) {
                 return false;
             }
-            *self.counts.entry(key).or_default() += 1 + alike as u64;
-            self.rows += 1 + alike as u64;
-            row += 1 + alike;
-        }
-        true
+            *self.counts.entry(key).or_default() += run.filter(|row| rows.is_kept(*row)).count() as u64;
+            true
+        });
+        self.rows += done as u64;
+        done == rows.count
     }
 
     /// All that another one has.
@@ -58,14 +56,15 @@ impl Tallies {
 
 impl Function for Tally {
     const NAME: &'static str = "ff.tally";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const REPEATABLE: bool = true;
     type Argument = Tallied;
     type Answer = Tallies;
 
     async fn run<P: Place>(place: &P, tallied: Tallied) -> Result<Tallies, Fault> {
         let mut tallies = Tallies::default();
-        let Some(mut walk) = KeyWalk::new(&tallied.keys) else { return Ok(tallies) };
+        let walk = RowWalk::new(&tallied.keys, &tallied.conditions).filter(|_| !tallied.keys.is_empty());
+        let Some(mut walk) = walk else { return Ok(tallies) };
         loop {
             let count = walk.ready();
             if count == 0 || !tallies.add_all(&walk.next(place, count).await?, Tallies::MOST) {
@@ -89,7 +88,9 @@ mod tests {
         let (mut rows, mut all) = (0, Tallies::default());
         while rows < 9000 {
             let pieces = vec![Range { offset: 4 * rows, count: 9000 - rows }];
-            let found = sim.run_one::<Tally>(Tallied { keys: vec![Column { kind: u32::KIND, pieces }] }).unwrap();
+            let found = sim
+                .run_one::<Tally>(Tallied { keys: vec![Column { kind: u32::KIND, pieces }], conditions: Vec::new() })
+                .unwrap();
             assert!(found.rows > 0 && found.counts.len() <= Tallies::MOST);
             rows += found.rows;
             all.merge(found);
@@ -105,14 +106,16 @@ mod tests {
         let range = |offset, count| Range { offset, count };
         let one = Column { kind: u8::KIND, pieces: vec![range(0, 70), range(100, 930)] };
         let other = Column { kind: i16::KIND, pieces: vec![range(4096, 500), range(10, 500)] };
-        let found = sim.run_one::<Tally>(Tallied { keys: vec![one, other] }).unwrap();
+        let found = sim.run_one::<Tally>(Tallied { keys: vec![one, other], conditions: Vec::new() }).unwrap();
         let ones = bytes[..70].iter().chain(&bytes[100..1030]);
         let words = [&bytes[4096..5096], &bytes[10..1010]].concat();
         let mut right = Tallies::default();
         for (one, word) in ones.zip(words.as_chunks().0) {
-            right.add_all(&[&[one.image()], &[i16::from_le_bytes(*word).image()]], usize::MAX);
+            let images = [&[one.image()][..], &[i16::from_le_bytes(*word).image()]];
+            right.add_all(&Rows { count: 1, images, kept: None }, usize::MAX);
         }
         assert_eq!(found, right);
-        assert_eq!(sim.run_one::<Tally>(Tallied { keys: Vec::new() }), Ok(Tallies::default()));
+        let nothing = Tallied { keys: Vec::new(), conditions: Vec::new() };
+        assert_eq!(sim.run_one::<Tally>(nothing), Ok(Tallies::default()));
     }
 }

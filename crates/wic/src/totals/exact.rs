@@ -124,23 +124,46 @@ impl ExactSum {
     }
 }
 
+/// A sum as it travels: sign, and the limbs of its magnitude that are not zero, with those between them. Of ordinary numbers they are few.
+#[derive(Serialize, Deserialize)]
+struct Travelling {
+    is_negative: bool,
+    /// Limbs before the first.
+    first: u8,
+    limbs: Vec<u32>,
+    special: Option<f64>,
+}
+
 impl Serialize for ExactSum {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut settled = self.clone();
-        settled.settle();
-        (&settled.limbs[..], settled.special).serialize(serializer)
+        let mut sum = self.clone();
+        sum.settle();
+        let is_negative = sum.limbs[LIMBS - 1] < 0;
+        if is_negative {
+            sum.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
+            sum.settle();
+        }
+        let is_some = |limb: &i64| *limb != 0;
+        let first = sum.limbs.iter().position(is_some).unwrap_or(0);
+        let end = sum.limbs.iter().rposition(is_some).map_or(0, |last| last + 1);
+        let limbs = sum.limbs[first..end].iter().map(|limb| *limb as u32).collect();
+        let special = (self.special != 0.0).then_some(self.special);
+        Travelling { is_negative, first: first as u8, limbs, special }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for ExactSum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ExactSum, D::Error> {
-        let (limbs, special) = <(Vec<i64>, f64)>::deserialize(deserializer)?;
-        let limbs: [i64; LIMBS] = limbs.try_into().map_err(|_| Error::custom("a sum has 68 limbs"))?;
-        let is_settled = limbs[..LIMBS - 1].iter().all(|limb| (0..1 << LIMB_BITS).contains(limb));
-        if !is_settled || limbs[LIMBS - 1].unsigned_abs() >= 1 << LIMB_BITS {
-            return Err(Error::custom("a limb is too large"));
+        let Travelling { is_negative, first, limbs, special } = Travelling::deserialize(deserializer)?;
+        let mut sum = ExactSum { special: special.unwrap_or(0.0), ..ExactSum::default() };
+        let rest = sum.limbs.get_mut(first.into()..).unwrap_or_default();
+        if limbs.len() > rest.len() {
+            return Err(Error::custom("a sum has 68 limbs"));
         }
-        Ok(ExactSum { limbs, unsettled: 0, special })
+        let sign = if is_negative { -1 } else { 1 };
+        rest.iter_mut().zip(limbs).for_each(|(limb, part)| *limb = sign * i64::from(part));
+        sum.settle();
+        Ok(sum)
     }
 }
 
@@ -234,18 +257,39 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_sum_are_refused() {
-        let encode = |limbs: Vec<i64>| postcard::to_stdvec(&(limbs, 0.0f64)).unwrap();
-        let mut far_below = vec![0; LIMBS];
-        far_below[LIMBS - 1] = i64::MIN;
-        for limbs in [
-            far_below,
-            vec![0; LIMBS - 1],
-            vec![0; LIMBS + 1],
-            vec![1 << 32; LIMBS],
-            vec![-1; LIMBS],
-            vec![i64::MIN; LIMBS],
-        ] {
-            assert!(postcard::from_bytes::<ExactSum>(&encode(limbs)).is_err());
+        let decode = |first: u8, limbs: usize| {
+            let travelling = Travelling { is_negative: true, first, limbs: vec![u32::MAX; limbs], special: None };
+            postcard::from_bytes::<ExactSum>(&postcard::to_stdvec(&travelling).unwrap())
+        };
+        assert!(decode(0, LIMBS).is_ok() && decode(67, 1).is_ok() && decode(68, 0).is_ok());
+        assert!(
+            decode(0, LIMBS + 1).is_err()
+                && decode(67, 2).is_err()
+                && decode(68, 1).is_err()
+                && decode(255, 1).is_err()
+        );
+    }
+
+    #[test]
+    fn sums_travel_whole_and_those_of_ordinary_numbers_are_short() {
+        let through = |sum: &ExactSum| {
+            let bytes = postcard::to_stdvec(sum).unwrap();
+            (postcard::from_bytes::<ExactSum>(&bytes).unwrap(), bytes.len())
+        };
+        let mut seed = 11;
+        for _ in 0..2000 {
+            let mut sum = ExactSum::default();
+            (0..random(&mut seed) % 5).for_each(|_| sum.add(f64::from_bits(random(&mut seed))));
+            let (same, _) = through(&sum);
+            assert_eq!(same.rounded().to_bits(), sum.rounded().to_bits());
+            sum.settle();
+            assert!(same == sum || sum.special.is_nan() && same.limbs == sum.limbs, "{sum:?}");
+        }
+        for sign in [1.0, -1.0] {
+            let mut fares = ExactSum::default();
+            (0..100_000).for_each(|fare| fares.add(sign * f64::from(fare) * 0.01));
+            let (_, bytes) = through(&fares);
+            assert!(bytes <= 24, "{bytes}");
         }
     }
 }
