@@ -287,6 +287,81 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     }
 }
 
+#[test]
+fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
+    let scratch = Scratch::new("kept");
+    let (_servers, heaps) = heaps(&scratch);
+    let rows = mixture(&mut Random::new(5));
+    let end = GROUPED as i64;
+    // Of one column that ascends, so that most chunks are kept whole or not at all; of columns of which every chunk has some; and of both.
+    let ranges: [&[(&str, i64, i64)]; 7] = [
+        &[("all", 9000, end - 9000)],
+        &[("whole", 5000, 600_000)],
+        &[("all", 9000, end), ("whole", -1000, 300_000)],
+        &[("all", 9000, end), ("all", 0, 20_000), ("unsigned", 100, 3000), ("some", 0, 100)],
+        &[("few", 0, 1)],
+        &[("few", 1, 1)],
+        &[("all", end + 5, end + 9)],
+    ];
+    for heap in &heaps {
+        let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
+        for ranges in ranges {
+            let scan = |names: &[&str]| {
+                let scan = frame.scan(names).unwrap();
+                ranges.iter().fold(scan, |scan, (name, low, end)| {
+                    match *name {
+                        "all" => scan.within(name, *low..*end),
+                        "unsigned" => scan.within(name, *low as u32..*end as u32),
+                        "few" => scan.within(name, *low as i8..*end as i8),
+                        _ => scan.within(name, *low as i32..*end as i32),
+                    }
+                    .unwrap()
+                })
+            };
+            let all = ["few", "some", "many", "whole", "unsigned", "short", "odd"];
+            let kept =
+                FarFrame::from_batches(heap, scan(&all).schema(), scan(&all).map(|batch| Ok(batch.unwrap()))).unwrap();
+            for name in ["whole", "unsigned", "short", "many"] {
+                let sums = scan(&[]).sums(name).unwrap().unwrap();
+                let right = kept.totals(name).unwrap();
+                assert_eq!(
+                    (sums.count, sums.sum.rounded(), sums.mean),
+                    (right.count, right.sum, right.mean),
+                    "{name} of {ranges:?}"
+                );
+                assert_eq!(sums.ends.is_some(), right.count > 0);
+            }
+            for by in ["few", "some", "many"] {
+                let asked =
+                    [Agg::sum("short"), Agg::mean("whole"), Agg::max("unsigned"), Agg::min("many"), Agg::rows()];
+                for asked in [&asked[..], &[Agg::rows()]] {
+                    assert!(scan(&[]).has_groups(&[by], asked).unwrap());
+                    let groups = scan(&[]).groups(&[by], asked, CHUNK_ROWS).unwrap().unwrap();
+                    assert_eq!(
+                        groups,
+                        near(&kept.group_by(&[by]).unwrap().agg(asked).unwrap()),
+                        "by {by} of {ranges:?}"
+                    );
+                    let few = groups.num_rows().saturating_sub(1);
+                    assert_eq!(scan(&[]).groups(&[by], asked, few).unwrap().is_none(), groups.num_rows() > 0);
+                }
+            }
+            // Parts of a frame have what all of it has.
+            let counts = (0..3).map(|part| scan(&[]).part(part, 3).sums("whole").unwrap().unwrap().count);
+            assert_eq!(counts.sum::<u64>(), kept.rows() as u64);
+            // Where the order of numbers is not that of their bits, or values are not there, rows are looked at.
+            assert!(scan(&[]).sums("odd").unwrap().is_none() && scan(&[]).sums("tip").unwrap().is_none());
+            assert!(!scan(&[]).has_groups(&["few"], &[Agg::sum("tip")]).unwrap());
+            assert!(!scan(&[]).has_groups(&["few", "some"], &[Agg::rows()]).unwrap());
+            let of_tip = scan(&[]).within("tip", 0.0..).unwrap();
+            assert!(!of_tip.has_groups(&["few"], &[Agg::rows()]).unwrap() && of_tip.sums("whole").unwrap().is_none());
+            let closed =
+                scan(&[]).filter(&["few"], |batch| Ok(BooleanArray::from(vec![true; batch.num_rows()]))).unwrap();
+            assert!(!closed.has_groups(&["few"], &[Agg::rows()]).unwrap() && closed.sums("whole").unwrap().is_none());
+        }
+    }
+}
+
 fn near(frame: &FarFrame) -> RecordBatch {
     let batches: Vec<RecordBatch> = frame.batches().map(Result::unwrap).collect();
     concat_batches(&frame.schema(), &batches).unwrap()

@@ -9,6 +9,7 @@ use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
 use crate::group_there::{self, Found};
 use crate::keys::Keys;
+use crate::scan::Scan;
 use crate::sort::SortBy;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, UInt64Array, new_null_array};
 use arrow::compute::cast;
@@ -128,13 +129,28 @@ impl GroupBy {
         let plan = Plan::new(self, what)?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
         let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
-        let frame = self.frame.select(&names)?;
-        match plan.there(&frame)? {
+        match plan.there(&self.frame.scan(&[])?, GROUPS_MAX)? {
             Some(groups) => maker.push(groups)?,
-            None => plan.group(frame, GROUPS_MAX, &mut maker)?,
+            None => plan.group(self.frame.select(&names)?, GROUPS_MAX, &mut maker)?,
         }
         let by: Vec<SortBy> = self.names.iter().map(|name| SortBy::ascending(name).nulls_first()).collect();
         maker.finish()?.sort(&by)
+    }
+}
+
+impl Scan {
+    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? It is one column of integers, dates or times; rows are kept by at most eight ranges of columns,
+    /// if at all; and all columns that are named anywhere have numbers, dates or times, and no nulls.
+    pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
+        let plan = Plan::new(&self.frame.group_by(names)?, what)?;
+        plan.are_there(self)
+    }
+
+    /// What these rows come to by what is in these columns, as [`GroupBy::agg`] has it, in any order, and near. They are found where they are ([`Heap::group`](farfield::Heap::group)).
+    /// `None`: rows have to be looked at, see [`has_groups`](Scan::has_groups), or there are more groups than `most`. A memory server says of up to 1024 at a time; if rows next to each other are of more,
+    /// they come near for it.
+    pub fn groups(&self, names: &[&str], what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        Plan::new(&self.frame.group_by(names)?, what)?.there(self, most)
     }
 }
 
@@ -183,23 +199,31 @@ impl Plan {
         Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
     }
 
-    /// The groups, found where the columns are. `None`: they cannot be, or are too many.
-    fn there(&self, frame: &FarFrame) -> Result<Option<RecordBatch>, FrameError> {
-        let (heap, keys) = (&frame.heap, &frame.columns[0]);
-        if self.keys.columns() > 1 || !group_there::are_there(keys, &frame.columns) {
+    fn are_there(&self, scan: &Scan) -> Result<bool, FrameError> {
+        let indices = self.read.iter().map(|name| scan.frame.index(name)).collect::<Result<Vec<_>, _>>()?;
+        let columns = || indices.iter().map(|index| &*scan.frame.columns[*index]);
+        let is_there = |keys| group_there::are_there(keys, columns());
+        Ok(self.keys.columns() == 1 && scan.is_of_ranges() && columns().next().is_some_and(is_there))
+    }
+
+    /// The groups of the rows of a scan, found where the columns are. `None`: they cannot be, or are too many.
+    fn there(&self, scan: &Scan, most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        if !self.are_there(scan)? {
             return Ok(None);
         }
+        let column = |read: usize| Ok::<_, FrameError>(&scan.frame.columns[scan.frame.index(&self.read[read])?]);
+        let keys = column(0)?;
         let mut found: BTreeMap<usize, Found> = BTreeMap::new();
         for index in self.asked.iter().filter_map(|(_, index, _)| *index) {
             if let Entry::Vacant(entry) = found.entry(index) {
-                let groups = group_there::found(heap, keys, &frame.columns[index], GROUPS_MAX)?;
+                let groups = group_there::found(scan, keys, column(index)?, most)?;
                 let Some(groups) = groups else { return Ok(None) };
                 entry.insert(groups);
             }
         }
         let counted = match found.values().next() {
             Some(groups) => Some((groups.keys.clone(), groups.counts.clone())),
-            None => group_there::counted(heap, keys, GROUPS_MAX)?,
+            None => group_there::counted(scan, keys, most)?,
         };
         let Some((keys, rows)) = counted else { return Ok(None) };
         let mut columns = vec![keys];

@@ -4,11 +4,13 @@
 
 use crate::column::{Column, Values, with_numbers};
 use crate::error::FrameError;
+use crate::kept::narrowed;
+use crate::scan::Scan;
 use crate::sums::{Sum, Summed};
 use arrow::array::ArrayRef;
 use arrow::buffer::NullBuffer;
-use farfield::{FarVec, Heap, OffloadError, Part};
-use std::sync::Arc;
+use farfield::{FarVec, OffloadError, Part};
+use std::collections::BTreeMap;
 
 /// What the numbers of a column come to in each group, the groups in an order that is the same for all columns.
 pub(crate) struct Found {
@@ -21,55 +23,64 @@ pub(crate) struct Found {
     pub(crate) ends: [ArrayRef; 2],
 }
 
-/// Can groups of rows with these columns, of which one has their keys, be found where they are?
-pub(crate) fn are_there(keys: &Column, columns: &[Arc<Column>]) -> bool {
-    let is_whole =
-        |column: &Arc<Column>| column.nulls() == 0 && !matches!(column.values, Values::Bits(_) | Values::Text(_));
-    !matches!(keys.values, Values::F32(_) | Values::F64(_)) && columns.iter().all(is_whole)
+/// Can groups of rows by this column, of these columns, be found where they are?
+pub(crate) fn are_there<'c>(keys: &Column, columns: impl IntoIterator<Item = &'c Column>) -> bool {
+    let is_whole = |column: &Column| column.nulls() == 0 && !matches!(column.values, Values::Bits(_) | Values::Text(_));
+    let is_integer = !matches!(keys.values, Values::F32(_) | Values::F64(_));
+    is_integer && is_whole(keys) && columns.into_iter().all(is_whole)
 }
 
-/// Groups by `keys` of the numbers `of` another column. `None`: they are more than `most`, or [are not there](are_there).
-pub(crate) fn found(heap: &Heap, keys: &Column, of: &Column, most: usize) -> Result<Option<Found>, FrameError> {
-    with_numbers!(&of.values, numbers => by(heap, keys, of, numbers, most), Values::Bits(_) | Values::Text(_) => Ok(None))
+/// The same for all kinds of integers that keys can be.
+macro_rules! with_integers {
+    ($values:expr, $numbers:ident => $integral:expr) => {
+        match $values {
+            Values::I8($numbers) => $integral,
+            Values::I16($numbers) => $integral,
+            Values::I32($numbers) => $integral,
+            Values::I64($numbers) => $integral,
+            Values::U8($numbers) => $integral,
+            Values::U16($numbers) => $integral,
+            Values::U32($numbers) => $integral,
+            Values::U64($numbers) => $integral,
+            Values::F32(_) | Values::F64(_) | Values::Bits(_) | Values::Text(_) => Ok(None),
+        }
+    };
+}
+
+/// Groups by `keys` of the numbers `of` another column, of the rows of a scan. `None`: they are more than `most`, or [are not there](are_there).
+pub(crate) fn found(scan: &Scan, keys: &Column, of: &Column, most: usize) -> Result<Option<Found>, FrameError> {
+    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, most), Values::Bits(_) | Values::Text(_) => Ok(None))
 }
 
 fn by<N: Summed>(
-    heap: &Heap,
+    scan: &Scan,
     keys: &Column,
     of: &Column,
     numbers: &FarVec<N>,
     most: usize,
 ) -> Result<Option<Found>, FrameError> {
-    macro_rules! by_integers {
-        ($($kind:ident)*) => {
-            match &keys.values {
-                $(Values::$kind(values) => {
-                    let Some(groups) = few(heap.group(values, numbers).most(most).run())? else { return Ok(None) };
-                    let (values, parts): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
-                    Found::new(keys.array_of(values, None)?, of, &parts).map(Some)
-                })*
-                _ => Ok(None),
-            }
-        };
-    }
-    by_integers! { I8 I16 I32 I64 U8 U16 U32 U64 }
+    with_integers!(&keys.values, values => {
+        let mut groups: BTreeMap<_, Part<N>> = BTreeMap::new();
+        for run in scan.runs() {
+            let Some(some) = few(narrowed!(scan.frame.heap.group(values, numbers), run).most(most).run())? else { return Ok(None) };
+            some.iter().for_each(|(key, part)| groups.entry(*key).or_default().merge(part));
+        }
+        let (values, parts): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
+        if parts.len() > most { Ok(None) } else { Found::new(keys.array_of(values, None)?, of, &parts).map(Some) }
+    })
 }
 
 /// How many rows there are of each group. `None` as in [`found`].
-pub(crate) fn counted(heap: &Heap, keys: &Column, most: usize) -> Result<Option<(ArrayRef, Vec<u64>)>, FrameError> {
-    macro_rules! by_integers {
-        ($($kind:ident)*) => {
-            match &keys.values {
-                $(Values::$kind(values) => {
-                    let Some(groups) = few(heap.tally(values).most(most).run())? else { return Ok(None) };
-                    let (values, counts): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
-                    Ok(Some((keys.array_of(values, None)?, counts)))
-                })*
-                _ => Ok(None),
-            }
-        };
-    }
-    by_integers! { I8 I16 I32 I64 U8 U16 U32 U64 }
+pub(crate) fn counted(scan: &Scan, keys: &Column, most: usize) -> Result<Option<(ArrayRef, Vec<u64>)>, FrameError> {
+    with_integers!(&keys.values, values => {
+        let mut groups: BTreeMap<_, u64> = BTreeMap::new();
+        for run in scan.runs() {
+            let Some(some) = few(narrowed!(scan.frame.heap.tally(values), run).most(most).run())? else { return Ok(None) };
+            some.iter().for_each(|(key, count)| *groups.entry(*key).or_default() += count);
+        }
+        let (values, counts): (Vec<_>, Vec<_>) = groups.into_iter().unzip();
+        if counts.len() > most { Ok(None) } else { Ok(Some((keys.array_of(values, None)?, counts))) }
+    })
 }
 
 fn few<T>(groups: Result<T, OffloadError>) -> Result<Option<T>, FrameError> {

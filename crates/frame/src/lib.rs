@@ -30,6 +30,7 @@ mod frame;
 mod group;
 mod group_there;
 mod join;
+mod kept;
 mod keys;
 #[cfg(feature = "parquet")]
 mod parquet;

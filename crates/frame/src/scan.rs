@@ -68,7 +68,7 @@ pub struct Scan {
     pub(crate) within: Vec<(usize, Option<Images>)>,
     pub(crate) keep: Vec<(Vec<usize>, Keep)>,
     /// Those that nothing was asked of.
-    chunks: Range<usize>,
+    pub(crate) chunks: Range<usize>,
     found: VecDeque<Rows>,
 }
 

@@ -1,14 +1,14 @@
-//! What the numbers of a column come to, of the rows that ranges of the same column keep: found where they are.
+//! What the numbers of a column come to, of the rows that ranges keep: found where they are.
 //!
 //! Danger: numbers that are added up twice, or not, where chunks that are known meet others.
 
-use crate::column::{CHUNK_ROWS, Column, Values, with_numbers};
+use crate::column::{Column, Values, with_numbers};
 use crate::error::FrameError;
+use crate::kept::narrowed;
 use crate::scan::Scan;
-use crate::zones::{Images, Share, runs};
 use arrow::array::ArrayRef;
 use arrow::datatypes::ArrowNativeType;
-use farfield::{FarVec, Heap, Number, Part};
+use farfield::{FarVec, Number, Part};
 
 /// Number, sum, mean, smallest and largest of some numbers. Nothing is lost on the way to a sum.
 #[derive(Clone, Debug)]
@@ -55,64 +55,58 @@ impl Sum {
 }
 
 impl Scan {
-    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times; rows are kept by ranges of its own, if at all. Where there are ranges it has no nulls,
-    /// and where there are ranges or nulls neither NaN nor −0.
+    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times. Rows are kept by at most eight ranges of columns without nulls, if at all; where there are ranges it
+    /// has no nulls itself, and where there are ranges or nulls neither NaN nor −0.
     pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
-        let index = self.frame.index(name)?;
-        let column = &self.frame.columns[index];
-        let is_its_own = self.within.iter().all(|(of, _)| *of == index);
-        let is_known = match self.within.is_empty() {
-            true => column.nulls() == 0 || !column.zones.is_odd,
-            false => column.nulls() == 0 && !column.zones.is_odd,
+        let column = &self.frame.columns[self.frame.index(name)?];
+        let is_known = match (self.is_whole(), column.nulls()) {
+            (true, 0) => true,
+            (true, _) => !column.zones.is_odd,
+            (false, nulls) => nulls == 0 && !column.zones.is_odd,
         };
         let is_number = !matches!(column.values, Values::Bits(_) | Values::Text(_));
-        Ok(is_number && self.keep.is_empty() && is_its_own && is_known)
+        Ok(is_number && self.is_of_ranges() && is_known)
     }
 
-    /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`]). `None`: they have to be looked at, see
-    /// [`has_sums`](Scan::has_sums).
+    /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`], [`Heap::group`](farfield::Heap::group)). `None`: they have to be
+    /// looked at, see [`has_sums`](Scan::has_sums).
     pub fn sums(&self, name: &str) -> Result<Option<Sums>, FrameError> {
         if !self.has_sums(name)? {
             return Ok(None);
         }
-        let column = &self.frame.columns[self.frame.index(name)?];
-        let all = Some(Images::ALL);
-        let images = self.within.iter().fold(all, |common, (_, images)| common?.common((*images)?));
-        with_numbers!(&column.values, numbers => sums_of(&self.frame.heap, column, numbers, images).map(Some),
+        let index = self.frame.index(name)?;
+        with_numbers!(&self.frame.columns[index].values, numbers => self.sums_of(index, numbers).map(Some),
             Values::Bits(_) | Values::Text(_) => Ok(None))
     }
-}
 
-fn sums_of<N: Summed>(
-    heap: &Heap,
-    column: &Column,
-    numbers: &FarVec<N>,
-    images: Option<Images>,
-) -> Result<Sums, FrameError> {
-    let mut part = Part::default();
-    let share = |zone: &Option<_>| images.map_or(Share::None, |images| images.share(*zone));
-    for (share, chunks) in runs(column.zones.chunks.iter().map(share)) {
-        let zones = &column.zones.chunks[chunks.clone()];
-        let rows = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
-        let numbers = numbers.aggregate(heap).over(rows);
-        part.merge(&match (share, images) {
-            (Share::All, _) => numbers.run()?,
-            (Share::Some, Some(images)) => numbers.filter(images.numbers::<N>(zones)).run()?,
-            _ => continue,
-        });
+    fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {
+        let (heap, column): (_, &Column) = (&self.frame.heap, &self.frame.columns[index]);
+        let mut part = Part::default();
+        for run in self.runs() {
+            match &run.conditions[..] {
+                [] => part.merge(&numbers.aggregate(heap).over(run.rows).run()?),
+                [own] if own.index == index => {
+                    part.merge(&numbers.aggregate(heap).over(run.rows).filter(own.numbers(numbers)).run()?);
+                }
+                _ => {
+                    let parts = narrowed!(heap.group((), numbers), run).run()?;
+                    parts.iter().for_each(|((), kept)| part.merge(kept));
+                }
+            }
+        }
+        // Where there are nulls all rows are wanted, of which the rest is known.
+        let count = match column.nulls() {
+            0 => part.count(),
+            nulls => (column.rows() - nulls) as u64,
+        };
+        let ends = match (part.min(), part.max()) {
+            _ if column.nulls() > 0 => column.ends()?,
+            (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max], None)?),
+            _ => None,
+        };
+        let sum = N::summed(&part);
+        Ok(Sums { count, sum, mean: (count > 0).then(|| sum.rounded() / count as f64), ends })
     }
-    // Where there are nulls all rows are wanted, of which the rest is known.
-    let count = match column.nulls() {
-        0 => part.count(),
-        nulls => (column.rows() - nulls) as u64,
-    };
-    let ends = match (part.min(), part.max()) {
-        _ if column.nulls() > 0 => column.ends()?,
-        (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max], None)?),
-        _ => None,
-    };
-    let sum = N::summed(&part);
-    Ok(Sums { count, sum, mean: (count > 0).then(|| sum.rounded() / count as f64), ends })
 }
 
 /// Numbers with a sum of some type.

@@ -1,0 +1,96 @@
+//! Rows that ranges of columns keep, as runs of chunks that are asked for together.
+//!
+//! Danger: a chunk that is passed over and has rows; a row that is there twice, or not, where runs meet.
+
+use crate::column::{CHUNK_ROWS, Column};
+use crate::scan::Scan;
+use crate::zones::{Images, Share, Zone, runs};
+use core::ops::{Bound, Range};
+use farfield::collections::CONDITIONS_MAX;
+use farfield::{FarVec, Number};
+use std::collections::BTreeMap;
+
+/// Neighbouring chunks of which ranges keep rows.
+pub(crate) struct Run<'s> {
+    pub(crate) rows: Range<usize>,
+    /// Columns, and what their numbers have to be. Nothing: all rows are kept.
+    pub(crate) conditions: Vec<Condition<'s>>,
+}
+
+/// What the numbers of a column have to be in some chunks.
+pub(crate) struct Condition<'s> {
+    pub(crate) index: usize,
+    pub(crate) column: &'s Column,
+    images: Images,
+    zones: &'s [Option<Zone>],
+}
+
+impl Condition<'_> {
+    /// As a range of numbers.
+    pub(crate) fn numbers<N: Number>(&self, _column: &FarVec<N>) -> (Bound<N>, Bound<N>) {
+        self.images.numbers(self.zones)
+    }
+}
+
+/// The same question, of the rows of a [`Run`] only.
+macro_rules! narrowed {
+    ($asked:expr, $run:expr) => {{
+        let mut asked = $asked.over($run.rows.clone());
+        for condition in &$run.conditions {
+            asked = with_numbers!(&condition.column.values, numbers => asked.within(numbers, condition.numbers(numbers)),
+                Values::Bits(_) | Values::Text(_) => unreachable!("ranges are of numbers"));
+        }
+        asked
+    }};
+}
+pub(crate) use narrowed;
+
+impl Scan {
+    /// Are all rows of the frame kept?
+    pub(crate) fn is_whole(&self) -> bool {
+        let chunks = 0..self.frame.rows().div_ceil(CHUNK_ROWS);
+        self.keep.is_empty() && self.within.is_empty() && self.chunks == chunks
+    }
+
+    /// Are rows kept by nothing but ranges of columns without nulls, no more than can be asked for?
+    pub(crate) fn is_of_ranges(&self) -> bool {
+        let is_whole = |(index, _): &(usize, _)| self.frame.columns[*index].nulls() == 0;
+        self.keep.is_empty() && self.within.len() <= CONDITIONS_MAX && self.within.iter().all(is_whole)
+    }
+
+    /// The chunks that have rows which all [ranges](Scan::is_of_ranges) keep.
+    pub(crate) fn runs(&self) -> Vec<Run<'_>> {
+        let mut ranges: BTreeMap<usize, Images> = BTreeMap::new();
+        for (index, images) in &self.within {
+            let common = ranges.get(index).copied().unwrap_or(Images::ALL);
+            let Some(images) = images.and_then(|images| images.common(common)) else { return Vec::new() };
+            ranges.insert(*index, images);
+        }
+        let zones = |index: &usize, chunks: Range<usize>| &self.frame.columns[*index].zones.chunks[chunks];
+        let share = |chunk: usize| {
+            let shares = ranges.iter().map(|(index, images)| images.share(zones(index, chunk..chunk + 1)[0]));
+            shares.fold(Share::All, |share, other| match (share, other) {
+                (Share::None, _) | (_, Share::None) => Share::None,
+                (Share::All, Share::All) => Share::All,
+                _ => Share::Some,
+            })
+        };
+        let run = |(share, run): (Share, Range<usize>)| {
+            let chunks = self.chunks.start + run.start..self.chunks.start + run.end;
+            let condition = |(index, images): (&usize, &Images)| Condition {
+                index: *index,
+                column: &self.frame.columns[*index],
+                images: *images,
+                zones: zones(index, chunks.clone()),
+            };
+            let conditions = match share {
+                Share::None => return None,
+                Share::All => Vec::new(),
+                Share::Some => ranges.iter().map(condition).collect(),
+            };
+            let rows = chunks.start * CHUNK_ROWS..self.frame.rows().min(chunks.end * CHUNK_ROWS);
+            Some(Run { rows, conditions })
+        };
+        runs(self.chunks.clone().map(share)).into_iter().filter_map(run).collect()
+    }
+}
