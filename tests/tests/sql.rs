@@ -94,7 +94,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 39] = [
+const QUERIES: [&str; 54] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -131,6 +131,21 @@ const QUERIES: [&str; 39] = [
     "select vendor, count(*), sum(fare), avg(tip), min(day), max(zone) from t group by vendor order by vendor",
     "select zone, paid, count(*) as trips from t where fare > 100 group by zone, paid having count(*) > 30 order by trips desc, zone, paid",
     "select borough, count(*), avg(fare) from t join zones on zone = name group by borough order by borough nulls first",
+    "select vendor, count(*), sum(fare), avg(fare), min(fare), max(fare), sum(id), avg(id), max(pickup) from t group by vendor order by vendor",
+    "select vendor, count(*) from t group by vendor order by vendor",
+    "select vendor as v, sum(vendor), min(vendor), avg(vendor), count(vendor) from t where vendor > 1 group by v order by v",
+    "select vendor, sum(fare), count(fare) from t where pickup >= timestamp '2020-09-14T00:00:00' and fare < 5000 group by vendor order by vendor",
+    "select vendor, sum(odd), count(odd) from t group by vendor having count(*) > 14000 order by vendor",
+    "select vendor, sum(fare) as s from t where id < 3 group by vendor order by s",
+    "select id, sum(fare) from t where id > 97000 group by id order by id",
+    "select pickup, count(*), min(id) from t where vendor = 2 and id < 20000 group by pickup order by pickup limit 50",
+    "select vendor, sum(id * 2), count(*) from t group by vendor order by vendor",
+    "select vendor, sum(id + 9223372036854000000) from t group by vendor order by vendor",
+    "select vendor, sum(fare) from t where fare < -1000 group by vendor",
+    "select sum(fare), avg(vendor), count(*) from t where vendor = 3 and id > 20000 and pickup < timestamp '2020-10-20T00:00:00'",
+    "select a.vendor, a.s, b.n from (select vendor, sum(fare) s from t group by vendor) a join (select vendor, count(*) n from t where fare > 0 group by vendor) b on a.vendor = b.vendor order by 1",
+    "select count(*) from (select distinct vendor from t)",
+    "select vendor, count(distinct paid), sum(fare) filter (where fare > 0) from t group by vendor order by vendor",
     "select id from t where fare > (select avg(fare) * 1.98 from t) order by id",
     "select id, fare - lag(fare) over (order by id) as change from t where vendor = 5 order by id limit 20",
     "select distinct vendor from t where exists (select 1 from zones where name = zone) order by vendor",
@@ -228,6 +243,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select sum(fare), sum(vendor), avg(vendor), min(pickup) from t",
             "select count(*), count(tip), sum(tip), avg(tip), min(tip), sum(paid), max(day) from t",
             "select count(*), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
+            "select sum(fare) from t where vendor = 3 and id < 1000",
         ] {
             let text = plan(query).await;
             assert!(
@@ -237,14 +253,36 @@ fn plans_say_what_is_asked_of_far_memory() {
         }
         for query in [
             "select sum(tip) from t where tip > 3",
-            "select sum(fare) from t where vendor = 3",
+            "select sum(fare) from t where paid = 3",
             "select sum(odd) from t where odd > 3",
             "select sum(distinct vendor) from t",
-            "select vendor, sum(fare) from t group by vendor",
             "select sum(fare) from (select fare from t limit 10)",
         ] {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
+        }
+        // Groups, too, by one column of integers, dates or times.
+        for query in [
+            "select vendor, sum(fare), avg(fare), count(*) from t group by vendor",
+            "select distinct vendor from t",
+            "select pickup, max(fare) from t where fare > 100 and vendor = 2 group by pickup order by 2 limit 7",
+        ] {
+            let text = plan(query).await;
+            assert!(text.contains("FarGroups: [") && !text.contains("mode=Partial"), "{text}");
+        }
+        for query in [
+            "select paid, sum(fare) from t group by paid",
+            "select vendor, sum(tip) from t group by vendor",
+            "select vendor, id, sum(fare) from t group by vendor, id",
+            "select vendor % 2, sum(fare) from t group by vendor % 2",
+            "select zone, count(*) from t group by zone",
+            "select fare, count(*) from t group by fare",
+            "select vendor, max(odd) from t group by vendor",
+            "select vendor, count(*) from t where zone like '%1' group by vendor",
+            "select vendor, sum(id + 1) from t group by vendor",
+        ] {
+            let text = plan(query).await;
+            assert!(!text.contains("FarGroups") && text.contains("mode=Partial"), "{text}");
         }
         // What is known is not looked for.
         let text = plan("select count(*), min(fare), max(id) from t").await;
@@ -272,8 +310,10 @@ fn what_the_server_finds_does_not_come_near() {
         fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
         let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
         let few = fetched("select sum(fare) from t where id = 70000").await;
+        let groups = fetched("select vendor, sum(fare) from t where id > 500 group by vendor").await;
         let near = fetched("select sum(fare + 0.0) from t").await;
-        assert!(at_server * 4 < near && few * 4 < near, "{at_server} and {few} bytes, and {near} to look at them near");
+        let most = at_server.max(few).max(groups);
+        assert!(most * 4 < near, "{at_server}, {few} and {groups} bytes, and {near} to look at them near");
     });
 }
 
@@ -299,9 +339,12 @@ fn a_server_that_is_gone_is_an_error() {
     let heap = Arc::new(builder.build().unwrap());
     runtime().block_on(async {
         let (far, _) = twins(&heap);
-        let query = far.sql("select sum(fare + tip) from t where zone like '%1'").await.unwrap();
+        let near = far.sql("select sum(fare + tip) from t where zone like '%1'").await.unwrap();
+        let there = far.sql("select vendor, sum(fare) from t group by vendor").await.unwrap();
         drop(server);
-        let error = query.collect().await.unwrap_err().to_string();
-        assert!(error.contains("memory server"), "{error}");
+        for query in [near, there] {
+            let error = query.collect().await.unwrap_err().to_string();
+            assert!(error.contains("memory server"), "{error}");
+        }
     });
 }

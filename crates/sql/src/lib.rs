@@ -1,7 +1,7 @@
 //! SQL over data frames in far memory.
 //!
 //! DataFusion plans and computes; ours is where the bytes live and where they are looked at. A [`FarTable`] gives a query the columns that it names of the rows that it
-//! asks for: ranges of numbers are found by the memory server, and so is what a column comes to. What a query finds can be a far frame again ([`to_frame`]).
+//! asks for: ranges of numbers are found by the memory server, and so is what columns come to, all in all or by groups. What a query finds can be a far frame again ([`to_frame`]).
 //!
 //! ```
 //! use farfield::Heap;
@@ -26,13 +26,17 @@
 
 #![forbid(unsafe_code)]
 
+mod asked;
+mod groups;
 mod range;
 mod result;
 mod scan;
 mod table;
+mod there;
 mod totals;
 
 pub use datafusion;
+pub use groups::FarGroups;
 pub use result::to_frame;
 pub use scan::FarScan;
 pub use table::{FarTable, context, context_with};

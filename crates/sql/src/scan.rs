@@ -14,7 +14,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Par
 use farfield_frame::arrow::array::{AsArray, RecordBatch};
 use farfield_frame::arrow::datatypes::DataType;
 use farfield_frame::arrow::error::ArrowError;
-use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Scan, Sums};
+use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Scan, Sums};
 use std::fmt;
 use std::sync::Arc;
 
@@ -86,14 +86,18 @@ impl FarScan {
     }
 }
 
-/// What there is to know for [`FarTotals`](crate::totals::FarTotals). Columns are the frame's.
+/// What there is to know for [`FarTotals`](crate::FarTotals) and [`FarGroups`](crate::FarGroups). Columns are the frame's.
 impl FarScan {
     /// The column that is read as this one.
     pub(crate) fn column(&self, read: usize) -> usize {
         self.columns[read]
     }
 
-    /// The one that all conditions are about.
+    pub(crate) fn name_of(&self, column: usize) -> String {
+        self.frame.schema().field(column).name().clone()
+    }
+
+    /// One that a condition is about: it has a value in all rows that are kept.
     pub(crate) fn column_of_ranges(&self) -> Option<usize> {
         let first = self.ranges.first()?;
         self.frame.schema().index_of(first.column()).ok()
@@ -123,6 +127,14 @@ impl FarScan {
 
     pub(crate) fn has_sums(&self, column: usize) -> Result<bool, FrameError> {
         self.rows_of(&[])?.has_sums(&self.names(&[column])[0])
+    }
+
+    pub(crate) fn has_groups(&self, by: &str, what: &[Agg]) -> Result<bool, FrameError> {
+        self.rows_of(&[])?.has_groups(&[by], what)
+    }
+
+    pub(crate) fn groups(&self, by: &str, what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        self.rows_of(&[])?.groups(&[by], what, most)
     }
 
     pub(crate) fn sums(&self, column: usize) -> Result<Option<Sums>, FrameError> {

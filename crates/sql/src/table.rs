@@ -2,7 +2,7 @@
 
 use crate::range::Range;
 use crate::scan::{FarScan, Rest};
-use crate::totals::SumsAtServer;
+use crate::there::SumsAtServer;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::TreeNode;

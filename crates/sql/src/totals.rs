@@ -2,78 +2,32 @@
 //!
 //! Danger: another type or another value than the part that is replaced would give, for no rows, nulls, or numbers of which orders differ.
 
+use crate::asked::{Asked, What};
 use crate::scan::{FarScan, failed};
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{Result, ScalarValue, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_expr::expressions::{CastExpr, Column, Literal};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
-use datafusion::physical_plan::udaf::AggregateFunctionExpr;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PhysicalExpr, PlanProperties,
-};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
 use farfield_frame::arrow::array::{ArrayRef, RecordBatch};
-use farfield_frame::arrow::datatypes::{DataType, SchemaRef};
+use farfield_frame::arrow::datatypes::SchemaRef;
 use farfield_frame::{Sum, Sums};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// Finds what columns of a [`FarScan`] come to where they are, if nothing else is asked of it.
-#[derive(Debug)]
-pub(crate) struct SumsAtServer;
-
-impl PhysicalOptimizerRule for SumsAtServer {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|part| match FarTotals::instead_of(part.as_ref())? {
-            Some(totals) => Ok(Transformed::yes(Arc::new(totals) as Arc<dyn ExecutionPlan>)),
-            None => Ok(Transformed::no(part)),
-        })
-        .data()
-    }
-
-    fn name(&self) -> &str {
-        "sums_at_server"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
 /// The part of a plan that says what columns of a far frame come to, in one row.
 #[derive(Debug)]
 pub struct FarTotals {
     scan: FarScan,
-    wanted: Vec<Wanted>,
+    wanted: Vec<Asked>,
     properties: Arc<PlanProperties>,
 }
 
-/// A number that is wanted.
-#[derive(Clone, Debug)]
-struct Wanted {
-    what: What,
-    /// The column that is summed up for it. `None`: all rows are counted.
-    column: Option<usize>,
-    data_type: DataType,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
-    Count,
-    Sum,
-    Mean,
-    Min,
-    Max,
-}
-
 impl FarTotals {
-    fn instead_of(plan: &dyn ExecutionPlan) -> Result<Option<FarTotals>> {
+    pub(crate) fn instead_of(plan: &dyn ExecutionPlan) -> Result<Option<FarTotals>> {
         let Some(all) = plan.downcast_ref::<AggregateExec>() else { return Ok(None) };
         let below = match all.mode() {
             AggregateMode::Single | AggregateMode::SinglePartitioned => all,
@@ -89,13 +43,22 @@ impl FarTotals {
         };
         let mut wanted = Vec::new();
         for function in below.aggr_expr() {
-            let Some(one) = Wanted::of(function, scan)? else { return Ok(None) };
-            wanted.push(one);
+            let Some(mut asked) = Asked::of(function, scan)? else { return Ok(None) };
+            // Rows that are in ranges have a value.
+            asked.column = asked.column.or_else(|| scan.column_of_ranges());
+            let is_there = match asked.column {
+                Some(column) => scan.has_sums(column).map_err(failed)?,
+                None => scan.is_whole(),
+            };
+            if !is_there {
+                return Ok(None);
+            }
+            wanted.push(asked);
         }
         Ok(Some(FarTotals::new(scan.clone(), wanted, plan.schema())))
     }
 
-    fn new(scan: FarScan, wanted: Vec<Wanted>, schema: SchemaRef) -> FarTotals {
+    fn new(scan: FarScan, wanted: Vec<Asked>, schema: SchemaRef) -> FarTotals {
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema),
             Partitioning::UnknownPartitioning(1),
@@ -106,50 +69,7 @@ impl FarTotals {
     }
 }
 
-impl Wanted {
-    /// `None`: rows have to be looked at for it.
-    fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<Wanted>> {
-        let what = match function.fun().name() {
-            "count" => What::Count,
-            "sum" => What::Sum,
-            "avg" => What::Mean,
-            "min" => What::Min,
-            "max" => What::Max,
-            _ => return Ok(None),
-        };
-        let arguments = function.expressions();
-        let [argument] = &arguments[..] else { return Ok(None) };
-        if function.is_distinct() || !function.order_bys().is_empty() {
-            return Ok(None);
-        }
-        let column = match column_of(argument, what) {
-            Some(column) => Some(scan.column(column)),
-            // Rows that are in ranges have a value.
-            None if what == What::Count && is_value(argument) => scan.column_of_ranges(),
-            None => return Ok(None),
-        };
-        let wanted = Wanted { what, column, data_type: function.field().data_type().clone() };
-        let is_there = match column {
-            Some(column) => scan.has_sums(column).map_err(failed)?,
-            None => scan.is_whole(),
-        };
-        Ok((is_there && wanted.is_of_its_type(scan)?).then_some(wanted))
-    }
-
-    /// Is its type the one that there is, and are there the ends that it asks for?
-    fn is_of_its_type(&self, scan: &FarScan) -> Result<bool> {
-        let Some(column) = self.column else { return Ok(self.data_type == DataType::Int64) };
-        let of = scan.data_type(column);
-        Ok(match self.what {
-            What::Count => self.data_type == DataType::Int64,
-            What::Mean => self.data_type == DataType::Float64,
-            What::Sum if of.is_floating() => self.data_type == DataType::Float64,
-            What::Sum if of.is_unsigned_integer() => self.data_type == DataType::UInt64,
-            What::Sum => self.data_type == DataType::Int64,
-            What::Min | What::Max => self.data_type == of && scan.has_ends(column)?,
-        })
-    }
-
+impl Asked {
     fn value(&self, scan: &FarScan, found: &BTreeMap<usize, Sums>) -> Result<ArrayRef> {
         let Some(column) = self.column else { return ScalarValue::Int64(Some(scan.rows() as i64)).to_array() };
         let sums = &found[&column];
@@ -167,22 +87,6 @@ impl Wanted {
         };
         value.to_array()
     }
-}
-
-/// The column that a function looks at. A sum or mean may see its numbers as a wider type: nothing of them is lost.
-fn column_of(argument: &Arc<dyn PhysicalExpr>, what: What) -> Option<usize> {
-    let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
-        matches!(
-            (what, cast.cast_type()),
-            (What::Sum, DataType::Int64 | DataType::UInt64 | DataType::Float64) | (What::Mean, DataType::Float64)
-        )
-    });
-    let argument = wider.map_or(argument, CastExpr::expr);
-    argument.downcast_ref::<Column>().map(Column::index)
-}
-
-fn is_value(argument: &Arc<dyn PhysicalExpr>) -> bool {
-    argument.downcast_ref::<Literal>().is_some_and(|literal| !literal.value().is_null())
 }
 
 impl ExecutionPlan for FarTotals {

@@ -1,0 +1,85 @@
+//! What a query asks of rows together: which columns, and what of them.
+//!
+//! Danger: another type or another value than the part of a plan that is replaced would give.
+
+use crate::scan::FarScan;
+use datafusion::common::Result;
+use datafusion::physical_expr::expressions::{CastExpr, Column, Literal};
+use datafusion::physical_plan::PhysicalExpr;
+use datafusion::physical_plan::udaf::AggregateFunctionExpr;
+use farfield_frame::arrow::datatypes::DataType;
+use std::sync::Arc;
+
+/// A number that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) what: What,
+    /// The column of the frame that it is about. `None`: rows are counted.
+    pub(crate) column: Option<usize>,
+    pub(crate) data_type: DataType,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Count,
+    Sum,
+    Mean,
+    Min,
+    Max,
+}
+
+impl Asked {
+    /// `None`: rows have to be looked at for it.
+    pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<Asked>> {
+        let what = match function.fun().name() {
+            "count" => What::Count,
+            "sum" => What::Sum,
+            "avg" => What::Mean,
+            "min" => What::Min,
+            "max" => What::Max,
+            _ => return Ok(None),
+        };
+        let arguments = function.expressions();
+        let [argument] = &arguments[..] else { return Ok(None) };
+        if function.is_distinct() || !function.order_bys().is_empty() {
+            return Ok(None);
+        }
+        let column = match column_of(argument, what) {
+            Some(column) => Some(scan.column(column)),
+            None if what == What::Count && is_value(argument) => None,
+            None => return Ok(None),
+        };
+        let asked = Asked { what, column, data_type: function.field().data_type().clone() };
+        Ok(asked.is_of_its_type(scan)?.then_some(asked))
+    }
+
+    /// Is its type the one that there is, and are there the ends that it asks for?
+    fn is_of_its_type(&self, scan: &FarScan) -> Result<bool> {
+        let Some(column) = self.column else { return Ok(self.data_type == DataType::Int64) };
+        let of = scan.data_type(column);
+        Ok(match self.what {
+            What::Count => self.data_type == DataType::Int64,
+            What::Mean => self.data_type == DataType::Float64,
+            What::Sum if of.is_floating() => self.data_type == DataType::Float64,
+            What::Sum if of.is_unsigned_integer() => self.data_type == DataType::UInt64,
+            What::Sum => self.data_type == DataType::Int64,
+            What::Min | What::Max => self.data_type == of && scan.has_ends(column)?,
+        })
+    }
+}
+
+/// The column that a function looks at. A sum or mean may see its numbers as a wider type: nothing of them is lost.
+fn column_of(argument: &Arc<dyn PhysicalExpr>, what: What) -> Option<usize> {
+    let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
+        matches!(
+            (what, cast.cast_type()),
+            (What::Sum, DataType::Int64 | DataType::UInt64 | DataType::Float64) | (What::Mean, DataType::Float64)
+        )
+    });
+    let argument = wider.map_or(argument, CastExpr::expr);
+    argument.downcast_ref::<Column>().map(Column::index)
+}
+
+fn is_value(argument: &Arc<dyn PhysicalExpr>) -> bool {
+    argument.downcast_ref::<Literal>().is_some_and(|literal| !literal.value().is_null())
+}

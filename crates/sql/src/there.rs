@@ -1,0 +1,37 @@
+//! The rule that has what a plan asks of rows together found where they are.
+
+use crate::groups::FarGroups;
+use crate::totals::FarTotals;
+use datafusion::common::Result;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::ExecutionPlan;
+use std::sync::Arc;
+
+/// Finds what columns of a [`FarScan`](crate::FarScan) come to, all in all or by groups, where they are, if nothing else is asked of it.
+#[derive(Debug)]
+pub(crate) struct SumsAtServer;
+
+impl PhysicalOptimizerRule for SumsAtServer {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|part| {
+            if let Some(totals) = FarTotals::instead_of(part.as_ref())? {
+                return Ok(Transformed::yes(Arc::new(totals) as Arc<dyn ExecutionPlan>));
+            }
+            if let Some(groups) = FarGroups::instead_of(&part)? {
+                return Ok(Transformed::yes(Arc::new(groups) as Arc<dyn ExecutionPlan>));
+            }
+            Ok(Transformed::no(part))
+        })
+        .data()
+    }
+
+    fn name(&self) -> &str {
+        "sums_at_server"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
