@@ -82,6 +82,8 @@ pub struct CallLane {
     calls_max: usize,
     /// By the tag on the wire, which is never used twice.
     pending: BTreeMap<u64, Pending>,
+    /// Before this no pending call's time is over.
+    soonest: u64,
     next: u64,
     outbox: Vec<u8>,
     sent: usize,
@@ -117,6 +119,7 @@ impl CallLane {
             region,
             calls_max: Self::CALLS_MAX.min(session.welcome.in_flight_max as usize),
             pending: BTreeMap::new(),
+            soonest: u64::MAX,
             next: 0,
             outbox: Vec::new(),
             sent: 0,
@@ -153,6 +156,7 @@ impl CallLane {
             &mut self.outbox,
         );
         self.pending.insert(self.next, Pending { tag, until, wait: deadline });
+        self.soonest = self.soonest.min(until);
         self.next += 1;
         Ok(())
     }
@@ -187,8 +191,7 @@ impl CallLane {
                 }
                 continue;
             }
-            let until = self.pending.values().map(|pending| pending.until).min().unwrap_or(limit);
-            let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
+            let sleep = Duration::from_nanos(limit.min(self.soonest).saturating_sub(now));
             if !self.connection.is_joined() {
                 self.connection.wait_to_join(sleep);
                 continue;
@@ -289,6 +292,9 @@ impl CallLane {
 
     /// Ends calls whose time is over. The server ends them by itself.
     fn expire(&mut self, now: u64) {
+        if now < self.soonest {
+            return;
+        }
         let server = self.session.server;
         let ended = &mut self.ended;
         self.pending.retain(|_, pending| {
@@ -299,6 +305,7 @@ impl CallLane {
             }
             !is_late
         });
+        self.soonest = self.pending.values().map(|pending| pending.until).min().unwrap_or(u64::MAX);
     }
 
     fn die(&mut self, error: PoolError) {

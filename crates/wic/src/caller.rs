@@ -189,13 +189,14 @@ impl Caller {
         let mut waiting = arguments.into_iter().enumerate();
         let mut refused = None;
         loop {
+            let deadline = terms.within.saturating_sub(started.elapsed());
             while lane.in_flight() < CallLane::CALLS_MAX {
                 let call = refused.take().or_else(|| {
                     waiting.by_ref().find_map(|(id, argument)| {
                         let argument = postcard::to_stdvec(&argument).ok()?;
                         (argument.len() <= CallBody::ARGUMENT_BYTES_MAX).then(|| FarCall {
                             tag: id as u64,
-                            deadline: terms.within.saturating_sub(started.elapsed()),
+                            deadline,
                             steps_max: u32::try_from(terms.steps_max).unwrap_or(u32::MAX),
                             name: F::NAME,
                             version: F::VERSION,

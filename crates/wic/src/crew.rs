@@ -220,24 +220,26 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     let mut resting: Vec<Resting> = Vec::new();
     let mut is_all = false;
     loop {
+        // What happens in one sweep happens now.
+        let now = Instant::now();
+        wake(&mut resting, &mut ready, now);
         while !is_all && slots.len() - free.len() < window {
             let Some(Start { id, future, budget }) = next() else {
                 is_all = true;
                 break;
             };
-            let began = Instant::now();
             match free.pop() {
                 Some(index) => {
                     let slot = &mut slots[index as usize];
                     slot.future.set(Some(future));
-                    (slot.id, slot.budget, slot.steps, slot.began) = (id, budget, 0, began);
+                    (slot.id, slot.budget, slot.steps, slot.began) = (id, budget, 0, now);
                     (slot.waited, slot.is_called) = (false, false);
                     ready.push_back(index);
                 }
                 None => {
                     ready.push_back(slots.len() as u32);
                     let future = Box::pin(Some(future));
-                    slots.push(Slot { future, id, budget, steps: 0, began, waited: false, is_called: false });
+                    slots.push(Slot { future, id, budget, steps: 0, began: now, waited: false, is_called: false });
                 }
             }
         }
@@ -246,11 +248,10 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 return;
             }
             if let Some(until) = resting.iter().map(|resting| resting.until).min() {
-                let time = until.saturating_duration_since(Instant::now());
+                let time = until.saturating_duration_since(now);
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
                     host.sleep(time);
                 }
-                wake(&mut resting, &mut ready);
                 continue;
             }
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
@@ -265,7 +266,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
         }
         for _ in 0..ready.len() {
             let Some(index) = ready.pop_front() else { break };
-            let Some(verdict) = resume(host, &mut slots[index as usize], index) else { continue };
+            let Some(verdict) = resume(host, &mut slots[index as usize], index, now) else { continue };
             match verdict {
                 Verdict::Again => ready.push_back(index),
                 Verdict::Waits => {}
@@ -285,16 +286,11 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 ready.push_back(task);
             }
         }
-        wake(&mut resting, &mut ready);
     }
 }
 
 /// Who has rested long enough goes on.
-fn wake(resting: &mut Vec<Resting>, ready: &mut VecDeque<u32>) {
-    if resting.is_empty() {
-        return;
-    }
-    let now = Instant::now();
+fn wake(resting: &mut Vec<Resting>, ready: &mut VecDeque<u32>, now: Instant) {
     ready.extend(resting.extract_if(.., |resting| resting.until <= now).map(|resting| resting.task));
 }
 
@@ -318,11 +314,12 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     slot: &mut Slot<F>,
     index: u32,
+    now: Instant,
 ) -> Option<Verdict<A>> {
     let slice = SLICE.min(slot.budget.steps_max - slot.steps);
     let meter = host.meter();
     let mut future = slot.future.as_mut().as_pin_mut()?;
-    if core::mem::take(&mut slot.waited) && is_over(slot.budget.until) {
+    if core::mem::take(&mut slot.waited) && is_over(slot.budget.until, now) {
         return Some(Verdict::Ended(Err(Stop::TimedOut)));
     }
     meter.enter(index, slice, slot.began, slot.budget.until, core::mem::take(&mut slot.is_called));
@@ -340,13 +337,15 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             slot.steps += meter.left.get();
             if slot.steps >= slot.budget.steps_max {
                 Verdict::Ended(Err(Stop::Overrun { steps: slot.steps }))
-            } else if is_over(slot.budget.until) {
+            } else if is_over(slot.budget.until, now) {
                 Verdict::Ended(Err(Stop::TimedOut))
             } else {
                 Verdict::Again
             }
         }
-        Ok(Poll::Pending) if meter.gives_way.get() && is_over(slot.budget.until) => Verdict::Ended(Err(Stop::TimedOut)),
+        Ok(Poll::Pending) if meter.gives_way.get() && is_over(slot.budget.until, now) => {
+            Verdict::Ended(Err(Stop::TimedOut))
+        }
         Ok(Poll::Pending) if meter.gives_way.get() => Verdict::Again,
         Ok(Poll::Pending) => {
             slot.waited = true;
@@ -358,6 +357,6 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     })
 }
 
-fn is_over(until: Option<Instant>) -> bool {
-    until.is_some_and(|until| Instant::now() >= until)
+fn is_over(until: Option<Instant>, now: Instant) -> bool {
+    until.is_some_and(|until| now >= until)
 }
