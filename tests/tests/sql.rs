@@ -94,7 +94,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 54] = [
+const QUERIES: [&str; 59] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -145,6 +145,11 @@ const QUERIES: [&str; 54] = [
     "select sum(fare), avg(vendor), count(*) from t where vendor = 3 and id > 20000 and pickup < timestamp '2020-10-20T00:00:00'",
     "select a.vendor, a.s, b.n from (select vendor, sum(fare) s from t group by vendor) a join (select vendor, count(*) n from t where fare > 0 group by vendor) b on a.vendor = b.vendor order by 1",
     "select count(*) from (select distinct vendor from t)",
+    "select vendor, sum(cast(pickup as bigint)), avg(cast(id as double)), count(zone) from t group by vendor order by vendor",
+    "select vendor, sum(cast(pickup as bigint)), avg(cast(id as double)) from t group by vendor order by vendor",
+    "select vendor, fare, count(*), sum(id) from t where fare < -90 group by vendor, fare order by vendor, fare",
+    "select fare, vendor, max(pickup) from t where vendor = 4 group by fare, vendor order by fare limit 100",
+    "select distinct vendor, fare from t where fare between 5 and 9 order by fare, vendor",
     "select vendor, count(distinct paid), sum(fare) filter (where fare > 0) from t group by vendor order by vendor",
     "select id from t where fare > (select avg(fare) * 1.98 from t) order by id",
     "select id, fare - lag(fare) over (order by id) as change from t where vendor = 5 order by id limit 20",
@@ -261,10 +266,12 @@ fn plans_say_what_is_asked_of_far_memory() {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
         }
-        // Groups, too, by one column of integers, dates or times.
+        // Groups, too, by one or two columns of numbers, dates or times.
         for query in [
             "select vendor, sum(fare), avg(fare), count(*) from t group by vendor",
             "select distinct vendor from t",
+            "select vendor, id, sum(fare) from t group by vendor, id",
+            "select fare, count(*) from t group by fare",
             "select pickup, max(fare) from t where fare > 100 and vendor = 2 group by pickup order by 2 limit 7",
         ] {
             let text = plan(query).await;
@@ -273,10 +280,10 @@ fn plans_say_what_is_asked_of_far_memory() {
         for query in [
             "select paid, sum(fare) from t group by paid",
             "select vendor, sum(tip) from t group by vendor",
-            "select vendor, id, sum(fare) from t group by vendor, id",
+            "select odd, count(*) from t group by odd",
+            "select vendor, id, fare, count(*) from t group by vendor, id, fare",
             "select vendor % 2, sum(fare) from t group by vendor % 2",
             "select zone, count(*) from t group by zone",
-            "select fare, count(*) from t group by fare",
             "select vendor, max(odd) from t group by vendor",
             "select vendor, count(*) from t where zone like '%1' group by vendor",
             "select vendor, sum(id + 1) from t group by vendor",

@@ -11,6 +11,7 @@ use arrow::array::{Array, ArrayData, ArrayRef, BooleanBufferBuilder, UInt32Array
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::compute::{concat, take};
 use arrow::datatypes::{ArrowNativeType, DataType, Field};
+use farfield::collections::KeyColumn;
 use farfield::{FarError, FarVec, Heap, Number};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -113,8 +114,18 @@ impl Column {
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
         let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
-        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, [low, high]), None).map(Some),
+        self.array_of_images([low, high].into_iter())
+    }
+
+    /// The numbers with these images ([`Number::image`]), as values of its type. `None`: it has no numbers.
+    pub(crate) fn array_of_images(&self, images: impl Iterator<Item = u64>) -> Result<Option<ArrayRef>, FrameError> {
+        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), None).map(Some),
             Values::Bits(_) | Values::Text(_) => Ok(None))
+    }
+
+    /// As a part of keys. `None`: it has no numbers.
+    pub(crate) fn key_column(&self) -> Option<KeyColumn<'_>> {
+        with_numbers!(&self.values, numbers => Some(numbers.into()), Values::Bits(_) | Values::Text(_) => None)
     }
 
     /// Numbers, as values of its type.
@@ -272,8 +283,8 @@ fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>
 }
 
 /// The numbers with these images, of the type of a column.
-fn numbers_of<N: Number>(_column: &FarVec<N>, images: [u64; 2]) -> Vec<N> {
-    images.map(N::of_image).to_vec()
+fn numbers_of<N: Number>(_column: &FarVec<N>, images: impl Iterator<Item = u64>) -> Vec<N> {
+    images.map(N::of_image).collect()
 }
 
 pub(crate) fn chunk_of(row: u64) -> usize {

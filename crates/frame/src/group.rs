@@ -4,10 +4,10 @@
 //!
 //! Danger: a group that is there twice or loses rows where parts are cut; sums that depend on how they were; nulls that are counted; integers that overflow in silence.
 
-use crate::column::CHUNK_ROWS;
+use crate::column::{CHUNK_ROWS, Column};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
-use crate::group_there::{self, Found};
+use crate::group_there::{self, Counted, Found};
 use crate::keys::Keys;
 use crate::scan::Scan;
 use crate::sort::SortBy;
@@ -139,8 +139,8 @@ impl GroupBy {
 }
 
 impl Scan {
-    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? It is one column of integers, dates or times; rows are kept by at most eight ranges of columns,
-    /// if at all; and all columns that are named anywhere have numbers, dates or times, and no nulls.
+    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one or two, without NaN and −0; rows are kept by at most eight ranges of columns, if at all; and
+    /// all columns that are named anywhere have numbers, dates or times, and no nulls.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
         let plan = Plan::new(&self.frame.group_by(names)?, what)?;
         plan.are_there(self)
@@ -199,11 +199,14 @@ impl Plan {
         Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
     }
 
+    /// The columns of a frame that are looked at, keys first.
+    fn columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f Column>, FrameError> {
+        self.read.iter().map(|name| Ok(&*frame.columns[frame.index(name)?])).collect()
+    }
+
     fn are_there(&self, scan: &Scan) -> Result<bool, FrameError> {
-        let indices = self.read.iter().map(|name| scan.frame.index(name)).collect::<Result<Vec<_>, _>>()?;
-        let columns = || indices.iter().map(|index| &*scan.frame.columns[*index]);
-        let is_there = |keys| group_there::are_there(keys, columns());
-        Ok(self.keys.columns() == 1 && scan.is_of_ranges() && columns().next().is_some_and(is_there))
+        let columns = self.columns(&scan.frame)?;
+        Ok(scan.is_of_ranges() && group_there::are_there(&columns[..self.keys.columns()], &columns))
     }
 
     /// The groups of the rows of a scan, found where the columns are. `None`: they cannot be, or are too many.
@@ -211,22 +214,20 @@ impl Plan {
         if !self.are_there(scan)? {
             return Ok(None);
         }
-        let column = |read: usize| Ok::<_, FrameError>(&scan.frame.columns[scan.frame.index(&self.read[read])?]);
-        let keys = column(0)?;
+        let read = self.columns(&scan.frame)?;
+        let keys = &read[..self.keys.columns()];
         let mut found: BTreeMap<usize, Found> = BTreeMap::new();
         for index in self.asked.iter().filter_map(|(_, index, _)| *index) {
             if let Entry::Vacant(entry) = found.entry(index) {
-                let groups = group_there::found(scan, keys, column(index)?, most)?;
-                let Some(groups) = groups else { return Ok(None) };
+                let Some(groups) = group_there::found(scan, keys, read[index], most)? else { return Ok(None) };
                 entry.insert(groups);
             }
         }
         let counted = match found.values().next() {
-            Some(groups) => Some((groups.keys.clone(), groups.counts.clone())),
+            Some(groups) => Some(Counted { keys: groups.keys.clone(), rows: groups.counts.clone() }),
             None => group_there::counted(scan, keys, most)?,
         };
-        let Some((keys, rows)) = counted else { return Ok(None) };
-        let mut columns = vec![keys];
+        let Some(Counted { keys: mut columns, rows }) = counted else { return Ok(None) };
         for (what, index, data_type) in &self.asked {
             columns.push(match index {
                 Some(index) => column_of(&found[index], *what, data_type)?,

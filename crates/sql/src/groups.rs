@@ -1,4 +1,4 @@
-//! What rows come to by what is in a column, found by the memory server instead of a part of the plan that reads them.
+//! What rows come to by what is in one or two columns, found by the memory server instead of a part of the plan that reads them.
 //!
 //! The part that is replaced is the one that reads; what is to be put together of several threads is so behind it, as ever. If there are more groups than are worth it, the part does its work after all.
 //!
@@ -12,7 +12,7 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PhysicalExpr, PlanProperties};
 use farfield_frame::arrow::array::RecordBatch;
 use farfield_frame::arrow::compute::cast;
 use farfield_frame::arrow::datatypes::DataType;
@@ -25,11 +25,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Groups that a memory server is asked for: of more it cannot say at a time.
 const GROUPS_MAX: usize = 1024;
 
-/// The part of a plan that says what rows of a far frame come to, by what is in one of its columns.
+/// The part of a plan that says what rows of a far frame come to, by what is in one or two of its columns.
 #[derive(Debug)]
 pub struct FarGroups {
     scan: FarScan,
-    by: String,
+    by: Vec<String>,
     aggs: Vec<Agg>,
     /// What does it if there are too many groups.
     instead: Arc<dyn ExecutionPlan>,
@@ -58,9 +58,10 @@ impl FarGroups {
         let Some(scan) = all.input().downcast_ref::<FarScan>().filter(|scan| is_plain && scan.is_unlimited()) else {
             return Ok(None);
         };
-        let [(by, _)] = all.group_expr().expr() else { return Ok(None) };
-        let Some(by) = by.downcast_ref::<Column>() else { return Ok(None) };
-        let by = scan.name_of(scan.column(by.index()));
+        let name =
+            |by: &Arc<dyn PhysicalExpr>| by.downcast_ref::<Column>().map(|by| scan.name_of(scan.column(by.index())));
+        let by: Option<Vec<String>> = all.group_expr().expr().iter().map(|(by, _)| name(by)).collect();
+        let Some(by) = by.filter(|by| !by.is_empty()) else { return Ok(None) };
         let (mut aggs, mut types) = (Vec::new(), Vec::new());
         for function in all.aggr_expr() {
             let Some(asked) = Asked::of(function, scan)? else { return Ok(None) };
@@ -70,15 +71,20 @@ impl FarGroups {
             }
         }
         let made = plan.schema();
-        let is_made = made.fields().iter().skip(1).map(|field| field.data_type()).eq(&types);
-        if !is_made || !scan.has_groups(&by, &aggs).map_err(failed)? {
+        let is_made = made.fields().iter().skip(by.len()).map(|field| field.data_type()).eq(&types);
+        let is_there = match scan.has_groups(&by, &aggs) {
+            // Dates as numbers, which only SQL adds up.
+            Err(FrameError::Type { .. }) => false,
+            is_there => is_there.map_err(failed)?,
+        };
+        if !is_made || !is_there {
             return Ok(None);
         }
         Ok(Some(FarGroups { scan: scan.clone(), by, aggs, instead: plan.clone(), found: unknown() }))
     }
 
     /// Finds the groups, or has found them.
-    fn find(scan: &FarScan, by: &str, aggs: &[Agg], found: &Mutex<Found>) -> Result<Found, FrameError> {
+    fn find(scan: &FarScan, by: &[String], aggs: &[Agg], found: &Mutex<Found>) -> Result<Found, FrameError> {
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Found::Unknown = *found {
             *found = match scan.groups(by, aggs, GROUPS_MAX) {
@@ -169,8 +175,9 @@ impl ExecutionPlan for FarGroups {
 
 impl DisplayAs for FarGroups {
     fn fmt_as(&self, format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.schema().fields().iter().skip(1).map(|field| field.name().clone()).collect();
-        write!(f, "FarGroups: [{}] by {} of ", names.join(", "), self.by)?;
+        let names: Vec<_> =
+            self.schema().fields().iter().skip(self.by.len()).map(|field| field.name().clone()).collect();
+        write!(f, "FarGroups: [{}] by [{}] of ", names.join(", "), self.by.join(", "))?;
         self.scan.fmt_as(format, f)
     }
 }

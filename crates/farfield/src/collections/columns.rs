@@ -290,6 +290,9 @@ fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
 }
 
 /// Columns whose values are a key together: one vector of numbers, two of equal length, or none, `()`, of which all rows have the same key.
+///
+/// Where their types are not known before it runs, a slice of up to two [`KeyColumn`]s; of those a key is two words, the second one 0 if there is no second column:
+/// what [`Number::image`] makes of the numbers.
 pub trait Keys<'v>: Copy + sealed::Sealed {
     /// A number, or two, or none.
     type Key: Copy + core::fmt::Debug;
@@ -344,6 +347,39 @@ impl<'v, N: Number, M: Number> Keys<'v> for (&'v FarVec<N>, &'v FarVec<M>) {
 
     fn key(images: Key) -> (N, M) {
         (N::of_image(images[0]), M::of_image(images[1]))
+    }
+}
+
+/// A column whose type is known when it runs. See [`Keys`].
+#[derive(Clone, Copy)]
+pub struct KeyColumn<'v>(&'v dyn AnyColumn);
+
+impl core::fmt::Debug for KeyColumn<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} of {:?}", self.0.rows(), self.0.kind())
+    }
+}
+
+impl<'v, N: Number> From<&'v FarVec<N>> for KeyColumn<'v> {
+    fn from(column: &'v FarVec<N>) -> KeyColumn<'v> {
+        KeyColumn(column)
+    }
+}
+
+impl sealed::Sealed for &[KeyColumn<'_>] {}
+
+#[expect(private_interfaces, reason = "as in the trait")]
+impl<'v> Keys<'v> for &'v [KeyColumn<'v>] {
+    type Key = Key;
+
+    #[track_caller]
+    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+        assert!(self.len() <= KEYS_MAX, "at most {KEYS_MAX} columns are a key together");
+        self.iter().map(|column| column.0).collect()
+    }
+
+    fn key(images: Key) -> Key {
+        images
     }
 }
 

@@ -39,7 +39,7 @@ pub use array::FarArray;
 pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIterMut, VacantBTreeEntry};
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
-pub use columns::Keys;
+pub use columns::{KeyColumn, Keys};
 pub use farfield_wic::columns::CONDITIONS_MAX;
 pub use list::{Cursor, CursorMut, FarList, ListIter};
 #[cfg(feature = "serde")]
