@@ -9,12 +9,10 @@ use crate::scan::Scan;
 use crate::sums::{Sum, Summed};
 use arrow::array::ArrayRef;
 use arrow::buffer::NullBuffer;
-use farfield::collections::KeyColumn;
+use farfield::collections::{KEYS_MAX, KeyColumn};
 use farfield::{FarVec, OffloadError, Part};
 use std::collections::BTreeMap;
 
-/// Columns of a key, at most.
-const KEYS_MAX: usize = 2;
 /// What the numbers of a row's key columns are ([`farfield::Number::image`]).
 type Key = [u64; KEYS_MAX];
 

@@ -5,7 +5,7 @@
 //! late is refused, because the server compares the epoch of the holding with the record, and writes while nobody can change either.
 //!
 //! Who waits looks again and again, the more seldom the more are ahead of him, and gives his place up when he is dropped. Of those that wait beside the memory, on one channel, the
-//! first is called when the lock is given back there, so that nobody has it no longer than needs be.
+//! first is called when the lock is given back there, so that nobody waits for it while it is free.
 
 use crate::{Fault, Place};
 use core::time::Duration;

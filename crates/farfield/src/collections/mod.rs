@@ -40,7 +40,7 @@ pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIte
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
-pub use farfield_wic::columns::CONDITIONS_MAX;
+pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX};
 pub use list::{Cursor, CursorMut, FarList, ListIter};
 #[cfg(feature = "serde")]
 pub use map::Restored;

@@ -72,6 +72,13 @@ impl ExactSum {
         if self.special != 0.0 {
             return self.special;
         }
+        let (is_negative, sum) = self.without_sign();
+        let magnitude = sum.magnitude();
+        if is_negative { -magnitude } else { magnitude }
+    }
+
+    /// Is it negative? And the same without its sign, settled.
+    fn without_sign(&self) -> (bool, ExactSum) {
         let mut sum = self.clone();
         sum.settle();
         let is_negative = sum.limbs[LIMBS - 1] < 0;
@@ -79,8 +86,7 @@ impl ExactSum {
             sum.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
             sum.settle();
         }
-        let magnitude = sum.magnitude();
-        if is_negative { -magnitude } else { magnitude }
+        (is_negative, sum)
     }
 
     /// Passes carries on.
@@ -136,13 +142,7 @@ struct Travelling {
 
 impl Serialize for ExactSum {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut sum = self.clone();
-        sum.settle();
-        let is_negative = sum.limbs[LIMBS - 1] < 0;
-        if is_negative {
-            sum.limbs.iter_mut().for_each(|limb| *limb = limb.wrapping_neg());
-            sum.settle();
-        }
+        let (is_negative, sum) = self.without_sign();
         let is_some = |limb: &i64| *limb != 0;
         let first = sum.limbs.iter().position(is_some).unwrap_or(0);
         let end = sum.limbs.iter().rposition(is_some).map_or(0, |last| last + 1);
