@@ -308,6 +308,16 @@ pub trait Backend: Send + Sync {
         String::new()
     }
 
+    /// Is it time to see whether servers of legs that were lost are back? For whoever has a backend without threads of its own
+    /// ([`crate::Opener::inside_a_program`]), and asks now and then.
+    fn is_rejoin_due(&self) -> bool {
+        false
+    }
+
+    /// Sees whether they are, and takes them as spares. Blocks for as long as they take to answer, or not to. One thread at a time, and no
+    /// snapshot meanwhile.
+    fn rejoin(&self) {}
+
     /// Says goodbye, so that the servers free the region now and not when the lease runs out. No harm if nobody hears
     /// it. The backend must not be used afterwards.
     fn release(&self) {}

@@ -251,6 +251,14 @@ impl Backend for FaultBackend {
         self.inner.answers(within)
     }
 
+    fn is_rejoin_due(&self) -> bool {
+        self.inner.is_rejoin_due()
+    }
+
+    fn rejoin(&self) {
+        self.inner.rejoin();
+    }
+
     fn release(&self) {
         self.inner.release();
     }

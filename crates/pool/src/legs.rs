@@ -160,8 +160,8 @@ impl Roster {
     fn away(&self) -> Legs {
         let lost = self.lost();
         let back: Legs = self.places().but(lost).iter().map(|place| self.origin(place)).collect();
-        let is_server = |leg: &usize| self.backend(*leg).is_some_and(|backend| backend.incarnation().is_some());
-        lost.but(self.places()).but(back).iter().filter(is_server).collect()
+        let servers = self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.reopen.servers);
+        lost.and(servers).but(back)
     }
 
     /// Is it time to see which servers are gone, or back?
@@ -177,10 +177,16 @@ impl Roster {
     pub(crate) fn rejoin(&self, pages: u64, requests: usize) {
         let Some(rejoin) = &self.rejoin else { return };
         for origin in self.away().iter() {
-            // Old ones, whether they are lost or not, hold what was written to them, or are in use.
-            let known: Vec<_> = self.backends().filter_map(|backend| backend.incarnation()).collect();
-            let Some(place) = rejoin.attempt(origin, &known, pages) else { continue };
+            // A server that is two legs would protect nothing.
+            let of = |legs: Legs| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
+            let in_use = of(self.all().but(self.lost()));
+            let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
+            let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
             self.set_origin(place, origin);
+            // If it was only out of reach, it still keeps what nobody will ask for.
+            let came = self.backend(place).and_then(|backend| backend.incarnation());
+            let lost = self.lost().but(Legs::one(place));
+            of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
             if rejoin.open_doors(place, requests) {
                 self.admit(place);
             }

@@ -18,6 +18,7 @@ use crate::tier::TierBackend;
 use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
+use farfield_core::Legs;
 use farfield_core::RegionId;
 use farfield_core::gf256::Code;
 use farfield_core::wire::{Hello, Reply, Request, SessionSecret, features};
@@ -421,20 +422,23 @@ impl Opener {
         Ok((opened, spares))
     }
 
-    /// How the server of a leg that was lost is opened again, where there is a thread for that. What a snapshot holds servers that came later cannot be told.
+    /// How the server of a leg that was lost is opened again, where somebody looks for it. What a snapshot holds servers that came later cannot be told.
     fn reopen<'a>(
         &self,
         trees: impl Iterator<Item = &'a Tree>,
-        mut legs: impl Iterator<Item = &'a Leg>,
+        legs: impl Iterator<Item = &'a Leg>,
         want: Want<'_>,
     ) -> Option<Reopen> {
         let Want::Pages(pages) = want else { return None };
-        let servers: Vec<_> = legs.by_ref().map(|leg| (leg.server, is_of_server(leg))).collect();
-        if !self.heals || !servers.iter().any(|(_, is_server)| *is_server) {
+        let trees: Vec<_> = trees.cloned().collect();
+        let servers: Legs = trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
+        let looks = self.heals || self.is_inside_a_program;
+        if !looks || servers.is_empty() {
             return None;
         }
-        let (opener, trees) = (self.patient(Some(TRY_WITHIN)), trees.cloned().collect::<Vec<_>>());
-        Some(Box::new(move |leg| opener.open_tree(&trees[leg], servers[leg].0, Want::Pages(pages)).ok()))
+        let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.map(|leg| leg.server).collect::<Vec<_>>());
+        let open = move |leg: usize| opener.open_tree(&trees[leg], numbers[leg], Want::Pages(pages)).ok();
+        Some(Reopen { servers, open: Box::new(open) })
     }
 
     /// Itself, with this patience.
@@ -527,8 +531,13 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
     }
 }
 
-fn is_of_server(leg: &Leg) -> bool {
-    leg.backend.as_ref().is_some_and(|backend| backend.incarnation().is_some())
+/// Is it one server, whose incarnation is known?
+fn is_server(tree: &Tree) -> bool {
+    match tree {
+        Tree::Leaf(url) => matches!(Target::parse(url), Ok(Target::Tcp(_) | Target::Unix(_) | Target::Fabric(_))),
+        Tree::Fault(_, inner) => is_server(inner),
+        _ => false,
+    }
 }
 
 /// How long all legs together may be silent where others can do without them, and each of them at least.

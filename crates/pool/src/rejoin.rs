@@ -1,6 +1,7 @@
-//! Servers that come back: what is behind the URL of a leg that is lost for good, and is another incarnation, is one more spare.
+//! Servers that come back: what is behind the URL of a leg that is lost for good is one more spare, unless it is in use as another leg.
 //!
-//! It is opened as any spare is, as a new and empty region, by the thread that gives legs what they lack; lanes never open anything. A spare that comes this way takes a *place*
+//! It is opened as any spare is, as a new and empty region, by the thread that gives legs what they lack, or by whoever calls [`Backend::rejoin`]; lanes never open anything. So it does not matter
+//! whether the server was started again, or could not be reached for a while: what it held is not asked for. A spare that comes this way takes a *place*
 //! behind the legs and spares of the URL: it is another leg than the one that was lost, and nothing that is noted of that one counts for it. Lanes that are open get their way to it through a
 //! [`Door`]; one that has none yet leaves it out, as it does a leg that is late.
 
@@ -22,8 +23,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Between two tries to open a door that its lane looks behind.
 const DOOR_PAUSE: Duration = Duration::from_micros(50);
 
-/// Opens what is behind the URL of that leg, empty.
-pub(crate) type Reopen = Box<dyn Fn(usize) -> Option<Arc<dyn Backend>> + Send + Sync>;
+/// How what is behind the URLs of legs is opened again.
+pub(crate) struct Reopen {
+    /// Legs that are servers: others do not come back.
+    pub(crate) servers: Legs,
+    /// Opens what is behind the URL of that leg, empty.
+    pub(crate) open: Open,
+}
+
+type Open = Box<dyn Fn(usize) -> Option<Arc<dyn Backend>> + Send + Sync>;
 
 /// Spares of a URL, and how more of them come.
 #[derive(Default)]
@@ -40,7 +48,7 @@ impl From<Vec<Leg>> for Spares {
 
 /// See the module.
 pub(crate) struct Rejoin {
-    reopen: Reopen,
+    pub(crate) reopen: Reopen,
     /// Places for legs that came back, each used once.
     pub(crate) places: Legs,
     backends: [OnceLock<Arc<dyn Backend>>; Legs::MAX],
@@ -98,17 +106,17 @@ impl Rejoin {
         now_ns() >= tries.at
     }
 
-    /// A try: the place to which the server of `origin` has come, if it is none of the incarnations that are `known`, with so many pages.
-    pub(crate) fn attempt(&self, origin: usize, known: &[Incarnation], pages: u64) -> Option<usize> {
+    /// A try: the place to which the server of `origin` has come, if it is none of those that are `used`, with so many pages.
+    pub(crate) fn attempt(&self, origin: usize, used: &[Incarnation], pages: u64) -> Option<usize> {
         let place = self.free_place()?;
-        let opened = (self.reopen)(origin);
+        let opened = (self.reopen.open)(origin);
         {
             let mut tries = locked(&self.tries);
             tries.at = now_ns() + tries.pause.as_nanos() as u64;
             tries.pause = (tries.pause * 2).min(PAUSE_MAX);
         }
         let backend = opened?;
-        let is_another = backend.incarnation().is_some_and(|incarnation| !known.contains(&incarnation));
+        let is_another = backend.incarnation().is_some_and(|incarnation| !used.contains(&incarnation));
         if !is_another || backend.pages() < pages {
             backend.release();
             return None;
@@ -187,7 +195,7 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    //! Dangers: an old life of a server, which holds what was right once, is taken for a new one; a server that is back is believed to hold what it does not, by whoever
+    //! Dangers: what a server held when it was lost is taken for what it should hold; one server is two legs; a server that is back is believed to hold what it does not, by whoever
     //! was there before it; a place is given twice.
     use super::*;
     use crate::ec::EcBackend;
@@ -214,6 +222,12 @@ mod tests {
     }
 
     impl Life {
+        /// As a server opens one: empty.
+        fn another_region(&self, pages: u64) -> Arc<dyn Backend> {
+            let ram = RamBackend::new(0, pages);
+            Arc::new(Life { ram, incarnation: self.incarnation, is_over: self.is_over.clone() })
+        }
+
         fn is_over(&self) -> bool {
             self.is_over.load(Ordering::SeqCst)
         }
@@ -309,12 +323,13 @@ mod tests {
         /// What is said to come from the server `from`, whichever was lost.
         fn spares(self: &Arc<World>, from: impl Fn(usize) -> usize + Send + Sync + 'static) -> Spares {
             let world = self.clone();
-            let reopen = move |leg| {
+            let open = move |leg| {
                 world.tries.fetch_add(1, Ordering::SeqCst);
                 let life = world.life(from(leg));
-                (!life.is_over()).then_some(life as Arc<dyn Backend>)
+                (!life.is_over()).then(|| life.another_region(world.pages))
             };
-            Spares { legs: vec![], reopen: Some(Box::new(reopen)) }
+            let servers = Legs::first(locked(&self.lives).len());
+            Spares { legs: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
         }
 
         fn legs(&self) -> Vec<Leg> {
@@ -327,23 +342,27 @@ mod tests {
         }
     }
 
-    /// A pool that outlives one of its servers.
+    /// A pool that outlives one of its servers, with a thread that heals or without.
     fn pool(
         code: Option<Code>,
         from: impl Fn(usize) -> usize + Send + Sync + 'static,
+        heals: bool,
     ) -> (Arc<World>, Box<dyn Backend>) {
         let Some(code) = code else {
             let world = World::new(2, PAGES);
-            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, false, None, true);
+            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, false, None, heals);
             return (world, Box::new(backend.unwrap()));
         };
         let world = World::new(code.parts(), EcBackend::pages_of_leg(PAGES));
-        let backend = EcBackend::new(code, world.legs(), world.spares(from), PAGES, None, true);
+        let backend = EcBackend::new(code, world.legs(), world.spares(from), PAGES, None, heals);
         (world, Box::new(backend.unwrap()))
     }
 
-    fn poll_until(what: &str, lanes: &mut [Box<dyn Lane>], mut is_so: impl FnMut() -> bool) {
+    fn poll_until(what: &str, backend: &dyn Backend, lanes: &mut [Box<dyn Lane>], mut is_so: impl FnMut() -> bool) {
         wait_until(what, || {
+            if backend.is_rejoin_due() {
+                backend.rejoin();
+            }
             lanes.iter_mut().for_each(|lane| {
                 lane.poll(&mut Vec::new());
             });
@@ -353,28 +372,35 @@ mod tests {
 
     #[test]
     fn servers_that_come_back_are_filled_and_may_then_be_the_only_ones() {
-        for (code, servers, rounds) in [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)] {
-            let (world, backend) = pool(code, |leg| leg);
+        let made = [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)];
+        for ((code, servers, rounds), heals) in made.into_iter().flat_map(|made| [(made, true), (made, false)]) {
+            let (world, backend) = pool(code, |leg| leg, heals);
             // Lanes that are older than all that comes.
             let (mut lanes, mut model) = random_history(&*backend, 7, 300);
             for round in 0..rounds {
                 let server = round % servers;
                 world.end(server);
-                poll_until("the death is noticed", &mut lanes, || backend.protection().unwrap().missing_legs == 1);
+                poll_until("the death is noticed", &*backend, &mut lanes, || {
+                    backend.protection().unwrap().missing_legs == 1
+                });
                 // Something that the server never had.
                 write(&mut *lanes[0], 5, 90, 1000 + round as u64).unwrap();
                 model.versions[5..95].fill(1000 + round as u64);
                 world.begin(server);
-                poll_until("all servers hold everything", &mut lanes, || backend.health() == Health::Good);
-                poll_until("nothing is exposed", &mut lanes, || backend.protection().unwrap().exposed_pages == 0);
+                poll_until("all servers hold everything", &*backend, &mut lanes, || backend.health() == Health::Good);
+                poll_until("nothing is exposed", &*backend, &mut lanes, || {
+                    backend.protection().unwrap().exposed_pages == 0
+                });
                 write(&mut *lanes[1], 40, 20, 2000 + round as u64).unwrap();
                 model.versions[40..60].fill(2000 + round as u64);
-                poll_until("nothing is late", &mut lanes, || backend.health() == Health::Good);
+                poll_until("nothing is late", &*backend, &mut lanes, || backend.health() == Health::Good);
             }
             model.check(&mut *lanes[0], &format!("{servers} servers"));
             // The last place is taken.
             world.end(0);
-            poll_until("the death is noticed", &mut lanes, || backend.protection().unwrap().missing_legs == 1);
+            poll_until("the death is noticed", &*backend, &mut lanes, || {
+                backend.protection().unwrap().missing_legs == 1
+            });
             let tries = world.tries.load(Ordering::SeqCst);
             world.begin(0);
             model.check(&mut *lanes[1], &format!("{servers} servers, one of them lost"));
@@ -383,23 +409,27 @@ mod tests {
     }
 
     #[test]
-    fn an_old_life_and_one_that_is_in_use_are_refused() {
-        // What answers is the lost server itself, as it was, or another one of the pool.
-        for code in [None, Some(Code::new(2, 1))] {
-            for from in [0, 1] {
-                let (world, backend) = pool(code, move |_| from);
-                let mut lane = backend.open_lane().unwrap();
-                write(&mut *lane, 0, 100, 1).unwrap();
-                let old = world.life(0);
-                world.end(0);
-                wait_until("the death is noticed", || backend.protection().unwrap().missing_legs == 1);
-                write(&mut *lane, 0, 100, 2).unwrap();
-                old.is_over.store(false, Ordering::SeqCst);
+    fn a_server_that_was_out_of_reach_is_filled_again_and_one_that_is_in_use_is_refused() {
+        for (code, from) in [(None, 0), (None, 1), (Some(Code::new(2, 1)), 0), (Some(Code::new(2, 1)), 1)] {
+            let (world, backend) = pool(code, move |_| from, true);
+            let mut lanes = vec![backend.open_lane().unwrap()];
+            write(&mut *lanes[0], 0, 100, 1).unwrap();
+            world.end(0);
+            poll_until("the death is noticed", &*backend, &mut lanes, || {
+                backend.protection().unwrap().missing_legs == 1
+            });
+            write(&mut *lanes[0], 0, 100, 2).unwrap();
+            // The same life goes on.
+            world.life(0).is_over.store(false, Ordering::SeqCst);
+            if from == 1 {
                 let tries = world.tries.load(Ordering::SeqCst);
                 wait_until("it was tried", || world.tries.load(Ordering::SeqCst) >= tries + 3);
-                assert_eq!(backend.health(), Health::Degraded, "from {from}");
-                assert_version(&mut *lane, 0, 100, 2);
+                assert_eq!(backend.health(), Health::Degraded);
+            } else {
+                poll_until("all servers hold everything", &*backend, &mut lanes, || backend.health() == Health::Good);
+                world.end(1);
             }
+            assert_version(&mut *lanes[0], 0, 100, 2);
         }
     }
 
@@ -417,8 +447,8 @@ mod tests {
             world.end(server);
             let tries = world.tries.load(Ordering::SeqCst);
             world.begin(server);
-            poll_until("it was taken", &mut lanes, || world.tries.load(Ordering::SeqCst) > tries);
-            poll_until("all servers hold everything", &mut lanes, || backend.health() == Health::Good);
+            poll_until("it was taken", &backend, &mut lanes, || world.tries.load(Ordering::SeqCst) > tries);
+            poll_until("all servers hold everything", &backend, &mut lanes, || backend.health() == Health::Good);
             assert_version(&mut *lanes[0], 0, 200, 1);
         }
     }

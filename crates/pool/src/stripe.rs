@@ -153,6 +153,14 @@ impl Backend for StripeBackend {
         self.members.iter().all(|member| member.answers(within))
     }
 
+    fn is_rejoin_due(&self) -> bool {
+        self.members.iter().any(|member| member.is_rejoin_due())
+    }
+
+    fn rejoin(&self) {
+        self.members.iter().for_each(|member| member.rejoin());
+    }
+
     fn release(&self) {
         self.members.iter().for_each(|member| member.release());
     }

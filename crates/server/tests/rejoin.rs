@@ -79,6 +79,14 @@ fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
             check(&*again, 2 * round as u8 + 1, &context);
         }
     }
+    // One that came back is lost again, and the snapshot is made without it.
+    running[3 % servers] = None;
+    eventually("the death is noticed", || {
+        write(&mut *lane, 99);
+        backend.health() == Health::Degraded
+    });
+    let claimed = opener.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
+    check(&*claimed, 99, made);
 }
 
 #[test]

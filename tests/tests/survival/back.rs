@@ -3,9 +3,10 @@
 //! Danger: a server that is back is believed to hold what it held before, or what it was not given yet, and is then the only one that is asked.
 //! `FARFIELD_SEED` repeats the choices.
 
+use super::stops::{HOG, Job};
 use super::{Made, NEAR, VALUES, Value, Way, value};
 use farfield::{Health, Heap, Plane};
-use farfield_tests::{PATIENCE, Random, Scratch, tier, wait_until};
+use farfield_tests::{PATIENCE, Random, Scratch, compile, tier, wait_until};
 
 /// Accesses between two events.
 const STEPS: usize = 400;
@@ -94,4 +95,37 @@ fn a_server_of_a_mirror_that_is_started_again_protects_again() {
 fn a_server_of_an_erasure_code_that_is_started_again_protects_again() {
     come_back_often(Made::Ec(2, 1), Way::Both, Plane::Page);
     come_back_often(Made::Ec(4, 2), Way::Tcp, Plane::Hybrid);
+}
+
+/// The same under a program that was not written for it, two processes of it.
+fn come_back_under_programs(made: Made, way: Way, mode: &str) {
+    let (legs, may_die) = made.legs();
+    let scratch = Scratch::new("survival-back-run");
+    let Some(hog) = compile("hog", scratch.path()) else { return };
+    let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
+    let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
+    let job = Job::start(&scratch, &made.url(&servers), mode, &words);
+    job.bring_near(20_000);
+    for kill in 0..tier(legs, 2 * legs) {
+        let leg = kill % legs;
+        let url = servers[leg].url().to_owned();
+        servers.remove(leg).kill();
+        job.wait_until_degraded(true, "the death is noticed");
+        job.bring_near(2000);
+        servers.insert(leg, way.start_again(&scratch, legs + kill, &url));
+        job.wait_until_degraded(false, "all legs hold everything");
+    }
+    for _ in 0..may_die {
+        servers.remove(0).kill();
+    }
+    job.wait_until_degraded(true, "the death is noticed");
+    // More than the whole memory.
+    job.bring_near(20_000);
+}
+
+#[test]
+fn a_server_that_is_started_again_protects_programs_again() {
+    come_back_under_programs(Made::Mirror, Way::Tcp, "signal");
+    come_back_under_programs(Made::Mirror, Way::Shm, "thread");
+    come_back_under_programs(Made::Ec(2, 1), Way::Both, "signal");
 }

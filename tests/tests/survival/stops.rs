@@ -228,13 +228,13 @@ fn heaps_go_on_while_a_server_of_an_erasure_code_cannot_be_reached() {
 }
 
 /// A job under which servers fall silent.
-struct Job<'a> {
+pub(super) struct Job<'a> {
     scratch: &'a Scratch,
     job: Running,
 }
 
 impl Job<'_> {
-    fn start<'a>(scratch: &'a Scratch, url: &str, mode: &str, words: &[&str]) -> Job<'a> {
+    pub(super) fn start<'a>(scratch: &'a Scratch, url: &str, mode: &str, words: &[&str]) -> Job<'a> {
         let options = ["--near", "16M", "--mode", mode, "--far", url];
         Job { scratch, job: FarRun::new(scratch, options, words).start() }
     }
@@ -255,7 +255,7 @@ impl Job<'_> {
     }
 
     /// Until a server is silent, lost, or lacks something; or none.
-    fn wait_until_degraded(&self, is_so: bool, what: &str) {
+    pub(super) fn wait_until_degraded(&self, is_so: bool, what: &str) {
         self.wait_until(what, || self.ask(&["pool", "status"]).contains("silent") == is_so);
     }
 
@@ -267,7 +267,7 @@ impl Job<'_> {
         seen["jobs"][0]["counters"]["pages_in"].as_u64().unwrap_or(0)
     }
 
-    fn bring_near(&self, pages: u64) {
+    pub(super) fn bring_near(&self, pages: u64) {
         let from = self.pages_in();
         self.wait_until("the program goes on", || self.pages_in() >= from + pages);
     }
@@ -295,7 +295,7 @@ fn judge(what: &str, longest: &[Duration]) {
 }
 
 /// Two processes, one of which the other has forked; each checks every word of its memory, again and again, until it is killed.
-const HOG: [&str; 5] = ["48", "0", "2", "2", "stalls"];
+pub(super) const HOG: [&str; 5] = ["48", "0", "2", "2", "stalls"];
 
 fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     let scratch = Scratch::new("stops-run");
@@ -350,7 +350,7 @@ fn programs_fork(made: Made, silence: Silence, mode: &str) {
     judge(&format!("{made:?}, {silence:?}, {mode}, fork"), &forks);
 }
 
-/// A leg is cut off and never comes back: it is given up, and a spare is filled. Then as many others may die as before.
+/// A leg is cut off for so long that it is given up, and a spare is filled. Then as many others may die as before; when it can be reached again it is filled as any other.
 fn programs_give_up(made: Made, mode: &str) {
     let scratch = Scratch::new("stops-spare");
     let Some(hog) = compile("hog", scratch.path()) else { return };
@@ -365,11 +365,15 @@ fn programs_give_up(made: Made, mode: &str) {
     job.wait_until_degraded(true, "the leg is left out");
     job.bring_near(2000);
     job.wait_until_degraded(false, "the leg is given up, and the spare holds everything");
-    // It is back, with old bytes, for whoever would ask it.
-    legs[0].speak();
     (0..may_die).for_each(|_| legs.remove(1).server.kill());
     job.wait_until_degraded(true, "the death is noticed");
     // More than the whole memory: what only the spare has is read, too.
+    job.bring_near(20_000);
+    // It still has what it held when it was cut off, for whoever would ask it for that.
+    legs[0].speak();
+    job.wait_until_degraded(false, "the one that can be reached again holds everything");
+    spare.server.kill();
+    job.wait_until_degraded(true, "the death is noticed");
     job.bring_near(20_000);
 }
 

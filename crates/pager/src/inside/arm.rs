@@ -6,11 +6,11 @@
 
 use super::evict::{self, Evictor};
 use super::guard::hold_all;
-use super::keys;
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
-use super::switching::{self, Inherited, Place};
+use super::switching::{Inherited, Place};
 use super::thread::Run;
+use super::{keeper, keys};
 use crate::control::{Mode, exit};
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::{Fault, Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
-use farfield_pool::{Health, Opener, SwitchBackend};
+use farfield_pool::{Backend, Health, Opener, SwitchBackend};
 
 /// Between two looks of the monitor while dormant, and while armed.
 const LOOK: Duration = Duration::from_millis(10);
@@ -96,12 +96,10 @@ extern "C" fn monitor(_: usize) -> ! {
                 ticks = ticks.wrapping_add(1);
                 if ticks.is_multiple_of(SERVER_TICKS) {
                     let health = runtime.armed().store.look_for_server();
-                    runtime.slot().pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
-                    runtime.slot().set_scrubbed(runtime.armed().store.scrubbed());
-                    runtime.slot().set_protection(runtime.armed().store.protection());
+                    tell(runtime, &runtime.armed().store, health);
                 }
                 let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
-                switching::look(runtime);
+                keeper::look(runtime);
                 runtime.threads.look(turn);
                 turn = turn.wrapping_add(1);
                 super::flights::look(runtime);
@@ -110,6 +108,14 @@ extern "C" fn monitor(_: usize) -> ! {
             Phase::Arming | Phase::Off => process::sleep(TICK),
         }
     }
+}
+
+/// Says how the pool is, for whoever asks about the job.
+fn tell(runtime: &Runtime, store: &Store, health: Health) {
+    let slot = runtime.slot();
+    slot.pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
+    slot.set_scrubbed(store.scrubbed());
+    slot.set_protection(store.protection());
 }
 
 /// Whether the program does anything: pages of a process that waits are the best ones to leave when its job needs room.
@@ -308,6 +314,8 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
         Ok(store) => store,
         Err(error) => super::store::lost(error),
     };
+    // The child of a fork may have fewer legs than its parent.
+    tell(runtime, &store, store.backend().health());
     let (mut uffd, mode) = open_uffd(control.mode.load(Ordering::Relaxed));
     let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {
         Ok(fd) => fd,

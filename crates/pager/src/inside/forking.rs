@@ -75,7 +75,6 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let armed = runtime.armed();
     evict::make_room_for_copy_frozen(runtime);
     let evictor = armed.evictor.lock();
-    armed.store.drain();
     let heirloom = arm::with_descriptors(|| take_snapshot(&armed.store));
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let queue = runtime.queue.lock();
@@ -117,11 +116,12 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 
 /// A pool of which too much is silent to make a snapshot is given time: as much as for whatever else it is asked.
 fn take_snapshot(store: &Store) -> Inherited {
+    let mut quiet = store.quiet();
     let until = process::now_ns() + store::DEADLINE.as_nanos() as u64;
     loop {
         match Inherited::of(store) {
             Ok(heirloom) => return heirloom,
-            Err(PoolError::TimedOut { .. }) if process::now_ns() < until => store.take_answers(),
+            Err(PoolError::TimedOut { .. }) if process::now_ns() < until => quiet.take_answers(),
             Err(error) => store::lost(error),
         }
     }
@@ -162,7 +162,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inher
     };
     runtime.set_slot(slot);
     runtime.monitor.store(0, Ordering::Relaxed);
-    runtime.switcher.store(0, Ordering::Relaxed);
+    runtime.keeper.store(0, Ordering::Relaxed);
     runtime.busy.store(0, Ordering::SeqCst);
     // SAFETY: no other thread exists.
     unsafe { runtime.loans.forked() };

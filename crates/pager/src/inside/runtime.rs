@@ -78,8 +78,8 @@ pub struct Runtime {
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
-    /// 1 once the thread runs that moves far memory to another pool.
-    pub switcher: AtomicU32,
+    /// 1 once the keeper thread runs.
+    pub keeper: AtomicU32,
     /// Thread that froze the world for a fork, or for another pool; 0 = nobody.
     pub frozen_by: AtomicU32,
     /// Threads inside a fault or an emulated call.
@@ -123,7 +123,7 @@ impl Runtime {
             evictions: AtomicU32::new(0),
             epoch: AtomicU32::new(1),
             monitor: AtomicU32::new(0),
-            switcher: AtomicU32::new(0),
+            keeper: AtomicU32::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),
             break_end: Lock::new(window::BASE),
@@ -224,11 +224,11 @@ impl Runtime {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
     }
 
-    /// Is the calling thread the only one that can write the program's memory now? The monitor and the switcher do not, and nobody can
+    /// Is the calling thread the only one that can write the program's memory now? The monitor and the keeper do not, and nobody can
     /// start another thread meanwhile.
     pub fn is_alone(&self) -> bool {
         let armed = self.armed();
-        let ours = u64::from(self.monitor.load(Ordering::Relaxed) + self.switcher.load(Ordering::Relaxed));
+        let ours = u64::from(self.monitor.load(Ordering::Relaxed) + self.keeper.load(Ordering::Relaxed));
         KERNEL_KNOWS_THREADS
             && armed.mode == Mode::Signal
             && thread::current().is_some()

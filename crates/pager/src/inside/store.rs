@@ -297,14 +297,17 @@ impl Store {
         self.backend.protection()
     }
 
-    /// Waits until nothing is under way.
-    pub fn drain(&self) {
-        for channel in self.open_channels() {
-            let mut channel = Borrowed(channel.lock());
+    /// All lanes, with nothing under way. Nobody else polls them as long as this is held: lanes also do what nobody has asked for, which must not
+    /// begin while a snapshot is made.
+    pub fn quiet(&self) -> Quiet<'_> {
+        let mut channels = [const { None }; LANES];
+        for (channel, held) in self.open_channels().iter().zip(&mut channels) {
+            let channel = held.insert(Borrowed(channel.lock()));
             while channel.lane.in_flight() > 0 {
                 channel.advance(self);
             }
         }
+        Quiet { store: self, channels }
     }
 
     /// Borrows a lane for writing.
@@ -323,6 +326,21 @@ impl Store {
             Request { tag: page.0 | TAG_DISCARD, priority: Priority::Background, deadline: DEADLINE, op },
         );
         channel.finish_writes(self);
+    }
+}
+
+/// See [`Store::quiet`].
+pub struct Quiet<'a> {
+    store: &'a Store,
+    channels: [Option<Borrowed<'a>>; LANES],
+}
+
+impl Quiet<'_> {
+    /// As [`Store::take_answers`].
+    pub fn take_answers(&mut self) {
+        for channel in self.channels.iter_mut().flatten() {
+            channel.progress(self.store);
+        }
     }
 }
 

@@ -1,24 +1,22 @@
 //! Moves the far memory of this process when its job shall have another pool.
 //!
-//! Which pool that is stands in the control block ([`Control::pool_epoch`]). The monitor sees that it is another one than this process has, and starts
-//! a thread of ours, once, which opens it, moves everything (`farfield_pool::SwitchBackend`), and says so in the process's slot. A
+//! Which pool that is stands in the control block ([`Control::pool_epoch`]). If it is another one than this process has, the keeper
+//! opens it, moves everything (`farfield_pool::SwitchBackend`), and says so in the process's slot. A
 //! process for which that fails says so for the job: all go back to the pool before. The child of a fork goes on with a snapshot of the side that holds everything,
 //! and then does the same by itself.
 
-use super::arm::{opener, with_descriptors};
-use super::runtime::{Phase, RUNTIME, Runtime};
+use super::arm::opener;
+use super::runtime::Runtime;
 use super::store::Store;
 use super::sync::{pause, tid};
-use super::{flights, signal};
+use super::{flights, keeper};
 use crate::control::Control;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
-use core::time::Duration;
-use farfield_os::{process, signals};
+use farfield_os::process;
 use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost};
 
-/// Between two looks whether there is something to do, and between two that say how far it is.
-const LOOK: Duration = Duration::from_millis(2);
+/// Between two times that it is said how far it is.
 const TELL_NS: u64 = 50_000_000;
 
 /// Where far is.
@@ -61,34 +59,15 @@ impl Inherited {
     }
 }
 
-/// Is there another pool to move to? Called by the monitor while armed.
-pub fn look(runtime: &Runtime) {
-    let wanted = runtime.control().pool_epoch.load(Ordering::Relaxed);
-    if runtime.slot().pool_epoch.load(Ordering::Relaxed) != wanted
-        && runtime.switcher.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    {
-        // SAFETY: `carry_out` never returns and keeps to the laws of this module.
-        if unsafe { process::spawn_bare(carry_out, 0) }.is_err() {
-            // It is tried again at the next look.
-            runtime.switcher.store(0, Ordering::Release);
-        }
-    }
+/// Is there another pool to move to?
+pub fn is_due(runtime: &Runtime) -> bool {
+    runtime.slot().pool_epoch.load(Ordering::Relaxed) != runtime.control().pool_epoch.load(Ordering::SeqCst)
 }
 
-extern "C" fn carry_out(_: usize) -> ! {
-    signals::set_mask(!signal::OURS);
-    loop {
-        if RUNTIME.phase() == Phase::Armed {
-            follow(&RUNTIME);
-        }
-        process::sleep(LOOK);
-    }
-}
-
-/// Moves to the pool that the job shall have, if it is another one.
-fn follow(runtime: &Runtime) {
+/// Moves to the pool that the job shall have, if it is another one. Called by the keeper.
+pub fn follow(runtime: &Runtime) {
     let (control, slot, store) = (runtime.control(), runtime.slot(), &runtime.armed().store);
-    if slot.pool_epoch.load(Ordering::Relaxed) == control.pool_epoch.load(Ordering::SeqCst) {
+    if !is_due(runtime) {
         return;
     }
     let wanted = Place::wanted(control);
@@ -184,6 +163,6 @@ impl SwitchHost for Host<'_> {
     }
 
     fn open(&self, open: &mut dyn FnMut()) {
-        self.runtime.loans.open_descriptors_for_good(|| with_descriptors(open));
+        keeper::open(self.runtime, open);
     }
 }

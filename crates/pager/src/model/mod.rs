@@ -170,7 +170,7 @@ fn check_all(ballast_pages: i64) {
     if runtime.phase() != Phase::Armed {
         return;
     }
-    runtime.armed().store.drain();
+    drop(runtime.armed().store.quiet());
     let table = runtime.table();
     let (mut near, mut stored) = (BTreeSet::new(), 0);
     for index in 0..PAGES {

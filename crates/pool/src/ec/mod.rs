@@ -19,7 +19,7 @@ mod table;
 mod tests;
 mod writes;
 
-use crate::healer::{Caring, Healer, whole_legs};
+use crate::healer::{Caring, Healer, Patient, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::Scrub;
@@ -41,6 +41,8 @@ struct Snapshot {
     index: Index,
     /// The leg at each seat.
     seats: [usize; Legs::MAX],
+    /// As many as the index may know.
+    legs: usize,
     /// Legs that came back, and the one of the URL whose server each is.
     moved: Vec<(usize, usize)>,
 }
@@ -83,15 +85,17 @@ impl EcBackend {
     ) -> Result<EcBackend, PoolError> {
         let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
-        let Snapshot { index, seats, moved } = found.ok_or(PoolError::Refused { server, reason })?;
-        // The index knows legs by their places.
+        let Snapshot { index, seats, legs: known, moved } = found.ok_or(PoolError::Refused { server, reason })?;
+        // The index knows legs by their places, also those that were lost.
         let wanted = legs.len();
+        spares.resize_with(spares.len().max(known.saturating_sub(wanted)), || Leg {
+            backend: None,
+            leaves: 0,
+            server: 0,
+        });
         for &(place, origin) in &moved {
             let from = if origin < wanted { &mut legs[origin] } else { &mut spares[origin - wanted] };
-            let (backend, server) = (from.backend.take(), from.server);
-            let nobody = || Leg { backend: None, leaves: 0, server };
-            spares.resize_with(spares.len().max(place + 1 - wanted), nobody);
-            spares[place - wanted] = Leg { backend, ..nobody() };
+            spares[place - wanted] = Leg { backend: from.backend.take(), leaves: 0, server: from.server };
         }
         Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats, &moved)?, scrub, heals))
     }
@@ -140,7 +144,7 @@ impl Backend for EcBackend {
         }
         let seats = core::array::from_fn(|seat| table.at_seat(seat));
         let leaf = table.legs.iter().map(|leg| leg.leaves).sum();
-        let snapshot = Snapshot { index, seats, moved: table.moved() };
+        let snapshot = Snapshot { index, seats, legs: table.legs.len(), moved: table.moved() };
         let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })
@@ -167,6 +171,18 @@ impl Backend for EcBackend {
     fn how(&self) -> String {
         let (rows, live, spent) = self.table.index.counts();
         format!("{live} pages in {rows} rows of {}; {spent} rows to be used again", self.table.code.data())
+    }
+
+    fn is_rejoin_due(&self) -> bool {
+        let parts = || self.table.backends().any(|backend| backend.is_rejoin_due());
+        self.healer.is_none() && (self.table.is_rejoin_due() || parts())
+    }
+
+    fn rejoin(&self) {
+        if self.table.is_rejoin_due() {
+            self.table.rejoin();
+        }
+        self.table.backends().for_each(|backend| backend.rejoin());
     }
 
     fn release(&self) {

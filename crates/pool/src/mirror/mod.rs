@@ -14,7 +14,7 @@ mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::{Caring, Healer, whole_legs};
+use crate::healer::{Caring, Healer, Patient, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
@@ -97,6 +97,18 @@ impl Backend for MirrorBackend {
 
     fn protection(&self) -> Option<Protection> {
         Protection::with_parts(Some(self.table.protection(self.table.stored())), self.table.backends())
+    }
+
+    fn is_rejoin_due(&self) -> bool {
+        let parts = || self.table.backends().any(|backend| backend.is_rejoin_due());
+        self.healer.is_none() && (self.table.is_rejoin_due() || parts())
+    }
+
+    fn rejoin(&self) {
+        if self.table.is_rejoin_due() {
+            self.table.rejoin();
+        }
+        self.table.backends().for_each(|backend| backend.rejoin());
     }
 
     fn release(&self) {

@@ -245,6 +245,17 @@ impl Backend for SwitchBackend {
         self.stage().side.how()
     }
 
+    /// Not during a switch.
+    fn is_rejoin_due(&self) -> bool {
+        let stage = self.stage();
+        stage.pair.is_none() && stage.side.is_rejoin_due()
+    }
+
+    fn rejoin(&self) {
+        let side = self.stage().side.clone();
+        side.rejoin();
+    }
+
     fn release(&self) {
         let stage = self.stage();
         stage.side.release();

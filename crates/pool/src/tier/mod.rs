@@ -110,6 +110,14 @@ impl Backend for TierBackend {
         backends(&self.table.legs).all(|backend| backend.answers(within))
     }
 
+    fn is_rejoin_due(&self) -> bool {
+        backends(&self.table.legs).any(|backend| backend.is_rejoin_due())
+    }
+
+    fn rejoin(&self) {
+        backends(&self.table.legs).for_each(|backend| backend.rejoin());
+    }
+
     fn release(&self) {
         backends(&self.table.legs).for_each(|backend| backend.release());
     }

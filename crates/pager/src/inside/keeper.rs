@@ -1,0 +1,65 @@
+//! A thread of ours for what opens something, or takes long: it moves far memory to another pool (`switching`), takes servers back that were lost, and goes on with
+//! what parts of the pool lack, and with looking at what they hold, while the program does not.
+//!
+//! The monitor starts it, once, when there is something of that kind: it evicts, and must not wait for servers.
+
+use super::arm::with_descriptors;
+use super::runtime::{Phase, RUNTIME, Runtime};
+use super::{signal, switching};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use farfield_os::{process, signals};
+use farfield_pool::Backend;
+
+/// Between two looks whether there is something to do, and between two answers of a pool that is mended.
+const LOOK: Duration = Duration::from_millis(2);
+const MENDING_LOOK: Duration = Duration::from_micros(500);
+
+/// Is there something to do? Called by the monitor while armed.
+pub fn look(runtime: &Runtime) {
+    let is_wanted = switching::is_due(runtime) || needs_care(runtime);
+    if is_wanted && runtime.keeper.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        // SAFETY: `keep` never returns and keeps to the laws of this module.
+        if unsafe { process::spawn_bare(keep, 0) }.is_err() {
+            // It is tried again at the next look.
+            runtime.keeper.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Does a part of the pool lack something, or is there a scrub?
+fn needs_care(runtime: &Runtime) -> bool {
+    runtime.slot().pool_degraded.load(Ordering::Relaxed) != 0 || runtime.slot().scrubbed().is_some()
+}
+
+extern "C" fn keep(_: usize) -> ! {
+    signals::set_mask(!signal::OURS);
+    let runtime = &RUNTIME;
+    loop {
+        let mut pause = LOOK;
+        if runtime.phase() == Phase::Armed {
+            switching::follow(runtime);
+            take_back(runtime);
+            if needs_care(runtime) {
+                runtime.armed().store.take_answers();
+                pause = MENDING_LOOK;
+            }
+        }
+        process::sleep(pause);
+    }
+}
+
+/// Takes servers that were lost and are there again.
+fn take_back(runtime: &Runtime) {
+    let backend = runtime.armed().store.backend();
+    if backend.is_rejoin_due() {
+        // A fork meanwhile would take connections along that nobody knows of yet.
+        let _still = backend.hold_still();
+        open(runtime, || backend.rejoin());
+    }
+}
+
+/// Calls `open`, which opens descriptors.
+pub fn open(runtime: &Runtime, open: impl FnMut()) {
+    runtime.loans.open_descriptors_for_good(|| with_descriptors(open));
+}
