@@ -1,5 +1,6 @@
-// Forks again and again, for the tests of servers that are silent meanwhile: forks MIB. Until it is killed.
+// Forks again and again, for the tests of servers that are silent meanwhile: forks MIB [stays]. Until it is killed.
 // In each round parent and child change the same memory at the same time, and check it; the next round begins with what the parent has made of it.
+// With `stays` it forks once: both go on with what they have, for ever.
 // No more than five rounds a second: what a child had stays at the server for a lease.
 #include "probe.h"
 
@@ -23,12 +24,25 @@ static void change(uint64_t from, uint64_t to) {
     }
 }
 
+static void stay(void) {
+    pid_t child = fork();
+    NEED(child >= 0);
+    uint64_t now = 0;
+    for (uint64_t round = 1;; round++) {
+        uint64_t next = round << 32 | (uint64_t)(child == 0) << 31;
+        change(now, next);
+        now = next;
+        if (child && waitpid(child, NULL, WNOHANG)) DIE("the child has ended");
+    }
+}
+
 int main(int argc, char **argv) {
-    NEED(argc == 2);
+    NEED(argc >= 2);
     blocks = strtoul(argv[1], NULL, 10) * MIB / BLOCK;
     area = anon(blocks * BLOCK);
     for (size_t block = 0; block < blocks; block++) fill(area + block * BLOCK, BLOCK, block);
     say("started");
+    if (argc > 2 && strcmp(argv[2], "stays") == 0) stay();
     uint64_t now = 0;
     for (uint64_t round = 1;; round++) {
         uint64_t next = round << 32, other = next | 1 << 31;

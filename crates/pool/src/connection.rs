@@ -3,7 +3,7 @@
 //! Every lane is a connection of its own that joins the session; this one keeps the session alive and carries what
 //! is not about pages. After [`Session::open`] nothing here allocates.
 
-use crate::{PoolError, Share};
+use crate::{Health, PoolError, Share};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::wire::{
@@ -358,6 +358,16 @@ impl Session {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    /// How the server feels, as far as it can be seen without asking it: whether it has hung up.
+    pub(crate) fn health(&self) -> Health {
+        let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        if !self.is_gone() && net::poll(self.control, libc::POLLRDHUP, Duration::ZERO).is_ok_and(|end| end & ends != 0)
+        {
+            self.set_gone();
+        }
+        if self.is_gone() { Health::Gone } else { Health::Good }
     }
 
     pub(crate) fn deadline(&self) -> Duration {

@@ -151,6 +151,12 @@ impl Roster {
         first..first + self.legs[origin].leaves
     }
 
+    /// One behind the last leg that there is, or was.
+    pub(crate) fn known(&self) -> usize {
+        let was_there = |leg: &usize| !self.places().has(*leg) || self.backend(*leg).is_some();
+        self.all().iter().filter(was_there).last().map_or(0, |leg| leg + 1)
+    }
+
     /// Places for servers that come back.
     pub(crate) fn places(&self) -> Legs {
         self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.places)
@@ -159,7 +165,7 @@ impl Roster {
     /// Legs of the URL that are lost, and in whose place nothing came that is there.
     fn away(&self) -> Legs {
         let lost = self.lost();
-        let back: Legs = self.places().but(lost).iter().map(|place| self.origin(place)).collect();
+        let back: Legs = self.all().but(lost).iter().map(|leg| self.origin(leg)).collect();
         let servers = self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.reopen.servers);
         lost.and(servers).but(back)
     }

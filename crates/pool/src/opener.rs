@@ -7,12 +7,13 @@ use crate::fault::FaultBackend;
 use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
 use crate::mapped::{self, MappedBackend};
-use crate::mirror::MirrorBackend;
+use crate::mirror::{Holds, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::rejoin::{Reopen, Spares, TRY_WITHIN};
 use crate::shm::ShmBackend;
 use crate::ssd::{self, SsdBackend};
 use crate::stripe::StripeBackend;
+use crate::switch::Heritage;
 use crate::tcp::TcpBackend;
 use crate::tier::TierBackend;
 use crate::url::{Tree, replace_leaves};
@@ -235,7 +236,12 @@ impl Opener {
     /// Opens the snapshot behind a ticket. Same URLs, in the same order, as the pool that was cloned; the number of pages
     /// is that of the snapshot.
     pub fn claim(&self, ticket: &CloneTicket) -> Result<Arc<dyn Backend>, OpenError> {
-        self.open_members(Some(ticket))
+        self.open_members(Some((ticket, None)))
+    }
+
+    /// The same where it is known what may be in the snapshot: a mirror can give that to servers that come back.
+    pub fn claim_with(&self, ticket: &CloneTicket, heritage: &Heritage) -> Result<Arc<dyn Backend>, OpenError> {
+        self.open_members(Some((ticket, Some(heritage))))
     }
 
     /// Opens the region behind a share, at the one server that keeps it. Pages are moved by messages, also on the machine of the server.
@@ -255,7 +261,7 @@ impl Opener {
         Ok(Arc::new(TcpBackend::new(session, RegionId(share.region), share.pages)))
     }
 
-    fn open_members(&self, ticket: Option<&CloneTicket>) -> Result<Arc<dyn Backend>, OpenError> {
+    fn open_members(&self, ticket: Option<(&CloneTicket, Option<&Heritage>)>) -> Result<Arc<dyn Backend>, OpenError> {
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
@@ -269,7 +275,9 @@ impl Opener {
             return Err(OpenError::Argument("more than 16 memory servers in one pool"));
         }
         let opened = match ticket {
-            Some(ticket) => self.open_tree(&tree, 0, Want::Claim { secrets: &ticket.secrets, pages: self.pages }),
+            Some((ticket, heritage)) => {
+                self.open_tree(&tree, 0, Want::Claim { secrets: &ticket.secrets, pages: self.pages, heritage })
+            }
             None => self.open_tree(&tree, 0, Want::Pages(self.pages)),
         };
         #[cfg(test)]
@@ -294,7 +302,7 @@ impl Opener {
                 for (index, member) in members.iter().enumerate() {
                     let share = match want {
                         Want::Pages(pages) => Want::Pages(StripeBackend::pages_of_member(pages, members.len(), index)),
-                        Want::Claim { secrets, .. } => Want::Claim { secrets: &secrets[leaf..], pages: 0 },
+                        Want::Claim { secrets, .. } => Want::part(&secrets[leaf..]),
                     };
                     opened.push((self.open_tree(member, server + leaf as u16, share)?, member.leaves()));
                     leaf += member.leaves();
@@ -315,11 +323,17 @@ impl Opener {
     ) -> Result<MirrorBackend, OpenError> {
         let trees = legs.iter().chain(spares);
         let (legs, spares) = self.open_legs("mirror", 1, legs, spares, server, want)?;
-        let reopen = self.reopen(trees, legs.iter().chain(&spares), want);
+        let holds = match want {
+            Want::Pages(_) => Holds::Zeros,
+            Want::Claim { heritage: None, .. } => Holds::Something,
+            Want::Claim { heritage: Some(heritage), .. } => Holds::Chunks(heritage.0.clone()),
+        };
+        // Who comes later must be told what it lacks.
+        let is_known = !matches!(holds, Holds::Something);
+        let reopen = is_known.then(|| self.reopen(trees, legs.iter().chain(&spares), want)).flatten();
         let spares = Spares { legs: spares, reopen };
         let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
-        let inherited = matches!(want, Want::Claim { .. });
-        MirrorBackend::new(legs, spares, pages, inherited, scrub, self.heals)
+        MirrorBackend::new(legs, spares, pages, holds, scrub, self.heals)
             .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
     }
 
@@ -352,8 +366,9 @@ impl Opener {
         let trees = legs.iter().chain(spares);
         let (legs, spares) = self.open_legs("ec", code.data(), legs, spares, server, of_legs)?;
         let reopen = self.reopen(trees, legs.iter().chain(&spares), of_legs);
+        let spares = Spares { legs: spares, reopen };
         match want {
-            Want::Pages(pages) => EcBackend::new(code, legs, Spares { legs: spares, reopen }, pages, scrub, self.heals),
+            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.heals),
             Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.heals),
         }
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
@@ -379,7 +394,7 @@ impl Opener {
             let result = match want {
                 // It was lost before the snapshot.
                 Want::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => None,
-                Want::Claim { secrets, .. } => Some(Want::Claim { secrets: &secrets[leaf..], pages: 0 }),
+                Want::Claim { secrets, .. } => Some(Want::part(&secrets[leaf..])),
                 pages => Some(pages),
             }
             .map(|want| {
@@ -422,21 +437,26 @@ impl Opener {
         Ok((opened, spares))
     }
 
-    /// How the server of a leg that was lost is opened again, where somebody looks for it. What a snapshot holds servers that came later cannot be told.
+    /// How the server of a leg that was lost is opened again, where somebody looks for it.
     fn reopen<'a>(
         &self,
         trees: impl Iterator<Item = &'a Tree>,
         legs: impl Iterator<Item = &'a Leg>,
         want: Want<'_>,
     ) -> Option<Reopen> {
-        let Want::Pages(pages) = want else { return None };
+        let legs: Vec<_> = legs.collect();
+        let pages = match want {
+            Want::Pages(pages) => pages,
+            // As large as those that were cloned.
+            Want::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
+        };
         let trees: Vec<_> = trees.cloned().collect();
         let servers: Legs = trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
         let looks = self.heals || self.is_inside_a_program;
         if !looks || servers.is_empty() {
             return None;
         }
-        let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.map(|leg| leg.server).collect::<Vec<_>>());
+        let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.iter().map(|leg| leg.server).collect::<Vec<_>>());
         let open = move |leg: usize| opener.open_tree(&trees[leg], numbers[leg], Want::Pages(pages)).ok();
         Some(Reopen { servers, open: Box::new(open) })
     }
@@ -553,11 +573,16 @@ fn parse(url: &str) -> Result<Tree, OpenError> {
 enum Want<'a> {
     /// New, of so many pages.
     Pages(u64),
-    /// The snapshot behind these secrets, one per leaf and perhaps those of others behind them; `pages` of it, 0 for all.
-    Claim { secrets: &'a [u128], pages: u64 },
+    /// The snapshot behind these secrets, one per leaf and perhaps those of others behind them; `pages` of it, 0 for all. Perhaps it is known what may be in it.
+    Claim { secrets: &'a [u128], pages: u64, heritage: Option<&'a Heritage> },
 }
 
 impl Want<'_> {
+    /// Of a snapshot: a part, whose pages have other numbers.
+    fn part(secrets: &[u128]) -> Want<'_> {
+        Want::Claim { secrets, pages: 0, heritage: None }
+    }
+
     fn ask(&self, session: &Session, within: Duration) -> Result<(RegionId, u64), PoolError> {
         let request = match *self {
             Want::Pages(pages) => Request::CreateRegion { pages },

@@ -199,7 +199,7 @@ mod tests {
     //! was there before it; a place is given twice.
     use super::*;
     use crate::ec::EcBackend;
-    use crate::mirror::MirrorBackend;
+    use crate::mirror::{Holds, MirrorBackend};
     use crate::ram::RamBackend;
     use crate::trial::{PAGES, assert_version, random_history, wait_until, write};
     use crate::{CloneTicket, Completion, Health, Lane, Op, Request};
@@ -350,7 +350,7 @@ mod tests {
     ) -> (Arc<World>, Box<dyn Backend>) {
         let Some(code) = code else {
             let world = World::new(2, PAGES);
-            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, false, None, heals);
+            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, Holds::Zeros, None, heals);
             return (world, Box::new(backend.unwrap()));
         };
         let world = World::new(code.parts(), EcBackend::pages_of_leg(PAGES));
@@ -439,7 +439,7 @@ mod tests {
         let mut legs = world.legs();
         let spare = legs.pop().unwrap();
         let spares = Spares { legs: vec![spare], ..world.spares(|leg| leg) };
-        let backend = MirrorBackend::new(legs, spares, PAGES, false, None, true).unwrap();
+        let backend = MirrorBackend::new(legs, spares, PAGES, Holds::Zeros, None, true).unwrap();
         let mut lanes = vec![backend.open_lane().unwrap()];
         write(&mut *lanes[0], 0, 200, 1).unwrap();
         for server in [0, 1, 2] {

@@ -441,7 +441,7 @@ impl Backend for ShmBackend {
     }
 
     fn health(&self) -> Health {
-        if self.region.session.is_gone() { Health::Gone } else { Health::Good }
+        self.region.session.health()
     }
 
     fn answers(&self, within: Duration) -> bool {

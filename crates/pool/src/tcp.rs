@@ -86,7 +86,7 @@ impl Backend for TcpBackend {
     }
 
     fn health(&self) -> Health {
-        if self.session.is_gone() { Health::Gone } else { Health::Good }
+        self.session.health()
     }
 
     fn answers(&self, within: Duration) -> bool {

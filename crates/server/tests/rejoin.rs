@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Health, Lane, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, Health, Lane, Op, Opener, Priority, Request, SwitchBackend};
 use farfield_server::{Config, Server};
 use std::time::Duration;
 
@@ -97,4 +97,44 @@ fn servers_of_a_mirror_are_there_again_and_in_snapshots() {
 #[test]
 fn servers_of_an_erasure_code_are_there_again_and_in_snapshots() {
     are_there_again_and_in_snapshots("ec", 3);
+}
+
+/// A snapshot, as the child of a fork has one, outlives more servers than it could lose at a time.
+fn protect_snapshots(made: &str, servers: usize) {
+    let url = |number| format!("unix:@farfield-heir-{}-{made}{number}", std::process::id());
+    let urls: Vec<String> = (0..servers).map(url).collect();
+    let mut running: Vec<_> = urls.iter().map(|url| Some(start(url))).collect();
+    let code = if made == "ec" { "2,1," } else { "" };
+    let opener = Opener::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).heals();
+    let parent = SwitchBackend::new(opener.open().unwrap()).unwrap();
+    write(&mut *parent.open_lane().unwrap(), 1);
+    let mut heir = opener.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.heritage()).unwrap();
+    let mut lane = heir.open_lane().unwrap();
+    for server in 0..servers {
+        let context = format!("{made}, server {server}");
+        running[server] = None;
+        // Nobody asks for anything.
+        eventually("the death is noticed", || heir.health() == Health::Degraded);
+        running[server] = Some(start(&urls[server]));
+        eventually("all servers hold everything", || {
+            lane.poll(&mut Vec::new());
+            heir.health() == Health::Good
+        });
+        check(&*heir, 1, &context);
+        // Snapshots of it know where everything is, too.
+        let ticket = heir.clone_region().unwrap();
+        heir = opener.clone().degraded().claim_with(&ticket, &parent.heritage()).unwrap();
+        lane = heir.open_lane().unwrap();
+        check(&*heir, 1, &context);
+    }
+}
+
+#[test]
+fn snapshots_of_a_mirror_are_protected_again() {
+    protect_snapshots("mirror", 2);
+}
+
+#[test]
+fn snapshots_of_an_erasure_code_are_protected_again() {
+    protect_snapshots("ec", 3);
 }

@@ -97,13 +97,16 @@ fn a_server_of_an_erasure_code_that_is_started_again_protects_again() {
     come_back_often(Made::Ec(4, 2), Way::Tcp, Plane::Hybrid);
 }
 
+/// Two processes, one of which has what the other had.
+const HEIRS: [&str; 2] = ["24", "stays"];
+
 /// The same under a program that was not written for it, two processes of it.
-fn come_back_under_programs(made: Made, way: Way, mode: &str) {
+fn come_back_under_programs(made: Made, way: Way, mode: &str, program: &str, words: &[&str]) {
     let (legs, may_die) = made.legs();
     let scratch = Scratch::new("survival-back-run");
-    let Some(hog) = compile("hog", scratch.path()) else { return };
+    let Some(program) = compile(program, scratch.path()) else { return };
     let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
-    let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
+    let words = [&[program.to_str().expect("an ASCII path")], words].concat();
     let job = Job::start(&scratch, &made.url(&servers), mode, &words);
     job.bring_near(20_000);
     for kill in 0..tier(legs, 2 * legs) {
@@ -125,7 +128,13 @@ fn come_back_under_programs(made: Made, way: Way, mode: &str) {
 
 #[test]
 fn a_server_that_is_started_again_protects_programs_again() {
-    come_back_under_programs(Made::Mirror, Way::Tcp, "signal");
-    come_back_under_programs(Made::Mirror, Way::Shm, "thread");
-    come_back_under_programs(Made::Ec(2, 1), Way::Both, "signal");
+    come_back_under_programs(Made::Mirror, Way::Tcp, "signal", "hog", &HOG);
+    come_back_under_programs(Made::Mirror, Way::Shm, "thread", "hog", &HOG);
+    come_back_under_programs(Made::Ec(2, 1), Way::Both, "signal", "hog", &HOG);
+}
+
+#[test]
+fn a_server_that_is_started_again_protects_forked_programs_again() {
+    come_back_under_programs(Made::Mirror, Way::Both, "thread", "forks", &HEIRS);
+    come_back_under_programs(Made::Ec(2, 1), Way::Tcp, "signal", "forks", &HEIRS);
 }

@@ -295,7 +295,7 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     let control = runtime.control();
     let (place, opened) = match inherited {
         Some(Inherited { place, ticket, heritage }) => {
-            let side = opener(runtime, &place).claim(&ticket);
+            let side = opener(runtime, &place).claim_with(&ticket, &heritage);
             (place, side.map(|side| Ok(SwitchBackend::inherit(side, heritage))))
         }
         None => {

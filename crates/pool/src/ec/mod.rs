@@ -74,11 +74,11 @@ impl EcBackend {
         Ok(EcBackend::start(RowTable::new(code, legs, spares.into(), pages)?, scrub, heals))
     }
 
-    /// The snapshot whose legs were claimed with these secrets.
+    /// The snapshot whose legs, and spares that were in use, were claimed with these secrets.
     pub(crate) fn claim(
         code: Code,
         mut legs: Vec<Leg>,
-        mut spares: Vec<Leg>,
+        mut spares: Spares,
         secrets: &[u128],
         scrub: Option<Duration>,
         heals: bool,
@@ -87,15 +87,12 @@ impl EcBackend {
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
         let Snapshot { index, seats, legs: known, moved } = found.ok_or(PoolError::Refused { server, reason })?;
         // The index knows legs by their places, also those that were lost.
-        let wanted = legs.len();
-        spares.resize_with(spares.len().max(known.saturating_sub(wanted)), || Leg {
-            backend: None,
-            leaves: 0,
-            server: 0,
-        });
+        let (wanted, behind) = (legs.len(), &mut spares.legs);
+        let nobody = || Leg { backend: None, leaves: 0, server: 0 };
+        behind.resize_with(behind.len().max(known - wanted), nobody);
         for &(place, origin) in &moved {
-            let from = if origin < wanted { &mut legs[origin] } else { &mut spares[origin - wanted] };
-            spares[place - wanted] = Leg { backend: from.backend.take(), leaves: 0, server: from.server };
+            let from = if origin < wanted { &mut legs[origin] } else { &mut behind[origin - wanted] };
+            behind[place - wanted] = Leg { backend: from.backend.take(), leaves: 0, server: from.server };
         }
         Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats, &moved)?, scrub, heals))
     }
@@ -144,7 +141,7 @@ impl Backend for EcBackend {
         }
         let seats = core::array::from_fn(|seat| table.at_seat(seat));
         let leaf = table.legs.iter().map(|leg| leg.leaves).sum();
-        let snapshot = Snapshot { index, seats, legs: table.legs.len(), moved: table.moved() };
+        let snapshot = Snapshot { index, seats, legs: table.known(), moved: table.moved() };
         let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })

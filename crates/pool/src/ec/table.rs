@@ -64,12 +64,12 @@ impl RowTable {
     pub(super) fn inherited(
         code: Code,
         legs: Vec<Leg>,
-        spares: Vec<Leg>,
+        spares: Spares,
         index: Index,
         seats: [usize; Legs::MAX],
         moved: &[(usize, usize)],
     ) -> Result<RowTable, PoolError> {
-        let roster = Roster::new(legs, spares.into(), code.data(), true, Legs::MAX);
+        let roster = Roster::new(legs, spares, code.data(), true, Legs::MAX);
         roster.set_seats(seats);
         moved.iter().for_each(|&(leg, origin)| roster.set_origin(leg, origin));
         // Whether one of them lacks something only a look at all rows can tell.

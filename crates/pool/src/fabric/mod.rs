@@ -201,7 +201,7 @@ impl Backend for FabricBackend {
     }
 
     fn health(&self) -> Health {
-        if self.region.session.is_gone() { Health::Gone } else { Health::Good }
+        self.region.session.health()
     }
 
     fn how(&self) -> String {

@@ -63,6 +63,15 @@ impl Patient for LegTable {
     }
 }
 
+/// What legs hold when they become a mirror: all of them the same.
+pub(crate) enum Holds {
+    Zeros,
+    /// What a snapshot has; only its parent knows where.
+    Something,
+    /// What a snapshot has: zeros outside these chunks.
+    Chunks(Arc<Touched>),
+}
+
 /// There is no leader.
 const NOBODY: u8 = u8::MAX;
 
@@ -88,7 +97,7 @@ impl LegTable {
     ) -> Result<LegTable, PoolError> {
         let leg = |backend: Arc<dyn Backend>| vec![Leg { backend: Some(backend), leaves: 1, server: 0 }];
         let pages = old.pages();
-        let mut table = LegTable::new(leg(old), leg(new).into(), pages, false)?;
+        let mut table = LegTable::new(leg(old), leg(new).into(), pages, Holds::Zeros)?;
         table.leader = AtomicU8::new(LegTable::OLD as u8);
         table.pair = Some(Pair { touched, cause: Mutex::new(None) });
         Ok(table)
@@ -97,10 +106,7 @@ impl LegTable {
     /// The new leg takes part from now on. All lanes are lanes of the pair.
     pub(crate) fn admit(&self) {
         let Some(pair) = &self.pair else { return };
-        for chunk in pair.touched.iter() {
-            self.mark(chunk);
-            self.words.change(chunk, |word| Some(word.touch()));
-        }
+        self.touch_all(&pair.touched);
         self.call_spare(LegTable::NEW);
     }
 
@@ -172,16 +178,20 @@ impl LegTable {
         }
     }
 
-    pub(super) fn new(legs: Vec<Leg>, spares: Spares, pages: u64, inherited: bool) -> Result<LegTable, PoolError> {
-        assert!(!inherited || spares.reopen.is_none(), "what was written before a snapshot only its parent knows");
-        let waiting = Legs::first(legs.len() + spares.legs.len()).but(Legs::first(legs.len()));
-        let roster = Roster::new(legs, spares, 1, inherited, ChunkWord::LEGS_MAX);
-        let waiting = waiting.and(roster.which(|_, _| true)).or(roster.places());
+    pub(super) fn new(legs: Vec<Leg>, spares: Spares, pages: u64, holds: Holds) -> Result<LegTable, PoolError> {
+        let is_known = !matches!(holds, Holds::Something);
+        assert!(is_known || spares.reopen.is_none(), "who comes later would be given nothing");
+        let is_new = matches!(holds, Holds::Zeros);
+        let spare = Legs::first(legs.len() + spares.legs.len()).but(Legs::first(legs.len()));
+        let roster = Roster::new(legs, spares, 1, !is_new, ChunkWord::LEGS_MAX);
+        // Spares of a snapshot hold what the others hold.
+        let spare = if is_new { spare.and(roster.which(|_, _| true)) } else { Legs(0) };
+        let waiting = spare.or(roster.places());
         let most = roster.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
         let chunks = pages.div_ceil(CHUNK_PAGES);
-        let first = if inherited { ChunkWord::inherited() } else { ChunkWord::fresh(waiting) };
-        Ok(LegTable {
+        let first = if is_known { ChunkWord::fresh(waiting) } else { ChunkWord::inherited() };
+        let table = LegTable {
             pages,
             near: roster.which(|_, backend| backend.mapped().is_some()),
             leader: AtomicU8::new(NOBODY),
@@ -191,7 +201,19 @@ impl LegTable {
             written: Touched::new(chunks).map_err(PoolError::Os)?,
             written_chunks: AtomicU64::new(0),
             roster,
-        })
+        };
+        if let Holds::Chunks(touched) = holds {
+            table.touch_all(&touched);
+        }
+        Ok(table)
+    }
+
+    /// All these chunks were written before anybody noted it here.
+    fn touch_all(&self, touched: &Touched) {
+        for chunk in touched.iter() {
+            self.mark(chunk);
+            self.words.change(chunk, |word| Some(word.touch()));
+        }
     }
 
     pub(super) fn word(&self, chunk: u64) -> ChunkWord {

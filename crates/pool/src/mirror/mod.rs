@@ -21,7 +21,7 @@ use crate::scrub::{Scrub, Shelves};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::time::Duration;
 pub(crate) use lane::MirrorLane;
-pub(crate) use legs::{CHUNK_PAGES, LegTable, chunks};
+pub(crate) use legs::{CHUNK_PAGES, Holds, LegTable, chunks};
 use std::sync::Arc;
 
 /// Several backends that hold the same.
@@ -33,18 +33,18 @@ pub(crate) struct MirrorBackend {
 }
 
 impl MirrorBackend {
-    /// `legs` that hold the same (zeros, unless they are `inherited`), without a backend where it is lost already; `spares` that hold zeros.
+    /// `legs`, of which is known what each `holds`, without a backend where it is lost already; `spares` that hold zeros, or the same if it is a snapshot.
     /// `pages` is what the region shall address, 0 for as much as the legs have. Everything is looked at once in the period `scrub`, if there is one. With `heals` there
     /// is a thread that looks and copies; without, lanes do.
     pub(crate) fn new(
         legs: Vec<Leg>,
         spares: impl Into<Spares>,
         pages: u64,
-        inherited: bool,
+        holds: Holds,
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<MirrorBackend, PoolError> {
-        let mut table = LegTable::new(legs, spares.into(), pages, inherited)?;
+        let mut table = LegTable::new(legs, spares.into(), pages, holds)?;
         table.scrub = Scrub::new(scrub);
         let (table, copying) = (Arc::new(table), Arc::new(Caring::default()));
         let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));

@@ -1,6 +1,6 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
-use super::legs::LegTable;
+use super::legs::{Holds, LegTable};
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::touched::Touched;
@@ -72,7 +72,7 @@ fn the_only_leg_that_holds_a_chunk_may_be_slow() {
 fn a_leg_that_falls_silent_before_the_other_has_what_it_missed_is_waited_for() {
     let sides = [SilentSide::new(400), SilentSide::new(400)];
     let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    let backend = MirrorBackend::new(legs, vec![], 400, false, None, false).unwrap();
+    let backend = MirrorBackend::new(legs, vec![], 400, Holds::Zeros, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
 
@@ -91,7 +91,7 @@ fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
 #[test]
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
-    let table = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 64, false).unwrap();
+    let table = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 64, Holds::Zeros).unwrap();
     let seen = Legs::one(0);
     table.lose(1);
     // Whoever mends looks at everything: nothing was ever written.
@@ -107,7 +107,7 @@ fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
 #[test]
 fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
     let leg = || Leg { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
-    let spare = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 128, false).unwrap();
+    let spare = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 128, Holds::Zeros).unwrap();
     spare.lose(0);
     spare.lose(1);
     assert_eq!(spare.valid(0, 128, spare.active()), Legs::one(2));

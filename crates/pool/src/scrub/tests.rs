@@ -3,7 +3,7 @@ use super::Scrubbed;
 use crate::conformance::Random;
 use crate::ec::EcBackend;
 use crate::legs::Leg;
-use crate::mirror::MirrorBackend;
+use crate::mirror::{Holds, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::trial::{PAGES, assert_version, one, random_history, wait_until, write};
 use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Request};
@@ -135,7 +135,7 @@ impl Pool {
         let (used, spare): (Vec<Leg>, Vec<Leg>) =
             (legs[..count].iter().map(as_leg).collect(), legs[count..].iter().map(as_leg).collect());
         let backend: Box<dyn Backend> = match kind {
-            Kind::Mirror(_) => Box::new(MirrorBackend::new(used, spare, PAGES, false, scrub, heals).unwrap()),
+            Kind::Mirror(_) => Box::new(MirrorBackend::new(used, spare, PAGES, Holds::Zeros, scrub, heals).unwrap()),
             Kind::Ec(data, parity) => {
                 Box::new(EcBackend::new(Code::new(data, parity), used, spare, PAGES, scrub, heals).unwrap())
             }

@@ -89,7 +89,7 @@ pub struct SwitchBackend {
 }
 
 /// See [`SwitchBackend::heritage`].
-pub struct Heritage(Arc<Touched>);
+pub struct Heritage(pub(crate) Arc<Touched>);
 
 /// What lanes are opened at now.
 struct Stage {
