@@ -37,12 +37,13 @@ static void stay(void) {
 }
 
 int main(int argc, char **argv) {
-    NEED(argc >= 2);
+    int stays = argc == 3 && strcmp(argv[2], "stays") == 0;
+    NEED(argc == 2 || stays);
     blocks = strtoul(argv[1], NULL, 10) * MIB / BLOCK;
     area = anon(blocks * BLOCK);
     for (size_t block = 0; block < blocks; block++) fill(area + block * BLOCK, BLOCK, block);
     say("started");
-    if (argc > 2 && strcmp(argv[2], "stays") == 0) stay();
+    if (stays) stay();
     uint64_t now = 0;
     for (uint64_t round = 1;; round++) {
         uint64_t next = round << 32, other = next | 1 << 31;

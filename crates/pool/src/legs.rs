@@ -170,8 +170,12 @@ impl Roster {
         lost.and(servers).but(back)
     }
 
-    /// Is it time to see which servers are gone, or back?
+    /// Is it time to see which servers are gone, or back, here or in a leg that has no thread for that?
     pub(crate) fn is_rejoin_due(&self) -> bool {
+        self.is_own_rejoin_due() || self.backends().any(|backend| backend.is_rejoin_due())
+    }
+
+    fn is_own_rejoin_due(&self) -> bool {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| !self.is_abandoned()) else { return false };
         if rejoin.is_time_to_look() {
             self.look_at_health();
@@ -181,7 +185,15 @@ impl Roster {
 
     /// Takes servers that are back as spares, with at least so many pages. Blocks for as long as they take to answer, or not to.
     pub(crate) fn rejoin(&self, pages: u64, requests: usize) {
-        let Some(rejoin) = &self.rejoin else { return };
+        if self.is_own_rejoin_due()
+            && let Some(rejoin) = &self.rejoin
+        {
+            self.take_back(rejoin, pages, requests);
+        }
+        self.backends().for_each(|backend| backend.rejoin());
+    }
+
+    fn take_back(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
         for origin in self.away().iter() {
             // A server that is two legs would protect nothing.
             let of = |legs: Legs| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();

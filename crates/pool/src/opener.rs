@@ -444,6 +444,9 @@ impl Opener {
         legs: impl Iterator<Item = &'a Leg>,
         want: Want<'_>,
     ) -> Option<Reopen> {
+        if !self.heals && !self.is_inside_a_program {
+            return None;
+        }
         let legs: Vec<_> = legs.collect();
         let pages = match want {
             Want::Pages(pages) => pages,
@@ -452,8 +455,7 @@ impl Opener {
         };
         let trees: Vec<_> = trees.cloned().collect();
         let servers: Legs = trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
-        let looks = self.heals || self.is_inside_a_program;
-        if !looks || servers.is_empty() {
+        if servers.is_empty() {
             return None;
         }
         let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.iter().map(|leg| leg.server).collect::<Vec<_>>());

@@ -44,12 +44,18 @@ fn check(backend: &dyn Backend, version: u8, context: &str) {
     }
 }
 
-fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
-    let url = |number| format!("unix:@farfield-rejoin-{}-{made}{number}", std::process::id());
+/// Servers with their URLs, and how the pool of them is opened.
+fn pool(name: &str, made: &str, servers: usize) -> (Vec<String>, Vec<Option<Server>>, Opener) {
+    let url = |number| format!("unix:@farfield-{name}-{}-{made}{number}", std::process::id());
     let urls: Vec<String> = (0..servers).map(url).collect();
-    let mut running: Vec<_> = urls.iter().map(|url| Some(start(url))).collect();
+    let running = urls.iter().map(|url| Some(start(url))).collect();
     let code = if made == "ec" { "2,1," } else { "" };
     let opener = Opener::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).heals();
+    (urls, running, opener)
+}
+
+fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
+    let (urls, mut running, opener) = pool("rejoin", made, servers);
     let backend = opener.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for round in 0..4 {
@@ -101,11 +107,7 @@ fn servers_of_an_erasure_code_are_there_again_and_in_snapshots() {
 
 /// A snapshot, as the child of a fork has one, outlives more servers than it could lose at a time.
 fn protect_snapshots(made: &str, servers: usize) {
-    let url = |number| format!("unix:@farfield-heir-{}-{made}{number}", std::process::id());
-    let urls: Vec<String> = (0..servers).map(url).collect();
-    let mut running: Vec<_> = urls.iter().map(|url| Some(start(url))).collect();
-    let code = if made == "ec" { "2,1," } else { "" };
-    let opener = Opener::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).heals();
+    let (urls, mut running, opener) = pool("heir", made, servers);
     let parent = SwitchBackend::new(opener.open().unwrap()).unwrap();
     write(&mut *parent.open_lane().unwrap(), 1);
     let mut heir = opener.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.heritage()).unwrap();

@@ -11,13 +11,15 @@ use core::time::Duration;
 use farfield_os::{process, signals};
 use farfield_pool::Backend;
 
-/// Between two looks whether there is something to do, and between two answers of a pool that is mended.
+/// Between two looks whether there is something to do; and between two at answers, while a pool is mended.
 const LOOK: Duration = Duration::from_millis(2);
 const MENDING_LOOK: Duration = Duration::from_micros(500);
+/// A scrub, which most mirrors have and which is in no hurry, is looked after at one look of so many.
+const SCRUB_LOOKS: u32 = 16;
 
 /// Is there something to do? Called by the monitor while armed.
 pub fn look(runtime: &Runtime) {
-    let is_wanted = switching::is_due(runtime) || needs_care(runtime);
+    let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
     if is_wanted && runtime.keeper.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         // SAFETY: `keep` never returns and keeps to the laws of this module.
         if unsafe { process::spawn_bare(keep, 0) }.is_err() {
@@ -27,22 +29,26 @@ pub fn look(runtime: &Runtime) {
     }
 }
 
-/// Does a part of the pool lack something, or is there a scrub?
-fn needs_care(runtime: &Runtime) -> bool {
-    runtime.slot().pool_degraded.load(Ordering::Relaxed) != 0 || runtime.slot().scrubbed().is_some()
+/// Is a part of the pool lost, or does it lack something?
+fn is_degraded(runtime: &Runtime) -> bool {
+    runtime.slot().pool_degraded.load(Ordering::Relaxed) != 0
 }
 
 extern "C" fn keep(_: usize) -> ! {
     signals::set_mask(!signal::OURS);
     let runtime = &RUNTIME;
+    let mut looks = 0u32;
     loop {
         let mut pause = LOOK;
         if runtime.phase() == Phase::Armed {
             switching::follow(runtime);
             take_back(runtime);
-            if needs_care(runtime) {
-                runtime.armed().store.take_answers();
+            looks = looks.wrapping_add(1);
+            if is_degraded(runtime) {
                 pause = MENDING_LOOK;
+            }
+            if is_degraded(runtime) || looks.is_multiple_of(SCRUB_LOOKS) {
+                runtime.armed().store.take_answers();
             }
         }
         process::sleep(pause);

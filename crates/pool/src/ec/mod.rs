@@ -171,15 +171,11 @@ impl Backend for EcBackend {
     }
 
     fn is_rejoin_due(&self) -> bool {
-        let parts = || self.table.backends().any(|backend| backend.is_rejoin_due());
-        self.healer.is_none() && (self.table.is_rejoin_due() || parts())
+        self.healer.is_none() && self.table.is_rejoin_due()
     }
 
     fn rejoin(&self) {
-        if self.table.is_rejoin_due() {
-            self.table.rejoin();
-        }
-        self.table.backends().for_each(|backend| backend.rejoin());
+        Patient::rejoin(&*self.table);
     }
 
     fn release(&self) {
