@@ -15,7 +15,7 @@ use std::process::Command;
 pub(crate) enum Advisor {
     /// `farfield advise`, by a profile of a program that never ran with far memory.
     Foretold,
-    /// The same, by a profile with runs at [`TRIED`].
+    /// The same, by a profile with runs that seek the least.
     Tried,
     /// `farfield run --auto`, by the first of these profiles.
     Held,
@@ -25,8 +25,6 @@ pub(crate) enum Advisor {
     Best,
 }
 
-/// Budgets of a profile, of what the program has.
-const TRIED: &str = "75%,50%,25%";
 /// Steps of the search for the best.
 const STEPS: u64 = 10;
 /// As in `farfield run`.
@@ -39,11 +37,11 @@ pub(crate) fn sample(advisor: Advisor, job: &Job) -> Result<Sample> {
     let mut watch = Command::new(binary(job)?);
     watch.args(["profile", "--quiet", "--interval", "20ms", "-o"]).arg(&profile);
     if advisor == Advisor::Tried {
-        watch.args(["--near", TRIED]);
+        watch.args(["--slo", &slo.to_string()]);
     }
     watch.arg("--").arg(job.program).args(job.arguments);
     // Its own run, its run alone, and those with less near.
-    let patience = job.patience * if advisor == Advisor::Tried { 5 } else { 1 };
+    let patience = job.patience * if advisor == Advisor::Tried { 8 } else { 1 };
     child::run(watch, job.scratch, patience)?.success().context("under farfield profile")?;
     let peak_bytes = number(&read(&profile)?, "/findings/anonymous_peak_bytes")? as u64;
     let slo_text = slo.to_string();

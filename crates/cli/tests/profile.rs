@@ -76,7 +76,7 @@ fn runs_with_far_memory_and_advice_follow() {
     let said = text(&output);
     assert!(output.status.success(), "{said}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).matches("20971520").count(), 5, "seen, alone, and three times");
-    assert!(said.contains("run 3 of 3") && said.contains("a falling line"), "{said}");
+    assert!(said.contains("run 3: 16.0 MiB near") && said.contains("a falling line"), "{said}");
     let profile = json(&folder.path("p.json"));
     let shares: Vec<f64> =
         profile["far_runs"].as_array().unwrap().iter().map(|run| run["near_share"].as_f64().unwrap()).collect();
@@ -113,6 +113,38 @@ fn runs_with_far_memory_and_advice_follow() {
     );
     let report = json(&report);
     assert_eq!((&report["hold"]["slo"], &report["hold"]["near_limit_last_bytes"]), (&50.0.into(), &(16 << 20).into()));
+}
+
+#[test]
+fn the_least_budget_that_is_fast_enough_is_sought_and_what_is_slow_by_far_is_ended() {
+    let folder = Folder::new("profile-slo");
+    // The fourth time (seen, alone, once with far memory, and then) it takes a minute, unless it is ended.
+    let script = "x=$(head -c 67108864 /dev/zero | tr '\\0' x); echo >> $0; echo ${#x}
+        if [ $(wc -l < $0) = 4 ]; then exec sleep 60; fi; sleep 0.3";
+    let runs = folder.path("runs");
+    let program = ["sh", "-c", script, runs.to_str().unwrap()];
+    let options = ["--interval", "20ms", "--slo", "3"];
+    let started = std::time::Instant::now();
+    let output = profile(&folder, &options, &program).env("FARFIELD_PRELOAD", folder.library()).output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success() && started.elapsed().as_secs() < 50, "{said}");
+    assert!(said.contains("more than"), "{said}");
+    let seen = json(&folder.path("p.json"));
+    let runs = seen["far_runs"].as_array().unwrap();
+    let cut: Vec<bool> = runs.iter().map(|run| run["is_cut"].as_bool().unwrap()).collect();
+    assert!(cut[1] && cut.iter().filter(|cut| **cut).count() == 1, "{cut:?}");
+    assert_eq!(std::fs::read_to_string(folder.path("runs")).unwrap().lines().count(), runs.len() + 2);
+    let near = |run: &serde_json::Value| run["near_bytes"].as_u64().unwrap();
+    let peak = seen["findings"]["anonymous_peak_bytes"].as_u64().unwrap();
+    let fast = runs.iter().zip(&cut).filter(|(_, cut)| !**cut).map(|(run, _)| near(run)).min().unwrap();
+    assert!(fast > near(&runs[1]) && fast - near(&runs[1]) <= peak / 20, "{runs:?}");
+    let mut advise = farfield();
+    let output = advise.args(["advise", "--json", "--slo", "3"]).arg(folder.path("p.json")).output().unwrap();
+    let advice: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let advised = advice["choice"]["near_bytes"].as_u64().unwrap();
+    assert!(advised > near(&runs[1]) && advised <= fast, "{advice}");
+    let both = profile(&folder, &["--slo", "3", "--near", "50%"], &["true"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(97), "{}", text(&both));
 }
 
 #[test]

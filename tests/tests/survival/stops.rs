@@ -335,6 +335,8 @@ fn programs_fork(made: Made, silence: Silence, mode: &str) {
     let comes_back = silence != Silence::StopShm;
     for round in 0..if comes_back { tier(3, 20) } else { 1 } {
         job.wait_until_degraded(false, "all legs hold everything");
+        // A child that was forked while a leg was silent does without it, and outlives no other one.
+        job.go_round();
         let (silent, said) = (round % legs.len(), job.job.output().len());
         legs[silent].fall_silent();
         job.go_round();
@@ -344,6 +346,7 @@ fn programs_fork(made: Made, silence: Silence, mode: &str) {
     job.go_round();
     if comes_back {
         job.wait_until_degraded(false, "the last one is used again, and holds everything");
+        job.go_round();
         (0..may_die).for_each(|_| legs.remove(0).server.kill());
         job.go_round();
     }

@@ -2,7 +2,9 @@
 
 use crate::doctor::pool::{self, Care, Place};
 use anyhow::{Context, ensure};
+use farfield_core::policy::advice::Source;
 use farfield_core::policy::profile::{FarRun, Observation};
+use farfield_core::policy::seek::Seek;
 use farfield_pager::runner::{Bytes, Ended, PlainRunner, machine};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +13,11 @@ use std::time::Duration;
 
 /// Nobody looks at these runs; this is how often that nobody does.
 const SELDOM: Duration = Duration::from_secs(3600);
+/// Of all that the program has, how well the least budget that is fast enough shall be known.
+const GRAIN_SHARE: f64 = 0.05;
+/// A run is ended when it has taken so many times what it may take, and a moment to begin.
+const CUT_TIMES: f64 = 2.0;
+const BEGIN: Duration = Duration::from_secs(1);
 
 /// A near budget to try.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,9 +49,18 @@ impl Near {
     }
 }
 
+/// Which budgets to try.
+#[derive(Clone, Debug)]
+pub(super) enum Budgets<'a> {
+    /// These.
+    Listed(&'a [Near]),
+    /// Those that tell which is the least with which the program takes at most so many times its native time.
+    LeastWithin(f64),
+}
+
 /// What to try.
 pub(super) struct Plan<'a> {
-    pub(super) near: &'a [Near],
+    pub(super) budgets: Budgets<'a>,
     /// One after the other, each by itself; empty for a private server.
     pub(super) far: &'a [String],
     pub(super) token_file: Option<&'a PathBuf>,
@@ -57,19 +73,39 @@ pub(super) struct Plan<'a> {
 struct Try {
     url: String,
     near_bytes: u64,
+    /// It is ended when it takes longer.
+    most: Duration,
+}
+
+impl Budgets<'_> {
+    /// The next one at a place where so much was tried, of a program that has `peak_bytes`. The most near memory first; what is less than the least budget is tried once.
+    fn next(&self, tried: &[FarRun], peak_bytes: u64) -> Option<u64> {
+        match self {
+            Budgets::Listed(near) => {
+                let mut sizes: Vec<u64> = near.iter().map(|near| near.bytes(peak_bytes)).collect();
+                sizes.sort_unstable_by(|a, b| b.cmp(a));
+                sizes.dedup();
+                sizes.get(tried.len()).copied()
+            }
+            Budgets::LeastWithin(slo) => {
+                let grain = (peak_bytes as f64 * GRAIN_SHARE) as u64;
+                let seek = Seek { least: machine::NEAR_BYTES_MIN, most: peak_bytes & !4095, grain };
+                let is_fast = |run: &FarRun| !run.is_cut && run.slowdown <= Source::Measured.allowed(*slo);
+                seek.next(&tried.iter().map(|run| (run.near_bytes, is_fast(run))).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// How long one run may take of a program that takes `native` by itself.
+    fn most(&self, native: Duration) -> Duration {
+        match self {
+            Budgets::Listed(_) => Duration::MAX,
+            Budgets::LeastWithin(slo) => native.mul_f64(slo * CUT_TIMES) + BEGIN,
+        }
+    }
 }
 
 impl Plan<'_> {
-    /// All runs, the most near memory first. What is less than the least budget is tried once.
-    fn tries(&self, peak_bytes: u64) -> Vec<Try> {
-        let mut sizes: Vec<u64> = self.near.iter().map(|near| near.bytes(peak_bytes)).collect();
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-        sizes.dedup();
-        let private = [String::new()];
-        let urls = if self.far.is_empty() { &private } else { self.far };
-        urls.iter().flat_map(|url| sizes.iter().map(move |&near_bytes| Try { url: url.clone(), near_bytes })).collect()
-    }
-
     /// Makes all runs. `done` gets each; an error ends it, what is done stays done.
     pub(super) fn run(
         &self,
@@ -79,22 +115,25 @@ impl Plan<'_> {
         done: &mut dyn FnMut(&Observation, FarRun) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let peak_bytes = observation.anonymous_peak_bytes();
-        let tries = self.tries(peak_bytes);
         self.say("once more, with nobody looking");
-        let alone = runner.run(self.command, &mut || SELDOM)?;
+        let alone = runner.run(self.command, Duration::MAX, &mut || SELDOM)?;
         ensure!(alone.ended == expected, "the program ended in another way than before: {:?}", alone.ended);
         observation.undisturbed_ms = (alone.wall.as_millis() as u64).max(1);
-        let mut measured: Option<(String, Option<Place>)> = None;
-        for (index, this) in tries.iter().enumerate() {
-            let place = match &measured {
-                Some((url, place)) if *url == this.url => place.clone(),
-                _ => self.measure(&this.url)?,
-            };
-            measured = Some((this.url.clone(), place.clone()));
-            let at = if this.url.is_empty() { "a private server" } else { &this.url };
-            self.say(&format!("run {} of {}: {} near, far at {at}", index + 1, tries.len(), Bytes(this.near_bytes)));
-            let run = self.run_once(runner, this, expected, observation, peak_bytes)?;
-            done(observation, FarRun { read_ns: place.and_then(|place| place.read_ns()), ..run })?;
+        let most = self.budgets.most(Duration::from_millis(observation.native_ms()));
+        let private = [String::new()];
+        for url in if self.far.is_empty() { &private } else { self.far } {
+            let read_ns = self.measure(url)?.and_then(|place| place.read_ns());
+            let at = if url.is_empty() { "a private server" } else { url };
+            let mut tried = Vec::new();
+            while let Some(near_bytes) = self.budgets.next(&tried, peak_bytes) {
+                self.say(&format!("run {}: {} near, far at {at}", tried.len() + 1, Bytes(near_bytes)));
+                let this = Try { url: url.clone(), near_bytes, most };
+                let run = FarRun { read_ns, ..self.run_once(runner, &this, expected, observation, peak_bytes)? };
+                let more = if run.is_cut { "more than " } else { "" };
+                self.say(&format!("  {more}{:.2} times its time", run.slowdown));
+                tried.push(run.clone());
+                done(observation, run)?;
+            }
         }
         Ok(())
     }
@@ -126,13 +165,14 @@ impl Plan<'_> {
     ) -> anyhow::Result<FarRun> {
         let report = std::env::temp_dir().join(format!("farfield-profile-{}.json", std::process::id()));
         let _removed = Removed(&report);
-        let ended = runner.run(&self.command_line(this, &report)?, &mut || SELDOM)?.ended;
+        let run = runner.run(&self.command_line(this, &report)?, this.most, &mut || SELDOM)?;
         let text = std::fs::read_to_string(&report).context("`farfield run` has left no report")?;
         let report: serde_json::Value = serde_json::from_str(&text).context("the report of `farfield run`")?;
         ensure!(
-            ended == expected,
-            "with {} near the program ended in another way than before: {ended:?}",
-            Bytes(this.near_bytes)
+            run.is_cut || run.ended == expected,
+            "with {} near the program ended in another way than before: {:?}",
+            Bytes(this.near_bytes),
+            run.ended
         );
         let number = |name: &str| report[name].as_u64().with_context(|| format!("no {name} in a report"));
         let wall_ms = report["wall_s"].as_f64().context("no wall_s in a report")? * 1000.0;
@@ -148,6 +188,7 @@ impl Plan<'_> {
             pages_in: number("pages_in")?,
             pages_out: number("pages_out")?,
             fault_ns_p50: report["fault_ns_p50"].as_u64(),
+            is_cut: run.is_cut,
         })
     }
 
@@ -184,27 +225,60 @@ mod tests {
     //! Danger: hours of runs of something that was not asked for.
     use super::*;
 
+    fn run(near_bytes: u64, slowdown: f64, is_cut: bool) -> FarRun {
+        FarRun {
+            url: String::new(),
+            read_ns: None,
+            near_bytes,
+            near_share: 0.0,
+            wall_ms: 0,
+            slowdown,
+            faults: 0,
+            demand_reads: 0,
+            pages_in: 0,
+            pages_out: 0,
+            fault_ns_p50: None,
+            is_cut,
+        }
+    }
+
     #[test]
-    fn each_place_is_tried_with_each_size_once_the_largest_first() {
+    fn each_listed_size_is_tried_once_the_largest_first() {
         let near: Vec<Near> = ["25%", "100%", "1%", "2%", "64M"].map(|text| text.parse().unwrap()).into();
-        let far = ["ssd:/a".to_string(), "tcp://b:1".to_string()];
-        let plan = Plan { near: &near, far: &far, token_file: None, command: &[], quiet: true };
-        let tries = plan.tries(400 << 20);
-        let sizes = |url: &str| -> Vec<u64> {
-            tries.iter().filter(|this| this.url == url).map(|this| this.near_bytes >> 20).collect()
-        };
-        assert_eq!((sizes("ssd:/a"), sizes("tcp://b:1")), (vec![400, 100, 64, 16], vec![400, 100, 64, 16]));
-        let private = Plan { far: &[], near: &near[..1], ..plan };
-        assert_eq!(private.tries(400 << 20), [Try { url: String::new(), near_bytes: 100 << 20 }]);
+        let (budgets, mut tried) = (Budgets::Listed(&near), Vec::new());
+        while let Some(size) = budgets.next(&tried, 400 << 20) {
+            tried.push(run(size, 9.0, false));
+        }
+        let sizes: Vec<u64> = tried.iter().map(|run| run.near_bytes >> 20).collect();
+        assert_eq!((sizes, budgets.most(Duration::from_secs(1))), (vec![400, 100, 64, 16], Duration::MAX));
         assert!("0%".parse::<Near>().is_err() && "12".parse::<Near>().is_err());
+    }
+
+    #[test]
+    fn the_least_size_that_is_fast_enough_is_found_and_slow_runs_are_ended() {
+        let budgets = Budgets::LeastWithin(1.4);
+        assert_eq!(budgets.most(Duration::from_secs(10)), Duration::from_secs(29));
+        let mut tried = Vec::new();
+        while let Some(size) = budgets.next(&tried, 400 << 20) {
+            // Fast enough, with what advice leaves free; not quite; and by far not.
+            let (slowdown, is_cut) = match size >> 20 {
+                120.. => (1.35, false),
+                100.. => (1.39, false),
+                _ => (1.2, true),
+            };
+            tried.push(run(size, slowdown, is_cut));
+        }
+        let fast = tried.iter().filter(|run| run.slowdown == 1.35).map(|run| run.near_bytes >> 20).min().unwrap();
+        assert!((120..=140).contains(&fast) && tried.len() <= 6, "{fast} {tried:?}");
     }
 
     #[test]
     fn a_run_is_that_of_the_program_with_its_options() {
         let command = ["sort".into(), "--near".into()];
         let token = PathBuf::from("/t");
-        let plan = Plan { near: &[], far: &[], token_file: Some(&token), command: &command, quiet: true };
-        let this = Try { url: "tcp://b:1".into(), near_bytes: 16 << 20 };
+        let budgets = Budgets::Listed(&[]);
+        let plan = Plan { budgets, far: &[], token_file: Some(&token), command: &command, quiet: true };
+        let this = Try { url: "tcp://b:1".into(), near_bytes: 16 << 20, most: Duration::MAX };
         let words = plan.command_line(&this, std::path::Path::new("/r")).unwrap();
         let words: Vec<&str> = words[1..].iter().map(|word| word.to_str().unwrap()).collect();
         let expected = "run --quiet --near 16777216B --report /r --far tcp://b:1 --token-file /t -- sort --near";

@@ -8,7 +8,7 @@ mod summary;
 
 use anyhow::Context;
 use clap::Args;
-use far::{Near, Plan};
+use far::{Budgets, Near, Plan};
 use farfield_core::policy::profile::{self, Observation, Profile, VERSION};
 use farfield_pager::control::exit;
 use farfield_pager::runner::{self, Bytes, Ended, PlainRunner, Refusal};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Watch how a program uses its memory, and write it down.
 ///
 /// The program runs as it always does, without far memory and with nothing of ours in it. It and all its children are looked at
-/// from outside. What was seen goes to a file, and to a picture beside it. With --near, the program then runs again, once more alone
+/// from outside. What was seen goes to a file, and to a picture beside it. With --near or --slo, the program then runs again, once more alone
 /// and once for each size and place, and the file says how much slower it was.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
@@ -34,10 +34,13 @@ pub(crate) struct ProfileArgs {
     #[arg(long, short, value_name = "FILE.json", default_value = "farfield-profile.json")]
     output: PathBuf,
     /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous memory that it had, or sizes
-    #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', group = "budgets")]
     near: Vec<Near>,
+    /// Then run it again with far memory until the least near memory is known, to a twentieth of its memory, with which it takes at most so many times its time. Runs that are slower by far are ended (SIGTERM)
+    #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, group = "budgets")]
+    slo: Option<f64>,
     /// Where far is in those runs, as for `farfield run`. Several are tried one after the other; "stripe(URL,URL)" is one
-    #[arg(long, value_name = "URL", requires = "near")]
+    #[arg(long, value_name = "URL", requires = "budgets")]
     far: Vec<String>,
     /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
     #[arg(long, value_name = "FILE")]
@@ -56,6 +59,7 @@ Examples:
   farfield profile -o train.json -- ./train --epochs 1
   farfield profile --interval 20ms -- ./short         For short programs, and for small working sets
   farfield profile --near 75%,50%,25% -- ./train      And how much slower it is with less near memory
+  farfield profile --slo 1.4 -- ./train               With which least near memory it is still fast enough
   farfield profile --near 50%,25% --far tcp://big:7400 --far 'ssd:/var/tmp?size=8G' -- ./train
   jq .findings.hot_bytes train.json                   What it uses at once
 
@@ -112,9 +116,10 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
         far_runs: Vec::new(),
     };
     write(&args.output, &profile)?;
-    if !args.near.is_empty() {
-        let (near, far, token_file, command) = (&args.near, &args.far, args.token_file.as_ref(), &args.command);
-        let plan = Plan { near, far, token_file, command, quiet: args.quiet };
+    let listed = (!args.near.is_empty()).then_some(Budgets::Listed(&args.near));
+    if let Some(budgets) = listed.or(args.slo.map(Budgets::LeastWithin)) {
+        let (far, token_file, command) = (&args.far, args.token_file.as_ref(), &args.command);
+        let plan = Plan { budgets, far, token_file, command, quiet: args.quiet };
         // What has been measured stays, whatever happens to the rest.
         plan.run(&runner, ended, &mut observation, &mut |observation, run| {
             profile.observation.undisturbed_ms = observation.undisturbed_ms;
@@ -133,7 +138,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
 fn observe(args: &ProfileArgs, runner: &PlainRunner) -> Result<(Ended, Observation), Refusal> {
     let mut sampler = Sampler::new(args.interval);
     let mut progress = Progress { enabled: !args.quiet, started: Instant::now(), told: Instant::now(), shown: false };
-    let run = runner.run(&args.command, &mut || {
+    let run = runner.run(&args.command, Duration::MAX, &mut || {
         let next = sampler.look();
         progress.update(&sampler);
         next

@@ -91,9 +91,10 @@ fn far_runs(text: &mut String, profile: &Profile) {
         before = Some(&run.url);
         let _ = writeln!(
             text,
-            "  {:<12}{:.0} % near: {:.2} × as long ({:.1} s), {} faults, {} pages in, {} out",
+            "  {:<12}{:.0} % near: {}{:.2} × as long ({:.1} s), {} faults, {} pages in, {} out",
             Bytes(run.near_bytes).to_string(),
             run.near_share * 100.0,
+            if run.is_cut { "more than " } else { "" },
             run.slowdown,
             run.wall_ms as f64 / 1000.0,
             Count(run.faults),

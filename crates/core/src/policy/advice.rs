@@ -76,6 +76,11 @@ impl Source {
             Source::Predicted => 0.3,
         }
     }
+
+    /// What a figure from there may be at most, so that the program takes at most `slo` times its native time.
+    pub fn allowed(self, slo: f64) -> f64 {
+        1.0 + (slo - 1.0) * (1.0 - self.margin())
+    }
 }
 
 /// One way to run it.
@@ -150,7 +155,7 @@ impl<'a> Model<'a> {
     /// The least near memory at that place.
     fn way(&self, place: &Place, slo: f64) -> Choice {
         let (source, curve) = self.curve(place);
-        let allowed = 1.0 + (slo - 1.0) * (1.0 - source.margin());
+        let allowed = source.allowed(slo);
         let (near_share, slowdown) = match &curve {
             Some(curve) => match curve.least_near(allowed) {
                 Some(near) => (near, curve.at(near).unwrap_or(1.0)),
@@ -334,6 +339,7 @@ mod tests {
             pages_in: demand_reads,
             pages_out: 0,
             fault_ns_p50: Some(13_500),
+            is_cut: false,
         }
     }
 

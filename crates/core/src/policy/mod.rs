@@ -9,4 +9,5 @@ pub mod prefetch;
 pub mod profile;
 pub mod room;
 pub mod scrub;
+pub mod seek;
 pub mod settle;

@@ -12,10 +12,10 @@ use farfield_os::{process, signals};
 use farfield_pool::Backend;
 
 /// Between two looks whether there is something to do; and between two at answers, while a pool is mended.
-const LOOK: Duration = Duration::from_millis(2);
+const LOOK: Duration = Duration::from_millis(32);
 const MENDING_LOOK: Duration = Duration::from_micros(500);
-/// A scrub, which most mirrors have and which is in no hurry, is looked after at one look of so many.
-const SCRUB_LOOKS: u32 = 16;
+/// After so many at which nothing was mended there is nothing to mend with: a server stays away.
+const VAIN_LOOKS: u32 = 100;
 
 /// Is there something to do? Called by the monitor while armed.
 pub fn look(runtime: &Runtime) {
@@ -37,18 +37,19 @@ fn is_degraded(runtime: &Runtime) -> bool {
 extern "C" fn keep(_: usize) -> ! {
     signals::set_mask(!signal::OURS);
     let runtime = &RUNTIME;
-    let mut looks = 0u32;
+    let (mut restored, mut vain) = (0, 0u32);
     loop {
         let mut pause = LOOK;
         if runtime.phase() == Phase::Armed {
+            let store = &runtime.armed().store;
             switching::follow(runtime);
             take_back(runtime);
-            looks = looks.wrapping_add(1);
-            if is_degraded(runtime) {
+            store.take_answers();
+            let now = store.protection().map_or(0, |protection| protection.restored_pages);
+            vain = if now == restored { vain.saturating_add(1) } else { 0 };
+            restored = now;
+            if is_degraded(runtime) && vain < VAIN_LOOKS {
                 pause = MENDING_LOOK;
-            }
-            if is_degraded(runtime) || looks.is_multiple_of(SCRUB_LOOKS) {
-                runtime.armed().store.take_answers();
             }
         }
         process::sleep(pause);

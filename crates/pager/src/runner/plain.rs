@@ -22,6 +22,8 @@ pub struct PlainRun {
     pub ended: Ended,
     /// From its start to its end.
     pub wall: Duration,
+    /// It took too long, and was asked to end (SIGTERM).
+    pub is_cut: bool,
 }
 
 impl PlainRunner {
@@ -33,8 +35,13 @@ impl PlainRunner {
     }
 
     /// Runs the program, which could have far memory, without it. `look` says when it wants to be called next; it is called
-    /// for the first time when the program has been started.
-    pub fn run(&self, command: &[OsString], look: &mut dyn FnMut() -> Duration) -> Result<PlainRun, Refusal> {
+    /// for the first time when the program has been started. A program that takes longer than `most` is asked to end; one that does not is waited for.
+    pub fn run(
+        &self,
+        command: &[OsString],
+        most: Duration,
+        look: &mut dyn FnMut() -> Duration,
+    ) -> Result<PlainRun, Refusal> {
         let program = program::find(command)?;
         let text = |(name, value): (OsString, OsString)| {
             CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).expect("the kernel gives no zeros")
@@ -44,17 +51,24 @@ impl PlainRunner {
         let pid = sys::spawn(&program.path, &program.argv, &environment, &self.signals)
             .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&command[0]), error })?;
         let mut ready = Vec::new();
-        let mut next = started;
+        let (mut next, mut is_cut) = (started, false);
         loop {
             if let Some(ended) = take_changes(pid) {
-                return Ok(PlainRun { ended, wall: started.elapsed() });
+                return Ok(PlainRun { ended, wall: started.elapsed(), is_cut });
             }
             self.pass_signals(pid);
             let now = Instant::now();
             if now >= next {
                 next = now + look();
             }
-            sys::poll(&[self.signals.fd()], next.saturating_duration_since(Instant::now()), &mut ready);
+            let left = most.saturating_sub(started.elapsed());
+            if left.is_zero() && !is_cut {
+                let _ = sys::kill(pid, libc::SIGTERM);
+                is_cut = true;
+            }
+            let until_look = next.saturating_duration_since(Instant::now());
+            let wait = if is_cut { until_look } else { until_look.min(left) };
+            sys::poll(&[self.signals.fd()], wait, &mut ready);
         }
     }
 

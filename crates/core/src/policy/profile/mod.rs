@@ -189,6 +189,9 @@ pub struct FarRun {
     pub pages_out: u64,
     /// Median of the time of a fault; none without faults.
     pub fault_ns_p50: Option<u64>,
+    /// It was ended, for it was too slow by far: all figures are the least that they can be.
+    #[serde(default)]
+    pub is_cut: bool,
 }
 
 /// What follows from an observation.

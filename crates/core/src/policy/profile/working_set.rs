@@ -3,7 +3,8 @@
 //! In an epoch, accessed bits gather from one moment on. After the time τ they say how much was used within τ: the working
 //! set W(τ). A memory that keeps what was used last and has room for W(τ) misses W'(τ) times per second: what the working set
 //! grows by in the next moment is what was not in it (Denning, 1968). So the slope of W where it reaches the near size is
-//! the rate of misses there. What grows because memory is new is no miss.
+//! the rate of misses there. What grows because memory is new is no miss; and what is new was used once, so that nobody sees whether it is used again:
+//! for epochs in which that is much, the others speak.
 
 use super::{Observation, epoch_ends};
 use crate::geometry::PAGE_BYTES;
@@ -25,6 +26,21 @@ struct Look {
     since_ms: f64,
     used: f64,
     resident: f64,
+}
+
+/// New memory by all that was used, above which an epoch does not say what is used again.
+const NEW_MAX: f64 = 0.1;
+/// Part of the run for which other epochs must not have to speak.
+const SILENT_MAX: f64 = 0.5;
+
+/// What an epoch says of a near size.
+enum Says {
+    /// So many bytes are missed per millisecond.
+    Rate(f64),
+    /// At least so many.
+    AtLeast(f64),
+    /// Nothing: what was used was new.
+    Nothing,
 }
 
 /// Working sets over a run.
@@ -79,21 +95,30 @@ impl WorkingSet {
 
     /// Pages that are needed again after they have left, with so much near.
     pub fn misses(&self, near_bytes: u64) -> MissRate {
-        let (mut misses, mut unknown_ms, mut before_ms) = (0.0, 0, 0);
+        let (mut bytes, mut unknown_ms, mut silent_ms, mut before_ms) = (0.0, 0, 0, 0);
         for epoch in &self.epochs {
             let time_ms = epoch.at_ms - before_ms;
             before_ms = epoch.at_ms;
-            let (rate, known) = epoch.miss_bytes_per_ms(near_bytes as f64);
-            misses += rate * time_ms as f64 / PAGE_BYTES as f64;
-            unknown_ms += if known { 0 } else { time_ms };
+            match epoch.says(near_bytes as f64) {
+                Says::Rate(rate) => bytes += rate * time_ms as f64,
+                Says::AtLeast(rate) => {
+                    bytes += rate * time_ms as f64;
+                    unknown_ms += time_ms;
+                }
+                Says::Nothing => silent_ms += time_ms,
+            }
         }
-        MissRate { misses, unknown_share: unknown_ms as f64 / before_ms.max(1) as f64 }
+        let all_ms = before_ms.max(1) as f64;
+        let said = 1.0 - silent_ms as f64 / all_ms;
+        if said < 1.0 - SILENT_MAX {
+            return MissRate { misses: 0.0, unknown_share: 1.0 };
+        }
+        MissRate { misses: bytes / said / PAGE_BYTES as f64, unknown_share: unknown_ms as f64 / all_ms / said }
     }
 }
 
 impl Epoch {
-    /// And whether that is all.
-    fn miss_bytes_per_ms(&self, near: f64) -> (f64, bool) {
+    fn says(&self, near: f64) -> Says {
         let mut before = Look { since_ms: 0.0, used: 0.0, resident: self.resident };
         let mut slope = 0.0;
         for (index, look) in self.looks.iter().enumerate() {
@@ -101,13 +126,18 @@ impl Epoch {
             let used = look.used - before.used - (look.resident - before.resident).max(0.0);
             slope = (used / (look.since_ms - before.since_ms).max(1.0)).max(0.0);
             if look.used > near {
-                return (slope, index > 0);
+                let new = (look.resident - self.resident).max(0.0);
+                return match index {
+                    _ if new > look.used * NEW_MAX => Says::Nothing,
+                    0 => Says::AtLeast(slope),
+                    _ => Says::Rate(slope),
+                };
             }
             before = *look;
         }
         // Nobody looked so long that so much was used. What is used more rarely is less: none when all fits.
         let left = ((before.resident - near) / (before.resident - before.used).max(1.0)).clamp(0.0, 1.0);
-        (slope * left, true)
+        Says::Rate(slope * left)
     }
 }
 
@@ -167,7 +197,21 @@ mod tests {
         for sample in &mut run.samples {
             sample.anonymous_bytes = sample.anonymous_used_bytes;
         }
-        assert_eq!(misses(&run, 50 * MIB).misses, 0.0);
+        assert_eq!(misses(&run, 50 * MIB), MissRate { misses: 0.0, unknown_share: 1.0 }, "nor seen to be used again");
+        assert_eq!(misses(&run, 100 * MIB), MissRate::default());
+    }
+
+    #[test]
+    fn where_memory_is_new_other_epochs_speak() {
+        // A loop over 100 MiB, 100 MiB per second; all of it comes to be in the first of so many seconds.
+        let run = |epochs: u32| {
+            let mut run = observation(epochs, 100 * MIB, |ms| 100 * MIB * ms / 1000);
+            run.samples[..10].iter_mut().for_each(|sample| sample.anonymous_bytes = sample.anonymous_used_bytes);
+            misses(&run, 50 * MIB)
+        };
+        assert_eq!(run(1).unknown_share, 1.0);
+        assert_eq!(run(2), MissRate { misses: 2.0 * 25_600.0, unknown_share: 0.0 });
+        assert_eq!(run(10), MissRate { misses: 10.0 * 25_600.0, unknown_share: 0.0 });
     }
 
     #[test]

@@ -1,0 +1,83 @@
+//! Which near budget to try next, to know the least with which a program is fast enough.
+//!
+//! More near memory never makes a program slower, so halves are enough: between the largest size that was too slow and the least that was not.
+
+use crate::geometry::PAGE_BYTES;
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seek {
+    /// Least that can be tried, bytes.
+    pub least: u64,
+    /// Known to be fast enough without a try: all that the program has, bytes.
+    pub most: u64,
+    /// As near as this to the answer is near enough, bytes.
+    pub grain: u64,
+}
+
+impl Seek {
+    /// The size to try after these tries, each with whether it was fast enough, and no others; `None`: the least is known.
+    pub fn next(&self, tried: &[(u64, bool)]) -> Option<u64> {
+        let sizes = |was_fast: bool| tried.iter().filter(move |size| size.1 == was_fast).map(|size| size.0);
+        let fast = sizes(true).min().unwrap_or(self.most);
+        let slow = sizes(false).filter(|size| *size < fast).max();
+        let below = slow.unwrap_or(self.least);
+        let half = (below + fast.saturating_sub(below) / 2).next_multiple_of(PAGE_BYTES as u64);
+        if half < fast && fast - below > self.grain {
+            return Some(half);
+        }
+        // Nothing was too slow: the least has not been tried, unless it was the last.
+        (slow.is_none() && self.least < fast).then_some(self.least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a search that never ends, or ends at a size that is too slow.
+    use super::*;
+    use alloc::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    /// All that is tried until it is known from which size on it is fast enough.
+    fn tries(seek: Seek, enough: u64) -> Vec<(u64, bool)> {
+        let mut tried = Vec::new();
+        while let Some(size) = seek.next(&tried) {
+            assert!((seek.least..seek.most).contains(&size) && !tried.iter().any(|known| known.0 == size), "{tried:?}");
+            tried.push((size, size >= enough));
+        }
+        tried
+    }
+
+    #[test]
+    fn the_least_size_is_found_to_a_grain_in_few_tries() {
+        for peak in [17, 64, 256, 10_240] {
+            let seek = Seek { least: 16 * MIB, most: peak * MIB, grain: peak * MIB / 20 };
+            for enough in (0..=peak + 1).step_by((peak / 60).max(1) as usize) {
+                let tried = tries(seek, enough * MIB);
+                let found = tried.iter().filter(|size| size.1).map(|size| size.0).min().unwrap_or(seek.most);
+                let least = (enough * MIB).clamp(seek.least, seek.most);
+                assert!(
+                    found >= least && found - least <= seek.grain.max(PAGE_BYTES as u64),
+                    "{peak} {enough}: {found}"
+                );
+                assert!(tried.len() <= 6, "{tried:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_as_small_as_the_least_size_is_not_tried() {
+        let seek = |most: u64, grain: u64| Seek { least: 16 * MIB, most, grain };
+        assert!(tries(seek(MIB, 0), 0).is_empty() && tries(seek(16 * MIB, 0), 0).is_empty());
+        assert_eq!(tries(seek(16 * MIB + 1, MIB), 0), [(16 * MIB, true)]);
+        assert!(tries(seek(18 * MIB, 0), 17 * MIB).contains(&(17 * MIB, true)), "to a page");
+    }
+
+    #[test]
+    fn one_that_is_too_slow_above_one_that_is_not_is_chance() {
+        let seek = Seek { least: 16 * MIB, most: 256 * MIB, grain: 8 * MIB };
+        let next = seek.next(&[(200 * MIB, false), (100 * MIB, true), (84 * MIB, false)]);
+        assert_eq!(next, Some(92 * MIB));
+    }
+}
