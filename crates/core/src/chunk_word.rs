@@ -134,6 +134,11 @@ impl ChunkWord {
         ChunkWord(self.0 | TOUCHED)
     }
 
+    /// `leg` is lost, and another server shall be what it was: it holds nothing. Nobody copies the chunk there.
+    pub fn forget(self, leg: usize) -> ChunkWord {
+        self.with(leg, State::Stale)
+    }
+
     /// Somebody begins to compare what legs hold, and nobody else does. `None`: not now.
     pub fn watch(self) -> Option<ChunkWord> {
         (self.is_touched() && self.writers() == 0).then_some(ChunkWord(self.0 | WATCHED))

@@ -84,6 +84,11 @@ impl RowWord {
         may.then_some(RowWord(self.0 & !(1 << leg)))
     }
 
+    /// `leg` is lost, and another server shall be what it was. `None`: it did not count as one that holds its part.
+    pub fn forget(self, leg: usize) -> Option<RowWord> {
+        (self.is_closed() && self.have().has(leg)).then_some(RowWord(self.0 & !(1 << leg)))
+    }
+
     /// Somebody will bring `leg` its part. `None`: it has it, or not now.
     pub fn claim(self, leg: usize) -> Option<RowWord> {
         let may = self.is_closed() && self.live() != 0 && !self.is_mended() && !self.have().has(leg);
@@ -192,6 +197,19 @@ mod tests {
                 assert!(word.live() != 0 || word.is_mended(), "spent, and nobody knows: {self:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_a_lost_leg_held_is_forgotten_and_can_be_brought_again() {
+        let word = RowWord::closed(Legs(0b011), 0b01);
+        let forgotten = word.forget(1).unwrap();
+        assert_eq!((forgotten.have(), forgotten.live(), forgotten.present()), (Legs(0b001), 0b01, 0b01));
+        assert!(
+            forgotten.forget(1).is_none() && RowWord::SPENT.forget(1).is_none() && RowWord::CLEAN.forget(1).is_none()
+        );
+        assert_eq!(forgotten.claim(1).unwrap().finish(1, true), (word, false));
+        let mended = word.claim(2).unwrap().forget(1).unwrap();
+        assert_eq!(mended.finish(2, true).0.have(), Legs(0b101), "whoever mends another leg goes on");
     }
 
     #[test]

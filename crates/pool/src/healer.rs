@@ -32,6 +32,12 @@ pub(crate) trait Patient: Send + Sync + 'static {
     fn is_rejoin_due(&self) -> bool {
         false
     }
+    /// Is there no place for one that is away?
+    fn is_full(&self) -> bool {
+        false
+    }
+    /// Makes a place free, if there is one that nobody knows anything of. Not while a snapshot is made.
+    fn vacate(&self) {}
     /// Takes those that are.
     fn rejoin(&self) {}
     /// A lane for the thread.
@@ -46,7 +52,7 @@ pub(crate) trait Nurse: Legged {
         self.legs().sleep(SLEEP_SLICE);
     }
 
-    /// Is something under way?
+    /// Is something under way that nobody has asked for?
     fn is_caring(&self) -> bool;
     /// Ends what is under way and begins nothing else.
     fn finish_care(&mut self);
@@ -135,6 +141,10 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(rest);
         if patient.is_rejoin_due() {
+            if patient.is_full() {
+                let _caring = caring.lock();
+                patient.vacate();
+            }
             patient.rejoin();
         }
         let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);

@@ -44,7 +44,19 @@ impl LegLanes {
 
     /// With a door that is older than they are.
     pub(crate) fn behind(lanes: Vec<Option<LegLane>>, door: Option<Arc<Door>>) -> LegLanes {
-        LegLanes { lanes, door, last: 0 }
+        let known = LegLanes { lanes, door, last: 0 };
+        if let Some(door) = &known.door {
+            door.begin(known.open(Legs::first(known.lanes.len())));
+        }
+        known
+    }
+
+    /// Gives up its ways to these legs; called when nothing of the lane is under way.
+    pub(crate) fn leave(&mut self, legs: Legs) {
+        let open = self.open(legs);
+        if let Some(door) = self.door.as_ref().filter(|_| !open.is_empty()) {
+            door.leave(open, &mut self.lanes);
+        }
     }
 
     /// Those of these legs that there is a way to.

@@ -57,6 +57,8 @@ pub(crate) struct Roster {
     active: AtomicU16,
     lost: AtomicU16,
     spare: AtomicU16,
+    /// Lost ones that were there: lanes give up their ways to them.
+    past: AtomicU16,
     /// Writes to each leg whose operation has ended without it.
     late: [AtomicU32; Legs::MAX],
     /// How often the leg came to lack something, and up to which time all that is mended.
@@ -93,6 +95,7 @@ impl Roster {
             active: AtomicU16::new(all.but(spare).but(lost).0),
             lost: AtomicU16::new(lost.0),
             spare: AtomicU16::new(spare.0),
+            past: AtomicU16::new(0),
             late: Default::default(),
             hurts: Default::default(),
             healed: Default::default(),
@@ -110,16 +113,16 @@ impl Roster {
 
     /// A set of legs, by what is asked of each.
     pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
-        let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, backend));
+        let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, &backend));
         (0..self.legs.len()).filter(chosen).collect()
     }
 
     /// What is behind a leg; `None`: it was lost before, or has not come yet.
-    pub(crate) fn backend(&self, leg: usize) -> Option<&Arc<dyn Backend>> {
-        self.legs[leg].backend.as_ref().or_else(|| self.rejoin.as_ref()?.backend(leg))
+    pub(crate) fn backend(&self, leg: usize) -> Option<Arc<dyn Backend>> {
+        self.legs[leg].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(leg))
     }
 
-    pub(crate) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+    pub(crate) fn backends(&self) -> impl Iterator<Item = Arc<dyn Backend>> {
         (0..self.legs.len()).filter_map(|leg| self.backend(leg))
     }
 
@@ -183,12 +186,30 @@ impl Roster {
         rejoin.is_time_to_try(self.away())
     }
 
+    /// Is a server away for which there is no place?
+    pub(crate) fn is_full(&self) -> bool {
+        let is_full = |rejoin: &Rejoin| rejoin.free_place().is_none();
+        self.rejoin.as_ref().is_some_and(is_full) && !self.is_abandoned() && !self.away().is_empty()
+    }
+
+    /// Makes a place free, if there is one that no lane has a way to: `forget` forgets what the leg was known to hold. Not while a snapshot is made.
+    pub(crate) fn vacate(&self, forget: impl Fn(usize)) {
+        let Some(rejoin) = self.rejoin.as_ref().filter(|_| self.is_full()) else { return };
+        rejoin.clear_doors();
+        let Some(place) = rejoin.places.and(self.lost()).iter().find(|place| rejoin.is_left(*place)) else { return };
+        forget(place);
+        self.late[place].store(0, Ordering::SeqCst);
+        self.hurt(place);
+        rejoin.vacate(place);
+    }
+
     /// Takes servers that are back as spares, with at least so many pages. Blocks for as long as they take to answer, or not to.
     pub(crate) fn rejoin(&self, pages: u64, requests: usize) {
         if self.is_own_rejoin_due()
             && let Some(rejoin) = &self.rejoin
         {
             self.take_back(rejoin, pages, requests);
+            rejoin.clear_doors();
         }
         self.backends().for_each(|backend| backend.rejoin());
     }
@@ -200,6 +221,7 @@ impl Roster {
             let in_use = of(self.all().but(self.lost()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
+            self.past.fetch_and(!Legs::one(place).0, Ordering::SeqCst);
             self.set_origin(place, origin);
             // If it was only out of reach, it still keeps what nobody will ask for.
             let came = self.backend(place).and_then(|backend| backend.incarnation());
@@ -207,13 +229,20 @@ impl Roster {
             of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
             if rejoin.open_doors(place, requests) {
                 self.admit(place);
+            } else {
+                self.lose(place);
             }
         }
     }
 
-    /// A spare has come to this place; if a leg is lost, it takes its seat.
+    /// A spare has come to this place; if a leg is lost, it takes its seat. The seat may be that of the place itself.
     fn admit(&self, place: usize) {
         let bit = Legs::one(place).0;
+        if self.seat_of(place).is_some() {
+            self.active.fetch_or(bit, Ordering::SeqCst);
+            self.lost.fetch_and(!bit, Ordering::SeqCst);
+            return;
+        }
         // A spare before it is not lost any more: it is never in use without having been called.
         self.spare.fetch_or(bit, Ordering::SeqCst);
         self.lost.fetch_and(!bit, Ordering::SeqCst);
@@ -237,7 +266,8 @@ impl Roster {
 
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        self.backends().for_each(|backend| backend.abandon());
+        backends(&self.legs).for_each(|backend| backend.abandon());
+        self.rejoin.iter().for_each(Rejoin::abandon);
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
@@ -250,6 +280,10 @@ impl Roster {
 
     pub(crate) fn lost(&self) -> Legs {
         Legs(self.lost.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn past(&self) -> Legs {
+        Legs(self.past.load(Ordering::SeqCst))
     }
 
     fn spare(&self) -> Legs {
@@ -289,6 +323,7 @@ impl Roster {
     /// A leg is gone, or may hold anything. For good; a spare takes its seat.
     pub(crate) fn lose(&self, leg: usize) {
         let bit = Legs::one(leg).0;
+        self.past.fetch_or(bit, Ordering::SeqCst);
         if self.lost.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.active.fetch_and(!bit, Ordering::SeqCst);
             if self.spare.fetch_and(!bit, Ordering::SeqCst) & bit == 0 {

@@ -1,7 +1,6 @@
 //! How many of the copies, or parts, that there should be are there.
 
 use crate::Backend;
-use std::sync::Arc;
 
 /// What a mirror or an erasure code lacks, and what it got back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,10 +25,10 @@ impl Protection {
     }
 
     /// Of a pool that protects what it holds, or does not, and of those that it is made of.
-    pub(crate) fn with_parts<'a>(
+    pub(crate) fn with_parts(
         own: Option<Protection>,
-        parts: impl Iterator<Item = &'a Arc<dyn Backend>>,
+        parts: impl Iterator<Item = impl AsRef<dyn Backend>>,
     ) -> Option<Protection> {
-        own.into_iter().chain(parts.filter_map(|part| part.protection())).reduce(Protection::and)
+        own.into_iter().chain(parts.filter_map(|part| part.as_ref().protection())).reduce(Protection::and)
     }
 }

@@ -4,14 +4,17 @@
 //! whether the server was started again, or could not be reached for a while: what it held is not asked for. A spare that comes this way takes a *place*
 //! behind the legs and spares of the URL: it is another leg than the one that was lost, and nothing that is noted of that one counts for it. Lanes that are open get their way to it through a
 //! [`Door`]; one that has none yet leaves it out, as it does a leg that is late.
+//!
+//! A place whose server was lost in turn is *vacated* when no other is free: when no lane has a way to that server any more, and nobody knows of anything that it held. A lane gives up its ways to lost
+//! legs when nothing of it is under way, and has no dealings with a leg that it has no way to: so nothing that was begun with one server ends with the next.
 
 use crate::legs::{Leg, LegLane};
 use crate::{Backend, PoolError};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};
 use farfield_os::process::now_ns;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// Between two tries: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -49,9 +52,9 @@ impl From<Vec<Leg>> for Spares {
 /// See the module.
 pub(crate) struct Rejoin {
     pub(crate) reopen: Reopen,
-    /// Places for legs that came back, each used once.
+    /// Places for legs that came back.
     pub(crate) places: Legs,
-    backends: [OnceLock<Arc<dyn Backend>>; Legs::MAX],
+    backends: [Mutex<Option<Arc<dyn Backend>>>; Legs::MAX],
     tries: Mutex<Tries>,
     doors: Mutex<Vec<Weak<Door>>>,
 }
@@ -76,12 +79,33 @@ impl Rejoin {
     }
 
     /// What came to this place.
-    pub(crate) fn backend(&self, place: usize) -> Option<&Arc<dyn Backend>> {
-        self.backends[place].get()
+    pub(crate) fn backend(&self, place: usize) -> Option<Arc<dyn Backend>> {
+        locked(&self.backends[place]).clone()
     }
 
-    fn free_place(&self) -> Option<usize> {
+    pub(crate) fn free_place(&self) -> Option<usize> {
         self.places.iter().find(|place| self.backend(*place).is_none())
+    }
+
+    /// Has no lane a way to what came to this place?
+    pub(crate) fn is_left(&self, place: usize) -> bool {
+        locked(&self.doors).iter().filter_map(Weak::upgrade).all(|door| !door.leads_to(place))
+    }
+
+    /// What came to this place was lost, and nobody knows anything of it any more.
+    pub(crate) fn vacate(&self, place: usize) {
+        *locked(&self.backends[place]) = None;
+    }
+
+    /// In the child of a fork, where nobody gives a lock back that was held.
+    pub(crate) fn abandon(&self) {
+        let backends = self.backends.iter().filter_map(|backend| backend.try_lock().ok());
+        backends.for_each(|backend| backend.iter().for_each(|backend| backend.abandon()));
+    }
+
+    /// What lanes have left behind goes.
+    pub(crate) fn clear_doors(&self) {
+        locked(&self.doors).iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
     }
 
     /// Is it time to look whether legs are there?
@@ -96,7 +120,7 @@ impl Rejoin {
 
     /// Is it time to try whether one of those that are `away` is back?
     pub(crate) fn is_time_to_try(&self, away: Legs) -> bool {
-        if away.is_empty() || self.free_place().is_none() {
+        if away.is_empty() {
             return false;
         }
         let mut tries = locked(&self.tries);
@@ -108,26 +132,26 @@ impl Rejoin {
 
     /// A try: the place to which the server of `origin` has come, if it is none of those that are `used`, with so many pages.
     pub(crate) fn attempt(&self, origin: usize, used: &[Incarnation], pages: u64) -> Option<usize> {
-        let place = self.free_place()?;
-        let opened = (self.reopen.open)(origin);
+        let place = self.free_place();
+        let opened = place.and_then(|_| (self.reopen.open)(origin));
         {
             let mut tries = locked(&self.tries);
             tries.at = now_ns() + tries.pause.as_nanos() as u64;
             tries.pause = (tries.pause * 2).min(PAUSE_MAX);
         }
-        let backend = opened?;
+        let (place, backend) = place.zip(opened)?;
         let is_another = backend.incarnation().is_some_and(|incarnation| !used.contains(&incarnation));
         if !is_another || backend.pages() < pages {
             backend.release();
             return None;
         }
-        self.backends[place].set(backend).ok()?;
+        *locked(&self.backends[place]) = Some(backend);
         Some(place)
     }
 
     /// A door for a lane that is about to be opened: before it looks which legs there are.
     pub(crate) fn new_door(&self) -> Arc<Door> {
-        let door = Arc::new(Door { is_full: AtomicBool::new(false), held: Mutex::new(Vec::with_capacity(Legs::MAX)) });
+        let door = Arc::new(Door::new());
         let mut doors = locked(&self.doors);
         doors.retain(|door| door.strong_count() > 0);
         doors.push(Arc::downgrade(&door));
@@ -154,21 +178,59 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a lane finds ways to legs that came after it. Both sides only ever try the lock: a lane that does not get it looks again when it is polled next.
+/// Where a lane finds ways to legs that came after it, and leaves those that it needs no more. Both sides only ever try the lock: a lane that does not get it looks again when it is polled next.
 pub(crate) struct Door {
     is_full: AtomicBool,
-    held: Mutex<Vec<(usize, LegLane)>>,
+    /// Legs that its lane has a way to, or finds one to here: all, until that is known.
+    ways: AtomicU16,
+    hall: Mutex<Hall>,
+}
+
+/// What is behind a door.
+struct Hall {
+    come: Vec<(usize, LegLane)>,
+    left: Vec<LegLane>,
 }
 
 impl Door {
+    fn new() -> Door {
+        let hall = Hall { come: Vec::with_capacity(Legs::MAX), left: Vec::with_capacity(2 * Legs::MAX) };
+        Door { is_full: AtomicBool::new(false), ways: AtomicU16::new(u16::MAX), hall: Mutex::new(hall) }
+    }
+
+    fn leads_to(&self, leg: usize) -> bool {
+        Legs(self.ways.load(Ordering::SeqCst)).has(leg)
+    }
+
+    /// Its lane begins with ways to these legs.
+    pub(crate) fn begin(&self, ways: Legs) {
+        if let Some(hall) = self.enter() {
+            let come: Legs = hall.come.iter().map(|(leg, _)| *leg).collect();
+            self.ways.store(ways.or(come).0, Ordering::SeqCst);
+        }
+    }
+
     fn put(&self, leg: usize, lane: LegLane) {
+        if let Some(mut hall) = self.enter() {
+            hall.come.push((leg, lane));
+            self.ways.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+            self.is_full.store(true, Ordering::Release);
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(mut hall) = self.enter() {
+            // Its room stays.
+            hall.left.clear();
+        }
+    }
+
+    /// Waits for a lane that is here; `None`: it panicked.
+    fn enter(&self) -> Option<MutexGuard<'_, Hall>> {
         loop {
-            match self.held.try_lock() {
-                Ok(mut held) => {
-                    held.push((leg, lane));
-                    return self.is_full.store(true, Ordering::Release);
-                }
-                Err(TryLockError::Poisoned(_)) => return,
+            match self.hall.try_lock() {
+                Ok(hall) => return Some(hall),
+                Err(TryLockError::Poisoned(_)) => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(DOOR_PAUSE),
             }
         }
@@ -179,17 +241,32 @@ impl Door {
         if !self.is_full.load(Ordering::Acquire) {
             return;
         }
-        let Ok(mut held) = self.held.try_lock() else { return };
+        let Ok(mut hall) = self.hall.try_lock() else { return };
         let mut at = 0;
-        while at < held.len() {
-            if lanes[held[at].0].is_some() {
+        while at < hall.come.len() {
+            if lanes[hall.come[at].0].is_some() {
                 at += 1;
                 continue;
             }
-            let (leg, lane) = held.swap_remove(at);
+            let (leg, lane) = hall.come.swap_remove(at);
             lanes[leg] = Some(lane);
         }
         self.is_full.store(false, Ordering::Release);
+    }
+
+    /// The lane, of which nothing is under way, needs these ways no more. Allocates nothing and gives nothing back.
+    pub(crate) fn leave(&self, legs: Legs, lanes: &mut [Option<LegLane>]) {
+        let Ok(mut hall) = self.hall.try_lock() else { return };
+        let Hall { come, left } = &mut *hall;
+        for leg in legs.iter() {
+            // Its own, and one that came when it had one.
+            if left.capacity() - left.len() < 2 || lanes[leg].as_ref().is_some_and(|lane| !lane.is_idle()) {
+                continue;
+            }
+            left.extend(lanes[leg].take());
+            left.extend(come.iter().position(|known| known.0 == leg).map(|at| come.swap_remove(at).1));
+            self.ways.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+        }
     }
 }
 
@@ -372,7 +449,8 @@ mod tests {
 
     #[test]
     fn servers_that_come_back_are_filled_and_may_then_be_the_only_ones() {
-        let made = [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)];
+        // More often than there are places.
+        let made = [(None, 2, 12), (Some(Code::new(2, 1)), 3, 18)];
         for ((code, servers, rounds), heals) in made.into_iter().flat_map(|made| [(made, true), (made, false)]) {
             let (world, backend) = pool(code, |leg| leg, heals);
             // Lanes that are older than all that comes.
@@ -396,15 +474,91 @@ mod tests {
                 poll_until("nothing is late", &*backend, &mut lanes, || backend.health() == Health::Good);
             }
             model.check(&mut *lanes[0], &format!("{servers} servers"));
-            // The last place is taken.
-            world.end(0);
-            poll_until("the death is noticed", &*backend, &mut lanes, || {
-                backend.protection().unwrap().missing_legs == 1
-            });
+        }
+    }
+
+    #[test]
+    fn a_place_is_not_given_again_while_a_lane_has_a_way_to_who_had_it() {
+        for (code, servers, places) in [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)] {
+            let (world, backend) = pool(code, |leg| leg, true);
+            let mut lanes: Vec<_> = (0..2).map(|_| backend.open_lane().unwrap()).collect();
+            let mut idle = lanes.pop().unwrap();
+            write(&mut *lanes[0], 0, 100, 1).unwrap();
+            let lose = |lanes: &mut Vec<Box<dyn Lane>>, server: usize| {
+                world.end(server);
+                poll_until("the death is noticed", &*backend, lanes, || {
+                    backend.protection().unwrap().missing_legs == 1
+                });
+                world.begin(server);
+            };
+            for round in 0..places {
+                lose(&mut lanes, round % servers);
+                poll_until("it is back", &*backend, &mut lanes, || backend.health() == Health::Good);
+            }
             let tries = world.tries.load(Ordering::SeqCst);
-            world.begin(0);
-            model.check(&mut *lanes[1], &format!("{servers} servers, one of them lost"));
-            assert_eq!(world.tries.load(Ordering::SeqCst), tries, "there is no place");
+            lose(&mut lanes, 0);
+            write(&mut *lanes[0], 40, 10, 2).unwrap();
+            assert_eq!((backend.health(), world.tries.load(Ordering::SeqCst)), (Health::Degraded, tries));
+            // It sees that they are lost.
+            idle.poll(&mut Vec::new());
+            poll_until("it is back", &*backend, &mut lanes, || backend.health() == Health::Good);
+            world.end(1);
+            lanes.push(idle);
+            for lane in &mut lanes {
+                assert_version(&mut **lane, 0, 40, 1);
+                assert_version(&mut **lane, 40, 10, 2);
+                assert_version(&mut **lane, 50, 50, 1);
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_that_are_busy_opened_and_closed_meanwhile_lose_nothing() {
+        for (code, servers) in [(None, 2), (Some(Code::new(2, 1)), 3)] {
+            let (world, backend) = pool(code, |leg| leg, true);
+            let (backend, is_over, steps) = (&*backend, &AtomicBool::new(false), &[const { AtomicU64::new(0) }; 2]);
+            std::thread::scope(|scope| {
+                for (thread, steps) in steps.iter().enumerate() {
+                    scope.spawn(move || {
+                        // Both write to the same chunks.
+                        let pages = || (thread as u64 * 16..PAGES - 16).step_by(64);
+                        for version in 1.. {
+                            if is_over.load(Ordering::SeqCst) {
+                                break;
+                            }
+                            let mut lane = backend.open_lane().unwrap();
+                            for version in version * 20..version * 20 + 20 {
+                                for page in pages() {
+                                    write(&mut *lane, page, 16, version).unwrap();
+                                    steps.fetch_add(1, Ordering::SeqCst);
+                                }
+                                pages().for_each(|page| assert_version(&mut *lane, page, 16, version));
+                            }
+                        }
+                    });
+                }
+                let _over = Over(is_over);
+                for round in 0..60 {
+                    world.end(round % servers);
+                    wait_until("the death is noticed", || backend.protection().unwrap().missing_legs == 1);
+                    world.begin(round % servers);
+                    wait_until("all servers hold everything", || backend.health() == Health::Good);
+                    // What was begun before it was back may know of too few.
+                    let before = steps.each_ref().map(|steps| steps.load(Ordering::SeqCst));
+                    let goes_on = |thread: usize| steps[thread].load(Ordering::SeqCst) >= before[thread] + 2;
+                    wait_until("both go on", || goes_on(0) && goes_on(1));
+                    wait_until("that is everywhere, too", || backend.health() == Health::Good);
+                }
+            });
+        }
+    }
+
+    /// Says that it is over when it is dropped: also when something panics.
+    struct Over<'a>(&'a AtomicBool);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
         }
     }
 

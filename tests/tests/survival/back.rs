@@ -52,7 +52,9 @@ fn come_back(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
     let mut load = Load::new(heap.patience(PATIENCE).build().expect("the servers accept"), pool << 8 | way as u64);
-    for kill in 0..legs + may_die {
+    // In the deep run once more often than there are places for servers that come back.
+    let kills = if pool == 0 { tier(legs + may_die, 16) } else { legs + may_die };
+    for kill in 0..kills {
         let context = format!("{made:?}, {way:?}, {plane:?}, kill {kill}");
         let (leg, restored) = (kill % legs, load.heap.stats().restored_pages);
         let url = servers[leg].url().to_owned();
@@ -77,7 +79,7 @@ fn come_back(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     load.check();
     load.values.clear();
     load.heap.verify();
-    legs + 2 * may_die
+    kills + may_die
 }
 
 fn come_back_often(made: Made, way: Way, plane: Plane) {
@@ -109,7 +111,7 @@ fn come_back_under_programs(made: Made, way: Way, mode: &str, program: &str, wor
     let words = [&[program.to_str().expect("an ASCII path")], words].concat();
     let job = Job::start(&scratch, &made.url(&servers), mode, &words);
     job.bring_near(20_000);
-    for kill in 0..tier(legs, 2 * legs) {
+    for kill in 0..tier(legs, 4 * legs) {
         let leg = kill % legs;
         let url = servers[leg].url().to_owned();
         servers.remove(leg).kill();

@@ -331,6 +331,13 @@ impl Index {
         (first..first + count).fold(false, |changed, row| changed | self.change(row, |word| word.suspect(leg, needed)))
     }
 
+    /// Nothing is known any more of what `leg` holds, which is lost and which no lane has a way to.
+    pub(super) fn forget(&self, leg: usize) {
+        (0..self.rows_end()).for_each(|row| {
+            self.change(row, |word| word.forget(leg));
+        });
+    }
+
     /// Somebody looks at what legs hold of the row; until the end of that it stays as it is.
     pub(super) fn watch(&self, row: u64) -> bool {
         self.change(row, RowWord::watch)

@@ -89,6 +89,11 @@ impl EcLane {
     /// The place of the parent whose pages are moved.
     pub(super) const MOVER: usize = SLOTS;
 
+    /// Is nothing under way at any leg? Then nothing here means a leg that is lost but the way to it.
+    fn is_at_rest(&self) -> bool {
+        self.free_pieces.len() == PIECES && self.free_errands.len() == ERRANDS && !self.is_caring()
+    }
+
     /// Legs that this lane can use now.
     pub(super) fn usable(&self) -> Legs {
         self.legs.open(self.table.active())
@@ -368,6 +373,10 @@ impl Legged for EcLane {
         }
         self.begin_care();
         scrub::walk(self);
+        let past = self.table.past();
+        if !past.is_empty() && self.is_at_rest() {
+            self.legs.leave(past);
+        }
     }
 
     fn has_ended(&self) -> bool {

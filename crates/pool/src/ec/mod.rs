@@ -175,6 +175,10 @@ impl Backend for EcBackend {
     }
 
     fn rejoin(&self) {
+        if Patient::is_full(&*self.table) {
+            let _still = self.caring.hold_still();
+            Patient::vacate(&*self.table);
+        }
         Patient::rejoin(&*self.table);
     }
 

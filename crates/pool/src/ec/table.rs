@@ -44,6 +44,12 @@ impl Patient for RowTable {
     fn is_rejoin_due(&self) -> bool {
         self.roster.is_rejoin_due()
     }
+    fn is_full(&self) -> bool {
+        self.roster.is_full()
+    }
+    fn vacate(&self) {
+        self.roster.vacate(|leg| self.index.forget(leg));
+    }
     fn rejoin(&self) {
         self.roster.rejoin(self.index.rows, ERRANDS);
     }

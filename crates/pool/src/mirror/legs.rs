@@ -55,6 +55,12 @@ impl Patient for LegTable {
     fn is_rejoin_due(&self) -> bool {
         self.roster.is_rejoin_due()
     }
+    fn is_full(&self) -> bool {
+        self.roster.is_full()
+    }
+    fn vacate(&self) {
+        self.roster.vacate(|leg| self.forget(leg));
+    }
     fn rejoin(&self) {
         self.roster.rejoin(self.pages, ERRANDS);
     }
@@ -112,7 +118,7 @@ impl LegTable {
 
     /// The old leg of a pair.
     pub(crate) fn old(&self) -> Option<Arc<dyn Backend>> {
-        self.backend(LegTable::OLD).cloned()
+        self.backend(LegTable::OLD)
     }
 
     /// The leg that leads, while it lives.
@@ -298,6 +304,13 @@ impl LegTable {
             }
         }
         is_changed
+    }
+
+    /// Nothing is known any more of what the leg holds, which is lost and which no lane has a way to.
+    fn forget(&self, leg: usize) {
+        for chunk in self.written.iter() {
+            self.words.change(chunk, |word| Some(word.forget(leg)));
+        }
     }
 
     fn count_hurts(&self, before: ChunkWord, after: ChunkWord) {

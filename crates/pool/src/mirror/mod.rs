@@ -104,6 +104,10 @@ impl Backend for MirrorBackend {
     }
 
     fn rejoin(&self) {
+        if Patient::is_full(&*self.table) {
+            let _still = self.copying.hold_still();
+            Patient::vacate(&*self.table);
+        }
         Patient::rejoin(&*self.table);
     }
 

@@ -68,11 +68,11 @@ impl Scrubbed {
     }
 
     /// Of a pool that has a scrub of its own, or none, and of those that it is made of.
-    pub(crate) fn with_parts<'a>(
+    pub(crate) fn with_parts(
         own: Option<Scrubbed>,
-        parts: impl Iterator<Item = &'a Arc<dyn Backend>>,
+        parts: impl Iterator<Item = impl AsRef<dyn Backend>>,
     ) -> Option<Scrubbed> {
-        own.into_iter().chain(parts.filter_map(|part| part.scrubbed())).reduce(Scrubbed::and)
+        own.into_iter().chain(parts.filter_map(|part| part.as_ref().scrubbed())).reduce(Scrubbed::and)
     }
 }
 
