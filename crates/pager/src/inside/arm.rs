@@ -28,12 +28,10 @@ const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
 /// The same while it evicts: the program must not use up the reserve meanwhile.
 const AHEAD_TICK: Duration = Duration::from_micros(500);
-/// The same while the program waits for something: whoever wakes up evicts for itself until the next look.
-const IDLE_TICK: Duration = Duration::from_millis(16);
 /// How often it looks for the server: a few times a second.
-const SERVER_LOOK: Duration = Duration::from_millis(128);
-/// A program that uses less than this part of a processor between two looks, so many times in a row, waits for something.
-const IDLE_PART: u64 = 100;
+const SERVER_TICKS: u32 = 64;
+/// A program that uses less processor time than this between two looks, so many times in a row, waits for something.
+const IDLE_NS: u64 = 20_000;
 const IDLE_LOOKS: u32 = 8;
 /// Handler threads of thread mode, and empty looks of one before it sleeps.
 const HANDLERS: usize = 2;
@@ -79,7 +77,8 @@ extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
     let mut idle = Idle::default();
-    let (mut server_at, mut turn) = (0, 0usize);
+    let mut ticks = 0u32;
+    let mut turn = 0usize;
     loop {
         match runtime.phase() {
             Phase::Dormant => {
@@ -94,23 +93,17 @@ extern "C" fn monitor(_: usize) -> ! {
             Phase::Armed => {
                 runtime.settle_heap();
                 runtime.armed().store.progress();
-                let now = process::now_ns();
-                if now >= server_at {
-                    server_at = now + SERVER_LOOK.as_nanos() as u64;
+                ticks = ticks.wrapping_add(1);
+                if ticks.is_multiple_of(SERVER_TICKS) {
                     let health = runtime.armed().store.look_for_server();
                     tell(runtime, &runtime.armed().store, health);
                 }
-                let is_idle = idle.look(now);
-                let evicted = (is_idle || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
+                let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
                 keeper::look(runtime);
                 runtime.threads.look(turn);
                 turn = turn.wrapping_add(1);
                 super::flights::look(runtime);
-                process::sleep(match (evicted, is_idle) {
-                    (true, _) => AHEAD_TICK,
-                    (false, true) => IDLE_TICK,
-                    (false, false) => TICK,
-                });
+                process::sleep(if evicted { AHEAD_TICK } else { TICK });
             }
             Phase::Arming | Phase::Off => process::sleep(TICK),
         }
@@ -129,17 +122,16 @@ fn tell(runtime: &Runtime, store: &Store, health: Health) {
 #[derive(Default)]
 struct Idle {
     used_ns: u64,
-    at_ns: u64,
     looks: u32,
 }
 
 impl Idle {
-    /// Looks again: has the program used hardly any processor for [`IDLE_LOOKS`] looks?
-    fn look(&mut self, now: u64) -> bool {
+    /// Looks again: has the program used no processor for [`IDLE_LOOKS`] looks?
+    fn look(&mut self) -> bool {
         let used_ns = process::cpu_ns().saturating_sub(process::thread_cpu_ns());
-        let waits = used_ns.saturating_sub(self.used_ns) * IDLE_PART < now - self.at_ns;
-        self.looks = if waits { self.looks.saturating_add(1) } else { 0 };
-        (self.used_ns, self.at_ns) = (used_ns, now);
+        let waits = used_ns.saturating_sub(self.used_ns) < IDLE_NS;
+        self.looks = if waits { self.looks + 1 } else { 0 };
+        self.used_ns = used_ns;
         self.looks >= IDLE_LOOKS
     }
 }
