@@ -88,6 +88,15 @@ pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) 
     Err(patient.gone())
 }
 
+/// Takes servers that are back, where there is a place for them or can be one.
+pub(crate) fn take_back<P: Patient>(patient: &P, caring: &Caring) {
+    if patient.is_full() {
+        let _still = caring.hold_still();
+        patient.vacate();
+    }
+    patient.rejoin();
+}
+
 /// Held while something is under way: snapshots are made when nothing is.
 #[derive(Default)]
 pub(crate) struct Caring {
@@ -141,11 +150,7 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(rest);
         if patient.is_rejoin_due() {
-            if patient.is_full() {
-                let _caring = caring.lock();
-                patient.vacate();
-            }
-            patient.rejoin();
+            take_back(&**patient, caring);
         }
         let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);
         rest = LOOK_EVERY.min(until_scrub).max(BETWEEN_LOOKS);

@@ -19,7 +19,7 @@ mod table;
 mod tests;
 mod writes;
 
-use crate::healer::{Caring, Healer, Patient, whole_legs};
+use crate::healer::{Caring, Healer, take_back, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::Scrub;
@@ -175,11 +175,7 @@ impl Backend for EcBackend {
     }
 
     fn rejoin(&self) {
-        if Patient::is_full(&*self.table) {
-            let _still = self.caring.hold_still();
-            Patient::vacate(&*self.table);
-        }
-        Patient::rejoin(&*self.table);
+        take_back(&*self.table, &self.caring);
     }
 
     fn release(&self) {

@@ -14,7 +14,7 @@ mod scrub;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::{Caring, Healer, Patient, whole_legs};
+use crate::healer::{Caring, Healer, take_back, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
@@ -104,11 +104,7 @@ impl Backend for MirrorBackend {
     }
 
     fn rejoin(&self) {
-        if Patient::is_full(&*self.table) {
-            let _still = self.copying.hold_still();
-            Patient::vacate(&*self.table);
-        }
-        Patient::rejoin(&*self.table);
+        take_back(&*self.table, &self.copying);
     }
 
     fn release(&self) {
