@@ -29,9 +29,10 @@ static int try_access(volatile uint64_t *at, uint64_t *value, int write) {
     return 1;
 }
 
-static void insist(size_t offset, uint64_t *value, int write) {
-    for (int place = 0;; place = !place)
-        if (try_access((volatile uint64_t *)(places[place] + offset), value, write)) return;
+// Where it went, with `place` tried first.
+static int insist(size_t offset, uint64_t *value, int write, int place) {
+    for (;; place = !place)
+        if (try_access((volatile uint64_t *)(places[place] + offset), value, write)) return place;
 }
 
 static void *bystander(void *unused) {
@@ -39,8 +40,9 @@ static void *bystander(void *unused) {
     for (uint64_t n = 1; !atomic_load(&moved_enough); n++) {
         size_t offset = mix(n) % 64 * PAGE + 8;
         uint64_t stored = n, found = 0;
-        insist(offset, &stored, 1);
-        insist(offset, &found, 0);
+        int place = insist(offset, &stored, 1, 0);
+        // First where it was not: older bytes must be gone from there.
+        insist(offset, &found, 0, !place);
         found_wrong += found != n;
     }
     return NULL;

@@ -2,8 +2,8 @@
 //!
 //! The far copy of a page belongs to its place, so pages come near and are copied to their new place one by one. Other
 //! threads see of that what the kernel shows them: the new place cannot be touched before its pages are seized, and a page
-//! of it is let go with its content; the old place cannot be written from the first copy on, and cannot be touched when
-//! its pages are let go.
+//! of it is let go with its content; the old place cannot be written from the first copy on, has no memory when the new one
+//! gets it, and cannot be touched when its pages are let go.
 
 use super::call::{Outcome, done, error};
 use super::emulate::{address_of, discard, forget, pages_of, release};
@@ -275,8 +275,16 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
         return;
     }
     let (source, destination) = (window::address_of(old), window::address_of(new));
-    // SAFETY: the old page is near, seized and readable.
-    let copied = unsafe { runtime.armed().uffd.copy(destination, source, PAGE_BYTES, Track::Dirty, false) };
+    let mut page = PageCopy([0; PAGE_BYTES]);
+    // SAFETY: the old page is near, readable and seized, so that nobody else moves it; `page` has room for it.
+    unsafe { core::ptr::copy_nonoverlapping(source as *const u8, page.0.as_mut_ptr(), PAGE_BYTES) };
+    // First gone here, then there: nobody finds here what has been written anew there. One page less, one more: the budget
+    // does not notice.
+    // SAFETY: its content is in `page`.
+    let _ = unsafe { memory::madvise(source, PAGE_BYTES, libc::MADV_DONTNEED) };
+    let copy = page.0.as_ptr() as usize;
+    // SAFETY: `page` is readable as far as it goes.
+    let copied = unsafe { runtime.armed().uffd.copy(destination, copy, PAGE_BYTES, Track::Dirty, false) };
     if let Err((_, errno)) = copied {
         fail(exit::INTERNAL, format_args!("a page could not be moved by mremap: {errno}"));
     }
@@ -284,7 +292,8 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     if moved.is_some_and(|(before, _)| !before.is_queued()) {
         enqueue(runtime, new);
     }
-    // One page more, one less: the budget does not notice.
-    // SAFETY: the content is at its new place, and nobody else moves the old page.
-    let _ = unsafe { memory::madvise(source, PAGE_BYTES, libc::MADV_DONTNEED) };
 }
+
+/// UFFDIO_COPY reads whole pages.
+#[repr(align(64))]
+struct PageCopy([u8; PAGE_BYTES]);
