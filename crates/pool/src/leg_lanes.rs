@@ -65,6 +65,16 @@ impl LegLanes {
         legs.iter().filter(is_open).collect()
     }
 
+    /// Is there a way to a leg that it has not taken yet? Then too few may be enough the next time.
+    pub(crate) fn is_behind_the_news(&self) -> bool {
+        self.door.as_ref().is_some_and(|door| door.is_full())
+    }
+
+    /// Is there, or will there be, a way to one of these legs that was not there when a way led to those that it `knew`?
+    pub(crate) fn has_news(&self, legs: Legs, knew: Legs) -> bool {
+        self.is_behind_the_news() || !self.open(legs).but(knew).is_empty()
+    }
+
     /// What waits for room at its leg, as far as there is some by now.
     pub(crate) fn submit_waiting(&mut self) {
         if let Some(door) = &self.door {

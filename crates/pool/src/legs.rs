@@ -2,6 +2,7 @@
 //!
 //! A leg that is gone is never used again, and a spare takes its seat. One that is slow to answer a write is asked for nothing until it has answered.
 
+use crate::changes::Changes;
 use crate::rejoin::{Door, Rejoin, Spares};
 use crate::{Backend, Buffer, Health, Lane, PoolError, Protection, Request};
 use core::ops::Range;
@@ -64,6 +65,7 @@ pub(crate) struct Roster {
     /// How often the leg came to lack something, and up to which time all that is mended.
     hurts: [AtomicU32; Legs::MAX],
     healed: [AtomicU32; Legs::MAX],
+    pub(crate) changes: Changes,
     /// Pages that legs were given because they lacked them.
     restored: AtomicU64,
     /// By a child of `fork`: nothing here is to be used.
@@ -99,6 +101,7 @@ impl Roster {
             late: Default::default(),
             hurts: Default::default(),
             healed: Default::default(),
+            changes: Changes::new(),
             restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
@@ -239,9 +242,10 @@ impl Roster {
     fn admit(&self, place: usize) {
         let bit = Legs::one(place).0;
         if self.seat_of(place).is_some() {
-            self.active.fetch_or(bit, Ordering::SeqCst);
-            self.lost.fetch_and(!bit, Ordering::SeqCst);
-            return;
+            return self.changes.while_one_comes(|| {
+                self.active.fetch_or(bit, Ordering::SeqCst);
+                self.lost.fetch_and(!bit, Ordering::SeqCst);
+            });
         }
         // A spare before it is not lost any more: it is never in use without having been called.
         self.spare.fetch_or(bit, Ordering::SeqCst);
@@ -334,6 +338,12 @@ impl Roster {
 
     /// A spare, if there is one, is in use from now on, at the seat of the leg that is `lost`.
     pub(crate) fn call_spare(&self, lost: usize) {
+        if !self.spare().is_empty() {
+            self.changes.while_one_comes(|| self.seat_a_spare(lost));
+        }
+    }
+
+    fn seat_a_spare(&self, lost: usize) {
         loop {
             let spare = self.spare();
             let Some(leg) = spare.iter().next() else { return };
@@ -367,7 +377,7 @@ impl Roster {
     /// That answer has come.
     pub(crate) fn late_came(&self, leg: usize) {
         if self.late[leg].fetch_sub(1, Ordering::SeqCst) == 1 && !self.lost().has(leg) {
-            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+            self.changes.while_one_comes(|| self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst));
         }
     }
 
@@ -404,8 +414,10 @@ impl Roster {
 
     /// So many legs that hold everything are missing.
     fn missing(&self) -> usize {
+        // Looked at first: what has ended by then has noted which legs lack it.
+        let are_old = self.changes.are_old();
         let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
-        self.wanted.saturating_sub(whole)
+        self.wanted.saturating_sub(whole).max(usize::from(are_old))
     }
 
     /// A leg has so many pages that it lacked.

@@ -8,6 +8,7 @@
 mod backend;
 mod buffer;
 mod calls;
+mod changes;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod connection;

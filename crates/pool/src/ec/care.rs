@@ -280,6 +280,7 @@ impl EcLane {
             left: count,
             buffer: Some(buffer),
             result: Ok(()),
+            knew: Legs(0),
         });
         self.queued.push_back(Self::MOVER);
     }

@@ -38,6 +38,8 @@ pub(super) struct EcLane {
     pub(super) queued: VecDeque<usize>,
     pub(super) pieces: Box<[Option<Piece>]>,
     pub(super) free_pieces: Vec<usize>,
+    /// Writes that legs died under, to be made anew at those that came meanwhile.
+    pub(super) anew: Vec<usize>,
     /// Pages that have to be read again, because they lie elsewhere by now: parent, offset, count.
     pub(super) again: VecDeque<(usize, u64, u64)>,
     /// Pieces that want to read several parts and found no buffers for that.
@@ -71,6 +73,7 @@ impl EcLane {
             queued: VecDeque::with_capacity(SLOTS + 1),
             pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
             free_pieces: (0..PIECES).rev().collect(),
+            anew: Vec::with_capacity(SLOTS),
             again: VecDeque::with_capacity(PIECES * ROWS),
             starved: VecDeque::with_capacity(PIECES),
             entries: (0..32).map(|_| Vec::with_capacity(batch)).collect(),
@@ -112,6 +115,9 @@ impl EcLane {
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
         self.legs.submit_waiting();
+        for parent in self.anew.drain(..) {
+            self.queued.push_back(parent);
+        }
         for _ in 0..self.starved.len() {
             let Some(piece) = self.starved.pop_front() else { break };
             self.widen(piece);
@@ -323,6 +329,9 @@ impl EcLane {
         if !self.parents[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
             return;
         }
+        if self.is_for_others(index) {
+            return self.anew.push(index);
+        }
         let Some(parent) = self.parents[index].take() else { return };
         if index == Self::MOVER {
             return self.end_mover(parent);
@@ -330,6 +339,21 @@ impl EcLane {
         self.free_parents.push(index);
         let Parent { tag, buffer, result, .. } = parent;
         self.ended.push_back(Completion { tag, result, buffer });
+    }
+
+    /// A write that legs died under can be made at others, which came since it began: then it begins anew.
+    fn is_for_others(&mut self, index: usize) -> bool {
+        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, .. }) = &self.parents[index] else {
+            return false;
+        };
+        let legs = self.open_legs();
+        if *kind != Kind::Asked(Asked::Write) || !self.legs.has_news(legs, *knew) {
+            return false;
+        }
+        if let Some(parent) = &mut self.parents[index] {
+            (parent.cut, parent.left, parent.result, parent.knew) = (0, parent.count, Ok(()), legs);
+        }
+        true
     }
 
     /// Asks others where one is slow.
@@ -368,7 +392,7 @@ impl Legged for EcLane {
                 self.ring(now);
             }
         }
-        if !self.queued.is_empty() || !self.again.is_empty() || !self.starved.is_empty() {
+        if !(self.queued.is_empty() && self.again.is_empty() && self.starved.is_empty() && self.anew.is_empty()) {
             self.start();
         }
         self.begin_care();
@@ -402,7 +426,8 @@ impl Lane for EcLane {
         // What is wrong is cut already.
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
         let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
-        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result };
+        let knew = self.open_legs();
+        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result, knew };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         // Writes wait for others that will share their rows, until somebody polls.

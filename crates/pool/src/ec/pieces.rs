@@ -2,6 +2,7 @@
 
 use super::index::Version;
 use crate::backend::Kind as Asked;
+use crate::changes::Change;
 use crate::legs::RUN_PAGES;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
@@ -42,6 +43,8 @@ pub(super) struct Parent {
     pub(super) left: u64,
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
+    /// Legs that it could be made at when it began.
+    pub(super) knew: Legs,
 }
 
 /// One page of a piece that writes.
@@ -99,6 +102,8 @@ pub(super) struct Piece {
     pub(super) versions: [Version; ROWS],
     /// What is written.
     pub(super) entries: Vec<Entry>,
+    /// If it is one.
+    pub(super) change: Option<Change>,
 }
 
 impl Piece {
@@ -123,6 +128,7 @@ impl Piece {
             started_at: now,
             versions: [Version::ZEROS; ROWS],
             entries: Vec::new(),
+            change: None,
         }
     }
 

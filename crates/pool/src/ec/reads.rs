@@ -41,6 +41,9 @@ impl EcLane {
         }
         let usable = self.usable();
         if usable.count() < self.table.code.data() {
+            if self.legs.is_behind_the_news() {
+                return None;
+            }
             self.end_pages(parent, left, Err(self.table.gone()));
             return Some(left);
         }
@@ -428,17 +431,21 @@ impl EcLane {
                     }
                     other => other,
                 };
-                // Pages that are something else by now are read from there.
-                let is_elsewhere = |row: &u64| matches!(self.fate(piece, *row as usize, None), Fate::Elsewhere);
-                let elsewhere = (0..rows).filter(is_elsewhere).count() as u64;
-                let moved: [bool; ROWS] =
-                    core::array::from_fn(|row| (row as u64) < rows && is_elsewhere(&(row as u64)));
-                for row in (0..rows).filter(|row| moved[*row as usize]) {
+                // Pages that are something else by now are read from there, and those that other legs have by now from those.
+                let have = |row: u64| self.table.index.word(piece.first + row).have();
+                let is_again = |row: u64| {
+                    self.legs.is_behind_the_news()
+                        || matches!(self.fate(piece, row as usize, None), Fate::Elsewhere)
+                        || !have(row).but(piece.have).is_empty()
+                };
+                let again: [bool; ROWS] = core::array::from_fn(|row| (row as u64) < rows && is_again(row as u64));
+                for row in (0..rows).filter(|row| again[*row as usize]) {
                     self.again.push_back((parent, offset + row, 1));
                 }
                 self.take_piece(index, false);
-                if elsewhere < rows {
-                    self.end_pages(parent, rows - elsewhere, Err(error));
+                let ended = rows - again.iter().filter(|again| **again).count() as u64;
+                if ended > 0 {
+                    self.end_pages(parent, ended, Err(error));
                 }
             }
             Task::Write | Task::Trim => {}

@@ -45,13 +45,17 @@ impl Layout {
 impl EcLane {
     /// Pages of this parent and of others that wait set out together. How many of this one's; `None`: there is no room for them now.
     pub(super) fn cut_write(&mut self, parent: usize) -> Option<u64> {
-        let (usable, code) = (self.usable(), self.table.code);
+        let (known, code) = (self.usable(), self.table.code);
         if !self.has_room() {
             return None;
         }
         // Too few are too few, with buffers or without.
-        let are_enough = |legs: Legs| legs == usable || legs.count() >= code.data();
-        let usable = self.legs.takers(usable, now_ns(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
+        let are_enough = |legs: Legs| legs == known || legs.count() >= code.data();
+        let usable = self.legs.takers(known, now_ns(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
+        let change = self.table.changes.begin();
+        if self.legs.is_behind_the_news() || !self.usable().but(known).is_empty() {
+            return None;
+        }
         let mut entries = self.entries.pop()?;
         self.list_entries(parent, &mut entries);
         let claimed = self.table.index.claim(entries.len().div_ceil(code.data()) as u64);
@@ -60,7 +64,7 @@ impl EcLane {
         let taken = self.set_out(parent, &entries);
         let layout = Layout { rows, pages: entries.len() };
         let mut piece = Piece::new(Task::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
-        piece.entries = entries;
+        (piece.entries, piece.change) = (entries, Some(change));
         let Some((first, _)) = claimed else {
             self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.legs[0].server }));
             return Some(taken);

@@ -13,6 +13,9 @@ impl MirrorLane {
     pub(super) fn read_elsewhere(&mut self, piece: usize) {
         let Some(Piece { parent, page, count, failed, error, .. }) = self.pieces[piece] else { return };
         let candidates = self.sources(page, count, failed);
+        if candidates.is_empty() && self.legs.is_behind_the_news() {
+            return self.again.push_back(piece);
+        }
         if candidates.is_empty() {
             return self.end_piece(piece, Err(error.unwrap_or(self.table.gone())));
         }
@@ -184,10 +187,30 @@ impl MirrorLane {
         if !self.parents[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
             return;
         }
+        if self.is_for_others(index) {
+            return self.anew.push(index);
+        }
         if let Some(Parent { tag, buffer, result, .. }) = self.parents[index].take() {
             self.free_parents.push(index);
             self.ended.push_back(Completion { tag, result, buffer });
         }
+    }
+
+    /// A change that legs died under can be made at others, which came since it began: then it begins anew.
+    fn is_for_others(&mut self, index: usize) -> bool {
+        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, buffer, .. }) = &self.parents[index]
+        else {
+            return false;
+        };
+        let is_change = *kind == Kind::Discard || *kind == Kind::Write && buffer.is_some();
+        let legs = self.open_legs();
+        if !is_change || !self.legs.has_news(legs, *knew) {
+            return false;
+        }
+        if let Some(parent) = &mut self.parents[index] {
+            (parent.cut, parent.result, parent.knew) = (0, Ok(()), legs);
+        }
+        true
     }
 
     /// Hedges reads, and ends writes that only a slow leg lacks.

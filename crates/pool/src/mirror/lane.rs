@@ -40,6 +40,8 @@ pub(crate) struct MirrorLane {
     pub(super) queued: VecDeque<usize>,
     pub(super) pieces: Box<[Option<Piece>]>,
     pub(super) free_pieces: Vec<usize>,
+    /// Writes that legs died under, to be made anew at those that came meanwhile.
+    pub(super) anew: Vec<usize>,
     /// Reads whose leg failed and that found no room at another.
     pub(super) again: VecDeque<usize>,
     pub(super) errands: Box<[Option<Errand>]>,
@@ -75,6 +77,7 @@ impl MirrorLane {
             queued: VecDeque::with_capacity(SLOTS),
             pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
             free_pieces: (0..PIECES).rev().collect(),
+            anew: Vec::with_capacity(SLOTS),
             again: VecDeque::with_capacity(PIECES),
             errands: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
             free_errands: (0..ERRANDS as u16).rev().collect(),
@@ -146,6 +149,9 @@ impl MirrorLane {
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
         self.legs.submit_waiting();
+        for parent in self.anew.drain(..) {
+            self.queued.push_back(parent);
+        }
         for _ in 0..self.again.len() {
             let Some(piece) = self.again.pop_front() else { break };
             self.read_elsewhere(piece);
@@ -196,6 +202,9 @@ impl MirrorLane {
         }
         let count = left.min(RUN_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
         let candidates = self.sources(page, count, Legs(0));
+        if candidates.is_empty() && self.legs.is_behind_the_news() {
+            return false;
+        }
         if candidates.is_empty() {
             let piece = self.new_piece(parent, page, count);
             self.end_piece(piece, Err(self.table.gone()));
@@ -225,15 +234,15 @@ impl MirrorLane {
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         let direct = is_first && self.is_last(self.usable());
         let count = if direct { left } else { left.min(RUN_PAGES) };
-        let usable = self.targets(page, count);
+        let known = self.targets(page, count);
         // Who leads decides, and what others held before must not be lost with who is left out.
         let (table, leader) = (&self.table, self.table.leader());
         let are_enough = |legs: Legs| {
-            legs == usable || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
+            legs == known || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
         };
         let has_room = |leg: &LegLane| direct || leg.has_buffer(count);
-        let Some(usable) = self.legs.takers(usable, now_ns(), has_room, are_enough) else { return false };
-        let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
+        let Some(usable) = self.legs.takers(known, now_ns(), has_room, are_enough) else { return false };
+        let Some(piece) = self.begin_write(parent, page, count, usable, known) else { return false };
         for leg in usable.iter() {
             let Some(known) = &mut self.parents[parent] else { break };
             let buffer = if direct {
@@ -262,19 +271,26 @@ impl MirrorLane {
             return true;
         }
         let usable = self.targets(page, count);
-        let Some(piece) = self.begin_write(parent, page, count, usable) else { return false };
+        let Some(piece) = self.begin_write(parent, page, count, usable, usable) else { return false };
         for leg in usable.iter() {
             self.send(For::Piece(piece), leg, false, Op::Discard { page: PageId(page), count });
         }
         true
     }
 
-    /// A piece that changes pages. `None`: not now.
-    fn begin_write(&mut self, parent: usize, page: u64, count: u64, usable: Legs) -> Option<usize> {
+    /// A piece that changes pages at `usable` legs, of those that were `known`. `None`: not now.
+    fn begin_write(&mut self, parent: usize, page: u64, count: u64, usable: Legs, known: Legs) -> Option<usize> {
+        let change = self.table.changes.begin();
+        if self.legs.is_behind_the_news() || !self.targets(page, count).but(known).is_empty() {
+            return None;
+        }
         if !self.table.begin_write(page, count, usable) {
             return None;
         }
         let piece = self.new_piece(parent, page, count);
+        if let Some(known) = &mut self.pieces[piece] {
+            known.change = Some(change);
+        }
         if usable.is_empty() {
             self.end_write(piece);
         }
@@ -295,6 +311,7 @@ impl MirrorLane {
             error: None,
             alarm_at: u64::MAX,
             is_hedged: false,
+            change: None,
         });
         if let Some(known) = &mut self.parents[parent] {
             known.cut += count;
@@ -387,7 +404,7 @@ impl Legged for MirrorLane {
                 self.ring(now);
             }
         }
-        if !self.queued.is_empty() || !self.again.is_empty() {
+        if !(self.queued.is_empty() && self.again.is_empty() && self.anew.is_empty()) {
             self.start();
         }
         self.copy();
@@ -436,7 +453,9 @@ impl Lane for MirrorLane {
         // What is outside is cut already.
         let cut = if result.is_err() { count } else { 0 };
         let (started_at, page) = (now_ns(), page.0);
-        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result };
+        let knew = self.open_legs();
+        let parent =
+            Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result, knew };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         if self.queued.len() == 1 {

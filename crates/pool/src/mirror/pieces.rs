@@ -1,6 +1,7 @@
 //! What a lane remembers: operations, their pieces, and what legs do for them.
 
 use crate::backend::Kind;
+use crate::changes::Change;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::Legs;
@@ -23,6 +24,8 @@ pub(super) struct Parent {
     /// Not while a leg has it.
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
+    /// Legs that it could be made at when it began.
+    pub(super) knew: Legs,
 }
 
 pub(super) struct Piece {
@@ -40,6 +43,8 @@ pub(super) struct Piece {
     /// When to hedge, or to lose patience.
     pub(super) alarm_at: u64,
     pub(super) is_hedged: bool,
+    /// If it is one.
+    pub(super) change: Option<Change>,
 }
 
 impl Piece {
