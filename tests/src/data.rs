@@ -59,26 +59,27 @@ pub fn random_words(bytes: usize, seed: u64) -> String {
     text
 }
 
-/// The first `bytes` of a real text, if it lies beside the project (`../shared/data/text/NAME.zst`) and zstd is installed; else says
-/// so, and the caller generates.
+/// The first `bytes` of a real text (`NAME.zst` of the text data set), if it is there; else the caller generates.
 pub fn shared_text(name: &str, bytes: usize) -> Option<Vec<u8>> {
-    let path: PathBuf = super::project().join("../shared/data/text").join(format!("{name}.zst"));
+    let mut text = shared_data(&format!("text/{name}"))?;
+    text.truncate(bytes);
+    // A whole last line.
+    let end = text.iter().rposition(|&byte| byte == b'\n').map_or(text.len(), |at| at + 1);
+    text.truncate(end);
+    Some(text)
+}
+
+/// A data set, if it lies beside the project (`../shared/data/NAME.zst`) and zstd is installed; else says so.
+pub fn shared_data(name: &str) -> Option<Vec<u8>> {
+    let path: PathBuf = super::project().join("../shared/data").join(format!("{name}.zst"));
     if !path.is_file() {
-        println!("{} is absent: generated text instead", path.display());
+        println!("{} is absent: done without", path.display());
         return None;
     }
-    let output = Command::new("zstd").args(["-dcq"]).arg(&path).output();
-    match output {
-        Ok(output) if output.status.success() => {
-            let mut text = output.stdout;
-            text.truncate(bytes);
-            // A whole last line.
-            let end = text.iter().rposition(|&byte| byte == b'\n').map_or(text.len(), |at| at + 1);
-            text.truncate(end);
-            Some(text)
-        }
+    match Command::new("zstd").args(["-dcq"]).arg(&path).output() {
+        Ok(output) if output.status.success() => Some(output.stdout),
         _ => {
-            println!("zstd cannot read {}: generated text instead", path.display());
+            println!("zstd cannot read {}: done without", path.display());
             None
         }
     }

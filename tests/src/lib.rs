@@ -30,7 +30,7 @@ mod random;
 mod relay;
 mod scratch;
 
-pub use data::{random_lines, random_words, shared_text};
+pub use data::{random_lines, random_words, shared_data, shared_text};
 pub use far::{FarRun, Server};
 pub use gone::{ask_until, ask_until_gone};
 pub use job::{Far, Footprint, Job, Report};

@@ -6,14 +6,19 @@
 use farfield::{Heap, Plane};
 use farfield_frame::arrow::array::*;
 use farfield_frame::arrow::compute::kernels::cmp::eq;
-use farfield_frame::arrow::compute::{concat_batches, max as arrow_max, min as arrow_min, take_record_batch};
+use farfield_frame::arrow::compute::kernels::numeric::sub;
+use farfield_frame::arrow::compute::{
+    DatePart, cast, concat_batches, date_part, max as arrow_max, min as arrow_min, take_record_batch,
+};
 use farfield_frame::arrow::datatypes::{
     DataType, Date32Type, Field, Float64Type, Int32Type, Int64Type, Schema, SchemaRef, UInt8Type, UInt64Type,
 };
+use farfield_frame::arrow::util::display::array_value_to_string;
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Join, SortBy};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Random, Scratch};
+use farfield_tests::{MIB, PATIENCE, Random, Scratch, project, shared_data};
 use farfield_wic::Registry;
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -22,15 +27,15 @@ const ROWS: usize = 40 * CHUNK_ROWS + 77;
 const TRIPS: usize = 17 * CHUNK_ROWS + 77;
 const GROUPED: usize = 3 * CHUNK_ROWS + 77;
 
+fn serve(scratch: &Scratch, name: &str, functions: Registry) -> (Server, String) {
+    let url = format!("unix:{}", scratch.path().join(name).display());
+    let config = Config { listen: vec![url.parse().unwrap()], functions, call_within: PATIENCE, ..Config::default() };
+    (Server::start(config).unwrap(), url)
+}
+
 /// Heaps whose server runs functions, whose server does not, and that have none.
 fn heaps(scratch: &Scratch) -> (Vec<Server>, Vec<Arc<Heap>>) {
-    let serve = |name: &str, functions| {
-        let url = format!("unix:{}", scratch.path().join(name).display());
-        let config =
-            Config { listen: vec![url.parse().unwrap()], functions, call_within: PATIENCE, ..Config::default() };
-        (Server::start(config).unwrap(), url)
-    };
-    let (able, dumb) = (serve("able", Registry::standard()), serve("dumb", Registry::new()));
+    let (able, dumb) = (serve(scratch, "able", Registry::standard()), serve(scratch, "dumb", Registry::new()));
     let builder = || Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).patience(PATIENCE);
     let heaps = [
         builder().plane(Plane::Page).pool(&able.1),
@@ -423,5 +428,78 @@ fn tables_are_the_same_whoever_keeps_them() {
         for (one, other) in there.iter().zip(&tables) {
             assert!(one == other, "{:?}", one.schema());
         }
+    }
+}
+
+/// Both columns of a table, as text: numbers without a fraction if they are whole, and nothing for null.
+fn pairs(frame: &FarFrame, keys: &[&str], value: &str) -> BTreeMap<String, f64> {
+    let rows = near(&frame.select(&[keys, &[value]].concat()).unwrap());
+    let text = |column: usize, row: usize| {
+        let text = array_value_to_string(rows.column(column), row).unwrap();
+        text.trim_end_matches(".0").to_owned()
+    };
+    let key = |row| (0..keys.len()).map(|column| text(column, row)).collect::<Vec<_>>().join("/");
+    (0..rows.num_rows()).map(|row| (key(row), text(keys.len(), row).parse().unwrap())).collect()
+}
+
+/// Nearly two years of trips of New York's green taxis, some forty times what may be near, and what others counted in the same file.
+#[test]
+fn real_trips_are_what_others_counted() {
+    let known = project().join("../shared/data/reference_answers.json");
+    let (Some(csv), Ok(known)) =
+        (shared_data("nyc-green-taxi/green_tripdata_2020-04_2022-02.csv"), std::fs::read_to_string(known))
+    else {
+        return;
+    };
+    let known = &serde_json::from_str::<serde_json::Value>(&known).unwrap()["taxi"];
+    let counted = |name: &str| -> BTreeMap<String, f64> {
+        known[name].as_object().unwrap().iter().map(|(key, rows)| (key.clone(), rows.as_f64().unwrap())).collect()
+    };
+    let number = |name: &str| known[name].as_f64().unwrap();
+    let scratch = Scratch::new("trips");
+    let (_server, url) = serve(&scratch, "server", Registry::standard());
+    let heap = Heap::builder().near(4 * NEAR).near_max(4 * NEAR).far(2 << 30).pool(url).patience(PATIENCE);
+    let heap = Arc::new(heap.build().unwrap());
+    let trips = FarFrame::from_csv_text(&heap, str::from_utf8(&csv).unwrap()).unwrap();
+    drop(csv);
+    assert_eq!(trips.rows() as f64, number("rows"));
+
+    let rows_by = |frame: &FarFrame, keys: &[&str]| {
+        pairs(&frame.group_by(keys).unwrap().agg(&[Agg::rows().named("trips")]).unwrap(), keys, "trips")
+    };
+    assert_eq!(rows_by(&trips, &["VendorID"]), counted("rows_by_VendorID"));
+    assert_eq!(rows_by(&trips, &["store_and_fwd_flag"]), counted("store_and_fwd_flag"));
+    assert_eq!(rows_by(&trips, &["VendorID", "passenger_count"]), counted("passenger_count_by_VendorID"));
+    assert_eq!(rows_by(&trips, &["PULocationID", "DOLocationID"]).len() as f64, number("distinct_PU_DO_pairs"));
+    for (column, sum) in [("trip_distance", "sum_trip_distance"), ("total_amount", "sum_total_amount")] {
+        let (found, sum) = (trips.totals(column).unwrap().sum, number(sum));
+        assert!((found - sum).abs() < 0.005, "{column}: {found}, {sum}");
+    }
+
+    let part = |frame: &FarFrame, name: &str, part| {
+        let field = Field::new(name, DataType::Int32, true);
+        frame.with_column(field, &["lpep_pickup_datetime"], |batch| date_part(batch.column(0), part)).unwrap()
+    };
+    assert_eq!(rows_by(&part(&trips, "hour", DatePart::Hour), &["hour"]), counted("rows_by_pickup_hour"));
+    let timed = part(&trips, "month", DatePart::Month)
+        .with_column(
+            Field::new("seconds", DataType::Int64, true),
+            &["lpep_pickup_datetime", "lpep_dropoff_datetime"],
+            |batch| {
+                let seconds = |column: usize| cast(batch.column(column), &DataType::Int64);
+                sub(&seconds(1)?, &seconds(0)?)
+            },
+        )
+        .unwrap()
+        .select(&["month", "seconds"])
+        .unwrap();
+    let (seconds, known_seconds) = (timed.totals("seconds").unwrap(), &known["duration_s"]);
+    assert_eq!((seconds.min, seconds.max), (known_seconds["min"].as_f64(), known_seconds["max"].as_f64()));
+    assert!((seconds.mean.unwrap() - known_seconds["mean"].as_f64().unwrap()).abs() < 1e-6);
+    assert_eq!(timed.quantile("seconds", 0.5).unwrap(), known_seconds["median"].as_f64());
+    for (month, median) in counted("median_duration_s_by_pickup_month") {
+        let wanted = Int32Array::new_scalar(month.parse().unwrap());
+        let one = timed.filter(&["month"], |batch| eq(batch.column(0), &wanted)).unwrap();
+        assert_eq!(one.quantile("seconds", 0.5).unwrap(), Some(median), "month {month}");
     }
 }
