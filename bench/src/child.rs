@@ -118,7 +118,9 @@ mod tests {
         fs::create_dir_all(&scratch)?;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        run(command, &scratch, patience)
+        let finished = run(command, &scratch, patience);
+        fs::remove_dir_all(&scratch)?;
+        finished
     }
 
     #[test]

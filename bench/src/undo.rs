@@ -187,13 +187,29 @@ impl Drop for Undo<'_> {
 mod tests {
     //! Guards against the worst thing a benchmark can do: leave the machine different from how it found it.
     use super::*;
+    use core::ops::Deref;
     use std::panic;
 
-    fn folder(name: &str) -> PathBuf {
+    /// Gone afterwards.
+    struct Folder(PathBuf);
+
+    impl Deref for Folder {
+        type Target = Path;
+        fn deref(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).ok();
+        }
+    }
+
+    fn folder(name: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("farfield-bench-undo-{}-{name}", std::process::id()));
-        fs::remove_dir_all(&path).ok();
         fs::create_dir_all(&path).unwrap();
-        path
+        Folder(path)
     }
 
     /// Children that other tests start have a locked file until they are programs of their own.
