@@ -87,7 +87,11 @@ impl<'r> RegionMemory<'r> {
         self.with_reader(|reader| {
             let scratch = &mut **self.scratch.borrow_mut();
             for (page, part, bytes) in pages(offset, into.len()) {
-                into[bytes].copy_from_slice(reader.part(page, part, scratch)?);
+                let target = &mut into[bytes];
+                match <&mut Scratch>::try_from(&mut *target) {
+                    Ok(target) => reader.whole(page, target)?,
+                    Err(_) => target.copy_from_slice(reader.part(page, part, scratch)?),
+                }
             }
             Ok(())
         })
@@ -109,11 +113,16 @@ impl<'r> RegionMemory<'r> {
         // It is taken once more below, and somebody who wants it alone may have come in between.
         self.let_go();
         let scratch = &mut **self.scratch.borrow_mut();
-        for (page, part, range) in pages(offset, bytes.len()) {
-            if part.len() < PAGE_BYTES {
-                let whole = PagePart::new(0, PAGE_BYTES).expect("a page is a part of itself");
-                self.region.reader().part(page, whole, scratch)?;
+        let mut parts = pages(offset, bytes.len());
+        while let Some((page, part, range)) = parts.next() {
+            if part.len() == PAGE_BYTES {
+                // All whole pages of the range together.
+                let (run, _) = bytes[range.start..].as_chunks::<PAGE_BYTES>();
+                self.region.write(page, run.as_flattened(), |index| checksum(&run[index as usize]))?;
+                parts.by_ref().take(run.len() - 1).for_each(drop);
+                continue;
             }
+            self.region.reader().whole(page, scratch)?;
             scratch[part.range()].copy_from_slice(&bytes[range]);
             let sum = checksum(scratch);
             self.region.write(page, scratch, |_| sum)?;
@@ -171,7 +180,7 @@ fn fault(error: StoreError, offset: u64) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a page that rotted, and becomes good because a function changes a part of it.
+    //! Guards against a page that rotted, and becomes good because a function changes a part of it; against ranges of parts and whole pages that become others.
 
     use super::*;
     use crate::store::tests::account;
@@ -199,5 +208,29 @@ mod tests {
         assert_eq!(memory.write(offset + 100, &[1]), corrupt);
         assert_eq!(memory.read(offset - 8 + 2000, &mut [0]), corrupt, "and it stays what it is");
         assert!(!memory.is_alone.get());
+    }
+
+    #[test]
+    fn ranges_are_what_was_written_wherever_they_begin_and_end() {
+        let region = Region::new(20, account(None, None)).unwrap();
+        let memory = RegionMemory::new(&region);
+        let mut twin = vec![0u8; 20 * PAGE_BYTES];
+        let edges = [0, 1, 255, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 9, 3 * PAGE_BYTES, 3 * PAGE_BYTES + 700];
+        for (round, (from, len)) in edges.iter().flat_map(|from| edges.map(|len| (*from, len))).enumerate() {
+            let from = from + round % 3 * 5 * PAGE_BYTES;
+            let bytes: Vec<u8> = (0..len).map(|index| (index * 7 + round * 13) as u8).collect();
+            memory.write(from as u64, &bytes).unwrap();
+            twin[from..from + len].copy_from_slice(&bytes);
+            for (at, len) in [(from, len), (from / 2, len + 300), (0, 16 * PAGE_BYTES)] {
+                let mut found = vec![0xEE; len];
+                memory.read(at as u64, &mut found).unwrap();
+                assert!(found == twin[at..at + len], "round {round}");
+            }
+        }
+        let whole = region.reader().page(PageId(3)).unwrap().unwrap();
+        // SAFETY: inside a page of the region, which is mapped writable; this thread alone uses it.
+        unsafe { *whole.bytes.add(4000).cast_mut() ^= 1 };
+        let read = memory.read(PageId(2).offset(), &mut [0; 3 * PAGE_BYTES]);
+        assert_eq!(read, Err(Fault::Corrupt { page: PageId(3) }));
     }
 }
