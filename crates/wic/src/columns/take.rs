@@ -33,9 +33,8 @@ pub enum Indices {
     There(Range),
 }
 
-/// Indices that are looked up together: the more, the more of them share a page.
-const BATCH: usize = 1 << BATCH_BITS;
-const BATCH_BITS: u32 = 17;
+/// Indices that are looked up together: the more, the more of them share a page. They take some ten megabytes.
+const BATCH: usize = 256 * 1024;
 #[cfg(test)]
 const BATCH_PAGES: usize = BATCH * 8 / PAGE_BYTES;
 /// So many elements of a page take longer one by one than the page.
@@ -95,30 +94,51 @@ impl<const BYTES: usize> Function for Take<BYTES> {
     }
 }
 
+/// An element that is looked up: where it lies, and which it is of those that are put.
+#[derive(Clone, Copy)]
+struct Entry {
+    offset: u64,
+    number: u32,
+}
+
+impl Entry {
+    fn page(self) -> u64 {
+        self.offset / PAGE
+    }
+
+    /// Its bytes, of the page that has them all.
+    fn bytes_of<const BYTES: usize>(self, page: &[u8; PAGE_BYTES]) -> [u8; BYTES] {
+        let skip = (self.offset % PAGE) as usize;
+        *page[skip..].first_chunk().expect("it ends inside its page")
+    }
+
+    fn ends_inside(self, bytes: usize) -> bool {
+        self.offset % PAGE + bytes as u64 <= PAGE
+    }
+}
+
 /// Elements that are looked up together, in the order of the pages that have them: each page is read and compared with its checksum once.
 struct Batch<'t, const BYTES: usize> {
     target: Target<'t>,
-    /// Where they lie, in the order in which they are put.
-    offsets: Vec<u64>,
-    /// For each of them the page, and in the last [`BATCH_BITS`] bits its number.
-    keys: Vec<u64>,
+    /// In the order in which they are put; when they are looked up, in that of their pages.
+    entries: Vec<Entry>,
     elements: Vec<[u8; BYTES]>,
-    /// Pages that are read whole, and which of the keys are of each.
-    pages: Vec<(u64, Range)>,
-    /// The numbers of those that are read alone.
-    alone: Vec<usize>,
+    /// Pages that are read whole, and which of the entries are of each.
+    pages: Vec<(u64, core::ops::Range<usize>)>,
+    /// Those that are read alone.
+    alone: Vec<Entry>,
     buffers: Vec<[u8; PAGE_BYTES]>,
 }
 
 impl<'t, const BYTES: usize> Batch<'t, BYTES> {
     fn new(target: Target<'t>) -> Batch<'t, BYTES> {
-        let (offsets, keys, elements) = Default::default();
-        Batch { target, offsets, keys, elements, pages: Vec::new(), alone: Vec::new(), buffers: Vec::new() }
+        let (entries, elements, pages) = Default::default();
+        Batch { target, entries, elements, pages, alone: Vec::new(), buffers: Vec::new() }
     }
 
     /// So many more before it is put.
     fn room(&self) -> usize {
-        BATCH - self.offsets.len()
+        BATCH - self.entries.len()
     }
 
     /// Takes indices for which there is [room](Batch::room), unless there is no element with one of them.
@@ -129,8 +149,9 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
         indices: impl Iterator<Item = u64>,
     ) -> Result<Option<u64>, Fault> {
         for index in indices {
+            let number = self.entries.len() as u32;
             match column.offset(index) {
-                Some(there) => self.offsets.push(there),
+                Some(offset) => self.entries.push(Entry { offset, number }),
                 None => return Ok(Some(index)),
             }
         }
@@ -145,7 +166,7 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
         self.read_pages(place).await?;
         self.read_alone(place).await?;
         self.target.put(place, self.elements.as_flattened()).await?;
-        self.offsets.clear();
+        self.entries.clear();
         Ok(())
     }
 
@@ -154,47 +175,35 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
         self.target.end(place).await
     }
 
-    /// The number that a key ends with.
-    fn number(key: u64) -> usize {
-        key as usize % BATCH
-    }
-
     /// Which pages are read, and what else.
     fn plan(&mut self) {
-        let Batch { offsets, keys, elements, pages, alone, .. } = self;
-        keys.clear();
-        // Who has a region of more than an exbibyte loses bits here, and with them the order, but no element.
-        keys.extend(offsets.iter().zip(0..).map(|(offset, number)| (offset / PAGE) << BATCH_BITS | number));
-        keys.sort_unstable();
-        elements.resize(offsets.len(), [0; BYTES]);
+        let Batch { entries, elements, pages, alone, .. } = self;
+        radsort::sort_by_key(entries, |entry| entry.page());
+        elements.resize(entries.len(), [0; BYTES]);
         pages.clear();
         alone.clear();
-        let page = |key: u64| offsets[Self::number(key)] / PAGE;
-        let ends_inside = |key: u64| offsets[Self::number(key)] % PAGE + BYTES as u64 <= PAGE;
         let mut first = 0;
-        for group in keys.chunk_by(|one, other| page(*one) == page(*other)) {
-            let keys = Range { offset: first, count: group.len() as u64 };
-            first += keys.count;
-            if group.len() >= DENSE && group.iter().all(|key| ends_inside(*key)) {
-                pages.push((page(group[0]) * PAGE, keys));
+        for group in entries.chunk_by(|one, other| one.page() == other.page()) {
+            let of_page = first..first + group.len();
+            first = of_page.end;
+            if group.len() >= DENSE && group.iter().all(|entry| entry.ends_inside(BYTES)) {
+                pages.push((group[0].page() * PAGE, of_page));
             } else {
-                alone.extend(group.iter().map(|key| Self::number(*key)));
+                alone.extend_from_slice(group);
             }
         }
     }
 
     async fn read_pages<P: Place>(&mut self, place: &P) -> Result<(), Fault> {
-        let Batch { offsets, keys, elements, pages, buffers, .. } = self;
+        let Batch { entries, elements, pages, buffers, .. } = self;
         for some in pages.chunks(PAGES) {
             buffers.resize(PAGES, [0; PAGE_BYTES]);
             let mut from = [0; PAGES];
             from.iter_mut().zip(some).for_each(|(from, (page, _))| *from = *page);
             place.read_many(&from[..some.len()], &mut buffers[..some.len()]).await?;
             for ((_, of_page), page) in some.iter().zip(buffers.iter()) {
-                for key in &keys[of_page.offset as usize..][..of_page.count as usize] {
-                    let number = Self::number(*key);
-                    let skip = (offsets[number] % PAGE) as usize;
-                    elements[number].copy_from_slice(&page[skip..skip + BYTES]);
+                for entry in &entries[of_page.clone()] {
+                    elements[entry.number as usize] = entry.bytes_of(page);
                 }
             }
         }
@@ -205,9 +214,9 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
         let mut from = [0; ELEMENTS];
         let mut found = [[0; BYTES]; ELEMENTS];
         for some in self.alone.chunks(ELEMENTS) {
-            from.iter_mut().zip(some).for_each(|(from, number)| *from = self.offsets[*number]);
+            from.iter_mut().zip(some).for_each(|(from, entry)| *from = entry.offset);
             place.read_many(&from[..some.len()], &mut found[..some.len()]).await?;
-            some.iter().zip(&found).for_each(|(number, found)| self.elements[*number] = *found);
+            some.iter().zip(&found).for_each(|(entry, found)| self.elements[entry.number as usize] = *found);
         }
         Ok(())
     }

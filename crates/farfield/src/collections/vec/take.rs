@@ -13,7 +13,7 @@ use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{CallError, Function, Number, Where};
 
 /// Elements that one call puts together: as many as the server looks up together, which takes some ten milliseconds.
-const CALL_ELEMENTS: usize = 128 * 1024;
+const CALL_ELEMENTS: usize = 256 * 1024;
 /// Bytes of an argument that name indices.
 const CALL_BYTES: usize = 40 * 1024;
 /// Pieces that name a column. A longer one has no room in an argument.
