@@ -1,6 +1,6 @@
 //! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
 
-use super::{Column, Condition, Key, RowWalk, Rows, Walk};
+use super::{Column, Condition, Key, Numbering, RowWalk, Rows, Walk};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -55,14 +55,25 @@ impl<N: Number> Groups<N> {
 
     /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there.
     pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
-        let done = rows.each_run(|key, run| {
-            if self.groups.len() >= most && !self.groups.contains_key(&key) {
-                return false;
+        let mut numbering = Numbering::new();
+        let done = rows.number(&mut numbering, |key| {
+            let has_room = self.groups.len() < most || self.groups.contains_key(key);
+            if has_room {
+                self.groups.entry(*key).or_default();
             }
-            let part = self.groups.entry(key).or_default();
-            run.filter(|row| rows.is_kept(*row)).for_each(|row| part.add(values[row]));
-            true
+            has_room
         });
+        let mut parts: Vec<_> = numbering.keys.iter().map(|_| None).collect();
+        for (key, part) in &mut self.groups {
+            if let Some(number) = numbering.numbers.get(key) {
+                parts[*number as usize] = Some(part);
+            }
+        }
+        for (number, value) in numbering.rows.iter().zip(values) {
+            if let Some(Some(part)) = parts.get_mut(*number as usize) {
+                part.add(*value);
+            }
+        }
         self.rows += done as u64;
         done == rows.count
     }

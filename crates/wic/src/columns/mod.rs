@@ -24,6 +24,8 @@ pub use tally::{Tallied, Tallies, Tally};
 use crate::totals::Number;
 use crate::{Fault, Place, Range};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Bytes looked at between two turns of the others.
 const CHUNK_BYTES: u64 = 32 * 1024;
@@ -145,25 +147,68 @@ impl<'r> Rows<'r> {
         self.kept.is_none_or(|kept| kept[row])
     }
 
-    /// Each kept row and how many behind it are looked at with it: those of the same key, and those that are not kept. `look` says whether to go on; how many
-    /// rows were gone through.
-    fn each_run(&self, mut look: impl FnMut(Key, core::ops::Range<usize>) -> bool) -> usize {
-        let mut row = 0;
-        while row < self.count {
-            if !self.is_kept(row) {
-                row += 1;
-                continue;
+    /// Gives each row the number of its key, or [`Numbering::NONE`] if it is not kept, until a key is new for which there is no room; how many rows were gone
+    /// through.
+    fn number(&self, numbering: &mut Numbering, mut has_room: impl FnMut(&Key) -> bool) -> usize {
+        numbering.rows.clear();
+        for row in 0..self.count {
+            let number = match self.is_kept(row) {
+                false => Some(Numbering::NONE),
+                true => numbering.number(self.key(row), &mut has_room),
+            };
+            match number {
+                Some(number) => numbering.rows.push(number),
+                None => break,
             }
-            let key = self.key(row);
-            // Neighbours are often alike.
-            let alike = (row + 1..self.count).take_while(|next| !self.is_kept(*next) || self.key(*next) == key).count();
-            let run = row..row + 1 + alike;
-            if !look(key, run.clone()) {
-                return row;
-            }
-            row = run.end;
         }
-        self.count
+        numbering.rows.len()
+    }
+}
+
+/// Keys, numbered as they are seen first.
+struct Numbering {
+    keys: Vec<Key>,
+    numbers: BTreeMap<Key, u32>,
+    /// Keys seen lately, by some of their bits: a map is slow to find one for each row.
+    lately: [(Key, u32); 1 << Numbering::LATELY_BITS],
+    /// The number of the key of each row.
+    rows: Vec<u32>,
+}
+
+impl Numbering {
+    const NONE: u32 = u32::MAX;
+    const LATELY_BITS: u32 = 8;
+
+    fn new() -> Numbering {
+        let lately = [(Key::default(), Numbering::NONE); _];
+        Numbering { keys: Vec::new(), numbers: BTreeMap::new(), lately, rows: Vec::new() }
+    }
+
+    #[inline]
+    fn number(&mut self, key: Key, has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
+        let [one, other] = key.map(|image| image.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let place = (one ^ other.rotate_left(1)) >> (u64::BITS - Self::LATELY_BITS);
+        match self.lately[place as usize] {
+            (known, number) if known == key && number != Self::NONE => Some(number),
+            _ => {
+                let number = self.find(key, has_room)?;
+                self.lately[place as usize] = (key, number);
+                Some(number)
+            }
+        }
+    }
+
+    fn find(&mut self, key: Key, has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
+        match self.numbers.entry(key) {
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(new) => {
+                if !has_room(&key) {
+                    return None;
+                }
+                self.keys.push(key);
+                Some(*new.insert(self.keys.len() as u32 - 1))
+            }
+        }
     }
 }
 

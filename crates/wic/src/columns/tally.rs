@@ -1,6 +1,6 @@
 //! `ff.tally`: how often each value, or pair of values, is there.
 
-use super::{Column, Condition, Key, RowWalk, Rows};
+use super::{Column, Condition, Key, Numbering, RowWalk, Rows};
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,13 +33,21 @@ impl Tallies {
 
     /// Counts rows until there are more keys than so many; `false` if it stopped there.
     pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
-        let done = rows.each_run(|key, run| {
-            if self.counts.len() >= most && !self.counts.contains_key(&key) {
-                return false;
+        let mut numbering = Numbering::new();
+        let done = rows.number(&mut numbering, |key| {
+            let has_room = self.counts.len() < most || self.counts.contains_key(key);
+            if has_room {
+                self.counts.entry(*key).or_default();
             }
-            *self.counts.entry(key).or_default() += run.filter(|row| rows.is_kept(*row)).count() as u64;
-            true
+            has_room
         });
+        let mut counts = vec![0; numbering.keys.len()];
+        for number in numbering.rows.iter().filter(|number| **number != Numbering::NONE) {
+            counts[*number as usize] += 1;
+        }
+        for (key, count) in numbering.keys.iter().zip(counts) {
+            *self.counts.entry(*key).or_default() += count;
+        }
         self.rows += done as u64;
         done == rows.count
     }

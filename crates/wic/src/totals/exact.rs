@@ -16,6 +16,20 @@ const UNSETTLED_MAX: u32 = 1 << 30;
 /// Bits of a significand after its first.
 const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
 
+const EXPONENT_BITS: u32 = 11;
+/// So many significands of 53 bits have room in a bin.
+const BINNED_MAX: usize = (1 << (u64::BITS - 1 - f64::MANTISSA_DIGITS)) - 1;
+
+/// Exponent and significand, with its sign, of a number that is finite.
+#[inline]
+fn taken_apart(number: f64) -> (usize, i64) {
+    let bits = number.to_bits();
+    let (fraction, exponent) =
+        (bits & ((1 << FRACTION_BITS) - 1), (bits >> FRACTION_BITS) as usize & ((1 << EXPONENT_BITS) - 1));
+    let significand = if exponent == 0 { fraction } else { fraction | 1 << FRACTION_BITS } as i64;
+    (exponent, if number.is_sign_negative() { -significand } else { significand })
+}
+
 /// What numbers come to, so far.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ExactSum {
@@ -41,19 +55,52 @@ impl ExactSum {
             self.special += number;
             return;
         }
-        let bits = number.to_bits();
-        let (fraction, exponent) = (bits & ((1 << FRACTION_BITS) - 1), (bits >> FRACTION_BITS) as u32 & 0x7ff);
-        let significand = if exponent == 0 { fraction } else { fraction | 1 << FRACTION_BITS };
-        let shift = exponent.max(1) - 1;
-        let (first, wide) = ((shift / LIMB_BITS) as usize, u128::from(significand) << (shift % LIMB_BITS));
-        let sign = if number.is_sign_negative() { -1 } else { 1 };
+        let (exponent, significand) = taken_apart(number);
+        self.add_shifted(significand, exponent);
+        self.count_unsettled(1);
+    }
+
+    /// Many numbers: first those of each exponent together, then what they come to.
+    pub(crate) fn add_all(&mut self, numbers: impl Iterator<Item = f64>) {
+        let mut numbers = numbers.fuse().peekable();
+        while numbers.peek().is_some() {
+            let mut bins = [0i64; 1 << EXPONENT_BITS];
+            let (mut least, mut most) = (bins.len(), 0);
+            for number in numbers.by_ref().take(BINNED_MAX) {
+                if !number.is_finite() {
+                    self.special += number;
+                    continue;
+                }
+                let (exponent, significand) = taken_apart(number);
+                (least, most) = (least.min(exponent), most.max(exponent));
+                bins[exponent] += significand;
+            }
+            for (exponent, bin) in bins.iter().enumerate().take(most + 1).skip(least) {
+                self.add_shifted(*bin, exponent);
+            }
+            self.count_unsettled(bins.len() as u32);
+        }
+    }
+
+    /// So many were added, each less than 2³² to a limb.
+    #[inline]
+    fn count_unsettled(&mut self, added: u32) {
+        self.unsettled += added;
+        if self.unsettled >= UNSETTLED_MAX {
+            self.settle();
+        }
+    }
+
+    /// A significand, or several of one exponent together.
+    #[inline]
+    fn add_shifted(&mut self, significand: i64, exponent: usize) {
+        let shift = exponent.max(1) as u32 - 1;
+        let (first, wide) =
+            ((shift / LIMB_BITS) as usize, u128::from(significand.unsigned_abs()) << (shift % LIMB_BITS));
+        let sign = significand.signum();
         let parts = [wide as u32, (wide >> 32) as u32, (wide >> 64) as u32];
         for (limb, part) in self.limbs[first..first + 3].iter_mut().zip(parts) {
             *limb += sign * i64::from(part);
-        }
-        self.unsettled += 1;
-        if self.unsettled == UNSETTLED_MAX {
-            self.settle();
         }
     }
 
@@ -181,6 +228,27 @@ mod tests {
     fn random(seed: &mut u64) -> u64 {
         *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         *seed ^ *seed >> 33
+    }
+
+    #[test]
+    fn many_come_to_what_they_come_to_one_by_one() {
+        let mut seed = 9;
+        let any: Vec<f64> = (0..5000).map(|_| f64::from_bits(random(&mut seed))).collect();
+        let alike = vec![f64::from_bits(0x43ff_ffff_ffff_ffff); 3 * BINNED_MAX + 1];
+        let small: Vec<f64> = (0..3000).map(|index| f64::from_bits(index * 3_000_000_007)).collect();
+        let finite: Vec<f64> = any.iter().copied().filter(|number| number.is_finite()).collect();
+        let specials = vec![1.0, f64::INFINITY, 2.0];
+        for numbers in
+            [finite, alike.iter().map(|number| -number).collect(), alike, small, specials, any, vec![-0.0], vec![]]
+        {
+            let (mut one_by_one, mut together) = (ExactSum::default(), ExactSum::default());
+            numbers.iter().for_each(|number| one_by_one.add(*number));
+            together.add_all(numbers.iter().copied());
+            assert_eq!(together.rounded().to_bits(), one_by_one.rounded().to_bits());
+            one_by_one.settle();
+            together.settle();
+            assert_eq!(together.limbs, one_by_one.limbs);
+        }
     }
 
     #[test]

@@ -50,11 +50,14 @@ impl<N: Number> Default for Part<N> {
 impl<N: Number> Part<N> {
     /// These numbers, too, where their values are wanted.
     pub fn add_all(&mut self, numbers: &[N], values: &(Bound<N>, Bound<N>)) {
-        if is_all(values) {
-            numbers.iter().for_each(|number| self.add(*number));
-        } else {
+        if !is_all(values) {
             numbers.iter().filter(|number| values.contains(number)).for_each(|number| self.add(*number));
+            return;
         }
+        self.count += numbers.len() as u64;
+        N::add_all(numbers, &mut self.sum);
+        let images = || numbers.iter().filter(|number| number.is_ordered()).map(|number| number.image());
+        self.take_edges(images().min().map(N::of_image), images().max().map(N::of_image));
     }
 
     /// One more.
@@ -72,12 +75,17 @@ impl<N: Number> Part<N> {
     pub fn merge(&mut self, other: &Part<N>) {
         self.count = self.count.saturating_add(other.count);
         N::merge(&mut self.sum, &other.sum);
+        self.take_edges(other.min, other.max);
+    }
+
+    /// The smallest and the largest of others.
+    fn take_edges(&mut self, least: Option<N>, most: Option<N>) {
         let edges = |one: Option<N>, other: Option<N>, is_other: fn(N, N) -> bool| match (one, other) {
             (Some(one), Some(other)) => Some(if is_other(other, one) { other } else { one }),
             (one, other) => one.or(other),
         };
-        self.min = edges(self.min, other.min, |other, one| other.is_before(one));
-        self.max = edges(self.max, other.max, |other, one| one.is_before(other));
+        self.min = edges(self.min, least, |other, one| other.is_before(one));
+        self.max = edges(self.max, most, |other, one| one.is_before(other));
     }
 
     /// How many.
@@ -119,7 +127,7 @@ impl<N: Number> Function for Totals<N> {
     type Answer = Part<N>;
 
     async fn run<P: Place>(place: &P, wanted: Wanted<N>) -> Result<Part<N>, Fault> {
-        let mut part = Part::default();
+        let (mut part, mut numbers) = (Part::default(), Vec::new());
         for piece in &wanted.pieces {
             let bytes = piece.count.checked_mul(size_of::<N>() as u64);
             let end = bytes.and_then(|bytes| piece.offset.checked_add(bytes));
@@ -129,15 +137,9 @@ impl<N: Number> Function for Totals<N> {
             while offset < end {
                 let len = (end - offset).min(CHUNK_BYTES);
                 let bytes = place.read_range(offset, len as usize).await?;
-                if is_all(&wanted.values) {
-                    N::each(&bytes, |number| part.add(number));
-                } else {
-                    N::each(&bytes, |number| {
-                        if wanted.values.contains(&number) {
-                            part.add(number);
-                        }
-                    });
-                }
+                numbers.clear();
+                N::each(&bytes, |number| numbers.push(number));
+                part.add_all(&numbers, &wanted.values);
                 offset += len;
             }
         }

@@ -34,6 +34,11 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
 
     #[doc(hidden)]
     fn add(self, part: &mut Self::Part);
+    /// Many of them.
+    #[doc(hidden)]
+    fn add_all(numbers: &[Self], part: &mut Self::Part) {
+        numbers.iter().for_each(|number| number.add(part));
+    }
     #[doc(hidden)]
     fn merge(part: &mut Self::Part, other: &Self::Part);
     #[doc(hidden)]
@@ -162,6 +167,13 @@ macro_rules! floats {
             #[inline]
             fn add(self, part: &mut ExactSum) {
                 part.add(f64::from(self));
+            }
+            fn add_all(numbers: &[$number], part: &mut ExactSum) {
+                match numbers.len() {
+                    // Bins would take longer than these do.
+                    ..64 => numbers.iter().for_each(|number| number.add(part)),
+                    _ => part.add_all(numbers.iter().copied().map(f64::from)),
+                }
             }
             fn merge(part: &mut ExactSum, other: &ExactSum) {
                 part.merge(other);
