@@ -54,6 +54,8 @@ pub(crate) enum Contender {
 pub(crate) enum Peer {
     /// A loop in the program that does nothing but answer.
     Loopback,
+    /// A service of gRPC in the program, by tonic.
+    Grpc,
     /// A Redis server of the driver.
     Redis,
     /// A `farfield serve` of the driver, through one lane.
@@ -148,6 +150,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "lane-ssd" => Contender::Peer(Peer::DiskLane),
         "lane-lz" => Contender::Peer(Peer::CompressedLane),
         "rpc" => Contender::Peer(Peer::Loopback),
+        "grpc" => Contender::Peer(Peer::Grpc),
         "wic-client" => Contender::Peer(Peer::CalledHere),
         "wic-server" => Contender::Peer(Peer::CalledThere),
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
@@ -160,7 +163,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, wic-client, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, pandas, polars, fio"
         ),
@@ -397,7 +400,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
-        Peer::Loopback | Peer::DiskLane | Peer::CompressedLane => vec![],
+        Peer::Loopback | Peer::Grpc | Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
@@ -415,6 +418,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::DiskLane => format!("ssd:{}?size={bytes}", job.scratch.display()),
         Peer::CompressedLane => format!("lz:?size={bytes}"),
         Peer::Loopback => "loopback:".to_owned(),
+        Peer::Grpc => "grpc:".to_owned(),
     };
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--peer", &url]);

@@ -161,7 +161,7 @@ fn lists() {
     let (expected, phases) = list("loopback:");
     assert_eq!(phases, ["fill", "walk"]);
     // Auto finds no server there.
-    for peer in ["client:ram:", "auto:ram:"] {
+    for peer in ["grpc:", "client:ram:", "auto:ram:"] {
         assert_eq!(list(peer).0, expected, "{peer}");
     }
 }

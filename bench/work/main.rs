@@ -102,7 +102,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
-    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the last two also one-sided:URL.
+    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc:, for the last two one-sided:URL.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.

@@ -1,8 +1,9 @@
 //! Walks of a linked list whose nodes are at a server, from random nodes on: what it costs to follow pointers in far memory.
 //!
 //! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `shipped:URL`: as WebAssembly in a sandbox there), or what a
-//! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`).
+//! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`), or gRPC (`grpc:`).
 
+mod grpc;
 mod handler;
 
 use crate::random::{Random, mix};
@@ -63,6 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let peer = options.peer.as_deref().context("--peer is missing")?;
     let mut walker: Box<dyn Walker> = match peer.split_once(':') {
         Some(("loopback", "")) => Box::new(handler::Handler::new()?),
+        Some(("grpc", "")) => Box::new(grpc::Grpc::default()),
         Some(("client", url)) => Box::new(Called::open(url, Where::Client, None, options)?),
         Some(("server", url)) => Box::new(Called::open(url, Where::Server, None, options)?),
         Some(("auto", url)) => Box::new(Called::open(url, Where::Auto, None, options)?),
@@ -70,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
             let path = std::env::var_os("FARFIELD_GUEST").context("set FARFIELD_GUEST to farfield_guest.wasm")?;
             Box::new(Called::open(url, Where::Server, Some(Code::load(path)?), options)?)
         }
-        _ => bail!("--peer must be loopback:, client:URL, server:URL, auto:URL or shipped:URL, not {peer}"),
+        _ => bail!("--peer must be loopback:, grpc:, client:URL, server:URL, auto:URL or shipped:URL, not {peer}"),
     };
     let mut outcome = Outcome::new();
     outcome.phase("fill", ring.nodes, || walker.fill(ring))?;
