@@ -7,7 +7,7 @@
 //!
 //! The other side is asked now and then, so seldom that it costs some two per cent, and must be clearly better before calls move there. A side
 //! that was left for a while is slow to begin with (threads sleep, connections are opened): its first round does not count. As long as the other
-//! side looks clearly better it is asked again at once.
+//! side looks clearly better it is asked again at once, and what was believed of it is soon forgotten if it is of a time that is over.
 
 use core::fmt;
 
@@ -44,6 +44,8 @@ const LOOK_COST: u64 = 50;
 const SLOWER_MAX: u64 = 32;
 /// Calls of one round of a look, at most: many at a time say no more.
 const LOOK_CALLS_MAX: u64 = 64;
+/// Looks that are as soon as may be, whatever they found: one may have met a hiccup.
+const LOOKS_SOON: u8 = 2;
 /// Rounds of a look that finds the other side better, at most.
 const LOOK_ROUNDS_MAX: u8 = 16;
 /// Loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on; the last is 64 or more.
@@ -62,6 +64,15 @@ impl Mean {
                 mean - mean / WEIGHT + sample / WEIGHT
             }
         });
+    }
+
+    /// The same of the side that is looked at. What is believed of it is of a time that is over if it takes less than a third now: one hiccup does
+    /// not make so much of a difference.
+    fn look(&mut self, sample: u64) {
+        match self.0 {
+            Some(mean) if sample < mean / 3 => self.0 = Some(mean / 2 + sample / 2),
+            _ => self.add(sample),
+        }
     }
 }
 
@@ -123,6 +134,8 @@ struct Row {
     look_rounds: u8,
     /// Calls of the look that goes on, or was last.
     look_calls: u64,
+    /// Looks that have ended, as far as they are counted.
+    looks: u8,
 }
 
 impl Row {
@@ -134,6 +147,7 @@ impl Row {
         since_look: 0,
         look_rounds: 0,
         look_calls: 0,
+        looks: 0,
     };
 
     fn estimate(&self, side: Side, steps: Mean) -> Option<u64> {
@@ -149,7 +163,8 @@ impl Row {
         let Some(ours) = self.estimate(self.side, steps) else { return (self.side, true) };
         let Some(theirs) = self.estimate(other, steps) else { return (other, true) };
         let slower = (theirs / ours).clamp(1, SLOWER_MAX);
-        let every = LOOK_EVERY_MIN.max(slower * LOOK_COST).saturating_mul(self.look_calls.max(1));
+        let every = if self.looks < LOOKS_SOON { LOOK_EVERY_MIN } else { LOOK_EVERY_MIN.max(slower * LOOK_COST) };
+        let every = every.saturating_mul(self.look_calls.max(1));
         let looks = self.look_rounds > 0 || self.since_look >= every;
         (if looks { other } else { self.side }, looks)
     }
@@ -157,6 +172,7 @@ impl Row {
     fn end_look(&mut self) {
         self.look_rounds = 0;
         self.since_look = 0;
+        self.looks = self.looks.saturating_add(1);
     }
 
     /// Calls move if the other side is clearly better. True: they did.
@@ -231,10 +247,11 @@ impl Placement {
         let row = &mut self.rows[self.load];
         let is_warm = row.last.replace(side) == Some(side);
         if is_warm {
-            match side {
-                Side::Client => row.client_step.add(nanos / steps.max(1)),
-                Side::Server => row.server_call.add(nanos / calls),
-            }
+            let (belief, sample) = match side {
+                Side::Client => (&mut row.client_step, nanos / steps.max(1)),
+                Side::Server => (&mut row.server_call, nanos / calls),
+            };
+            if side == row.side { belief.add(sample) } else { belief.look(sample) }
         }
         if side == row.side {
             row.since_look = row.since_look.saturating_add(calls);
@@ -303,19 +320,20 @@ mod tests {
         step: u64,
         server: u64,
         random: u64,
+        /// One call in so many takes a hundred times as long.
+        hiccup_every: u64,
     }
 
     impl World {
         fn new(step: u64, server: u64) -> World {
-            World { placement: Placement::new(), step, server, random: 0x5eed }
+            World { placement: Placement::new(), step, server, random: 0x5eed, hiccup_every: 100 }
         }
 
         fn jitter(&mut self) -> u64 {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            // One in a hundred takes a hundred times as long.
-            if self.random.is_multiple_of(100) { 10_000 } else { 80 + self.random % 40 }
+            if self.random.is_multiple_of(self.hiccup_every) { 10_000 } else { 80 + self.random % 40 }
         }
 
         /// Nanoseconds of so many calls of `steps` accesses, and what the better place would have taken.
@@ -366,10 +384,41 @@ mod tests {
     }
 
     #[test]
+    fn one_hiccup_in_the_beginning_is_soon_forgotten() {
+        for (step, server, steps) in [(1_000, 30_000, 2), (7_000, 8_000, 16)] {
+            let mut world = World::new(step, server);
+            for _ in 0..4 {
+                let (side, _) = world.placement.round(1);
+                let here = if side == Side::Client { step * steps } else { server };
+                let hiccup = if side == Side::Client { 4_000_000 } else { 0 };
+                world.placement.on_ended(side, 1, steps, here + hiccup);
+            }
+            let (took, best) = world.run(100_000, steps);
+            assert!(took <= best / 100 * 105, "{took} of {best}: {steps} of {step} against {server}");
+        }
+    }
+
+    #[test]
+    fn phases_of_one_run_are_followed() {
+        // In shared memory: an access is soon made, and a call wakes somebody. `wickit/shift`.
+        let mut world = World { hiccup_every: 10_000, ..World::new(700, 0) };
+        let mut phase = |steps: u64, crowd: u64, calls: u64, percent: u64| {
+            world.server = 12_000 + 300 * steps + crowd;
+            let (took, best) = world.run(calls, steps);
+            assert!(took <= best / 100 * percent, "{steps} steps, {took} of {best}: {}", world.placement.choice());
+        };
+        phase(2, 0, 400_000, 105);
+        phase(256, 0, 20_000, 105);
+        phase(256, 3_000_000, 10_000, 105);
+        phase(256, 0, 20_000, 105);
+        phase(2, 0, 400_000, 105);
+    }
+
+    #[test]
     fn calls_that_cost_the_same_everywhere_do_not_move_to_and_fro() {
         let mut world = World::new(8_000, 8_000);
         world.run(100_000, 1);
-        assert!(world.placement.choice().moves < 200, "{}", world.placement.choice());
+        assert!(world.placement.choice().moves < 250, "{}", world.placement.choice());
     }
 
     #[test]
