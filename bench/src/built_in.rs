@@ -57,6 +57,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/threads.toml"),
         include_str!("../experiments/paging/write.toml"),
         include_str!("../experiments/wickit/list.toml"),
+        include_str!("../experiments/wickit/latency.toml"),
+        include_str!("../experiments/wickit/client.toml"),
         include_str!("../experiments/wickit/log.toml"),
         include_str!("../experiments/wickit/cuckoo.toml"),
     ];

@@ -74,6 +74,8 @@ pub(crate) enum Peer {
     CompressedLane,
     /// A `farfield serve` of the driver, whose memory a function reads from the program.
     CalledHere,
+    /// The same, each access sent by itself.
+    CalledUnbatched,
     /// The same, and the function runs there.
     CalledThere,
     /// The same, and measurements choose.
@@ -152,6 +154,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "rpc" => Contender::Peer(Peer::Loopback),
         "grpc" => Contender::Peer(Peer::Grpc),
         "wic-client" => Contender::Peer(Peer::CalledHere),
+        "wic-client-unbatched" => Contender::Peer(Peer::CalledUnbatched),
         "wic-server" => Contender::Peer(Peer::CalledThere),
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
@@ -163,7 +166,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-unbatched, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, pandas, polars, fio"
         ),
@@ -392,7 +395,8 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
-        Peer::Lane | Peer::OneSided | Peer::CalledHere | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
+        Peer::Lane | Peer::OneSided => tcp(1)?,
+        Peer::CalledHere | Peer::CalledUnbatched | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
         Peer::Shipped => {
             guest()?;
             vec![Server::sandbox(job)?]
@@ -407,6 +411,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
         Peer::CalledHere => format!("client:{urls}"),
+        Peer::CalledUnbatched => format!("unbatched:{urls}"),
         Peer::CalledThere => format!("server:{urls}"),
         Peer::CalledAnywhere => format!("auto:{urls}"),
         Peer::Shipped => format!("shipped:{urls}"),

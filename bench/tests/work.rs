@@ -156,13 +156,17 @@ fn switches() {
 
 #[test]
 fn lists() {
-    let list =
-        |peer| work(&["list", "--data-mib", "4", "--ops", "3000", "--nodes", "9", "--in-flight", "32", "--peer", peer]);
-    let (expected, phases) = list("loopback:");
-    assert_eq!(phases, ["fill", "walk"]);
+    let list = |peer, more: &[&str]| {
+        let words = ["list", "--data-mib", "4", "--ops", "3000", "--nodes", "9", "--in-flight", "32", "--peer", peer];
+        let (sum, phases) = work(&[&words[..], more].concat());
+        assert_eq!(phases, ["fill", "walk"]);
+        sum
+    };
+    let expected = list("loopback:", &[]);
     // Auto finds no server there.
-    for peer in ["grpc:", "client:ram:", "auto:ram:"] {
-        assert_eq!(list(peer).0, expected, "{peer}");
+    for peer in ["grpc:", "client:ram:", "unbatched:ram:", "auto:ram:"] {
+        assert_eq!(list(peer, &[]), expected, "{peer}");
+        assert_eq!(list(peer, &["--rate-per-s", "20000"]), expected, "{peer}, in an open loop");
     }
 }
 

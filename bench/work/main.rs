@@ -86,7 +86,7 @@ struct Options {
     /// 1: real data of the folder in FARFIELD_DATA, where a workload knows some; 0: made up.
     #[arg(long, default_value_t = 0)]
     real: u64,
-    /// Gets on their way at a time.
+    /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
     /// Nodes of a walk.
@@ -102,7 +102,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
-    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc:, for the last two one-sided:URL.
+    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.

@@ -1,11 +1,14 @@
 //! Walks of a linked list whose nodes are at a server, from random nodes on: what it costs to follow pointers in far memory.
 //!
-//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `shipped:URL`: as WebAssembly in a sandbox there), or what a
+//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `unbatched:URL`: at the client,
+//! each access sent by itself; `shipped:URL`: as WebAssembly in a sandbox there), or what a
 //! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`), or gRPC (`grpc:`).
 
 mod grpc;
 mod handler;
+mod unbatched;
 
+use crate::latency::Load;
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -13,7 +16,10 @@ use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
 use farfield_sandbox::Code;
 use farfield_wic::{Caller, List, ListStart, Where};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
+use unbatched::Unbatched;
 
 /// Of which the first two words are used: nodes do not share a cache line.
 const NODE_BYTES: u64 = 64;
@@ -65,14 +71,19 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let mut walker: Box<dyn Walker> = match peer.split_once(':') {
         Some(("loopback", "")) => Box::new(handler::Handler::new()?),
         Some(("grpc", "")) => Box::new(grpc::Grpc::default()),
-        Some(("client", url)) => Box::new(Called::open(url, Where::Client, None, options)?),
-        Some(("server", url)) => Box::new(Called::open(url, Where::Server, None, options)?),
-        Some(("auto", url)) => Box::new(Called::open(url, Where::Auto, None, options)?),
+        Some(("client", url)) => Box::new(Called::new(open(url, options)?, Where::Client, None)),
+        Some(("unbatched", url)) => {
+            Box::new(Called::new(Arc::new(Unbatched(open(url, options)?)), Where::Client, None))
+        }
+        Some(("server", url)) => Box::new(Called::new(open(url, options)?, Where::Server, None)),
+        Some(("auto", url)) => Box::new(Called::new(open(url, options)?, Where::Auto, None)),
         Some(("shipped", url)) => {
             let path = std::env::var_os("FARFIELD_GUEST").context("set FARFIELD_GUEST to farfield_guest.wasm")?;
-            Box::new(Called::open(url, Where::Server, Some(Code::load(path)?), options)?)
+            Box::new(Called::new(open(url, options)?, Where::Server, Some(Code::load(path)?)))
         }
-        _ => bail!("--peer must be loopback:, grpc:, client:URL, server:URL, auto:URL or shipped:URL, not {peer}"),
+        _ => bail!(
+            "--peer must be loopback:, grpc:, client:URL, unbatched:URL, server:URL, auto:URL or shipped:URL, not {peer}"
+        ),
     };
     let mut outcome = Outcome::new();
     outcome.phase("fill", ring.nodes, || walker.fill(ring))?;
@@ -82,12 +93,24 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let starts: Vec<_> =
         firsts.iter().map(|first| ListStart { node: ring.place(*first) * NODE_BYTES, hops: hops as u32 }).collect();
     let mut values = Vec::with_capacity(starts.len());
-    let mut pass = |starts: &[ListStart], values: &mut Vec<u64>| {
-        starts.chunks(options.in_flight as usize).try_for_each(|row| walker.walk(row, values))
+    let early = options.ops / 8; // What is opened late is open then.
+    let mut walk = |walks: Range<u64>, values: &mut Vec<u64>| {
+        walker.walk(&starts[walks.start as usize..walks.end as usize], values)
     };
-    pass(&starts[..starts.len() / 8], &mut values)?; // What is opened late is open now.
-    values.clear();
-    outcome.phase("walk", options.ops, || pass(&starts, &mut values))?;
+    if options.rate_per_s > 0 {
+        let load = Load::of(options);
+        load.with_ops(early).serve(|walks| walk(walks, &mut values))?;
+        values.clear();
+        load.timed(&mut outcome, "walk", |walks| walk(walks, &mut values))?;
+    } else {
+        let mut pass = |ops: u64, values: &mut Vec<u64>| {
+            let mut rows = (0..ops).step_by(options.in_flight as usize);
+            rows.try_for_each(|first| walk(first..ops.min(first + options.in_flight), values))
+        };
+        pass(early, &mut values)?;
+        values.clear();
+        outcome.phase("walk", options.ops, || pass(options.ops, &mut values))?;
+    }
     ensure!(values.len() == starts.len(), "the peer left walks without an answer");
     let wrong = firsts.iter().zip(&values).filter(|(first, value)| ring.value(**first + hops) != **value).count();
     let sum = values.iter().fold(0u64, |sum, value| sum.wrapping_add(*value));
@@ -97,18 +120,22 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 
 /// The function, called.
 struct Called {
-    backend: std::sync::Arc<dyn Backend>,
+    backend: Arc<dyn Backend>,
     caller: Caller,
     place: Where,
     /// What is shipped, if the server does not have the function.
     code: Option<Code>,
 }
 
+/// A region for the ring.
+fn open(url: &str, options: &Options) -> Result<Arc<dyn Backend>> {
+    let pages = options.data_bytes() / PAGE_BYTES;
+    Ok(Opener::new().url(url).client_name("farfield-work").pages(pages).open()?)
+}
+
 impl Called {
-    fn open(url: &str, place: Where, code: Option<Code>, options: &Options) -> Result<Called> {
-        let pages = options.data_bytes() / PAGE_BYTES;
-        let backend = Opener::new().url(url).client_name("farfield-work").pages(pages).open()?;
-        Ok(Called { caller: Caller::new(backend.clone()), backend, place, code })
+    fn new(backend: Arc<dyn Backend>, place: Where, code: Option<Code>) -> Called {
+        Called { caller: Caller::new(backend.clone()), backend, place, code }
     }
 }
 
