@@ -65,6 +65,9 @@ pub struct Mean {
     /// `to` is taken from the point that has these parameters and else the same.
     #[serde(default, skip_serializing_if = "Point::is_empty")]
     pub against: Point,
+    /// The figure of both that is compared; without it their time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figure: Option<String>,
     /// What the ratio is the cost of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
@@ -130,8 +133,7 @@ impl Bound {
 pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &Point) -> Vec<BoundResult> {
     let measured = |bound: &Bound| {
         let contender = contenders.iter().find(|c| bound.covers(&c.name, point) && c.status == Status::Ok)?;
-        let values = contender.samples.iter().map(|sample| sample.figures.get(&bound.figure).copied());
-        let worst = values.collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::max)?;
+        let worst = contender.values(&bound.figure)?.into_iter().reduce(f64::max)?;
         Some(BoundResult { bound: bound.clone(), worst })
     };
     bounds.iter().filter_map(measured).collect()
@@ -146,7 +148,11 @@ pub(crate) fn means(points: &[PointResult], means: &[Mean]) -> Vec<MeanResult> {
             point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok)
         };
         let (of, to) = (contender(&mean.of, &point.parameters)?, contender(&mean.to, &opposite)?);
-        let ratio = ratio(&of.times(), &to.times())?.ratio;
+        let values = |contender: &ContenderResult| match &mean.figure {
+            Some(figure) => contender.values(figure),
+            None => Some(contender.times()),
+        };
+        let ratio = ratio(&values(of)?, &values(to)?)?.ratio;
         of.over_budget().is_none().then_some(ratio.ln())
     };
     let over_all = |mean: &Mean| {
@@ -231,6 +237,17 @@ mod tests {
         let of = |points: &[PointResult]| means(points, std::slice::from_ref(&mean))[0].ratio;
         assert_eq!(of(&[at(50, 9.0), at(100, 3.0), at(200, 2.0)]), Some(1.5f64.ln().exp()));
         assert_eq!(of(&[at(50, 9.0), at(100, 3.0)]), None, "the other point is missing");
+    }
+
+    #[test]
+    fn a_mean_of_a_figure_needs_it_of_every_sample() {
+        let mean: Mean = toml::from_str("of = 'heap'\nto = 'native'\nfigure = 'pause'").unwrap();
+        let of = |ours: &[(f64, Option<f64>)]| {
+            let point = point(vec![contender("native", &[(1.0, Some(4.0))]), contender("heap", ours)]);
+            means(&[point], std::slice::from_ref(&mean))[0].ratio
+        };
+        assert!((of(&[(9.0, Some(2.0)), (9.0, Some(2.0))]).unwrap() - 0.5).abs() < 1e-9);
+        assert_eq!(of(&[(9.0, Some(2.0)), (9.0, None)]), None);
     }
 
     #[test]

@@ -183,6 +183,11 @@ impl ContenderResult {
     pub(crate) fn times(&self) -> Vec<f64> {
         self.samples.iter().map(|s| s.ns_per_op).collect()
     }
+
+    /// A figure of each sample, in that order, if each has it.
+    pub(crate) fn values(&self, figure: &str) -> Option<Vec<f64>> {
+        self.samples.iter().map(|sample| sample.figures.get(figure).copied()).collect()
+    }
 }
 
 /// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached.

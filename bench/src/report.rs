@@ -267,7 +267,8 @@ fn covered(mean: &Mean) -> String {
 /// Which two are compared.
 fn sides(mean: &Mean) -> String {
     let against = if mean.against.is_empty() { String::new() } else { format!(" at {}", describe(&mean.against, &[])) };
-    format!("{} / {}{against}", mean.of, mean.to)
+    let figure = mean.figure.as_ref().map_or(String::new(), |figure| format!(", {figure}"));
+    format!("{} / {}{against}{figure}", mean.of, mean.to)
 }
 
 /// A row of the table of bars without spread and aim.
