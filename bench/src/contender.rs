@@ -10,6 +10,7 @@ use crate::machine;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching;
+use crate::sys::Processors;
 use crate::tables::{self, Library};
 use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
@@ -72,14 +73,15 @@ pub(crate) enum Peer {
     DiskLane,
     /// Compressed memory of the program, through one lane.
     CompressedLane,
-    /// A `farfield serve` of the driver, whose memory a function reads from the program.
-    CalledHere,
+    /// A `farfield serve` of the driver, whose memory a function reads from the program. If it is private, its memory is shared, and both have processors of
+    /// their own.
+    CalledHere(Far),
     /// The same, each access sent by itself.
     CalledUnbatched,
     /// The same, and the function runs there.
-    CalledThere,
+    CalledThere(Far),
     /// The same, and measurements choose.
-    CalledAnywhere,
+    CalledAnywhere(Far),
     /// The same, but the server was not built with the function: it is shipped.
     Shipped,
     /// A `farfield serve` of the driver, whose pages a client that is written for it reads and writes.
@@ -153,10 +155,13 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "lane-lz" => Contender::Peer(Peer::CompressedLane),
         "rpc" => Contender::Peer(Peer::Loopback),
         "grpc" => Contender::Peer(Peer::Grpc),
-        "wic-client" => Contender::Peer(Peer::CalledHere),
+        "wic-client" => Contender::Peer(Peer::CalledHere(Far::Tcp)),
+        "wic-client-shm" => Contender::Peer(Peer::CalledHere(Far::Private)),
         "wic-client-unbatched" => Contender::Peer(Peer::CalledUnbatched),
-        "wic-server" => Contender::Peer(Peer::CalledThere),
-        "wic-auto" => Contender::Peer(Peer::CalledAnywhere),
+        "wic-server" => Contender::Peer(Peer::CalledThere(Far::Tcp)),
+        "wic-server-shm" => Contender::Peer(Peer::CalledThere(Far::Private)),
+        "wic-auto" => Contender::Peer(Peer::CalledAnywhere(Far::Tcp)),
+        "wic-auto-shm" => Contender::Peer(Peer::CalledAnywhere(Far::Private)),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
         "one-sided" => Contender::Peer(Peer::OneSided),
         "pandas" => Contender::Tables(Library::Pandas),
@@ -166,7 +171,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
-             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-unbatched, wic-server, wic-auto, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, pandas, polars, fio"
         ),
@@ -389,14 +395,27 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
-        ["remote", "pages", "list", "log", "cuckoo"].contains(&name),
+        ["remote", "pages", "list", "shift", "log", "cuckoo"].contains(&name),
         "the workload {name} asks nobody for objects"
     );
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
+    let called = match peer {
+        Peer::CalledHere(far) | Peer::CalledThere(far) | Peer::CalledAnywhere(far) => Some(far),
+        _ => None,
+    };
+    // Beside a client that shares its memory, a server that is busy takes no processor from it, as if each had a machine.
+    let apart = (called == Some(Far::Private)).then(Processors::two_sides).flatten();
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
         Peer::Lane | Peer::OneSided => tcp(1)?,
-        Peer::CalledHere | Peer::CalledUnbatched | Peer::CalledThere | Peer::CalledAnywhere => tcp(1)?,
+        Peer::CalledUnbatched => tcp(1)?,
+        Peer::CalledHere(far) | Peer::CalledThere(far) | Peer::CalledAnywhere(far) => {
+            let server = server_at(far, "server", job)?;
+            if let Some((_, theirs)) = apart {
+                server.keep_on(theirs)?;
+            }
+            vec![server]
+        }
         Peer::Shipped => {
             guest()?;
             vec![Server::sandbox(job)?]
@@ -410,10 +429,10 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
-        Peer::CalledHere => format!("client:{urls}"),
+        Peer::CalledHere(_) => format!("client:{urls}"),
         Peer::CalledUnbatched => format!("unbatched:{urls}"),
-        Peer::CalledThere => format!("server:{urls}"),
-        Peer::CalledAnywhere => format!("auto:{urls}"),
+        Peer::CalledThere(_) => format!("server:{urls}"),
+        Peer::CalledAnywhere(_) => format!("auto:{urls}"),
         Peer::Shipped => format!("shipped:{urls}"),
         Peer::OneSided => format!("one-sided:{urls}"),
         Peer::MirrorLane => format!("mirror({urls})"),
@@ -427,6 +446,9 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     };
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--peer", &url]);
+    if let Some((ours, _)) = apart {
+        ours.keep_command(&mut command);
+    }
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished)?;
     if !servers.is_empty() {

@@ -3,7 +3,7 @@
 use crate::child::Interrupted;
 use crate::contender::{Job, binary};
 use crate::swap::unavailable;
-use crate::sys;
+use crate::sys::{self, Processors};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -102,6 +102,11 @@ impl Server {
             ensure!(Instant::now() < deadline, "the server is not ready after {READY_WITHIN:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// From now on it runs on these processors only.
+    pub(crate) fn keep_on(&self, processors: Processors) -> Result<()> {
+        processors.keep_process(self.child.id()).context("cannot keep the server on processors of its own")
     }
 
     /// CPU time that the server has taken so far.

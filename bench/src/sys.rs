@@ -5,7 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,6 +47,60 @@ pub(crate) fn stop_signal() -> Option<i32> {
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes no argument and cannot fail.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// Some of this machine's processors.
+#[derive(Clone, Copy)]
+pub(crate) struct Processors(libc::cpu_set_t);
+
+impl Processors {
+    const NONE: Processors = {
+        // SAFETY: a set of bits, of which none is set.
+        Processors(unsafe { std::mem::zeroed() })
+    };
+
+    /// Those of this process in two parts, the first and the others; `None` if it has one.
+    pub(crate) fn two_sides() -> Option<(Processors, Processors)> {
+        let mut all = Processors::NONE;
+        // SAFETY: the set is writable, and as long as it is said to be.
+        check(unsafe { libc::sched_getaffinity(0, size_of_val(&all.0), &mut all.0) }).ok()?;
+        let (mut first, mut others) = (Processors::NONE, Processors::NONE);
+        // SAFETY: the numbers are those of bits that the set has.
+        let mut has = (0..libc::CPU_SETSIZE as usize).filter(|number| unsafe { libc::CPU_ISSET(*number, &all.0) });
+        let one = has.next()?;
+        let other = has.next()?;
+        // SAFETY: as above.
+        unsafe {
+            libc::CPU_SET(one, &mut first.0);
+            std::iter::once(other).chain(has).for_each(|number| libc::CPU_SET(number, &mut others.0));
+        }
+        Some((first, others))
+    }
+
+    /// A thread runs on these only, and so does what it starts; 0 is the calling one.
+    fn keep(&self, thread: i32) -> io::Result<()> {
+        // SAFETY: the set is readable, and as long as it is said to be.
+        check(unsafe { libc::sched_setaffinity(thread, size_of_val(&self.0), &self.0) })
+    }
+
+    /// The process of a command runs on these only.
+    pub(crate) fn keep_command(self, command: &mut Command) {
+        // SAFETY: between fork and exec it makes one system call, and allocates nothing.
+        unsafe { command.pre_exec(move || self.keep(0)) };
+    }
+
+    /// The threads of a process, and those that they start, run on these only.
+    pub(crate) fn keep_process(self, pid: u32) -> io::Result<()> {
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let number = thread?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
+            match self.keep(number) {
+                // It has ended meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                result => result?,
+            }
+        }
+        Ok(())
+    }
 }
 
 fn c_path(path: &Path) -> io::Result<CString> {
@@ -169,4 +225,24 @@ fn reap(pid: u32) -> io::Result<Ended> {
 /// Collects a child that was just killed.
 pub(crate) fn reap_killed(pid: u32) {
     reap(pid).ok(); // A killed process ends; nobody reads how.
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sides_have_processors_of_their_own() {
+        let Some((one, others)) = Processors::two_sides() else { return };
+        let of = |processors: Processors| {
+            let mut command = Command::new("grep");
+            command.args(["Cpus_allowed:", "/proc/self/status"]);
+            processors.keep_command(&mut command);
+            let output = command.output().unwrap();
+            let mask = String::from_utf8(output.stdout).unwrap().replace("Cpus_allowed:", "").replace(',', "");
+            u128::from_str_radix(mask.trim(), 16).unwrap()
+        };
+        let (one, others) = (of(one), of(others));
+        assert!(one.count_ones() == 1 && others != 0 && one & others == 0, "{one:x} {others:x}");
+    }
 }

@@ -58,6 +58,7 @@ const WORKLOADS: &[Workload] = &[
     rust("web", "request", "request"),
     rust("remote", "get", "get"),
     rust("list", "walk", "walk"),
+    rust("shift", "shift", "walk"),
     rust("log", "ask", "operation"),
     rust("cuckoo", "ask", "operation"),
     rust("pages", "move", "operation"),

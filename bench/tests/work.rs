@@ -171,6 +171,22 @@ fn lists() {
 }
 
 #[test]
+fn walks_whose_best_place_changes() {
+    let path = std::env::temp_dir().join(format!("farfield-bench-shift-{}.sock", std::process::id()));
+    let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];
+    let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();
+    let url = &server.endpoints()[0];
+    let shift = |place: &str| {
+        let peer = format!("{place}:{url}");
+        let (sum, phases) = work(&["shift", "--data-mib", "1", "--ops", "50", "--peer", &peer]);
+        assert_eq!(phases, ["fill", "short", "long", "crowded", "quiet", "many", "shift"]);
+        sum
+    };
+    let expected = shift("client");
+    ["server", "auto"].iter().for_each(|place| assert_eq!(shift(place), expected, "{place}"));
+}
+
+#[test]
 fn logs_and_tables() {
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
     let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();

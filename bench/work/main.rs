@@ -102,7 +102,8 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
-    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL.
+    /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
+    /// for `shift` client:URL, server:URL or auto:URL.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.
@@ -150,6 +151,8 @@ enum Workload {
     Remote,
     /// Walks of a linked list at a server.
     List,
+    /// The same, where the best place to walk changes.
+    Shift,
     /// Appends to a log at a server, and looks at its end.
     Log,
     /// Keys of a hash table at a server, put and looked up.
@@ -268,6 +271,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Web => web::run(options),
         Workload::Remote => remote::run(options),
         Workload::List => list::run(options),
+        Workload::Shift => list::run_shift(options),
         Workload::Log => served::run_log(options),
         Workload::Cuckoo => served::run_cuckoo(options),
         Workload::Pages => pages::run(options),

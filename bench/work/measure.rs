@@ -54,6 +54,12 @@ impl Outcome {
         self.0.phases.push(Phase { name: name.into(), ops, seconds, cpu_seconds, faults_major: 0, faults_minor: 0 });
     }
 
+    /// A phase that is all of these.
+    pub(crate) fn all(&mut self, name: &str, phases: &[&str]) {
+        let parts: Vec<Phase> = self.0.phases.iter().filter(|phase| phases.contains(&&*phase.name)).cloned().collect();
+        parts.into_iter().for_each(|part| self.add(Phase { name: name.into(), ..part }));
+    }
+
     /// Operations in a second of a phase.
     pub(crate) fn per_second(&self, name: &str) -> f64 {
         let phase = self.0.phases.iter().find(|phase| phase.name == name);

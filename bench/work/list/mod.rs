@@ -6,7 +6,10 @@
 
 mod grpc;
 mod handler;
+mod shift;
 mod unbatched;
+
+pub(crate) use shift::run as run_shift;
 
 use crate::latency::Load;
 use crate::random::{Random, mix};
@@ -15,7 +18,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
 use farfield_sandbox::Code;
-use farfield_wic::{Caller, List, ListStart, Where};
+use farfield_wic::{Caller, List, ListStart, Summary, Where};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +39,13 @@ struct Ring {
 }
 
 impl Ring {
+    fn of(options: &Options) -> Result<Ring> {
+        let ring = Ring { nodes: options.data_bytes() / NODE_BYTES, seed: options.seed };
+        ensure!(ring.nodes.is_power_of_two(), "--data-mib must be a power of two");
+        ensure!((1..=10_000).contains(&options.nodes), "--nodes must be 1 to 10000");
+        Ok(ring)
+    }
+
     /// Where the node is that comes as number `number`. Odd factors reach every place of a power of two once.
     fn place(self, number: u64) -> u64 {
         number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.nodes
@@ -53,6 +63,26 @@ impl Ring {
         }
         written
     }
+
+    /// The walk of so many nodes from the one on that comes as this number.
+    fn start(self, first: u64, nodes: u64) -> ListStart {
+        ListStart { node: self.place(first) * NODE_BYTES, hops: (nodes - 1) as u32 }
+    }
+
+    /// How many of the walks from these on did not end at these values.
+    fn wrong(self, firsts: &[u64], nodes: u64, values: &[u64]) -> Result<u64> {
+        ensure!(values.len() == firsts.len(), "the peer left walks without an answer");
+        let pairs = firsts.iter().zip(values);
+        Ok(pairs.filter(|(first, value)| self.value(**first + nodes - 1) != **value).count() as u64)
+    }
+
+    /// What there is to say of all words in its region.
+    fn words(self) -> Summary {
+        let words = || self.written().into_iter().flat_map(|(next, value)| [next, value]);
+        let sum = words().map(u128::from).sum();
+        // Those of a node that are not used are zeros.
+        Summary { count: self.nodes * NODE_BYTES / 8, sum, min: 0, max: words().max().unwrap_or(0) }
+    }
 }
 
 /// Somebody who walks.
@@ -64,9 +94,7 @@ trait Walker {
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     ensure!((1..=256).contains(&options.in_flight), "--in-flight must be 1 to 256");
-    ensure!((1..=10_000).contains(&options.nodes), "--nodes must be 1 to 10000");
-    let ring = Ring { nodes: options.data_bytes() / NODE_BYTES, seed: options.seed };
-    ensure!(ring.nodes.is_power_of_two(), "--data-mib must be a power of two");
+    let ring = Ring::of(options)?;
     let peer = options.peer.as_deref().context("--peer is missing")?;
     let mut walker: Box<dyn Walker> = match peer.split_once(':') {
         Some(("loopback", "")) => Box::new(handler::Handler::new()?),
@@ -89,9 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     outcome.phase("fill", ring.nodes, || walker.fill(ring))?;
     let mut random = Random::new(options.seed);
     let firsts: Vec<u64> = (0..options.ops).map(|_| random.below(ring.nodes)).collect();
-    let hops = options.nodes - 1;
-    let starts: Vec<_> =
-        firsts.iter().map(|first| ListStart { node: ring.place(*first) * NODE_BYTES, hops: hops as u32 }).collect();
+    let starts: Vec<_> = firsts.iter().map(|first| ring.start(*first, options.nodes)).collect();
     let mut values = Vec::with_capacity(starts.len());
     let early = options.ops / 8; // What is opened late is open then.
     let mut walk = |walks: Range<u64>, values: &mut Vec<u64>| {
@@ -111,10 +137,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         values.clear();
         outcome.phase("walk", options.ops, || pass(options.ops, &mut values))?;
     }
-    ensure!(values.len() == starts.len(), "the peer left walks without an answer");
-    let wrong = firsts.iter().zip(&values).filter(|(first, value)| ring.value(**first + hops) != **value).count();
+    let wrong = ring.wrong(&firsts, options.nodes, &values)?;
     let sum = values.iter().fold(0u64, |sum, value| sum.wrapping_add(*value));
-    outcome.checked(sum, wrong as u64);
+    outcome.checked(sum, wrong);
     Ok(outcome)
 }
 
