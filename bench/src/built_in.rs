@@ -59,6 +59,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/wickit/list.toml"),
         include_str!("../experiments/wickit/latency.toml"),
         include_str!("../experiments/wickit/client.toml"),
+        include_str!("../experiments/wickit/plain.toml"),
         include_str!("../experiments/wickit/shift.toml"),
         include_str!("../experiments/wickit/log.toml"),
         include_str!("../experiments/wickit/cuckoo.toml"),

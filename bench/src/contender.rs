@@ -84,6 +84,10 @@ pub(crate) enum Peer {
     CalledAnywhere(Far),
     /// The same, but the server was not built with the function: it is shipped.
     Shipped,
+    /// Nobody: a loop, over the program's own memory.
+    Loop,
+    /// Nobody: a function in the server's place, over the program's own memory.
+    Function,
     /// A `farfield serve` of the driver, whose pages a client that is written for it reads and writes.
     OneSided,
 }
@@ -163,6 +167,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere(Far::Tcp)),
         "wic-auto-shm" => Contender::Peer(Peer::CalledAnywhere(Far::Private)),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
+        "loop" => Contender::Peer(Peer::Loop),
+        "function" => Contender::Peer(Peer::Function),
         "one-sided" => Contender::Peer(Peer::OneSided),
         "pandas" => Contender::Tables(Library::Pandas),
         "polars" => Contender::Tables(Library::Polars),
@@ -172,7 +178,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, pandas, polars, fio"
         ),
@@ -395,7 +401,7 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
 fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
-        ["remote", "pages", "list", "shift", "log", "cuckoo"].contains(&name),
+        ["remote", "pages", "list", "shift", "plain", "log", "cuckoo"].contains(&name),
         "the workload {name} asks nobody for objects"
     );
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
@@ -423,7 +429,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
-        Peer::Loopback | Peer::Grpc | Peer::DiskLane | Peer::CompressedLane => vec![],
+        Peer::Loopback | Peer::Grpc | Peer::Loop | Peer::Function | Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
@@ -443,6 +449,8 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
         Peer::CompressedLane => format!("lz:?size={bytes}"),
         Peer::Loopback => "loopback:".to_owned(),
         Peer::Grpc => "grpc:".to_owned(),
+        Peer::Loop => "loop:".to_owned(),
+        Peer::Function => "function:".to_owned(),
     };
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--peer", &url]);

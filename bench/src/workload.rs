@@ -59,6 +59,7 @@ const WORKLOADS: &[Workload] = &[
     rust("remote", "get", "get"),
     rust("list", "walk", "walk"),
     rust("shift", "shift", "walk"),
+    rust("plain", "walk", "walk"),
     rust("log", "ask", "operation"),
     rust("cuckoo", "ask", "operation"),
     rust("pages", "move", "operation"),

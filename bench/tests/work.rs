@@ -187,6 +187,20 @@ fn walks_whose_best_place_changes() {
 }
 
 #[test]
+fn a_loop_and_a_function_walk_alike() {
+    let walk = |workload: &str, together: &str, peer: &str| {
+        let words = [workload, "--data-mib", "4", "--ops", "3000", "--nodes", "9", "--in-flight", together];
+        work(&[&words[..], &["--peer", peer]].concat()).0
+    };
+    let expected = walk("list", "1", "loopback:");
+    for together in ["1", "16"] {
+        for peer in ["loop:", "function:"] {
+            assert_eq!(walk("plain", together, peer), expected, "{peer}, {together} together");
+        }
+    }
+}
+
+#[test]
 fn logs_and_tables() {
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
     let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();

@@ -103,7 +103,7 @@ struct Options {
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
-    /// for `shift` client:URL, server:URL or auto:URL.
+    /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.
@@ -153,6 +153,8 @@ enum Workload {
     List,
     /// The same, where the best place to walk changes.
     Shift,
+    /// The same, in the memory of the program.
+    Plain,
     /// Appends to a log at a server, and looks at its end.
     Log,
     /// Keys of a hash table at a server, put and looked up.
@@ -272,6 +274,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Remote => remote::run(options),
         Workload::List => list::run(options),
         Workload::Shift => list::run_shift(options),
+        Workload::Plain => list::run_plain(options),
         Workload::Log => served::run_log(options),
         Workload::Cuckoo => served::run_cuckoo(options),
         Workload::Pages => pages::run(options),

@@ -6,9 +6,11 @@
 
 mod grpc;
 mod handler;
+mod plain;
 mod shift;
 mod unbatched;
 
+pub(crate) use plain::run as run_plain;
 pub(crate) use shift::run as run_shift;
 
 use crate::latency::Load;
