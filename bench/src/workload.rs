@@ -50,6 +50,10 @@ const WORKLOADS: &[Workload] = &[
     c!("quicksort", "sort", "record"),
     c!("kmeans", "cluster", "point"),
     c!("linpack", "solve", "kflop"),
+    c!("zipf", "look-up", "look-up"),
+    c!("bfs", "search", "edge"),
+    c!("stages", "use", "access"),
+    c!("wordcount", "count", "word"),
     c!("probe", "signal_fault", "page"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
@@ -80,7 +84,9 @@ const WORKLOADS: &[Workload] = &[
     rust("trips", "ask", "row"),
     rust("switch", "during", "access"),
 ];
-const COMMON: &str = include_str!("../workloads/common.h");
+/// What sources in C include.
+const HEADERS: &[(&str, &str)] =
+    &[("common.h", include_str!("../workloads/common.h")), ("zipf.h", include_str!("../workloads/zipf.h"))];
 
 /// What a program prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -171,7 +177,9 @@ impl Workload {
 
     fn compile(&self, text: &str, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        fs::write(folder.join("common.h"), COMMON)?;
+        for (name, text) in HEADERS {
+            fs::write(folder.join(name), text)?;
+        }
         let source = folder.join(format!("{}.c", self.name));
         fs::write(&source, text)?;
         let program = folder.join(self.name);
@@ -206,6 +214,23 @@ mod tests {
     fn half_a_line_is_an_error() {
         assert!(Output::parse("{\"workload\":\"scan\"").is_err());
         assert!(Output::parse("").is_err());
+    }
+
+    #[test]
+    fn programs_in_c_find_what_they_wrote_and_the_same_each_time() {
+        let folder = std::env::temp_dir().join(format!("farfield-bench-workload-{}", std::process::id()));
+        for workload in WORKLOADS.iter().filter(|workload| !workload.knows_heaps()) {
+            let (program, _) = workload.make(&folder).unwrap();
+            let arguments = "--data-mib 16 --ops 1000 --passes 2 --seed 7".split(' ');
+            let run = || Command::new(&program).args(arguments.clone()).output().unwrap();
+            let parse = |output: std::process::Output| Output::parse(&String::from_utf8(output.stdout).unwrap());
+            let (first, second) = (parse(run()).unwrap(), parse(run()).unwrap());
+            assert!(first.verified && first.checksum == second.checksum, "{}", workload.name);
+            // Where there is no userfaultfd, the probe has no such phase.
+            let phase = first.phase(workload.phase).map_or(0, |phase| phase.ops);
+            assert!(phase > 0 || workload.name == "probe", "{}", workload.name);
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
