@@ -6,6 +6,7 @@ use crate::contender::{self, Job, binary};
 use crate::line::Sample;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,6 +93,25 @@ fn best(job: &Job, slo: f64, peak_bytes: u64) -> Result<Sample> {
     found.context("no size was tried")
 }
 
+/// Says of each sample with a near share how far it is from the best: how many times the near memory of `farfield-best` it has, or how many
+/// times the allowed time it takes, whichever is more. Who has less near memory and is too slow is not better than the best.
+pub(crate) fn compare_with_best(samples: &mut BTreeMap<&str, Vec<Sample>>, slo: f64) {
+    let best: Vec<f64> = samples.get("farfield-best").into_iter().flatten().filter_map(near_share).collect();
+    let native: Vec<f64> = samples.get("native").into_iter().flatten().map(|sample| sample.ns_per_op).collect();
+    for samples in samples.values_mut() {
+        // Whoever failed in one round is in no later one, so the same place is the same round.
+        for (sample, (best, native)) in samples.iter_mut().zip(best.iter().zip(&native)) {
+            if let Some(share) = near_share(sample) {
+                sample.figures.insert("over_best".into(), (share / best).max(sample.ns_per_op / (native * slo)));
+            }
+        }
+    }
+}
+
+fn near_share(sample: &Sample) -> Option<f64> {
+    sample.figures.get("near_share").copied()
+}
+
 fn with_near(job: &Job, near_bytes: u64) -> Result<Sample> {
     run(job, ["--near".into(), bytes_text(near_bytes).into()].into_iter())
 }
@@ -122,4 +142,39 @@ fn number(value: &Value, pointer: &str) -> Result<f64> {
     let number = value.pointer(pointer).and_then(Value::as_f64);
     ensure!(number.is_some(), "no {pointer} in what farfield said");
     Ok(number.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a choice that is too slow counts as better than the best, because it has less near memory.
+    use super::*;
+
+    fn sample(ns_per_op: f64, near_share: Option<f64>) -> Sample {
+        let figures = near_share.map(|share| ("near_share".to_string(), share)).into_iter().collect();
+        Sample { ns_per_op, ops: 1, checksum: String::new(), phases: vec![], figures }
+    }
+
+    #[test]
+    fn a_choice_is_as_far_from_the_best_as_its_memory_or_its_time() {
+        let mut samples = BTreeMap::from([
+            ("native", vec![sample(10.0, None), sample(20.0, None)]),
+            ("farfield-best", vec![sample(14.0, Some(0.5)), sample(25.0, Some(0.4))]),
+            ("farfield-tried", vec![sample(13.0, Some(0.6)), sample(35.0, Some(0.2))]),
+            ("farfield-foretold", vec![sample(10.0, Some(1.0))]),
+        ]);
+        compare_with_best(&mut samples, 1.4);
+        let over = |name: &str| -> Vec<Option<f64>> {
+            samples[name].iter().map(|sample| sample.figures.get("over_best").copied()).collect()
+        };
+        assert_eq!(over("native"), [None, None]);
+        assert_eq!(over("farfield-best"), [Some(1.0), Some(1.0)]);
+        assert_eq!(over("farfield-tried"), [Some(0.6 / 0.5), Some(35.0 / 28.0)]);
+        assert_eq!(over("farfield-foretold"), [Some(2.0)]);
+        samples.remove("farfield-best");
+        for sample in samples.values_mut().flatten() {
+            sample.figures.remove("over_best");
+        }
+        compare_with_best(&mut samples, 1.4);
+        assert!(samples.values().flatten().all(|sample| !sample.figures.contains_key("over_best")));
+    }
 }

@@ -1,4 +1,4 @@
-//! What must hold: ratios of two contenders, their mean over all points, and figures of one.
+//! What must hold: ratios of two contenders, their mean over all points, and figures of one, at all points or at most of them.
 
 use crate::experiment::Point;
 use crate::line::{ContenderResult, PointResult, Status};
@@ -45,6 +45,23 @@ pub struct Bound {
     pub at: Point,
 }
 
+/// A figure whose median must not be exceeded at so many of the points.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quorum {
+    /// Whose figure.
+    pub of: String,
+    /// Its name.
+    pub figure: String,
+    /// Largest value that passes.
+    pub at_most: f64,
+    /// Least part of the points at which it passes.
+    pub share: f64,
+    /// Only points with these parameters.
+    #[serde(default, rename = "where", skip_serializing_if = "Point::is_empty")]
+    pub at: Point,
+}
+
 /// A geometric mean of a ratio over points; may be a bar.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -82,6 +99,17 @@ pub struct BoundResult {
     pub worst: f64,
 }
 
+/// A quorum and what was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QuorumResult {
+    /// The quorum.
+    pub quorum: Quorum,
+    /// Points that it covers.
+    pub points: usize,
+    /// Those at which the figure was measured and passes.
+    pub held: usize,
+}
+
 /// A mean and what was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeanResult {
@@ -110,6 +138,13 @@ impl BoundResult {
     }
 }
 
+impl QuorumResult {
+    /// Is it held?
+    pub fn passes(&self) -> bool {
+        self.held > 0 && self.held as f64 >= self.quorum.share * self.points as f64
+    }
+}
+
 impl MeanResult {
     /// Is it held? `None` if it is not judged.
     pub fn passes(&self) -> Option<bool> {
@@ -120,6 +155,13 @@ impl MeanResult {
 
 fn is_at(wanted: &Point, point: &Point) -> bool {
     wanted.iter().all(|(key, value)| point.get(key) == Some(value))
+}
+
+impl Quorum {
+    /// Does the quorum cover this point?
+    pub fn covers(&self, point: &Point) -> bool {
+        is_at(&self.at, point)
+    }
 }
 
 impl Bound {
@@ -137,6 +179,20 @@ pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &P
         Some(BoundResult { bound: bound.clone(), worst })
     };
     bounds.iter().filter_map(measured).collect()
+}
+
+/// The quorums, over those of these points that they cover.
+pub(crate) fn quorums(points: &[PointResult], quorums: &[Quorum]) -> Vec<QuorumResult> {
+    let passes = |point: &PointResult, quorum: &Quorum| {
+        let of = point.contenders.iter().find(|c| c.name == quorum.of && c.status == Status::Ok);
+        of.and_then(|of| of.figures.get(&quorum.figure)).is_some_and(|median| *median <= quorum.at_most)
+    };
+    let over_all = |quorum: &Quorum| {
+        let covered: Vec<_> = points.iter().filter(|point| quorum.covers(&point.parameters)).collect();
+        let held = covered.iter().filter(|point| passes(point, quorum)).count();
+        QuorumResult { quorum: quorum.clone(), points: covered.len(), held }
+    };
+    quorums.iter().map(over_all).collect()
 }
 
 /// The means, over those of these points that they cover.
@@ -207,6 +263,27 @@ mod tests {
         assert_eq!(check(&[(1.0, Some(1.0)), (1.0, Some(5.0))]), Some(true));
         assert_eq!(check(&[(1.0, Some(6.0)), (1.0, Some(1.0))]), Some(false));
         assert_eq!(check(&[(1.0, Some(1.0)), (1.0, None)]), None, "not measured each time");
+    }
+
+    #[test]
+    fn a_quorum_counts_points_by_their_median_and_one_that_was_not_measured_against_it() {
+        let quorum: Quorum =
+            toml::from_str("of = 'heap'\nfigure = 'pause'\nat_most = 5\nshare = 0.75\nwhere = { once = 1 }").unwrap();
+        let at = |once: u64, samples: &[(f64, Option<f64>)]| PointResult {
+            parameters: Point::from([("once".to_string(), Value::Number(once))]),
+            ..point(vec![contender("heap", samples)])
+        };
+        let good = || at(1, &[(1.0, Some(1.0)), (1.0, Some(9.0)), (1.0, Some(2.0))]);
+        let bad = || at(1, &[(1.0, Some(6.0))]);
+        let check = |points: &[PointResult]| {
+            let found = &quorums(points, std::slice::from_ref(&quorum))[0];
+            (found.held, found.points, found.passes())
+        };
+        assert_eq!(check(&[good(), good(), good(), bad(), at(0, &[(1.0, Some(6.0))])]), (3, 4, true));
+        assert_eq!(check(&[good(), good(), bad()]), (2, 3, false));
+        assert_eq!(check(&[good(), good(), good(), at(1, &[(1.0, None)])]), (3, 4, true));
+        assert_eq!(check(&[good(), good(), at(1, &[(1.0, None)])]), (2, 3, false));
+        assert_eq!(check(&[]), (0, 0, false), "nothing was measured");
     }
 
     #[test]

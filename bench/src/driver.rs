@@ -10,7 +10,7 @@ use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ra
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::{Unavailable, unavailable};
 use crate::undo::Ledger;
-use crate::{bar, limits, sys};
+use crate::{advised, bar, limits, sys};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -113,6 +113,7 @@ pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
         limits: limits::measure(&experiment.limits, &scratch.0)?,
         points: Vec::new(),
         means: Vec::new(),
+        quorums: Vec::new(),
     };
     for point in experiment.points(settings.quick)? {
         eprintln!("{}  {}", experiment.name, describe(&point, &line.axes));
@@ -132,6 +133,7 @@ pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
         line.points.push(result);
     }
     line.means = bar::means(&line.points, &experiment.means);
+    line.quorums = bar::quorums(&line.points, &experiment.quorums);
     Ok(line)
 }
 
@@ -170,7 +172,7 @@ fn run_point(
     let chosen =
         |name: &&String| settings.only.is_empty() || settings.only.contains(name) || **name == experiment.baseline;
     let names: Vec<&String> = experiment.contenders.iter().filter(chosen).collect();
-    let mut samples: BTreeMap<&String, Vec<Sample>> = BTreeMap::new();
+    let mut samples: BTreeMap<&str, Vec<Sample>> = BTreeMap::new();
     let mut setbacks: BTreeMap<&String, Status> = BTreeMap::new();
     let mut checksum: Option<String> = None;
     for round in 0..line.runs {
@@ -199,7 +201,7 @@ fn run_point(
                         sample.ns_per_op,
                         workload.unit
                     );
-                    samples.entry(name).or_default().push(sample);
+                    samples.entry(name.as_str()).or_default().push(sample);
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => {
@@ -210,11 +212,14 @@ fn run_point(
             }
         }
     }
+    if let Some(slo) = job.slo {
+        advised::compare_with_best(&mut samples, slo);
+    }
     let contenders: Vec<ContenderResult> = names
         .iter()
         .map(|name| {
             let status = setbacks.remove(name).unwrap_or(Status::Ok);
-            ContenderResult::new(name, status, samples.remove(name).unwrap_or_default())
+            ContenderResult::new(name, status, samples.remove(name.as_str()).unwrap_or_default())
         })
         .collect();
     Ok(PointResult {

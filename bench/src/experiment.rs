@@ -4,7 +4,7 @@
 //! swept values is a *point*. `[quick]` overrides some of them for a smoke run. A bar is the ratio that a contender must
 //! not exceed against a baseline.
 
-use crate::bar::{Bar, Bound, Mean};
+use crate::bar::{Bar, Bound, Mean, Quorum};
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,9 @@ pub struct Experiment {
     /// Means over all points that must not be exceeded.
     #[serde(default, rename = "mean")]
     pub means: Vec<Mean>,
+    /// Figures that must not be exceeded at most points.
+    #[serde(default, rename = "quorum")]
+    pub quorums: Vec<Quorum>,
 }
 
 /// Overrides for a smoke run.
@@ -231,6 +234,16 @@ impl Experiment {
             );
             let covered = self.points(false)?.iter().any(|point| bound.covers(&bound.of, point));
             ensure!(covered, "a bound's `where` matches no point");
+        }
+        for quorum in &self.quorums {
+            ensure!(
+                self.contenders.contains(&quorum.of),
+                "a quorum speaks of {}, which is not among the contenders",
+                quorum.of
+            );
+            ensure!(quorum.share > 0.0 && quorum.share <= 1.0, "a quorum's `share` must be above 0 and at most 1");
+            let covered = self.points(false)?.iter().any(|point| quorum.covers(point));
+            ensure!(covered, "a quorum's `where` matches no point");
         }
         for side in self.means.iter().flat_map(|mean| [&mean.of, &mean.to]) {
             ensure!(self.contenders.contains(side), "a mean speaks of {side}, which is not among the contenders");
@@ -516,6 +529,12 @@ mod tests {
         check("[quick.parameters]", "[each.scan]\n ops = 1\n[quick.parameters]", "`each` overrides ops");
         let mean = "[[mean]]\n of = \"native\"\n to = \"native\"\n against = { threads = 3 }\n[quick.parameters]";
         check("[quick.parameters]", mean, "`against` matches no point");
+        let quorum = |share: f64| {
+            let text = "[[quorum]]\n of = \"native\"\n figure = \"x\"\n at_most = 1\n share = ";
+            format!("{text}{share}\n[quick.parameters]")
+        };
+        check("[quick.parameters]", &quorum(9.0), "`share` must be above 0");
+        check("[quick.parameters]", &quorum(0.9).replace("\"native\"", "\"heap\""), "a quorum speaks of heap");
         check("[quick.parameters]", "[each.scam]\n data_mib = 64\n[quick.parameters]", "scam");
     }
 }

@@ -1,6 +1,6 @@
 //! One run of one experiment is one JSON line; this is its schema.
 
-use crate::bar::{Bar, BoundResult, MeanResult};
+use crate::bar::{Bar, BoundResult, MeanResult, QuorumResult};
 use crate::experiment::Point;
 use crate::machine::Machine;
 use crate::stats::{Ratio, Summary, ratio, summary};
@@ -50,6 +50,9 @@ pub struct Line {
     /// Means over all points.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub means: Vec<MeanResult>,
+    /// Figures that must not be exceeded at most points.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quorums: Vec<QuorumResult>,
 }
 
 /// Results at one combination of parameters.

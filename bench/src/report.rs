@@ -1,6 +1,6 @@
 //! From result lines to docs/benchmarks.md.
 
-use crate::bar::Mean;
+use crate::bar::{Mean, Quorum};
 use crate::built_in;
 use crate::driver::describe;
 use crate::experiment::{Experiment, Point, Value};
@@ -48,6 +48,8 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("prefetch_coverage", "prefetch coverage", 1.0),
     ("near_peak_bytes", "near peak MiB", 1048576.0),
     ("resident_peak_bytes", "resident peak MiB", 1048576.0),
+    ("near_share", "near share", 1.0),
+    ("over_best", "over the best", 1.0),
     ("cpu_user_s", "CPU user s", 1.0),
     ("cpu_system_s", "CPU system s", 1.0),
 ];
@@ -75,7 +77,7 @@ pub fn any_failed(line: &Line) -> bool {
     line.points.iter().flat_map(|p| &p.contenders).any(|c| matches!(c.status, Status::Failed { .. }))
 }
 
-/// Is every bar, bound and mean of the experiment held, at every point that it covers?
+/// Is every bar, bound, mean and quorum of the experiment held, at every point that it covers?
 pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
     let points_hold = line.points.iter().all(|point| {
         let mut bars = experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters));
@@ -86,7 +88,10 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
         }) && bounds.all(|bound| point.bounds.iter().any(|found| found.bound == *bound && found.passes()))
     });
     let mean_holds = |mean: &Mean| line.means.iter().any(|found| found.mean == *mean && found.passes() == Some(true));
-    points_hold && experiment.means.iter().filter(|mean| mean.at_most.is_some()).all(mean_holds)
+    let quorum_holds = |quorum: &Quorum| line.quorums.iter().any(|found| found.quorum == *quorum && found.passes());
+    points_hold
+        && experiment.quorums.iter().all(quorum_holds)
+        && experiment.means.iter().filter(|mean| mean.at_most.is_some()).all(mean_holds)
 }
 
 fn verdict(passes: bool) -> &'static str {
@@ -124,6 +129,16 @@ pub fn summary(line: &Line) -> String {
         };
         let source = mean.source.as_ref().map_or(String::new(), |source| format!("{source}: "));
         writeln!(out, "  {source}{}, mean of {}: {value}{judged}", sides(mean), covered(mean)).ok();
+    }
+    for found in &line.quorums {
+        let (quorum, passes, of) = (&found.quorum, verdict(found.passes()), &found.quorum.of);
+        let points = format!("at {} of {} points", found.held, found.points);
+        writeln!(
+            out,
+            "  {of} {} at most {} {points}  {passes}, at least {}",
+            quorum.figure, quorum.at_most, quorum.share
+        )
+        .ok();
     }
     if let Some(why) = &line.baseline_why {
         writeln!(out, "  baseline: unavailable: {why}").ok();
@@ -244,14 +259,23 @@ fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
             for found in &point.bounds {
                 let what = format!("{} {}", found.bound.of, found.bound.figure);
                 let at = described(point, line);
-                bound_row(&mut out, &name, &at, &what, Some(found.worst), found.bound.at_most, found.passes());
+                let bar = format!("≤ {}", found.bound.at_most);
+                bound_row(&mut out, &name, &at, &what, Some(found.worst), &bar, found.passes());
             }
         }
         for found in &line.means {
             if let (Some(passes), Some(at_most)) = (found.passes(), found.mean.at_most) {
                 let what = format!("{}, mean", sides(&found.mean));
-                bound_row(&mut out, &name, &covered(&found.mean), &what, found.ratio, at_most, passes);
+                let bar = format!("≤ {at_most}");
+                bound_row(&mut out, &name, &covered(&found.mean), &what, found.ratio, &bar, passes);
             }
+        }
+        for found in &line.quorums {
+            let quorum = &found.quorum;
+            let what = format!("{} {} ≤ {}, part of the points", quorum.of, quorum.figure, quorum.at_most);
+            let at = if quorum.at.is_empty() { "all".into() } else { describe(&quorum.at, &[]) };
+            let (value, bar) = (found.held as f64 / found.points.max(1) as f64, format!("≥ {}", quorum.share));
+            bound_row(&mut out, &name, &at, &what, Some(value), &bar, found.passes());
         }
     }
     for line in lines {
@@ -278,10 +302,10 @@ fn sides(mean: &Mean) -> String {
 }
 
 /// A row of the table of bars without spread and aim.
-fn bound_row(out: &mut String, name: &str, at: &str, what: &str, value: Option<f64>, at_most: f64, passes: bool) {
+fn bound_row(out: &mut String, name: &str, at: &str, what: &str, value: Option<f64>, bar: &str, passes: bool) {
     let verdict = if passes { "held" } else { "**missed**" };
     let value = value.map_or("–".into(), |value| format!("{value:.3}"));
-    writeln!(out, "| [{name}](#{}) | {at} | {what} | {value} | | ≤ {at_most} | | {verdict} |", anchor(name)).ok();
+    writeln!(out, "| [{name}](#{}) | {at} | {what} | {value} | | {bar} | | {verdict} |", anchor(name)).ok();
 }
 
 /// What a heading is called in a link.
@@ -492,6 +516,7 @@ fn times(line: &Line) -> Plot {
 mod tests {
     //! Danger: a page that shows the wrong run, hides that a baseline is missing, or calls a missed bar held.
     use super::*;
+    use crate::bar::QuorumResult;
 
     /// A line as the driver wrote it, shortened: one point held, one missed, one contender failed.
     const FIXTURE: &str = include_str!("../tests/fixture.jsonl");
@@ -590,6 +615,24 @@ mod tests {
         assert!(!all_bars_held(&experiment, &line));
         let only_zram = Experiment { bars: experiment.bars[..1].to_vec(), ..experiment };
         assert!(all_bars_held(&only_zram, &line));
+    }
+
+    #[test]
+    fn a_quorum_is_said_and_judged() {
+        let quorum =
+            Quorum { of: "farfield".into(), figure: "over_best".into(), at_most: 1.05, share: 0.9, at: Point::new() };
+        let mut experiment = built_in::all().unwrap().into_iter().find(|e| e.name == "paging/random").unwrap();
+        (experiment.bars, experiment.quorums) = (vec![], vec![quorum.clone()]);
+        let mut line = fixture();
+        assert!(!all_bars_held(&experiment, &line), "what was not measured is not held");
+        line.quorums = vec![QuorumResult { quorum, points: 10, held: 9 }];
+        assert!(all_bars_held(&experiment, &line));
+        assert!(summary(&line).contains("farfield over_best at most 1.05 at 9 of 10 points  held, at least 0.9"));
+        let row = "| all | farfield over_best ≤ 1.05, part of the points | 0.900 | | ≥ 0.9 | | held |";
+        let text = page(&[&line], &[experiment.clone()], "benchmarks");
+        assert!(text.contains(row), "{text}");
+        line.quorums[0].held = 8;
+        assert!(!all_bars_held(&experiment, &line));
     }
 
     #[test]
