@@ -115,7 +115,7 @@ pub struct Advice {
 pub fn advise(question: &Question<'_>) -> Advice {
     let model = Model::of(question.profile);
     let mut ways: Vec<Choice> = question.places.iter().map(|place| model.way(place, question.slo)).collect();
-    ways.sort_by(|a, b| by_worth(a, b, question.profile));
+    ways.sort_by(|a, b| by_worth(a, b, question));
     let fits = |way: &&Choice| way.near_bytes <= question.near_free_bytes;
     let choice = ways.iter().find(fits).cloned();
     let reasons = model.reasons(question, &ways, choice.as_ref());
@@ -123,14 +123,20 @@ pub fn advise(question: &Question<'_>) -> Advice {
 }
 
 /// Less near memory is better; where that is about the same, the faster place. For a program of files, a disk before a network that
-/// is as good: the network is for those that have no other way (DMSwitcher's label).
-fn by_worth(a: &Choice, b: &Choice, profile: &Profile) -> core::cmp::Ordering {
+/// is as good: the network is for those that have no other way (DMSwitcher's label). Where nothing is known to be fast enough but all near, all places are as good; who has
+/// less near all the same waits least at the one that answers soonest.
+fn by_worth(a: &Choice, b: &Choice, question: &Question<'_>) -> core::cmp::Ordering {
     let close = (a.near_share - b.near_share).abs() < CLOSE;
-    let disk = |way: &Choice| profile.findings.anonymous_use == AnonymousUse::Low && way.url.starts_with("ssd:");
+    let is_of_files = question.profile.findings.anonymous_use == AnonymousUse::Low;
+    let disk = |way: &Choice| is_of_files && way.url.starts_with("ssd:");
+    let read_ns = |way: &Choice| question.places.iter().find(|place| place.url == way.url).map(|place| place.read_ns);
     match close {
         false => a.near_bytes.cmp(&b.near_bytes),
         true if disk(a) != disk(b) => disk(b).cmp(&disk(a)),
-        true => a.slowdown.total_cmp(&b.slowdown).then(a.near_bytes.cmp(&b.near_bytes)),
+        true => {
+            let by_size = a.slowdown.total_cmp(&b.slowdown).then(a.near_bytes.cmp(&b.near_bytes));
+            by_size.then_with(|| read_ns(a).cmp(&read_ns(b)))
+        }
     }
 }
 
@@ -423,6 +429,19 @@ mod tests {
             "{none:?}"
         );
         assert!(ask(&profile, 1.4, &[]).choice.is_none());
+    }
+
+    #[test]
+    fn where_only_all_near_is_fast_enough_the_place_that_answers_soonest_comes_first() {
+        let places = [place("ssd:/a", 90_000), place("unix:/a", 2_000), place("tcp://a:1", 10_000)];
+        let urls = |profile: &Profile| -> Vec<String> {
+            ask(profile, 1.05, &places).ways.into_iter().map(|way| way.url).collect()
+        };
+        let mut profile = profile(|_| 400 * MIB);
+        assert_eq!(urls(&profile), ["unix:/a", "tcp://a:1", "ssd:/a"]);
+        // Runs at one of them say the same of it, and by it of the others.
+        profile.far_runs = vec![run("ssd:/a", 0.9, 3.0, 90_000)];
+        assert_eq!(urls(&profile)[0], "unix:/a");
     }
 
     #[test]
