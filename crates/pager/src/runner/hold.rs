@@ -114,7 +114,7 @@ fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
 }
 
 /// All events of a histogram together.
-fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
+pub(super) fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
     let middle = |bucket: usize| (bucket_floor(bucket) + bucket_floor(bucket + 1)) as f64 / 2.0;
     counts
         .iter()

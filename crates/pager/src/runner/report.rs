@@ -1,5 +1,6 @@
 //! What a run leaves behind: the report for programs, the summary and the progress line for people.
 
+use super::hold::total_ns;
 use super::{Held, Refusal, Totals};
 use crate::control::{Mode, quantile_ns};
 use std::ffi::CString;
@@ -39,6 +40,8 @@ pub struct Report {
     pub fault_ns_p99: Option<u64>,
     pub fault_ns_p999: Option<u64>,
     pub fault_ns_max: Option<u64>,
+    /// All of them together.
+    pub fault_s: f64,
     /// Every event count by its name.
     #[serde(flatten)]
     pub counters: std::collections::BTreeMap<&'static str, u64>,
@@ -76,6 +79,7 @@ impl Report {
             fault_ns_p99: totals.fault_ns_quantile(99, 100),
             fault_ns_p999: totals.fault_ns_quantile(999, 1000),
             fault_ns_max: totals.fault_ns_quantile(1, 1),
+            fault_s: total_ns(&totals.fault_ns_since(None)) / 1e9,
             counters: totals.counters.iter().copied().collect(),
         }
     }
