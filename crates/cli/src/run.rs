@@ -30,7 +30,7 @@ pub(crate) struct RunArgs {
     far: Vec<String>,
     /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. Each --far is a
     /// place of its own then: it starts at the first, or with --profile with what `farfield advise` says at the best of them, and
-    /// moves to another while it runs when its place becomes too slow or loses a server. "periodic" decides at fixed times
+    /// moves to another while it runs when its place is or becomes too slow, or loses a server. "periodic" decides at fixed times
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "event",
           requires = "slo")]
     auto: Option<AutoArg>,
@@ -153,7 +153,8 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     };
     let Some(profile) = &args.profile else {
         let first = args.far.iter().take(1).cloned().collect();
-        return Ok((Some(HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes }), first, args.far.clone()));
+        let hold = HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes, is_compared: false };
+        return Ok((Some(hold), first, args.far.clone()));
     };
     let profile = crate::profile::read(profile)?;
     let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref(), Care::Quick)?;
@@ -168,5 +169,6 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let far = if choice.url.is_empty() { Vec::new() } else { vec![choice.url] };
     let others = args.far.iter().filter(|url| !far.contains(url));
     let places = far.iter().chain(others).cloned().collect();
-    Ok((Some(HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes }), far, places))
+    let hold = HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes, is_compared: true };
+    Ok((Some(hold), far, places))
 }

@@ -1,7 +1,7 @@
 //! Settles where the far memory of a running job is: says when to measure the places that it could have, and whether to move to one.
 //!
 //! *Event-driven*, places are measured when reads take several times what they took here, when the program begins to read several times as much, or when the place
-//! has lost a part of itself; *periodic*, which is what to compare with, at fixed times. What keeps a job from moving to and fro (hysteresis): an event counts when it lasts, and only if
+//! has lost a part of itself; where nobody has compared them when the job began, once when it waits. *Periodic*, which is what to compare with, is at fixed times. What keeps a job from moving to and fro (hysteresis): an event counts when it lasts, and only if
 //! the program waits too much for it; another place must promise to take a good part of the waiting away, both being measured at the same moment in the same way; and after a move nothing is
 //! asked for a while, twice as long each time a move did not keep what it promised, or not for long. After DMSwitcher, section 3.3.
 
@@ -50,6 +50,8 @@ pub enum Cause {
     Saturated,
     /// The program reads much more than before.
     Stage,
+    /// The program waits, and the place was not chosen by measurement.
+    Unknown,
     /// A server of the place is lost, silent, or lacks something, and that for long.
     Lost,
     /// It is time.
@@ -62,6 +64,7 @@ impl Cause {
         match self {
             Cause::Saturated => "reads took several times what they took before",
             Cause::Stage => "the program began to read more",
+            Cause::Unknown => "places had not been compared",
             Cause::Lost => "a server was lost there",
             Cause::Time => "it was time to look",
         }
@@ -110,9 +113,12 @@ pub struct Settle {
     best_ns: f64,
     /// Reads for a useful second, before the program began to read more.
     rate: Option<f64>,
+    /// Have the places ever been compared?
+    is_compared: bool,
     /// Windows in a row with an event.
     saturated: u32,
     staged: u32,
+    waiting: u32,
     degraded: u32,
     /// Windows until something may be asked.
     rest: u32,
@@ -140,8 +146,8 @@ struct Ban {
 }
 
 impl Settle {
-    /// So many places.
-    pub fn new(slo: f64, cadence: Cadence, places: usize) -> Settle {
+    /// So many places; is the first the best of them, as far as anybody has measured?
+    pub fn new(slo: f64, cadence: Cadence, places: usize, is_compared: bool) -> Settle {
         assert!(slo > 1.0 && places > 0);
         Settle {
             slo,
@@ -151,8 +157,10 @@ impl Settle {
             recent: Window::default(),
             best_ns: f64::INFINITY,
             rate: None,
+            is_compared,
             saturated: 0,
             staged: 0,
+            waiting: 0,
             degraded: 0,
             rest: 0,
             again: AGAIN_MIN,
@@ -198,6 +206,7 @@ impl Settle {
             }
             Cadence::EventDriven if self.saturated >= LASTS => Cause::Saturated,
             Cadence::EventDriven if self.staged >= LASTS => Cause::Stage,
+            Cadence::EventDriven if self.waiting >= LASTS && !self.is_compared => Cause::Unknown,
             Cadence::EventDriven => return None,
         };
         self.state = State::Measuring(cause);
@@ -214,10 +223,11 @@ impl Settle {
         self.degraded = if is_degraded { self.degraded.saturating_add(1) } else { 0 };
         if window.demand_reads < READS_MIN {
             // Who hardly reads says nothing of the place.
-            (self.saturated, self.staged) = (0, 0);
+            (self.saturated, self.staged, self.waiting) = (0, 0, 0);
             return;
         }
         let waits = window.lost() > (self.slo - 1.0) * CALM;
+        self.waiting = if waits { self.waiting.saturating_add(1) } else { 0 };
         let read_ns = window.waited_ns / window.demand_reads;
         self.best_ns = (self.best_ns * (1.0 + FORGET)).min(read_ns);
         self.saturated = if waits && read_ns > self.best_ns * SATURATED { self.saturated + 1 } else { 0 };
@@ -251,8 +261,8 @@ impl Settle {
     pub fn on_measured(&mut self, figures: &[Option<Figures>]) -> Option<Move> {
         assert_eq!(figures.len(), self.bans.len());
         let State::Measuring(cause) = self.state else { return None };
-        self.state = State::Watching;
-        (self.saturated, self.staged) = (0, 0);
+        (self.state, self.is_compared) = (State::Watching, true);
+        (self.saturated, self.staged, self.waiting) = (0, 0, 0);
         let lost = self.recent.lost();
         let usual_ns = self.recent.waited_ns / self.recent.demand_reads.max(1.0);
         // What a read costs here now, by the same measure if there is one.
@@ -311,7 +321,8 @@ impl Settle {
         assert!(here < self.bans.len());
         (self.here, self.state, self.recent) = (here, State::Watching, Window::default());
         (self.best_ns, self.rate, self.trial) = (f64::INFINITY, None, None);
-        (self.saturated, self.staged, self.degraded, self.period) = (0, 0, 0, 0);
+        (self.saturated, self.staged, self.waiting) = (0, 0, 0);
+        (self.degraded, self.period) = (0, 0);
         (self.again, self.rest) = (AGAIN_MIN, REST_MIN);
     }
 }
@@ -364,13 +375,24 @@ mod tests {
     }
 
     fn event_driven() -> Settle {
-        Settle::new(SLO, Cadence::EventDriven, 2)
+        Settle::new(SLO, Cadence::EventDriven, 2, true)
     }
 
     #[test]
     fn who_has_a_place_that_is_as_it_was_stays_and_measures_nothing() {
         // Also where another one would be better: it is as good as it was when it was chosen.
         assert_eq!(run(&mut event_driven(), 2000, |_, _| vec![Some(slow(5.0)), Some(QUICK)]), (vec![], 0));
+    }
+
+    #[test]
+    fn who_was_put_somewhere_without_a_measurement_looks_once_when_it_waits() {
+        let begun = || Settle::new(SLO, Cadence::EventDriven, 2, false);
+        let (moves, measured) = run(&mut begun(), 2000, |_, _| vec![Some(slow(5.0)), Some(QUICK)]);
+        assert!(matches!(moves[..], [(2, 1)]) && measured == 1, "{moves:?} {measured}");
+        let (moves, measured) = run(&mut begun(), 2000, |_, _| vec![Some(QUICK), Some(slow(5.0))]);
+        assert!(moves.is_empty() && measured == 1, "{moves:?} {measured}");
+        let mut settle = begun();
+        (0..2000).for_each(|_| assert_eq!(settle.on_window(&window(1000.0, QUICK), false), None, "it hardly waits"));
     }
 
     #[test]
@@ -383,7 +405,7 @@ mod tests {
     #[test]
     fn the_clock_finds_it_later() {
         let places = |now, _| vec![Some(if now < 70 { QUICK } else { slow(20.0) }), Some(slow(2.0))];
-        let (moves, _) = run(&mut Settle::new(SLO, Cadence::Periodic, 2), 2000, places);
+        let (moves, _) = run(&mut Settle::new(SLO, Cadence::Periodic, 2, true), 2000, places);
         assert!(matches!(moves[..], [(115..=130, 1)]), "{moves:?}");
     }
 
@@ -450,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_place_that_cannot_be_moved_to_is_left_out_for_a_while() {
-        let mut settle = Settle::new(SLO, Cadence::EventDriven, 3);
+        let mut settle = Settle::new(SLO, Cadence::EventDriven, 3, true);
         (0..50).for_each(|_| assert_eq!(settle.on_window(&window(30_000.0, QUICK), false), None));
         let ask = |settle: &mut Settle| {
             let asked = (0..200).find_map(|_| settle.on_window(&window(30_000.0, slow(20.0)), false));
@@ -478,7 +500,7 @@ mod tests {
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {
             for _ in 0..100 {
                 let places = 1 + next(4) as usize;
-                let mut settle = Settle::new(1.01 + next(100) as f64 / 100.0, cadence, places);
+                let mut settle = Settle::new(1.01 + next(100) as f64 / 100.0, cadence, places, next(2) == 0);
                 let mut here = 0;
                 for _ in 0..500 {
                     let mut number = |below| next(below) as f64;

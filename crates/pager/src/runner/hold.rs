@@ -27,6 +27,8 @@ pub struct HoldOptions {
     pub cadence: Cadence,
     /// The budget at the start; `near_limit_bytes` is the most that it may become.
     pub near_start_bytes: u64,
+    /// Is the place where the job begins the best of those that it may have, by measurement?
+    pub is_compared: bool,
 }
 
 /// How it went, for the report.
@@ -178,7 +180,8 @@ mod tests {
         let control = create_control(&settings).unwrap();
         control.near_bytes.store(100 << 20, Ordering::Relaxed);
         control.far_bytes.store(100 << 20, Ordering::Relaxed);
-        let options = HoldOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20 };
+        let options =
+            HoldOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20, is_compared: true };
         let mut holder = Holder::new(&options, 1 << 30);
         let mut step = |waited_ns: u64| {
             control.past.fault_ns[bucket_of(waited_ns)].fetch_add(1, Ordering::Relaxed);

@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let settings = Settings { near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let settler = options.hold.filter(|_| places.len() > 1);
-    let settler = settler.map(|hold| Settler::new(hold.slo, hold.cadence, places, settings.token, &control));
+    let settler = settler.map(|hold| Settler::new(&hold, places, settings.token, &control));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     check_interrupted(&signals)?;

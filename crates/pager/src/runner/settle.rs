@@ -3,12 +3,12 @@
 //!
 //! Places are measured and given to the job by threads of their own, because a server that does not answer takes its time.
 
-use super::{ControlBlock, PoolStatus, Refusal, far, pool};
+use super::{ControlBlock, HoldOptions, PoolStatus, Refusal, far, pool};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::policy::hold::{Cadence, Window};
+use farfield_core::policy::hold::Window;
 use farfield_core::policy::settle::{Cause, Figures, Move, Settle};
 use farfield_pool::{Buffer, Lane, Op, Priority, Request};
 use std::path::{Path, PathBuf};
@@ -49,14 +49,8 @@ enum State {
 
 impl Settler {
     /// Of a job that begins at the first of these places.
-    pub(super) fn new(
-        slo: f64,
-        cadence: Cadence,
-        urls: Vec<String>,
-        token: Vec<u8>,
-        control: &ControlBlock,
-    ) -> Settler {
-        let settle = Settle::new(slo, cadence, urls.len());
+    pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>, control: &ControlBlock) -> Settler {
+        let settle = Settle::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
         Settler { settle, urls, token, block: control.path().to_owned(), state: State::Watching, moves: 0 }
     }
 
@@ -232,6 +226,7 @@ mod tests {
     use super::*;
     use crate::control::Mode;
     use crate::runner::{Settings, create_control};
+    use farfield_core::policy::hold::Cadence;
 
     #[test]
     fn a_place_is_as_slow_as_it_is_and_one_that_is_not_there_has_no_figures() {
@@ -255,7 +250,9 @@ mod tests {
         let settings =
             Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: urls[..1].to_vec(), token: vec![] };
         let control = create_control(&settings).unwrap();
-        let mut settler = Settler::new(1.2, Cadence::EventDriven, urls.clone(), vec![], &control);
+        let hold =
+            HoldOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
+        let mut settler = Settler::new(&hold, urls.clone(), vec![], &control);
         assert_eq!((0..20).find_map(|_| settler.on_window(&control, &window(100_000.0))), None);
         let deadline = Instant::now() + Duration::from_secs(60);
         let wait_for = |settler: &mut Settler, what: &str| loop {
