@@ -34,18 +34,13 @@ const NEAR_BYTES_MIN: u64 = 16 << 20;
 /// One sample; its figures say how much was near in the mean, by all that the program has.
 pub(crate) fn sample(advisor: Advisor, job: &Job) -> Result<Sample> {
     let slo = job.slo.context("the parameter slo_percent is missing")?;
-    let profile = job.scratch.join("profile.json");
-    let mut watch = Command::new(binary(job)?);
-    watch.args(["profile", "--quiet", "--interval", "20ms", "-o"]).arg(&profile);
-    if advisor == Advisor::Tried {
-        watch.args(["--slo", &slo.to_string()]);
-    }
-    watch.arg("--").arg(job.program).args(job.arguments);
-    // Its own run, its run alone, and those with less near.
-    let patience = job.patience * if advisor == Advisor::Tried { 8 } else { 1 };
-    child::run(watch, job.scratch, patience)?.success().context("under farfield profile")?;
-    let peak_bytes = number(&read(&profile)?, "/findings/anonymous_peak_bytes")? as u64;
     let slo_text = slo.to_string();
+    let profile = match advisor {
+        // Its own run, its run alone, and those with less near.
+        Advisor::Tried => profile(&["--slo", &slo_text], 8, job)?,
+        _ => profile(&[], 1, job)?,
+    };
+    let peak_bytes = number(&read(&profile)?, "/findings/anonymous_peak_bytes")? as u64;
     let mut sample = match advisor {
         Advisor::Held | Advisor::HeldPeriodic => {
             let auto = if advisor == Advisor::Held { "--auto" } else { "--auto=periodic" };
@@ -68,6 +63,16 @@ pub(crate) fn sample(advisor: Advisor, job: &Job) -> Result<Sample> {
     sample.figures.insert("near_share".into(), near / peak_bytes.max(1) as f64);
     sample.figures.insert("memory_saved_times".into(), peak_bytes as f64 / near.max(1.0));
     Ok(sample)
+}
+
+/// What `farfield profile` writes about the program, with these options and in so many times the time of a sample.
+pub(crate) fn profile(options: &[&str], times: u32, job: &Job) -> Result<PathBuf> {
+    let profile = job.scratch.join("profile.json");
+    let mut watch = Command::new(binary(job)?);
+    watch.args(["profile", "--quiet", "--interval", "20ms", "-o"]).arg(&profile).args(options);
+    watch.arg("--").arg(job.program).args(job.arguments);
+    child::run(watch, job.scratch, job.patience * times)?.success().context("under farfield profile")?;
+    Ok(profile)
 }
 
 /// The least near memory with which the program is within the slowdown, all larger sizes being so, too.

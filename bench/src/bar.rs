@@ -13,6 +13,9 @@ pub struct Bar {
     pub of: String,
     /// Over whose time.
     pub to: String,
+    /// The figure that is compared; without it the time of an operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figure: Option<String>,
     /// Largest ratio that passes.
     pub at_most: f64,
     /// The ratio we would like.
@@ -70,6 +73,9 @@ pub struct Mean {
     pub of: String,
     /// Over whose time.
     pub to: String,
+    /// The figure that is compared; without it the time of an operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figure: Option<String>,
     /// Largest mean that passes; without it the mean is said and not judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
@@ -82,9 +88,6 @@ pub struct Mean {
     /// `to` is taken from the point that has these parameters and else the same.
     #[serde(default, skip_serializing_if = "Point::is_empty")]
     pub against: Point,
-    /// The figure of both that is compared; without it their time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub figure: Option<String>,
     /// What the ratio is the cost of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
@@ -175,7 +178,7 @@ impl Bound {
 pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &Point) -> Vec<BoundResult> {
     let measured = |bound: &Bound| {
         let contender = contenders.iter().find(|c| bound.covers(&c.name, point) && c.status == Status::Ok)?;
-        let worst = contender.values(&bound.figure)?.into_iter().reduce(f64::max)?;
+        let worst = contender.values(Some(&bound.figure))?.into_iter().reduce(f64::max)?;
         Some(BoundResult { bound: bound.clone(), worst })
     };
     bounds.iter().filter_map(measured).collect()
@@ -204,11 +207,8 @@ pub(crate) fn means(points: &[PointResult], means: &[Mean]) -> Vec<MeanResult> {
             point.contenders.iter().find(|c| c.name == name && c.status == Status::Ok)
         };
         let (of, to) = (contender(&mean.of, &point.parameters)?, contender(&mean.to, &opposite)?);
-        let values = |contender: &ContenderResult| match &mean.figure {
-            Some(figure) => contender.values(figure),
-            None => Some(contender.times()),
-        };
-        let ratio = ratio(&values(of)?, &values(to)?)?.ratio;
+        let figure = mean.figure.as_deref();
+        let ratio = ratio(&of.values(figure)?, &to.values(figure)?)?.ratio;
         of.over_budget().is_none().then_some(ratio.ln())
     };
     let over_all = |mean: &Mean| {

@@ -7,6 +7,7 @@ use crate::company::{self, Company};
 use crate::fio;
 use crate::line::Sample;
 use crate::machine;
+use crate::places::{self, Chooser};
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching;
@@ -16,6 +17,7 @@ use crate::undo::{Ledger, Undo};
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,6 +44,8 @@ pub(crate) enum Contender {
     FarfieldSwitch(Far),
     /// `farfield run`, beside others of its kind.
     FarfieldIn(Company),
+    /// `farfield run` at one of several places.
+    FarfieldAt(Chooser),
     /// The program asks somebody for each object.
     Peer(Peer),
     /// A library for tables, under Linux swap to compressed RAM.
@@ -150,6 +154,10 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-pair-own" => Contender::FarfieldIn(Company::Apart),
         "farfield-beside-flood" => Contender::FarfieldIn(Company::BesideFlood),
         "farfield-in-flood" => Contender::FarfieldIn(Company::InFlood),
+        "farfield-ssd" => Contender::FarfieldAt(Chooser::Disk),
+        "farfield-distant" => Contender::FarfieldAt(Chooser::Distant),
+        "farfield-adapt" => Contender::FarfieldAt(Chooser::Profile),
+        "farfield-adapt-late" => Contender::FarfieldAt(Chooser::Nobody),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
         "lane-mirror" => Contender::Peer(Peer::MirrorLane),
@@ -180,7 +188,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, pandas, polars, fio"
+             farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio"
         ),
     })
 }
@@ -223,6 +231,7 @@ impl Contender {
             Contender::HeapSwitch(far) => switching::heap(far, job),
             Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::FarfieldIn(company) => company::sample(company, job),
+            Contender::FarfieldAt(chooser) => places::sample(chooser, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Tables(library) => tables::sample(library, job),
             Contender::Fio => fio::sample(job),
@@ -333,14 +342,17 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
 
 /// `farfield run` with its far memory there, or at a private server.
 pub(crate) fn job_on(url: Option<&str>, job: &Job) -> Result<Sample> {
+    let far: Vec<OsString> = url.into_iter().flat_map(|url| ["--far".into(), url.into()]).collect();
+    job_with(&far, job)
+}
+
+/// `farfield run` with the near memory of the point and these options.
+pub(crate) fn job_with(options: &[OsString], job: &Job) -> Result<Sample> {
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
     let mut command = Command::new(binary(job)?);
     command.args(["run", "--near", &format!("{}B", job.near_bytes), "--quiet", "--report"]).arg(&report);
-    if let Some(url) = url {
-        command.args(["--far", url]);
-    }
-    command.arg("--").arg(job.program).args(job.arguments);
+    command.args(options).arg("--").arg(job.program).args(job.arguments);
     let finished = child::run(command, job.scratch, job.patience)?;
     let mut sample = sample(job, &finished).context("under farfield run")?;
     let text = fs::read_to_string(&report).context("farfield run wrote no report")?;
@@ -383,7 +395,7 @@ pub(crate) fn heap_on(pool: &str, plane: &str, more: &[&str], job: &Job) -> Resu
 }
 
 /// Room for the data and what else there is, as a URL says it.
-fn twice(job: &Job) -> String {
+pub(crate) fn twice(job: &Job) -> String {
     format!("{}M", (2 * job.data_bytes).div_ceil(1 << 20))
 }
 
@@ -491,6 +503,9 @@ pub(crate) fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<B
     let mut figures: BTreeMap<String, f64> =
         report.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
     figures.remove("exit_code");
+    if let Some(moves) = report.get("hold").and_then(|hold| hold.get("pool_moves")?.as_f64()) {
+        figures.insert("pool_moves".into(), moves);
+    }
     let get = |name: &str| figures.get(name).copied();
     let demand_reads = get("demand_reads").context("the report has no demand_reads")?;
     let mut derived = Vec::new();
@@ -541,7 +556,7 @@ mod tests {
     fn figures_follow_from_a_report() {
         let text = r#"{"version":"0.1.0","exit_code":0,"failure":null,"near_peak_bytes":1000,"fault_ns_p99":9000,
             "faults":100,"first_touches":40,"demand_reads":60,"prefetched":50,"prefetch_hits":40,"pages_out":10,
-            "clean_drops":5,"zero_pages":5,"reclaim_ns":81920}"#;
+            "clean_drops":5,"zero_pages":5,"reclaim_ns":81920,"hold":{"slo":1.05,"pool_moves":2}}"#;
         let path = Path::new("/");
         let job = Job {
             workload: Workload::named("random").unwrap(),
@@ -564,7 +579,7 @@ mod tests {
         assert_eq!(figures["prefetch_coverage"], 0.4);
         assert_eq!(figures["near_peak_over_limit"], 0.5);
         assert_eq!(figures["ns_per_fault"], 5.0);
-        assert_eq!(figures["fault_ns_p99"], 9000.0);
+        assert_eq!((figures["fault_ns_p99"], figures["pool_moves"]), (9000.0, 2.0));
         assert!(report_figures("{}", &job, &sample).is_err());
     }
 

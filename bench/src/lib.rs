@@ -18,6 +18,7 @@ mod limits;
 pub mod line;
 mod link;
 pub mod machine;
+mod places;
 mod plot;
 pub mod report;
 mod server;

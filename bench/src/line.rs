@@ -136,6 +136,9 @@ pub struct RatioResult {
     pub of: String,
     /// Over whose time.
     pub to: String,
+    /// The figure that is compared instead of the time of an operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figure: Option<String>,
     /// Below one: `of` is faster.
     #[serde(flatten)]
     pub ratio: Ratio,
@@ -152,6 +155,12 @@ impl RatioResult {
     /// Does it hold its bar, within its budget? `None` without a bar.
     pub fn passes(&self) -> Option<bool> {
         self.bar.as_ref().map(|bar| self.ratio.ratio <= bar.at_most && self.over_budget.is_none())
+    }
+
+    /// What is compared.
+    pub(crate) fn sides(&self) -> String {
+        let figure = self.figure.as_ref().map_or(String::new(), |figure| format!(", {figure}"));
+        format!("{} / {}{figure}", self.of, self.to)
     }
 
     /// What to say of the bar. `None` without a bar.
@@ -182,39 +191,47 @@ impl ContenderResult {
         Some(peaks.fold(0.0, f64::max)).filter(|worst| *worst > NEAR_TOLERANCE)
     }
 
-    /// Nanoseconds per operation, in the order taken.
-    pub(crate) fn times(&self) -> Vec<f64> {
-        self.samples.iter().map(|s| s.ns_per_op).collect()
-    }
-
-    /// A figure of each sample, in that order, if each has it.
-    pub(crate) fn values(&self, figure: &str) -> Option<Vec<f64>> {
-        self.samples.iter().map(|sample| sample.figures.get(figure).copied()).collect()
+    /// This figure of all samples, in the order taken, or nanoseconds per operation; `None` unless all have it.
+    pub(crate) fn values(&self, figure: Option<&str>) -> Option<Vec<f64>> {
+        let value = |sample: &Sample| match figure {
+            Some(name) => sample.figures.get(name).copied(),
+            None => Some(sample.ns_per_op),
+        };
+        self.samples.iter().map(value).collect()
     }
 }
 
-/// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached.
+/// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached. Figures are compared where a bar
+/// speaks of one.
 pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Vec<RatioResult> {
     let ours = |name: &str| name.starts_with("farfield") || name.starts_with("heap");
     let mut ratios = Vec::new();
     for of in contenders {
         for to in contenders {
-            let bar = bars.iter().find(|bar| bar.covers(&of.name, &to.name, point));
-            let against_others = ours(&of.name) && !ours(&to.name);
-            if !against_others && bar.is_none() {
-                continue;
-            }
             if of.status != Status::Ok || to.status != Status::Ok {
                 continue;
             }
-            if let Some(ratio) = ratio(&of.times(), &to.times()) {
-                ratios.push(RatioResult {
-                    of: of.name.clone(),
-                    to: to.name.clone(),
-                    ratio,
-                    over_budget: of.over_budget(),
-                    bar: bar.cloned(),
-                });
+            let mut compare = |figure: Option<&str>, bar: Option<&Bar>| {
+                let values = of.values(figure).zip(to.values(figure));
+                if let Some(ratio) = values.and_then(|(of, to)| ratio(&of, &to)) {
+                    ratios.push(RatioResult {
+                        of: of.name.clone(),
+                        to: to.name.clone(),
+                        figure: figure.map(str::to_owned),
+                        ratio,
+                        over_budget: of.over_budget(),
+                        bar: bar.cloned(),
+                    });
+                }
+            };
+            let own = |bar: &&Bar| bar.covers(&of.name, &to.name, point);
+            let (of_figures, of_time): (Vec<&Bar>, Vec<&Bar>) =
+                bars.iter().filter(own).partition(|bar| bar.figure.is_some());
+            if (ours(&of.name) && !ours(&to.name)) || !of_time.is_empty() {
+                compare(None, of_time.first().copied());
+            }
+            for bar in of_figures {
+                compare(bar.figure.as_deref(), Some(bar));
             }
         }
     }
@@ -292,7 +309,14 @@ mod tests {
 
     #[test]
     fn ours_is_compared_with_others_and_bars_are_attached() {
-        let bar = Bar { of: "farfield".into(), to: "swap-zram".into(), at_most: 0.5, aim: None, at: Point::new() };
+        let bar = Bar {
+            of: "farfield".into(),
+            to: "swap-zram".into(),
+            figure: None,
+            at_most: 0.5,
+            aim: None,
+            at: Point::new(),
+        };
         let contenders = [contender("native", &[1.0]), contender("swap-zram", &[10.0]), contender("farfield", &[6.0])];
         let ratios = ratios(&contenders, &[bar], &Point::new());
         let pairs: Vec<_> = ratios.iter().map(|r| (r.of.as_str(), r.to.as_str(), r.passes())).collect();
@@ -300,8 +324,37 @@ mod tests {
     }
 
     #[test]
+    fn a_bar_of_a_figure_compares_that_and_one_of_times_beside_it_those() {
+        let bar = |figure: Option<&str>, at_most| Bar {
+            of: "farfield".into(),
+            to: "farfield-tcp".into(),
+            figure: figure.map(String::from),
+            at_most,
+            aim: None,
+            at: Point::new(),
+        };
+        let mut tcp = contender("farfield-tcp", &[10.0]);
+        tcp.samples[0].figures.insert("faults".into(), 60.0);
+        let contenders = [tcp, contender("farfield", &[15.0])];
+        let bars = [bar(Some("faults"), 0.5), bar(None, 1.0), bar(Some("pauses"), 1.0)];
+        let found: Vec<_> = ratios(&contenders, &bars, &Point::new())
+            .iter()
+            .map(|found| (found.sides(), found.ratio.ratio, found.passes()))
+            .collect();
+        let expected = [("farfield / farfield-tcp", 1.5, false), ("farfield / farfield-tcp, faults", 0.5, true)];
+        assert_eq!(found, expected.map(|(sides, ratio, passes)| (sides.to_string(), ratio, Some(passes))));
+    }
+
+    #[test]
     fn one_sample_over_budget_spoils_the_bar() {
-        let bar = Bar { of: "farfield".into(), to: "swap-zram".into(), at_most: 0.5, aim: None, at: Point::new() };
+        let bar = Bar {
+            of: "farfield".into(),
+            to: "swap-zram".into(),
+            figure: None,
+            at_most: 0.5,
+            aim: None,
+            at: Point::new(),
+        };
         let mut ours = contender("farfield", &[1.0, 1.0]);
         let check = |ours: &ContenderResult, passes: bool| {
             let swap = contender("swap-zram", &[10.0, 10.0]);

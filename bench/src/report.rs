@@ -4,7 +4,7 @@ use crate::bar::{Mean, Quorum};
 use crate::built_in;
 use crate::driver::describe;
 use crate::experiment::{Experiment, Point, Value};
-use crate::line::{ContenderResult, Line, PointResult, Status, read_all};
+use crate::line::{ContenderResult, Line, PointResult, RatioResult, Status, read_all};
 use crate::plot::{Plot, Series};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("ns_per_fault", "µs/fault", 1e3),
     ("fault_ns_p50", "p50 µs", 1e3),
     ("fault_ns_p99", "p99 µs", 1e3),
+    ("fault_s", "all faults s", 1.0),
     ("requests_per_s", "thousand/s", 1e3),
     ("latency_ns_p50", "p50 µs", 1e3),
     ("latency_ns_p90", "p90 µs", 1e3),
@@ -48,6 +49,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("prefetch_coverage", "prefetch coverage", 1.0),
     ("near_peak_bytes", "near peak MiB", 1048576.0),
     ("resident_peak_bytes", "resident peak MiB", 1048576.0),
+    ("pool_moves", "moves", 1.0),
     ("near_share", "near share", 1.0),
     ("over_best", "over the best", 1.0),
     ("cpu_user_s", "CPU user s", 1.0),
@@ -83,7 +85,8 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
         let mut bars = experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters));
         let mut bounds = experiment.bounds.iter().filter(|bound| bound.covers(&bound.of, &point.parameters));
         bars.all(|bar| {
-            let found = point.ratios.iter().find(|r| r.of == bar.of && r.to == bar.to);
+            let is_of_bar = |r: &&RatioResult| r.of == bar.of && r.to == bar.to && r.figure == bar.figure;
+            let found = point.ratios.iter().find(is_of_bar);
             found.is_some_and(|r| r.passes() == Some(true))
         }) && bounds.all(|bound| point.bounds.iter().any(|found| found.bound == *bound && found.passes()))
     });
@@ -114,7 +117,7 @@ pub fn summary(line: &Line) -> String {
                 _ => String::new(),
             };
             let (r, low, high) = (ratio.ratio.ratio, ratio.ratio.low, ratio.ratio.high);
-            writeln!(out, "    {} / {}: {r:.3} ({low:.3} to {high:.3}){verdict}", ratio.of, ratio.to).ok();
+            writeln!(out, "    {}: {r:.3} ({low:.3} to {high:.3}){verdict}", ratio.sides()).ok();
         }
         for found in &point.bounds {
             let (bound, worst, verdict) = (&found.bound, found.worst, verdict(found.passes()));
@@ -243,12 +246,11 @@ fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
                 let aim = bar.aim.map_or("".into(), |aim| format!("{aim}"));
                 writeln!(
                     out,
-                    "| [{}](#{}) | {} | {} / {} | {:.3} | {:.3} to {:.3} | ≤ {} | {aim} | {verdict} |",
+                    "| [{}](#{}) | {} | {} | {:.3} | {:.3} to {:.3} | ≤ {} | {aim} | {verdict} |",
                     name,
                     anchor(&name),
                     described(point, line),
-                    ratio.of,
-                    ratio.to,
+                    ratio.sides(),
                     ratio.ratio.ratio,
                     ratio.ratio.low,
                     ratio.ratio.high,
