@@ -20,22 +20,22 @@ static uint64_t mask;
 static uint32_t *slots;
 static struct entry *entries;
 
-/* The entry of the key, or the empty slot where it belongs. */
-static inline struct entry *find(uint64_t key, uint64_t *slot) {
+static inline const struct entry *find(uint64_t key) {
     for (uint64_t at = mix(key) & mask;; at = (at + 1) & mask) {
-        *slot = at;
         if (slots[at] == 0) return NULL;
         if (entries[slots[at] - 1].key == key) return &entries[slots[at] - 1];
     }
 }
 
-static uint64_t insert(uint64_t key, uint64_t count) {
-    uint64_t slot;
-    if (find(key, &slot)) return count;
-    slots[slot] = count + 1;
-    entries[count].key = key;
-    for (uint64_t word = 0; word < VALUE_WORDS; word++) entries[count].value[word] = key * (2 * word + 3);
-    return count + 1;
+static inline uint64_t key_of(uint64_t number, uint64_t seed) { return mix(number + seed); }
+
+/* A key that is not there yet, as the entry with this index. */
+static void insert(uint64_t key, uint64_t index) {
+    uint64_t at = mix(key) & mask;
+    while (slots[at] != 0) at = (at + 1) & mask;
+    slots[at] = index + 1;
+    entries[index].key = key;
+    for (uint64_t word = 0; word < VALUE_WORDS; word++) entries[index].value[word] = key * (2 * word + 3);
 }
 
 int main(int argc, char **argv) {
@@ -48,21 +48,28 @@ int main(int argc, char **argv) {
     mask = table - 1;
     slots = data_allocate(table * SLOT_BYTES);
     entries = data_allocate((count * ENTRY_BYTES + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
+    /* Which numbers have an entry: filling reads none. */
+    uint8_t *is_there = calloc(count, 1);
+    if (!is_there) usage_error(argv[0], "no memory");
     struct zipf law = zipf_new(count, FALL);
     uint64_t state = mix(opt.seed) | 1;
 
     struct moment start = moment_now();
     memset(slots, 0, table * SLOT_BYTES);
-    for (uint64_t draw = 0; draw < count; draw++)
-        filled_count = insert(mix(zipf_next(&law, &state) + opt.seed), filled_count);
-    /* Those that nobody asked for yet. */
-    for (uint64_t number = 0; number < count; number++) filled_count = insert(mix(number + opt.seed), filled_count);
+    for (uint64_t draw = 0; draw < 2 * count; draw++) {
+        /* Then those that nobody has asked for. */
+        uint64_t number = draw < count ? zipf_next(&law, &state) : draw - count;
+        if (is_there[number]) continue;
+        is_there[number] = 1;
+        insert(key_of(number, opt.seed), filled_count++);
+    }
+    free(is_there);
     if (filled_count != count) errors++;
     struct moment filled = moment_now();
 
     for (uint64_t i = 0; i < opt.ops; i++) {
-        uint64_t key = mix(zipf_next(&law, &state) + opt.seed), slot, sum = 0;
-        const struct entry *entry = find(key, &slot);
+        uint64_t key = key_of(zipf_next(&law, &state), opt.seed), sum = 0;
+        const struct entry *entry = find(key);
         if (!entry) {
             errors++;
             continue;
