@@ -408,6 +408,8 @@ mod tests {
         let value: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!((&value["faults"], &value["wall_s"]), (&1000.into(), &1.5.into()));
         assert_eq!(value["fault_ns_p50"], value["fault_ns_p99"]);
+        let all = value["fault_s"].as_f64().unwrap();
+        assert!((0.0035..0.0045).contains(&all), "a thousand of 4 µs: {all}");
         assert!(report.summary().contains("900") || report.summary().contains("90 % of them used"));
         let (left, hidden) = under_free_name(&path, |hidden| File::create_new(hidden)).unwrap();
         ReportFile::create(&path).unwrap().write(&report).unwrap();
