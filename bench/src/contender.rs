@@ -67,6 +67,8 @@ pub(crate) enum Peer {
     Lane,
     /// The same, and its memory shared.
     SharedLane,
+    /// The same, read through this provider of libfabric.
+    FabricLane(&'static str),
     /// Two of them that hold the same, through one lane.
     MirrorLane,
     /// Five of them that hold pages and their parity, through one lane.
@@ -160,6 +162,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-adapt-late" => Contender::FarfieldAt(Chooser::Nobody),
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
+        "lane-fabric-tcp" => Contender::Peer(Peer::FabricLane("tcp")),
+        "lane-fabric-shm" => Contender::Peer(Peer::FabricLane("shm")),
         "lane-mirror" => Contender::Peer(Peer::MirrorLane),
         "lane-ec" => Contender::Peer(Peer::EcLane),
         "lane-ec-degraded" => Contender::Peer(Peer::DegradedEcLane),
@@ -184,7 +188,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, lane-fabric-shm, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
@@ -439,6 +443,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
             vec![Server::sandbox(job)?]
         }
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
+        Peer::FabricLane(provider) => vec![Server::fabric(job, provider)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
         Peer::Loopback | Peer::Grpc | Peer::Loop | Peer::Function | Peer::DiskLane | Peer::CompressedLane => vec![],
@@ -447,6 +452,7 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
+        Peer::FabricLane(_) => format!("fabric:{urls}"),
         Peer::CalledHere(_) => format!("client:{urls}"),
         Peer::CalledUnbatched => format!("unbatched:{urls}"),
         Peer::CalledThere(_) => format!("server:{urls}"),

@@ -35,6 +35,21 @@ impl Server {
         Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
     }
 
+    /// One that can be read through this provider of libfabric.
+    pub(crate) fn fabric(job: &Job, provider: &str) -> Result<Server> {
+        if !cfg!(feature = "fabric") {
+            return Err(unavailable(
+                "this harness was built without libfabric",
+                "install libfabric-dev and pkg-config, and build farfield-bench and farfield-cli with --features fabric",
+            ));
+        }
+        let server = Server::farfield_with(job, "tcp://127.0.0.1:0", &["--fabric", provider]);
+        server.map_err(|error| match refused_provider(&format!("{error:#}")) {
+            Some(why) => unavailable(why, "see decision 9"),
+            None => error,
+        })
+    }
+
     fn farfield_with(job: &Job, listen: &str, options: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary(job)?);
         command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
@@ -116,6 +131,12 @@ impl Server {
     }
 }
 
+/// Why a server does not have a provider of libfabric, if that is why it ended.
+fn refused_provider(words: &str) -> Option<String> {
+    let line = words.lines().find(|line| line.contains("provider"))?;
+    Some(line.rsplit_once("farfield: ").map_or(line, |(_, reason)| reason).trim().to_owned())
+}
+
 /// The first address in the line that `farfield serve` prints when it is ready.
 fn endpoint(line: &str) -> Result<String> {
     let ready: serde_json::Value = serde_json::from_str(line).context("farfield serve printed no JSON")?;
@@ -170,6 +191,13 @@ mod tests {
         assert_eq!(endpoint(line).unwrap(), "tcp://127.0.0.1:4567");
         assert!(endpoint("{}").is_err());
         assert!(endpoint("ready").is_err());
+    }
+
+    #[test]
+    fn a_provider_that_the_server_does_not_have_is_told_from_a_server_that_broke() {
+        let refused = "the server ended with exit status: 1: farfield: libfabric's shm provider is not used";
+        assert_eq!(refused_provider(refused).as_deref(), Some("libfabric's shm provider is not used"));
+        assert_eq!(refused_provider("the server ended with signal: 11"), None);
     }
 
     #[test]
