@@ -47,6 +47,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/channels.toml"),
         include_str!("../experiments/dmswitcher/adapt.toml"),
         include_str!("../experiments/dmswitcher/fabric.toml"),
+        include_str!("../experiments/dmswitcher/thp.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

@@ -188,6 +188,7 @@ const PARAMETERS: &[&str] = &[
     "offload",
     "slo_percent",
     "link_mib",
+    "huge",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

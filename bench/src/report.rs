@@ -49,6 +49,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("prefetch_coverage", "prefetch coverage", 1.0),
     ("near_peak_bytes", "near peak MiB", 1048576.0),
     ("resident_peak_bytes", "resident peak MiB", 1048576.0),
+    ("huge_bytes", "in huge pages MiB", 1048576.0),
     ("pool_moves", "moves", 1.0),
     ("near_share", "near share", 1.0),
     ("over_best", "over the best", 1.0),

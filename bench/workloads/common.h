@@ -11,15 +11,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
 
 #define PAGE_BYTES 4096ul
 #define PAGE_WORDS (PAGE_BYTES / 8)
+#define HUGE_BYTES (2ul << 20)
 
 struct options {
     uint64_t data_mib, ops, seed, threads, write_percent, compressible, passes, record_words;
 };
+
+/* Does the program ask for huge pages? And was that said, so that the result is about them? */
+static uint64_t is_huge, is_about_huge;
 
 struct moment {
     double seconds, cpu_seconds;
@@ -72,6 +77,7 @@ static inline struct options options_parse(int argc, char **argv, struct options
         else if (!strcmp(argv[i], "--compressible")) o.compressible = value;
         else if (!strcmp(argv[i], "--passes")) o.passes = value;
         else if (!strcmp(argv[i], "--record-words")) o.record_words = value;
+        else if (!strcmp(argv[i], "--huge")) is_huge = value, is_about_huge = 1;
         else usage_error(argv[0], argv[i]);
     }
     if (o.data_mib == 0 || o.data_mib > 1 << 20) usage_error(argv[0], "--data-mib must be 1 to 1048576");
@@ -83,12 +89,25 @@ static inline struct options options_parse(int argc, char **argv, struct options
 }
 
 static inline void *data_allocate(uint64_t bytes) {
-    void *data = aligned_alloc(PAGE_BYTES, bytes);
+    void *data = aligned_alloc(is_huge ? HUGE_BYTES : PAGE_BYTES, bytes);
     if (!data) {
         fprintf(stderr, "no memory for %lu bytes\n", (unsigned long)bytes);
         exit(3);
     }
+    /* Who cannot have them runs without, and the result says how many there were. */
+    if (is_huge) madvise(data, bytes, MADV_HUGEPAGE);
     return data;
+}
+
+/* What of the program's memory the kernel maps as huge pages. */
+static inline uint64_t huge_bytes_now(void) {
+    char line[256];
+    unsigned long kib = 0;
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "AnonHugePages: %lu kB", &kib) == 1) break;
+    if (file) fclose(file);
+    return kib << 10;
 }
 
 static inline void result_open(const char *workload, uint64_t data_bytes) {
@@ -104,7 +123,9 @@ static inline void result_phase(const char *name, uint64_t ops, struct moment fr
 
 /* Ends the line. The exit code is the verdict: 0 verified, 1 wrong data. */
 static inline int result_close(uint64_t checksum, uint64_t errors) {
-    printf("],\"checksum\":\"%016lx\",\"errors\":%lu,\"verified\":%s}\n", (unsigned long)checksum,
+    printf("]");
+    if (is_about_huge) printf(",\"figures\":{\"huge_bytes\":%lu}", (unsigned long)huge_bytes_now());
+    printf(",\"checksum\":\"%016lx\",\"errors\":%lu,\"verified\":%s}\n", (unsigned long)checksum,
            (unsigned long)errors, errors ? "false" : "true");
     return errors ? 1 : 0;
 }
