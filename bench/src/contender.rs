@@ -442,6 +442,12 @@ fn remote(peer: Peer, job: &Job) -> Result<Sample> {
             guest()?;
             vec![Server::sandbox(job)?]
         }
+        Peer::Grpc if !cfg!(feature = "grpc") => {
+            return Err(unavailable(
+                "this harness was built without gRPC",
+                "build farfield-bench with --features grpc",
+            ));
+        }
         Peer::SharedLane => vec![server_at(Far::Private, "server", job)?],
         Peer::FabricLane(provider) => vec![Server::fabric(job, provider)?],
         Peer::MirrorLane => tcp(2)?,

@@ -163,8 +163,9 @@ fn lists() {
         sum
     };
     let expected = list("loopback:", &[]);
+    let grpc = cfg!(feature = "grpc").then_some("grpc:");
     // Auto finds no server there.
-    for peer in ["grpc:", "client:ram:", "unbatched:ram:", "auto:ram:"] {
+    for peer in ["client:ram:", "unbatched:ram:", "auto:ram:"].into_iter().chain(grpc) {
         assert_eq!(list(peer, &[]), expected, "{peer}");
         assert_eq!(list(peer, &["--rate-per-s", "20000"]), expected, "{peer}, in an open loop");
     }

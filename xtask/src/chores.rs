@@ -61,7 +61,7 @@ pub(crate) fn lint() -> Result<()> {
             "--workspace",
             "--all-targets",
             "--features",
-            "farfield/serde,farfield-tests/sql",
+            "farfield/serde,farfield-bench/grpc,farfield-tests/sql",
             "--",
             "-D",
             "warnings",
@@ -79,8 +79,9 @@ pub(crate) fn doc() -> Result<()> {
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {
     build()?;
-    cargo(&["build", "--release", "--quiet", "-p", "farfield-bench"], &[])?;
-    let mut words: Vec<String> = ["run", "--release", "--quiet", "-p", "farfield-bench", "--"].map(String::from).into();
+    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc"];
+    cargo(&[&["build"], &of[..]].concat(), &[])?;
+    let mut words: Vec<String> = [&["run"], &of[..], &["--"]].concat().into_iter().map(String::from).collect();
     words.extend(rest.iter().cloned());
     cargo(&words, &[])
 }

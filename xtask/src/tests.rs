@@ -69,7 +69,11 @@ impl Part {
         match self.name {
             "unit" => {
                 let of = ["--workspace", "--exclude", "farfield-tests", "--exclude", "farfield-sql"];
-                self.test(&[&of[..], &["--features", "farfield/serde"]].concat(), runner_words, environment)
+                self.test(
+                    &[&of[..], &["--features", "farfield/serde,farfield-bench/grpc"]].concat(),
+                    runner_words,
+                    environment,
+                )
             }
             "models" => {
                 let of = ["-p", "farfield-pager", "--features", "model", "--test", "model"];

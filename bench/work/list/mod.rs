@@ -4,6 +4,7 @@
 //! each access sent by itself; `shipped:URL`: as WebAssembly in a sandbox there), or what a
 //! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`), or gRPC (`grpc:`).
 
+#[cfg(feature = "grpc")]
 mod grpc;
 mod handler;
 mod plain;
@@ -100,6 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let peer = options.peer.as_deref().context("--peer is missing")?;
     let mut walker: Box<dyn Walker> = match peer.split_once(':') {
         Some(("loopback", "")) => Box::new(handler::Handler::new()?),
+        #[cfg(feature = "grpc")]
         Some(("grpc", "")) => Box::new(grpc::Grpc::default()),
         Some(("client", url)) => Box::new(Called::new(open(url, options)?, Where::Client, None)),
         Some(("unbatched", url)) => {
