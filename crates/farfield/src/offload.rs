@@ -178,7 +178,8 @@ impl Core {
                     });
                 }
                 // Nobody was asked, or somebody who may be at it still.
-                let callers = if error == CallError::Nowhere { Vec::new() } else { vec![caller] };
+                let is_unasked = matches!(error, CallError::Nowhere | CallError::NotNow);
+                let callers = if is_unasked { Vec::new() } else { vec![caller] };
                 Err(Failed { error, callers })
             }
         }

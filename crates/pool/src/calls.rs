@@ -27,7 +27,7 @@ const YIELD_AFTER: Duration = Duration::from_micros(12);
 const INBOX_BYTES: usize = HEAD_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
 
 /// A function to run over the region of the backend.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FarCall {
     /// Chosen by the caller, returned at the end.
     pub tag: u64,
@@ -74,6 +74,22 @@ struct Pending {
     wait: Duration,
 }
 
+/// A thread's private channel to functions that run where pages are kept.
+pub trait Calls: Send {
+    /// Takes the call, or gives it back when there is no room (poll, then try again). [`Calls::poll`] sends it.
+    fn submit(&mut self, call: FarCall) -> Result<(), FarCall>;
+
+    /// Sends everything submitted and moves the calls that ended into `done`; how many. Returns soon. After the server is gone
+    /// every call in flight ends with an error.
+    fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize;
+
+    /// Calls submitted and not ended.
+    fn in_flight(&self) -> usize;
+
+    /// Blocks until a call has probably ended or `timeout` has passed: spins first, then sleeps.
+    fn wait(&mut self, timeout: Duration);
+}
+
 /// A thread's private channel to the functions of a server.
 pub struct CallLane {
     session: Arc<Session>,
@@ -105,6 +121,8 @@ impl CallLane {
     pub const CALLS_MAX: usize = 256;
     /// Why a backend runs no functions.
     pub const NOWHERE: &'static str = "no code runs where these pages are kept";
+    /// Why it runs none now, and perhaps will.
+    pub const NOT_NOW: &'static str = "no server that runs code keeps all of these pages now";
 
     pub(crate) fn open(session: &Arc<Session>, region: RegionId) -> Result<CallLane, PoolError> {
         if session.is_gone() {
@@ -129,9 +147,10 @@ impl CallLane {
             dead: None,
         })
     }
+}
 
-    /// Takes the call, or gives it back when there is no room (poll, then try again). [`CallLane::poll`] sends it.
-    pub fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
+impl Calls for CallLane {
+    fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
         if self.in_flight() >= self.calls_max {
             return Err(call);
         }
@@ -161,22 +180,18 @@ impl CallLane {
         Ok(())
     }
 
-    /// Sends everything submitted and moves the calls that ended into `done`; how many. Returns at once. After the server is gone
-    /// every call in flight ends with an error.
-    pub fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
+    fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
         self.work();
         let count = self.ended.len();
         done.extend(self.ended.drain(..));
         count
     }
 
-    /// Calls submitted and not ended.
-    pub fn in_flight(&self) -> usize {
+    fn in_flight(&self) -> usize {
         self.pending.len() + self.ended.len()
     }
 
-    /// Blocks until a call has probably ended or `timeout` has passed: spins first, then sleeps.
-    pub fn wait(&mut self, timeout: Duration) {
+    fn wait(&mut self, timeout: Duration) {
         let start = now_ns();
         let limit = start.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         let spin_until = limit.min(start + SPIN.as_nanos() as u64);
@@ -202,7 +217,9 @@ impl CallLane {
             }
         }
     }
+}
 
+impl CallLane {
     /// Sends, receives and lets time pass; says what time it is.
     fn work(&mut self) -> u64 {
         if self.dead.is_none() {

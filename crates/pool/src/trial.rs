@@ -2,11 +2,12 @@
 
 use crate::conformance::Random;
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Protection,
-    Request,
+    Backend, Buffer, CallEnd, CallFailure, Calls, CloneTicket, Completion, FarCall, Health, Lane, Op, Opener, PagePart,
+    PoolError, Priority, Protection, Request,
 };
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
+use farfield_core::wire::ErrorCode;
 use farfield_core::{PageId, geometry::PAGE_BYTES};
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,11 +27,28 @@ pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Dur
 pub(crate) struct SilentSide {
     ram: Arc<dyn Backend>,
     is_silent: Arc<AtomicBool>,
+    functions: Arc<Functions>,
+}
+
+/// The functions of a [`SilentSide`]: of all of them the answer is the first word of a page, whose number is the argument.
+#[derive(Default)]
+pub(crate) struct Functions {
+    /// They do not end as long as this is so.
+    pub(crate) is_busy: AtomicBool,
+    /// There are none of this name.
+    pub(crate) lacks: AtomicBool,
+    /// Of those that ran.
+    pub(crate) count: AtomicUsize,
 }
 
 impl SilentSide {
     pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
-        Arc::new(SilentSide { ram: open("ram:", pages), is_silent: Arc::new(AtomicBool::new(false)) })
+        let (is_silent, functions) = (Arc::default(), Arc::default());
+        Arc::new(SilentSide { ram: open("ram:", pages), is_silent, functions })
+    }
+
+    pub(crate) fn functions(&self) -> &Functions {
+        &self.functions
     }
 
     pub(crate) fn set_silent(&self, is_silent: bool) {
@@ -48,6 +66,13 @@ impl Backend for SilentSide {
             return Err(SILENT);
         }
         Ok(Box::new(SilentLane { lane: self.ram.open_lane()?, is_silent: self.is_silent.clone(), held: Vec::new() }))
+    }
+    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+        if self.is_silent() {
+            return Err(SILENT);
+        }
+        let (lane, is_silent, functions) = (self.ram.open_lane()?, self.is_silent.clone(), self.functions.clone());
+        Ok(Box::new(SilentCalls { lane, is_silent, functions, queued: Vec::new(), ended: Vec::new() }))
     }
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         if self.is_silent() { Err(SILENT) } else { self.ram.clone_region() }
@@ -93,6 +118,48 @@ impl Lane for SilentLane {
     }
     fn wait(&mut self, timeout: Duration) {
         std::thread::sleep(timeout.min(Duration::from_micros(100)));
+    }
+}
+
+struct SilentCalls {
+    lane: Box<dyn Lane>,
+    is_silent: Arc<AtomicBool>,
+    functions: Arc<Functions>,
+    queued: Vec<FarCall>,
+    /// What busy functions have found out.
+    ended: Vec<CallEnd>,
+}
+
+impl Calls for SilentCalls {
+    fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
+        self.queued.push(call);
+        Ok(())
+    }
+    fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
+        if self.is_silent.load(Ordering::SeqCst) {
+            return 0;
+        }
+        for FarCall { tag, argument, .. } in self.queued.drain(..) {
+            self.functions.count.fetch_add(1, Ordering::SeqCst);
+            let page = u64::from_le_bytes(argument.try_into().unwrap());
+            let failed = CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 };
+            let result = match self.functions.lacks.load(Ordering::SeqCst) {
+                true => Err(failed),
+                false => Ok(read(&mut *self.lane, page, 1).bytes()[..8].to_vec()),
+            };
+            self.ended.push(CallEnd { tag, result, steps: 1 });
+        }
+        if self.functions.is_busy.load(Ordering::SeqCst) {
+            return 0;
+        }
+        done.append(&mut self.ended);
+        done.len()
+    }
+    fn in_flight(&self) -> usize {
+        self.queued.len() + self.ended.len()
+    }
+    fn wait(&mut self, timeout: Duration) {
+        std::thread::sleep(timeout.min(Duration::from_millis(1)));
     }
 }
 

@@ -35,7 +35,7 @@ pub struct Summary {
 impl Function for Aggregate {
     const NAME: &'static str = "ff.aggregate";
     const VERSION: u32 = 1;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Range;
     type Answer = Summary;
 

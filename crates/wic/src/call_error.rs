@@ -4,7 +4,7 @@ use crate::{Fault, Stop};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::wire::ErrorCode;
-use farfield_pool::{CallFailure, PoolError};
+use farfield_pool::{CallFailure, CallLane, PoolError};
 
 /// Why a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -12,6 +12,9 @@ pub enum CallError {
     /// The pages are not kept by a server that runs functions: an older one, several, or none.
     #[error("no code runs where these pages are kept; call it at the client")]
     Nowhere,
+    /// None of several servers keeps all of these pages at the moment: one is being given what it lacks, or another pool.
+    #[error("no memory server keeps all of these pages now; call it at the client, or later")]
+    NotNow,
     /// The server has no function of this name.
     #[error("the memory server has no function {name:?}: start one whose registry has it")]
     NoFunction {
@@ -75,11 +78,20 @@ impl CallError {
         }
     }
 
+    /// Why there is no way to a server, or none any more.
+    pub(crate) fn of_way(error: PoolError) -> CallError {
+        match error {
+            PoolError::Refused { reason: CallLane::NOWHERE, .. } => CallError::Nowhere,
+            PoolError::Refused { reason: CallLane::NOT_NOW, .. } => CallError::NotNow,
+            error => CallError::Fault(error.into()),
+        }
+    }
+
     /// Why a call of this function to the server failed.
     pub(crate) fn of_failure(failure: CallFailure, name: &'static str, ours: u32, within: Duration) -> CallError {
         let (code, detail) = match failure {
             CallFailure::Pool(PoolError::TimedOut { .. }) => return CallError::TimedOut { after: within },
-            CallFailure::Pool(error) => return CallError::Fault(error.into()),
+            CallFailure::Pool(error) => return CallError::of_way(error),
             CallFailure::Server { code, detail } => (code, detail),
         };
         match code {

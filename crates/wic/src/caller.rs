@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 use core::time::Duration;
 use farfield_core::policy::place::{Choice, Placement, Side};
 use farfield_core::wire::CallBody;
-use farfield_pool::{Backend, CallLane, FarCall, PoolError};
+use farfield_pool::{Backend, CallLane, Calls as Channel, FarCall, PoolError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,6 +37,8 @@ pub struct Caller {
     backend: Arc<dyn Backend>,
     client: Option<ClientPlace>,
     server: Option<CallLane>,
+    /// For functions that only read, where there is no one server.
+    reads: Option<Box<dyn Channel>>,
     ended: Vec<farfield_pool::CallEnd>,
     placements: BTreeMap<Subject, Placement>,
 }
@@ -66,7 +68,7 @@ impl Caller {
     /// Calls functions over the region of this backend. At the server they see what the pool was told: what a heap has near and
     /// has changed must be written back before.
     pub fn new(backend: Arc<dyn Backend>) -> Caller {
-        Caller { backend, client: None, server: None, ended: Vec::new(), placements: BTreeMap::new() }
+        Caller { backend, client: None, server: None, reads: None, ended: Vec::new(), placements: BTreeMap::new() }
     }
 
     /// A call of one function.
@@ -129,13 +131,14 @@ impl Caller {
         let is_elsewhere = |error: &CallError| {
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })
         };
+        let is_away = |error: &CallError| is_elsewhere(error) || *error == CallError::NotNow;
         if side == Side::Server && answers.iter().flat_map(|answer| answer.as_ref().err()).any(is_elsewhere) {
             placement.on_refused();
         }
         for (answer, argument) in answers.iter_mut().zip(arguments) {
             let goes_on = match answer {
                 Err(CallError::Overrun { .. }) => side == Side::Server && F::REPEATABLE,
-                Err(error) => side == Side::Server && is_elsewhere(error),
+                Err(error) => side == Side::Server && is_away(error),
                 Ok(_) => false,
             };
             if goes_on {
@@ -176,14 +179,30 @@ impl Caller {
         answers
     }
 
+    /// The way to the server, or to one of several for functions that only read.
+    fn channel(&mut self, only_reads: bool) -> Result<&mut dyn Channel, PoolError> {
+        if self.server.is_none() && !(only_reads && self.reads.is_some()) {
+            match self.backend.open_calls() {
+                Ok(lane) => self.server = Some(lane),
+                Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) if only_reads => {
+                    self.reads = Some(self.backend.open_reads()?);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match (&mut self.server, &mut self.reads) {
+            (Some(lane), _) => Ok(lane),
+            (None, Some(reads)) => Ok(&mut **reads),
+            (None, None) => Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE }),
+        }
+    }
+
     fn run_there<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms, steps: &mut u64) -> Answers<F> {
         let started = Instant::now();
-        let lane = match self.server.take().map_or_else(|| self.backend.open_calls(), Ok) {
-            Ok(lane) => self.server.insert(lane),
-            Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
-                return fail_all::<F>(arguments.len(), CallError::Nowhere);
-            }
-            Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
+        let mut ended = core::mem::take(&mut self.ended);
+        let lane = match self.channel(F::ONLY_READS) {
+            Ok(lane) => lane,
+            Err(error) => return fail_all::<F>(arguments.len(), CallError::of_way(error)),
         };
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Argument)).collect();
         let mut waiting = arguments.into_iter().enumerate();
@@ -210,14 +229,15 @@ impl Caller {
                     break;
                 }
             }
-            if lane.poll(&mut self.ended) == 0 {
+            if lane.poll(&mut ended) == 0 {
                 if lane.in_flight() == 0 && refused.is_none() {
+                    self.ended = ended;
                     return answers;
                 }
                 lane.wait(terms.within);
-                lane.poll(&mut self.ended);
+                lane.poll(&mut ended);
             }
-            for ended in self.ended.drain(..) {
+            for ended in ended.drain(..) {
                 *steps += u64::from(ended.steps);
                 answers[ended.tag as usize] = match ended.result {
                     Ok(bytes) => decode(&bytes).ok_or(CallError::Answer),

@@ -31,9 +31,12 @@ pub trait Function: 'static {
     const NAME: &'static str;
     /// Changes when arguments, answers or what they mean change.
     const VERSION: u32;
+    /// Does it change nothing? Then it may run at any of several servers that keep the same, and anew at another one when its server is lost. What it wrote all the
+    /// same would be at one of them only.
+    const ONLY_READS: bool = false;
     /// May it run once more after it ran, or after it ran in part? Then what a server pushes back goes on at the client by itself, where the place
     /// is [`crate::Where::Auto`].
-    const REPEATABLE: bool = false;
+    const REPEATABLE: bool = Self::ONLY_READS;
     /// What it is given.
     type Argument: Clone + Serialize + DeserializeOwned + Send;
     /// What it answers; encoded, at most 64 KiB.

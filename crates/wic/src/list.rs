@@ -37,7 +37,7 @@ impl List {
 impl Function for List {
     const NAME: &'static str = "ff.list";
     const VERSION: u32 = 1;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = ListStart;
     type Answer = ListEnd;
 

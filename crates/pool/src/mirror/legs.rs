@@ -1,5 +1,6 @@
 //! What all lanes of a mirror share: its legs and the words of its chunks.
 
+use super::calls::Callees;
 use super::lane::{ERRANDS, MirrorLane};
 use crate::healer::Patient;
 use crate::legs::{Leg, LegLane, Roster, is_silence};
@@ -30,6 +31,7 @@ pub(crate) struct LegTable {
     leader: AtomicU8,
     pair: Option<Pair>,
     words: Words,
+    pub(super) callees: Callees,
     /// There is none, unless who made the table says so.
     pub(super) scrub: Scrub,
     /// Chunks that were written here (of a snapshot, since it was claimed) or that some leg lacks, and how many they are: what a scrub looks at, and who mends.
@@ -203,6 +205,7 @@ impl LegTable {
             leader: AtomicU8::new(NOBODY),
             pair: None,
             words: Words::new(chunks, first).map_err(PoolError::Os)?,
+            callees: Callees::default(),
             scrub: Scrub::new(None),
             written: Touched::new(chunks).map_err(PoolError::Os)?,
             written_chunks: AtomicU64::new(0),

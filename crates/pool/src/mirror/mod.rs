@@ -6,6 +6,7 @@
 //! writes go on. A leg that is slow is asked for nothing until it has answered.
 
 mod answers;
+mod calls;
 mod heal;
 mod lane;
 mod legs;
@@ -18,7 +19,8 @@ use crate::healer::{Caring, Healer, take_back, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
+use crate::{Backend, Calls, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
+use calls::MirrorCalls;
 use core::time::Duration;
 pub(crate) use lane::MirrorLane;
 pub(crate) use legs::{CHUNK_PAGES, Holds, LegTable, chunks};
@@ -55,6 +57,10 @@ impl MirrorBackend {
 impl Backend for MirrorBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         Ok(Box::new(MirrorLane::open(&self.table, if self.healer.is_some() { 0 } else { 1 })?))
+    }
+
+    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+        Ok(Box::new(MirrorCalls::open(&self.table)?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

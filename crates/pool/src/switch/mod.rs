@@ -16,7 +16,7 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
 use crate::touched::Touched;
-use crate::{Backend, CallLane, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed};
+use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -172,6 +172,13 @@ impl SwitchBackend {
         }
     }
 
+    /// The side that functions run at.
+    fn only_side(&self) -> Result<Arc<dyn Backend>, PoolError> {
+        let stage = self.stage();
+        let side = stage.pair.is_none().then(|| stage.side.clone());
+        side.ok_or(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW })
+    }
+
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,11 +209,12 @@ impl Backend for SwitchBackend {
     /// At the side that holds everything and will; in the middle of a switch there is none. Channels that are open when one begins stay with the old
     /// side: who has some compares [`SwitchBackend::progress`] before and after a call.
     fn open_calls(&self) -> Result<CallLane, PoolError> {
-        let side = {
-            let stage = self.stage();
-            stage.pair.is_none().then(|| stage.side.clone())
-        };
-        side.ok_or(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })?.open_calls()
+        self.only_side()?.open_calls()
+    }
+
+    /// As [`SwitchBackend::open_calls`].
+    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+        self.only_side()?.open_reads()
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

@@ -6,7 +6,7 @@ use crate::registry::decode;
 use crate::{CallError, Fault, Function};
 use core::time::Duration;
 use farfield_core::lock::{self, Mode, Says};
-use farfield_pool::{Backend, CallEnd, CallFailure, CallLane, FarCall, PoolError};
+use farfield_pool::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,6 +56,7 @@ impl Asks {
                 self.is_nowhere = true;
                 return Err(Fault::NotHere);
             }
+            Err(PoolError::Refused { reason: CallLane::NOT_NOW, .. }) => return Err(Fault::NotHere),
             Err(error) => return Err(error.into()),
         };
         Ok(self.lane.insert(lane))
@@ -165,6 +166,7 @@ impl Asks {
         match CallError::of_failure(failure, Access::NAME, Access::VERSION, Duration::ZERO) {
             CallError::Fault(fault) => Err(fault),
             CallError::TimedOut { after } => Err(Fault::Lost(PoolError::TimedOut { server: 0, after })),
+            CallError::NotNow => Err(Fault::NotHere),
             CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. } => {
                 self.is_nowhere = true;
                 Err(Fault::NotHere)

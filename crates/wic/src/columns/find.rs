@@ -38,7 +38,7 @@ impl Found {
 impl<N: Number> Function for Find<N> {
     const NAME: &'static str = N::FIND;
     const VERSION: u32 = 1;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Search<N>;
     type Answer = Found;
 

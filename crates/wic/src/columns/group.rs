@@ -90,7 +90,7 @@ impl<N: Number> Groups<N> {
 impl<N: Number> Function for Group<N> {
     const NAME: &'static str = N::GROUP;
     const VERSION: u32 = 2;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Grouped;
     type Answer = Groups<N>;
 

@@ -87,7 +87,7 @@ impl Buckets {
 impl<N: Number> Function for Ranks<N> {
     const NAME: &'static str = N::RANKS;
     const VERSION: u32 = 1;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Span;
     type Answer = Buckets;
 

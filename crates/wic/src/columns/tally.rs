@@ -65,7 +65,7 @@ impl Tallies {
 impl Function for Tally {
     const NAME: &'static str = "ff.tally";
     const VERSION: u32 = 2;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Tallied;
     type Answer = Tallies;
 

@@ -122,7 +122,7 @@ fn is_all<N>(values: &(Bound<N>, Bound<N>)) -> bool {
 impl<N: Number> Function for Totals<N> {
     const NAME: &'static str = N::TOTALS;
     const VERSION: u32 = 2;
-    const REPEATABLE: bool = true;
+    const ONLY_READS: bool = true;
     type Argument = Wanted<N>;
     type Answer = Part<N>;
 

@@ -1,0 +1,509 @@
+//! Functions that change nothing, at one leg that holds everything.
+//!
+//! Whatever is written without a leg *hurts* it before whoever wrote hears that it is done. So an answer is of what the pool holds if its leg held everything when the call
+//! set out and was not hurt, lost or late until the answer was here. Else nobody hears of it, and the call is made anew at another leg, in what is left of its time. The same
+//! happens when the leg dies. One from which nothing comes is asked whether it is there; if it does not say so it is left, and for a while it is asked after the others.
+//!
+//! Dangers that the tests guard against: bytes of before, from a leg that has missed a write; a call that ends with a leg that others could do without, or waits for it.
+
+use super::legs::LegTable;
+use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+use farfield_core::Legs;
+use farfield_core::wire::ErrorCode;
+use farfield_os::process::now_ns;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// How long nothing may come from a leg before it is asked whether it is there; the next time after twice as long.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// How long a leg that was not is asked after the others.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often who sleeps looks whether the leg still holds everything.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Which leg is called next: each in turn, because each has processors of its own.
+#[derive(Default)]
+pub(super) struct Callees {
+    turn: AtomicUsize,
+    /// Before this each of them is asked last.
+    silent_until: [AtomicU64; Legs::MAX],
+}
+
+impl Callees {
+    fn next(&self, legs: Legs, now: u64) -> Option<usize> {
+        let is_awake = |leg: &usize| self.silent_until[*leg].load(Ordering::Relaxed) <= now;
+        let awake: Legs = legs.iter().filter(is_awake).collect();
+        let legs = if awake.is_empty() { legs } else { awake };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        legs.iter().nth(turn.checked_rem(legs.count())?)
+    }
+
+    fn is_silent(&self, leg: usize, now: u64) {
+        self.silent_until[leg].store(now.saturating_add(SILENCE.as_nanos() as u64), Ordering::Relaxed);
+    }
+}
+
+/// A channel to a leg.
+struct Way {
+    leg: usize,
+    /// How often the leg was hurt when it held everything.
+    hurts: u32,
+    calls: Box<dyn Calls>,
+    /// When something came last, or it had nothing to do.
+    heard_at: u64,
+    patience: Duration,
+}
+
+struct Pending {
+    call: FarCall,
+    until: u64,
+    /// Legs that do not run it, and what the last of them said.
+    refused: Legs,
+    refusal: Option<CallFailure>,
+}
+
+/// See the module.
+pub(super) struct MirrorCalls {
+    table: Arc<LegTable>,
+    way: Option<Way>,
+    /// By the tag that legs are told, which is never used twice.
+    pending: BTreeMap<u64, Pending>,
+    /// Those that no leg was told.
+    unsent: VecDeque<u64>,
+    next: u64,
+    arrived: Vec<CallEnd>,
+    ended: VecDeque<CallEnd>,
+    /// Legs that run no functions.
+    nowhere: Legs,
+}
+
+impl MirrorCalls {
+    pub(super) fn open(table: &Arc<LegTable>) -> Result<MirrorCalls, PoolError> {
+        let mut calls = MirrorCalls {
+            table: table.clone(),
+            way: None,
+            pending: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            next: 0,
+            arrived: Vec::new(),
+            ended: VecDeque::new(),
+            nowhere: Legs(0),
+        };
+        calls.way = Some(calls.open_way(Legs(0))?);
+        Ok(calls)
+    }
+
+    /// Legs that hold everything and may run functions, of those that are not `out`.
+    fn whole(&self, out: Legs) -> Legs {
+        let legs = self.table.all().but(self.nowhere).but(out);
+        legs.iter().filter(|leg| self.table.is_whole(*leg)).collect()
+    }
+
+    /// A way to a leg that holds everything and is not `out`.
+    fn open_way(&mut self, out: Legs) -> Result<Way, PoolError> {
+        let mut out = out;
+        while let Some(leg) = self.table.callees.next(self.whole(out), now_ns()) {
+            // Looked at first: if it is hurt after this it does not count.
+            let hurts = self.table.hurts(leg);
+            out = out.or(Legs::one(leg));
+            match self.table.backend(leg).map(|backend| backend.open_reads()) {
+                Some(Ok(calls)) => return Ok(Way { leg, hurts, calls, heard_at: now_ns(), patience: PATIENCE }),
+                Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
+                    self.nowhere = self.nowhere.or(Legs::one(leg));
+                }
+                // Whether it is gone its session says.
+                Some(Err(PoolError::ServerGone { .. })) => self.table.look_at_health(),
+                _ => {}
+            }
+        }
+        let present = self.table.present();
+        if present.is_empty() {
+            return Err(self.table.gone());
+        }
+        let reason = if present.but(self.nowhere).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
+        Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
+    }
+
+    /// Has the leg held everything since it was chosen?
+    fn is_true(&self, way: &Way) -> bool {
+        self.table.hurts(way.leg) == way.hurts && self.table.is_whole(way.leg)
+    }
+
+    /// All that was asked there is asked elsewhere.
+    fn leave(&mut self) {
+        self.way = None;
+        self.unsent = self.pending.keys().copied().collect();
+    }
+
+    fn work(&mut self) -> u64 {
+        self.hear();
+        let now = now_ns();
+        self.expire(now);
+        self.ask_whether_it_is_there(now);
+        self.send();
+        now
+    }
+
+    /// Takes what has come, if it counts.
+    fn hear(&mut self) {
+        let Some(mut way) = self.way.take() else { return };
+        if way.calls.poll(&mut self.arrived) > 0 || way.calls.in_flight() == 0 {
+            (way.heard_at, way.patience) = (now_ns(), PATIENCE);
+        }
+        // Looked at when the answers are here.
+        if !self.is_true(&way) {
+            self.arrived.clear();
+            return self.leave();
+        }
+        let mut arrived = core::mem::take(&mut self.arrived);
+        let mut is_lost = false;
+        for CallEnd { tag, result, steps } in arrived.drain(..) {
+            is_lost |= !self.answered(way.leg, tag, result, steps);
+        }
+        self.arrived = arrived;
+        if is_lost {
+            self.table.look_at_health();
+            return self.leave();
+        }
+        self.way = Some(way);
+    }
+
+    /// `false`: the leg was not reached.
+    fn answered(&mut self, leg: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
+        // If it is not there its time was over before.
+        let Some(pending) = self.pending.get_mut(&id) else { return true };
+        let is_of_leg = match result {
+            Ok(_) | Err(CallFailure::Pool(PoolError::TimedOut { .. })) => false,
+            Err(CallFailure::Pool(_)) => true,
+            Err(CallFailure::Server { code, detail }) => match code {
+                ErrorCode::NoFunction | ErrorCode::OtherVersion | ErrorCode::Unsupported => true,
+                ErrorCode::UnknownRegion | ErrorCode::Internal => true,
+                // Others may have the right bytes.
+                ErrorCode::Corrupt => detail < self.table.pages && self.table.suspect(detail, 1, leg),
+                _ => false,
+            },
+        };
+        if is_of_leg {
+            pending.refused = pending.refused.or(Legs::one(leg));
+            let is_gone = matches!(result, Err(CallFailure::Pool(PoolError::ServerGone { .. })));
+            pending.refusal = result.as_ref().err().copied().filter(|_| !is_gone).or(pending.refusal);
+            self.unsent.push_back(id);
+            return !matches!(result, Err(CallFailure::Pool(_)));
+        }
+        if let Some(Pending { call, .. }) = self.pending.remove(&id) {
+            self.ended.push_back(CallEnd { tag: call.tag, result, steps });
+        }
+        true
+    }
+
+    fn expire(&mut self, now: u64) {
+        let server = self.way.as_ref().map_or(0, |way| self.table.server(way.leg));
+        let ended = &mut self.ended;
+        let count = self.pending.len();
+        self.pending.retain(|_, pending| {
+            let is_late = pending.until <= now;
+            if is_late {
+                let error = PoolError::TimedOut { server, after: pending.call.deadline };
+                ended.push_back(CallEnd { tag: pending.call.tag, result: Err(CallFailure::Pool(error)), steps: 0 });
+            }
+            !is_late
+        });
+        if self.pending.len() < count {
+            let pending = &self.pending;
+            self.unsent.retain(|id| pending.contains_key(id));
+        }
+    }
+
+    /// If it does not say anything while others could.
+    fn ask_whether_it_is_there(&mut self, now: u64) {
+        let Some(Way { leg, heard_at, patience, .. }) = self.way else { return };
+        if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
+            return;
+        }
+        let others = self.whole(Legs::one(leg));
+        if !others.is_empty() && self.table.answering(Legs::one(leg)).is_empty() {
+            self.table.callees.is_silent(leg, now_ns());
+            return self.leave();
+        }
+        if let Some(way) = &mut self.way {
+            (way.heard_at, way.patience) = (now_ns(), 2 * patience);
+        }
+    }
+
+    /// Calls wait for a leg that runs them, those that were refused until there is nothing else.
+    fn send(&mut self) {
+        while let Some(first) = self.unsent.front().copied() {
+            let Some(Pending { refused, refusal, .. }) = self.pending.get(&first) else {
+                self.unsent.pop_front();
+                continue;
+            };
+            let (refused, refusal) = (*refused, *refusal);
+            let of_way = self.way.as_ref().filter(|way| self.is_true(way)).map(|way| (way.leg, way.calls.in_flight()));
+            match of_way {
+                Some((leg, 0)) if refused.has(leg) => self.way = None,
+                Some((leg, _)) if refused.has(leg) => return,
+                Some(_) => {}
+                None if self.way.is_some() => {
+                    self.leave();
+                    continue;
+                }
+                None => {}
+            }
+            if self.way.is_none() {
+                match self.open_way(refused) {
+                    Ok(way) => self.way = Some(way),
+                    Err(error) => {
+                        self.unsent.pop_front();
+                        let is_for_now = matches!(error, PoolError::Refused { .. });
+                        let failure = refusal.filter(|_| is_for_now).unwrap_or(CallFailure::Pool(error));
+                        if let Some(Pending { call, .. }) = self.pending.remove(&first) {
+                            self.ended.push_back(CallEnd { tag: call.tag, result: Err(failure), steps: 0 });
+                        }
+                    }
+                }
+                continue;
+            }
+            let (Some(way), Some(pending)) = (&mut self.way, self.pending.get(&first)) else { return };
+            let left = Duration::from_nanos(pending.until.saturating_sub(now_ns()));
+            if way.calls.submit(FarCall { tag: first, deadline: left, ..pending.call.clone() }).is_err() {
+                return;
+            }
+            self.unsent.pop_front();
+        }
+    }
+}
+
+impl Calls for MirrorCalls {
+    fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
+        if self.in_flight() >= CallLane::CALLS_MAX {
+            return Err(call);
+        }
+        let until = now_ns().saturating_add(u64::try_from(call.deadline.as_nanos()).unwrap_or(u64::MAX));
+        self.pending.insert(self.next, Pending { call, until, refused: Legs(0), refusal: None });
+        self.unsent.push_back(self.next);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
+        self.work();
+        let count = self.ended.len();
+        done.extend(self.ended.drain(..));
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let limit = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            let now = self.work();
+            if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
+                return;
+            }
+            let soonest = self.pending.values().map(|pending| pending.until).min().unwrap_or(limit);
+            let most = Duration::from_nanos(limit.min(soonest).saturating_sub(now)).min(LOOK_EVERY);
+            match &mut self.way {
+                Some(way) => way.calls.wait(most),
+                None => std::thread::sleep(most),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MirrorBackend;
+    use super::super::legs::Holds;
+    use super::*;
+    use crate::legs::Leg;
+    use crate::trial::{self, LONG, SilentSide, filled, open, wait_until, write};
+    use crate::{Backend, Health};
+    use std::time::Instant;
+
+    const PAGES: u64 = 256;
+
+    /// A mirror of these, which are healed only by who polls a lane.
+    fn mirror(sides: &[Arc<SilentSide>]) -> MirrorBackend {
+        let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+        MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap()
+    }
+
+    fn sides() -> [Arc<SilentSide>; 2] {
+        [SilentSide::new(PAGES), SilentSide::new(PAGES)]
+    }
+
+    fn ask(page: u64, deadline: Duration) -> FarCall {
+        FarCall {
+            tag: page,
+            deadline,
+            steps_max: 0,
+            name: "first word",
+            version: 1,
+            argument: page.to_le_bytes().into(),
+        }
+    }
+
+    fn answer(calls: &mut dyn Calls) -> Result<u64, CallFailure> {
+        let mut done = Vec::new();
+        while calls.poll(&mut done) == 0 {
+            calls.wait(LONG);
+        }
+        done.remove(0).result.map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+    }
+
+    fn word(page: u64, version: u64) -> u64 {
+        u64::from_le_bytes(*filled(1, page, version).bytes().first_chunk().unwrap())
+    }
+
+    #[track_caller]
+    fn assert_says(calls: &mut dyn Calls, page: u64, version: u64) {
+        calls.submit(ask(page, LONG)).unwrap();
+        assert_eq!(answer(calls), Ok(word(page, version)), "page {page}");
+    }
+
+    fn counts(sides: &[Arc<SilentSide>; 2]) -> [usize; 2] {
+        [0, 1].map(|side: usize| sides[side].functions().count.load(Ordering::SeqCst))
+    }
+
+    #[test]
+    fn a_leg_that_lacks_a_write_that_was_done_does_not_answer_before_it_has_it() {
+        let sides = sides();
+        let backend = mirror(&sides);
+        let mut lane = backend.open_lane().unwrap();
+        write(&mut *lane, 0, 200, 1).unwrap();
+        // Ways to each of them, which are there when one of them misses something.
+        let mut ways: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
+        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 1));
+        assert_eq!(counts(&sides), [2, 2], "each has its turn");
+        sides[1].set_silent(true);
+        write(&mut *lane, 7, 1, 2).unwrap();
+        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 2));
+        sides[1].set_silent(false);
+        // It takes new writes again, and lacks the old one.
+        lane.poll(&mut Vec::new());
+        let mut done = Vec::new();
+        wait_until("its late answer comes", || {
+            lane.poll(&mut done);
+            backend.table.active().count() == 2
+        });
+        sides[1].functions().is_busy.store(true, Ordering::SeqCst);
+        if !backend.table.is_whole(1) {
+            ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 2));
+            ways.extend((0..4).map(|_| backend.open_reads().unwrap()));
+            ways.iter_mut().for_each(|way| assert_says(&mut **way, 190, 1));
+        }
+        sides[1].functions().is_busy.store(false, Ordering::SeqCst);
+        assert_eq!(counts(&sides)[1], 2);
+        wait_until("it has what it missed", || {
+            lane.poll(&mut Vec::new());
+            backend.health() == Health::Good
+        });
+        (0..2).for_each(|_| assert_says(&mut *backend.open_reads().unwrap(), 7, 2));
+        assert_eq!(counts(&sides)[1], 3);
+    }
+
+    #[test]
+    fn an_answer_does_not_count_if_its_leg_missed_a_write_meanwhile() {
+        let sides = sides();
+        let backend = mirror(&sides);
+        let mut lane = backend.open_lane().unwrap();
+        write(&mut *lane, 0, 200, 1).unwrap();
+        let mut way = backend.open_reads().unwrap();
+        assert_says(&mut *way, 7, 1);
+        let asked = usize::from(counts(&sides)[1] == 1);
+        sides[asked].functions().is_busy.store(true, Ordering::SeqCst);
+        way.submit(ask(7, LONG)).unwrap();
+        assert_eq!((way.poll(&mut Vec::new()), way.poll(&mut Vec::new())), (0, 0), "it runs");
+        sides[asked].set_silent(true);
+        write(&mut *lane, 7, 1, 2).unwrap();
+        sides[asked].set_silent(false);
+        sides[asked].functions().is_busy.store(false, Ordering::SeqCst);
+        assert_eq!(answer(&mut *way), Ok(word(7, 2)));
+        let mut asked_for = [2, 2];
+        asked_for[1 - asked] = 1;
+        assert_eq!(counts(&sides), asked_for);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_leg_that_is_silent_or_lost_while_another_holds_everything() {
+        for is_lost in [false, true] {
+            let sides = sides();
+            let backend = mirror(&sides);
+            let mut lane = backend.open_lane().unwrap();
+            write(&mut *lane, 0, 200, 1).unwrap();
+            let mut way = backend.open_reads().unwrap();
+            assert_says(&mut *way, 7, 1);
+            let asked = usize::from(counts(&sides)[1] == 1);
+            let started = Instant::now();
+            sides[asked].set_silent(!is_lost);
+            sides[asked].functions().is_busy.store(true, Ordering::SeqCst);
+            (0..5).for_each(|page| way.submit(ask(page, LONG)).unwrap());
+            way.poll(&mut Vec::new());
+            if is_lost {
+                backend.table.lose(asked);
+            }
+            let mut done = Vec::new();
+            while way.in_flight() > 0 {
+                way.wait(LONG);
+                way.poll(&mut done);
+            }
+            assert!(done.len() == 5 && done.iter().all(|end| end.result.is_ok()), "{done:?}");
+            assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+            // Others do not wait for it at all.
+            let started = Instant::now();
+            (0..6).for_each(|_| assert_says(&mut *backend.open_reads().unwrap(), 9, 1));
+            assert!(started.elapsed() < PATIENCE);
+            // Who is the only one is waited for, as long as there is time.
+            backend.table.lose(1 - asked);
+            way.submit(ask(3, Duration::from_millis(50))).unwrap();
+            let nobody = answer(&mut *way);
+            match is_lost {
+                true => assert!(matches!(nobody, Err(CallFailure::Pool(PoolError::ServerGone { .. }))), "{nobody:?}"),
+                false => assert!(
+                    matches!(nobody, Err(CallFailure::Pool(PoolError::TimedOut { .. } | PoolError::Refused { .. }))),
+                    "{nobody:?}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn what_one_leg_does_not_run_another_does() {
+        let sides = sides();
+        let backend = mirror(&sides);
+        let mut lane = backend.open_lane().unwrap();
+        write(&mut *lane, 0, 200, 1).unwrap();
+        let mut ways: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
+        sides[0].functions().lacks.store(true, Ordering::SeqCst);
+        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 1));
+        sides[1].functions().lacks.store(true, Ordering::SeqCst);
+        ways[0].submit(ask(7, LONG)).unwrap();
+        let refusal = CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 };
+        assert_eq!(answer(&mut *ways[0]), Err(refusal));
+    }
+
+    #[test]
+    fn why_nothing_runs_is_said() {
+        let why = |backend: &dyn Backend| match backend.open_reads().err() {
+            Some(PoolError::Refused { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(why(&*trial::open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
+        let able = SilentSide::new(PAGES);
+        let leg = |backend| Leg { backend: Some(backend), leaves: 1, server: 0 };
+        let legs = vec![leg(open("ram:", PAGES)), leg(able)];
+        let backend = MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap();
+        assert!(backend.open_reads().is_ok());
+        backend.table.hurt(1);
+        assert_eq!(why(&backend), CallLane::NOT_NOW);
+        backend.table.lose(1);
+        assert_eq!(why(&backend), CallLane::NOWHERE);
+        backend.table.lose(0);
+        assert!(matches!(backend.open_reads().err(), Some(PoolError::ServerGone { .. })));
+    }
+}
