@@ -10,6 +10,7 @@ use crate::error::FarError;
 use crate::heap::Core;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_pool::{Backend, CallLane, PoolError, Writes};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -87,7 +88,7 @@ impl Core {
 
     /// Calls a function of which the server has the bytes, once for each of these arguments. All answer, or it is an error.
     pub(crate) fn offload<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
-        self.call::<F>(arguments).map_err(|failed| failed.error)
+        self.call::<F>(arguments, None).map_err(|failed| failed.error)
     }
 
     /// The same for a function that writes these pages (in the region: first byte, and pages), which are [claimed](Core::claim). While it runs the pool is
@@ -102,13 +103,26 @@ impl Core {
             // It would be written at one side only.
             return Err(Unwritten { error: CallError::Nowhere, is_over: true });
         }
-        pages.for_each(|range| {
-            self.backend.will_be_written(PageId(range.offset / PAGE_BYTES as u64), range.count);
-        });
-        self.call::<F>(arguments).map_err(|failed| {
-            let is_over = failed.callers.into_iter().all(|caller| self.has_ended(caller));
-            Unwritten { error: failed.error, is_over }
-        })
+        let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
+        runs.iter().for_each(|(first, count)| self.backend.will_be_written(*first, *count));
+        let writes = match self.backend.begin_writes(&runs) {
+            Ok(writes) => writes,
+            Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
+                return self.call::<F>(arguments, None).map_err(|failed| {
+                    let is_over = failed.callers.into_iter().all(|caller| self.has_ended(caller));
+                    Unwritten { error: failed.error, is_over }
+                });
+            }
+            Err(error) => return Err(Unwritten { error: error.into(), is_over: true }),
+        };
+        let answers = self.call::<F>(arguments, Some(&*writes));
+        let ended = writes.end();
+        let is_over = ended.err().is_none_or(|unwritten| unwritten.is_over);
+        match answers {
+            Ok(answers) if ended.is_ok() => Ok(answers),
+            Ok(_) => Err(Unwritten { error: CallError::NotNow, is_over }),
+            Err(failed) => Err(Unwritten { error: failed.error, is_over }),
+        }
     }
 
     /// Has all ended that was asked for through this channel? The server does that in order: when it answers this, what came before has.
@@ -119,7 +133,11 @@ impl Core {
     }
 
     /// Through several channels at a time, because the server has a thread for each.
-    fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, Failed> {
+    fn call<F: Function>(
+        &self,
+        arguments: Vec<F::Argument>,
+        writes: Option<&dyn Writes>,
+    ) -> Result<Vec<F::Answer>, Failed> {
         let share = arguments.len().div_ceil(CHANNELS).max(1);
         let mut rest = arguments;
         let mut shares = Vec::new();
@@ -128,15 +146,15 @@ impl Core {
             shares.push(std::mem::replace(&mut rest, others));
         }
         if shares.is_empty() {
-            return self.call_through_one::<F>(rest);
+            return self.call_through_one::<F>(rest, writes);
         }
         std::thread::scope(|threads| {
             let ask = |share| {
-                let call = || self.call_through_one::<F>(share);
+                let call = || self.call_through_one::<F>(share, writes);
                 std::thread::Builder::new().name("farfield-call".into()).spawn_scoped(threads, call)
             };
             let others: Vec<_> = shares.into_iter().map(ask).collect();
-            let last = self.call_through_one::<F>(rest);
+            let last = self.call_through_one::<F>(rest, writes);
             let answers = others.into_iter().map(|other| match other {
                 Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // There is no room for a thread.
@@ -146,10 +164,25 @@ impl Core {
         })
     }
 
-    fn call_through_one<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, Failed> {
+    fn call_through_one<F: Function>(
+        &self,
+        arguments: Vec<F::Argument>,
+        writes: Option<&dyn Writes>,
+    ) -> Result<Vec<F::Answer>, Failed> {
         let was_active = self.backend.progress().is_active;
-        let (switches, idle) = self.channels(|channels| (channels.switches, channels.idle.pop()));
-        let mut caller = idle.unwrap_or_else(|| Caller::new(self.backend.clone()));
+        let (switches, idle) = self.channels(|channels| {
+            let idle = if writes.is_some() { None } else { channels.idle.pop() };
+            (channels.switches, idle)
+        });
+        let caller = match (idle, writes) {
+            (Some(idle), _) => Ok(idle),
+            (None, None) => Ok(Caller::new(self.backend.clone())),
+            (None, Some(writes)) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
+        };
+        let mut caller = match caller {
+            Ok(caller) => caller,
+            Err(error) => return Err(self.failed::<F>(error.into(), switches, !was_active, None)),
+        };
         let calls = caller.calls::<F>(arguments).at(Where::Server).within(self.patience);
         let answers: Result<Vec<F::Answer>, CallError> = calls.run().into_iter().collect();
         let progress = self.backend.progress();
@@ -157,7 +190,7 @@ impl Core {
         match answers {
             Ok(answers) => {
                 self.channels(|channels| {
-                    if channels.switches == switches && channels.idle.len() < IDLE_MAX {
+                    if writes.is_none() && channels.switches == switches && channels.idle.len() < IDLE_MAX {
                         channels.idle.push(caller);
                         return None;
                     }
@@ -167,22 +200,28 @@ impl Core {
                 if is_same { Ok(answers) } else { Err(Failed { error: CallError::Nowhere, callers: Vec::new() }) }
             }
             Err(error) => {
-                let is_refusal =
-                    matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
-                // While the pool is switched there is no one server, and there will be one again.
-                if is_refusal && is_same && !was_active {
-                    self.channels(|channels| {
-                        if channels.switches == switches {
-                            channels.refused.insert(F::NAME);
-                        }
-                    });
-                }
-                // Nobody was asked, or somebody who may be at it still.
-                let is_unasked = matches!(error, CallError::Nowhere | CallError::NotNow);
-                let callers = if is_unasked { Vec::new() } else { vec![caller] };
-                Err(Failed { error, callers })
+                // Whoever began the writes knows what is at it still.
+                let caller = Some(caller).filter(|_| writes.is_none());
+                Err(self.failed::<F>(error, switches, is_same && !was_active, caller))
             }
         }
+    }
+
+    /// Calls failed that were made after so many switches, with none meanwhile if it `is_same`.
+    fn failed<F: Function>(&self, error: CallError, switches: u64, is_same: bool, caller: Option<Caller>) -> Failed {
+        let is_refusal =
+            matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
+        // While the pool is switched there is no one server, and there will be one again.
+        if is_refusal && is_same {
+            self.channels(|channels| {
+                if channels.switches == switches {
+                    channels.refused.insert(F::NAME);
+                }
+            });
+        }
+        // Nobody was asked, or somebody who may be at it still.
+        let is_unasked = matches!(error, CallError::Nowhere | CallError::NotNow);
+        Failed { error, callers: caller.into_iter().filter(|_| !is_unasked).collect() }
     }
 
     /// Those of the present server.

@@ -1,6 +1,6 @@
 //! What makes a place that keeps bytes a backend.
 
-use crate::{Buffer, CallLane, Calls, Protection, Scrubbed};
+use crate::{Buffer, CallLane, Calls, Protection, Scrubbed, Writes};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -259,14 +259,20 @@ pub trait Backend: Send + Sync {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError>;
 
     /// Opens a channel to functions that run where the pages are kept, if one server keeps all of them. May allocate and block.
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
     }
 
     /// Opens a channel to functions that change nothing, where all pages are kept: at the one server, or at any of several that keep the same.
     /// There it must not be used for others. May allocate and block.
     fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
-        Ok(Box::new(self.open_calls()?))
+        self.open_calls()
+    }
+
+    /// Functions shall write these runs of pages (the first, and how many) and nothing else, at each of several servers that keep the same. Until that has ended
+    /// nobody else reads or writes the pages, and there is no snapshot. May allocate and block.
+    fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
+        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
     }
 
     /// The right of other processes to the same region, if one server keeps it: they change its bytes, too, so this is for functions and not

@@ -90,6 +90,23 @@ pub trait Calls: Send {
     fn wait(&mut self, timeout: Duration);
 }
 
+/// Functions that write some pages wherever these are kept. See [`Backend::begin_writes`](crate::Backend::begin_writes).
+pub trait Writes: Send + Sync {
+    /// A channel for some of them. They change nothing but these pages, and what they do and answer depends on nothing but their arguments and on what else the pool holds.
+    /// May allocate and block.
+    fn open(&self) -> Result<Box<dyn Calls>, PoolError>;
+
+    /// All channels are gone. The pages are what the functions wrote, if all of them have answered and this is no error; else nobody knows what is in them.
+    fn end(self: Box<Self>) -> Result<(), Unwritten>;
+}
+
+/// Pages are not what functions were to write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unwritten {
+    /// No function writes there any more.
+    pub is_over: bool,
+}
+
 /// A thread's private channel to the functions of a server.
 pub struct CallLane {
     session: Arc<Session>,

@@ -44,7 +44,7 @@ mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Share};
 pub use buffer::Buffer;
-pub use calls::{CallEnd, CallFailure, CallLane, Calls, FarCall};
+pub use calls::{CallEnd, CallFailure, CallLane, Calls, FarCall, Unwritten, Writes};
 pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
 pub use protection::Protection;

@@ -14,7 +14,9 @@ use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
 use crate::legs::is_silence;
 use crate::tcp::clone_region;
-use crate::{Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Share};
+use crate::{
+    Backend, Buffer, CallLane, Calls, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Share,
+};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -404,8 +406,8 @@ impl Backend for ShmBackend {
         }))
     }
 
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
-        CallLane::open(&self.region.session, self.region.id)
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+        Ok(Box::new(CallLane::open(&self.region.session, self.region.id)?))
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

@@ -7,7 +7,7 @@
 use crate::backend::{check_range, hand_over};
 use crate::connection::{Connection, Session};
 use crate::{
-    Backend, Buffer, CallLane, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request, Share,
+    Backend, Buffer, CallLane, Calls, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request, Share,
 };
 use core::time::Duration;
 use farfield_core::Incarnation;
@@ -65,8 +65,8 @@ impl Backend for TcpBackend {
         Ok(Box::new(TcpLane::new(self.session.clone(), connection, self.region, self.pages)))
     }
 
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
-        CallLane::open(&self.session, self.region)
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+        Ok(Box::new(CallLane::open(&self.session, self.region)?))
     }
 
     fn share(&self) -> Result<Share, PoolError> {

@@ -30,13 +30,15 @@ pub(crate) struct SilentSide {
     functions: Arc<Functions>,
 }
 
-/// The functions of a [`SilentSide`]: of all of them the answer is the first word of a page, whose number is the argument.
+/// The functions of a [`SilentSide`]. Their answer is the first word of a page, whose number is the argument; `fill` makes it of the version behind the number before.
 #[derive(Default)]
 pub(crate) struct Functions {
     /// They do not end as long as this is so.
     pub(crate) is_busy: AtomicBool,
     /// There are none of this name.
     pub(crate) lacks: AtomicBool,
+    /// They answer something else.
+    pub(crate) lies: AtomicBool,
     /// Of those that ran.
     pub(crate) count: AtomicUsize,
 }
@@ -45,6 +47,11 @@ impl SilentSide {
     pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
         let (is_silent, functions) = (Arc::default(), Arc::default());
         Arc::new(SilentSide { ram: open("ram:", pages), is_silent, functions })
+    }
+
+    /// What it holds, whether it is silent or not.
+    pub(crate) fn memory(&self) -> &dyn Backend {
+        &*self.ram
     }
 
     pub(crate) fn functions(&self) -> &Functions {
@@ -67,7 +74,7 @@ impl Backend for SilentSide {
         }
         Ok(Box::new(SilentLane { lane: self.ram.open_lane()?, is_silent: self.is_silent.clone(), held: Vec::new() }))
     }
-    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         if self.is_silent() {
             return Err(SILENT);
         }
@@ -139,13 +146,18 @@ impl Calls for SilentCalls {
         if self.is_silent.load(Ordering::SeqCst) {
             return 0;
         }
-        for FarCall { tag, argument, .. } in self.queued.drain(..) {
+        for FarCall { tag, name, argument, .. } in self.queued.drain(..) {
             self.functions.count.fetch_add(1, Ordering::SeqCst);
-            let page = u64::from_le_bytes(argument.try_into().unwrap());
-            let failed = CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 };
-            let result = match self.functions.lacks.load(Ordering::SeqCst) {
-                true => Err(failed),
-                false => Ok(read(&mut *self.lane, page, 1).bytes()[..8].to_vec()),
+            let words: Vec<u64> = argument.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            let result = if self.functions.lacks.load(Ordering::SeqCst) {
+                Err(CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 })
+            } else {
+                if name == "fill" {
+                    write(&mut *self.lane, words[0], 1, words[1]).unwrap();
+                }
+                let mut answer = read(&mut *self.lane, words[0], 1).bytes()[..8].to_vec();
+                answer[0] ^= u8::from(self.functions.lies.load(Ordering::SeqCst));
+                Ok(answer)
             };
             self.ended.push(CallEnd { tag, result, steps: 1 });
         }

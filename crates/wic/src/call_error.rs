@@ -78,20 +78,11 @@ impl CallError {
         }
     }
 
-    /// Why there is no way to a server, or none any more.
-    pub(crate) fn of_way(error: PoolError) -> CallError {
-        match error {
-            PoolError::Refused { reason: CallLane::NOWHERE, .. } => CallError::Nowhere,
-            PoolError::Refused { reason: CallLane::NOT_NOW, .. } => CallError::NotNow,
-            error => CallError::Fault(error.into()),
-        }
-    }
-
     /// Why a call of this function to the server failed.
     pub(crate) fn of_failure(failure: CallFailure, name: &'static str, ours: u32, within: Duration) -> CallError {
         let (code, detail) = match failure {
             CallFailure::Pool(PoolError::TimedOut { .. }) => return CallError::TimedOut { after: within },
-            CallFailure::Pool(error) => return CallError::of_way(error),
+            CallFailure::Pool(error) => return error.into(),
             CallFailure::Server { code, detail } => (code, detail),
         };
         match code {
@@ -115,6 +106,17 @@ impl CallError {
             ErrorCode::PoolFull => CallError::Fault(Fault::Full),
             ErrorCode::Internal => CallError::Fault(Fault::Internal),
             code => CallError::Fault(Fault::Lost(PoolError::Refused { server: 0, reason: code.text() })),
+        }
+    }
+}
+
+/// Why there is no way to a server, or none any more.
+impl From<PoolError> for CallError {
+    fn from(error: PoolError) -> CallError {
+        match error {
+            PoolError::Refused { reason: CallLane::NOWHERE, .. } => CallError::Nowhere,
+            PoolError::Refused { reason: CallLane::NOT_NOW, .. } => CallError::NotNow,
+            error => CallError::Fault(error.into()),
         }
     }
 }

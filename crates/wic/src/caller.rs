@@ -36,7 +36,7 @@ pub enum Where {
 pub struct Caller {
     backend: Arc<dyn Backend>,
     client: Option<ClientPlace>,
-    server: Option<CallLane>,
+    server: Option<Box<dyn Channel>>,
     /// For functions that only read, where there is no one server.
     reads: Option<Box<dyn Channel>>,
     ended: Vec<farfield_pool::CallEnd>,
@@ -69,6 +69,11 @@ impl Caller {
     /// has changed must be written back before.
     pub fn new(backend: Arc<dyn Backend>) -> Caller {
         Caller { backend, client: None, server: None, reads: None, ended: Vec::new(), placements: BTreeMap::new() }
+    }
+
+    /// The same through this channel, whatever it leads to; where they do not run at the client.
+    pub fn through(backend: Arc<dyn Backend>, channel: Box<dyn Channel>) -> Caller {
+        Caller { server: Some(channel), ..Caller::new(backend) }
     }
 
     /// A call of one function.
@@ -191,7 +196,7 @@ impl Caller {
             }
         }
         match (&mut self.server, &mut self.reads) {
-            (Some(lane), _) => Ok(lane),
+            (Some(lane), _) => Ok(&mut **lane),
             (None, Some(reads)) => Ok(&mut **reads),
             (None, None) => Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE }),
         }
@@ -202,7 +207,7 @@ impl Caller {
         let mut ended = core::mem::take(&mut self.ended);
         let lane = match self.channel(F::ONLY_READS) {
             Ok(lane) => lane,
-            Err(error) => return fail_all::<F>(arguments.len(), CallError::of_way(error)),
+            Err(error) => return fail_all::<F>(arguments.len(), error.into()),
         };
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Argument)).collect();
         let mut waiting = arguments.into_iter().enumerate();

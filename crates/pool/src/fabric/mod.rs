@@ -10,7 +10,7 @@ mod lane;
 use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
 use crate::legs::is_silence;
 use crate::tcp::{TcpLane, clone_region};
-use crate::{Backend, CallLane, CloneTicket, Health, Lane, PoolError};
+use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
@@ -172,8 +172,8 @@ impl Backend for FabricBackend {
         Ok(Box::new(FabricLane::new(self.region.clone(), messages, reader)))
     }
 
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
-        CallLane::open(&self.region.session, self.region.id)
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+        Ok(Box::new(CallLane::open(&self.region.session, self.region.id)?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

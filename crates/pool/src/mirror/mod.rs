@@ -7,6 +7,7 @@
 
 mod answers;
 mod calls;
+mod everywhere;
 mod heal;
 mod lane;
 mod legs;
@@ -19,9 +20,11 @@ use crate::healer::{Caring, Healer, take_back, whole_legs};
 use crate::legs::Leg;
 use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
-use crate::{Backend, Calls, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
+use crate::{Backend, Calls, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed, Writes};
 use calls::MirrorCalls;
 use core::time::Duration;
+use everywhere::MirrorWrites;
+use farfield_core::PageId;
 pub(crate) use lane::MirrorLane;
 pub(crate) use legs::{CHUNK_PAGES, Holds, LegTable, chunks};
 use std::sync::Arc;
@@ -61,6 +64,10 @@ impl Backend for MirrorBackend {
 
     fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
         Ok(Box::new(MirrorCalls::open(&self.table)?))
+    }
+
+    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
+        Ok(Box::new(MirrorWrites::begin(&self.table, runs)?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

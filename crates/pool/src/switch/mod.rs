@@ -16,7 +16,7 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
 use crate::touched::Touched;
-use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed};
+use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed, Writes};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -208,13 +208,18 @@ impl Backend for SwitchBackend {
 
     /// At the side that holds everything and will; in the middle of a switch there is none. Channels that are open when one begins stay with the old
     /// side: who has some compares [`SwitchBackend::progress`] before and after a call.
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         self.only_side()?.open_calls()
     }
 
     /// As [`SwitchBackend::open_calls`].
     fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
         self.only_side()?.open_reads()
+    }
+
+    /// The same. The caller [holds still](SwitchBackend::hold_still) and has said that it [will be written](SwitchBackend::will_be_written).
+    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
+        self.only_side()?.begin_writes(runs)
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

@@ -22,7 +22,7 @@ type Ended = Result<Vec<u8>, CallFailure>;
 /// The channel for them, opened when it is first needed.
 pub(super) struct Asks {
     backend: Arc<dyn Backend>,
-    lane: Option<CallLane>,
+    lane: Option<Box<dyn Calls>>,
     /// There is no such channel.
     is_nowhere: bool,
     underway: Underway<Ended>,
@@ -46,7 +46,7 @@ impl Asks {
         }
     }
 
-    fn lane(&mut self) -> Result<&mut CallLane, Fault> {
+    fn lane(&mut self) -> Result<&mut Box<dyn Calls>, Fault> {
         if self.is_nowhere {
             return Err(Fault::NotHere);
         }

@@ -1,0 +1,573 @@
+//! Functions that write pages of their own, at every leg that holds everything.
+//!
+//! For the words of the chunks it is a write: it begins before the functions do, and when all have ended, legs at which one of them did not succeed, or that missed something meanwhile,
+//! lack the pages and are given them by those that have them. Answers are compared: where they differ the pages count as not written, at any leg.
+//!
+//! A leg that says nothing when the others have answered, not even that it is there, is late, as with any write: what it does may still land there, so nothing
+//! is asked or copied there before it has said that it is over. If it never does, it is lost.
+//!
+//! Dangers that the tests guard against: a leg that is read without having the pages; a function that still writes where others have written since.
+
+use super::legs::LegTable;
+use crate::changes::Change;
+use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, Unwritten, Writes};
+use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use core::time::Duration;
+use farfield_core::wire::ErrorCode;
+use farfield_core::{Legs, PageId};
+use farfield_os::process::now_ns;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// How long a leg may be silent when the others have answered before it is asked whether it is there.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// How long one leg is waited for before the others are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Legs that should hold the same answer differently.
+const DIFFER: &str = "servers that should keep the same answer differently";
+
+/// See the module.
+pub(super) struct MirrorWrites(Arc<Shared>);
+
+struct Shared {
+    table: Arc<LegTable>,
+    runs: Vec<(PageId, u64)>,
+    /// Legs that are asked: those that held everything when it began, and how often each was hurt by then.
+    asked: Legs,
+    hurts: [u32; Legs::MAX],
+    /// At which something failed; at which something may be under way when its call has ended; for which somebody waits until it is not.
+    failed: Set,
+    unsure: Set,
+    late: Set,
+    has_ended: AtomicBool,
+    /// Until it has ended.
+    _change: Change,
+}
+
+#[derive(Default)]
+struct Set(AtomicU16);
+
+impl Set {
+    fn add(&self, legs: Legs) {
+        self.0.fetch_or(legs.0, Ordering::SeqCst);
+    }
+
+    fn legs(&self) -> Legs {
+        Legs(self.0.load(Ordering::SeqCst))
+    }
+}
+
+impl MirrorWrites {
+    pub(super) fn begin(table: &Arc<LegTable>, runs: &[(PageId, u64)]) -> Result<MirrorWrites, PoolError> {
+        let change = table.changes.begin();
+        let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.hurts(leg) } else { 0 });
+        let asked: Legs = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
+        if asked.is_empty() {
+            return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
+        }
+        for (begun, (page, count)) in runs.iter().enumerate() {
+            if !table.begin_write(page.0, *count, asked) {
+                runs[..begun].iter().for_each(|(page, count)| {
+                    table.end_write(page.0, *count, asked, Legs(0));
+                });
+                return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
+            }
+        }
+        Ok(MirrorWrites(Arc::new(Shared {
+            table: table.clone(),
+            runs: runs.to_vec(),
+            asked,
+            hurts,
+            failed: Set::default(),
+            unsure: Set::default(),
+            late: Set::default(),
+            has_ended: AtomicBool::new(false),
+            _change: change,
+        })))
+    }
+}
+
+impl Writes for MirrorWrites {
+    fn open(&self) -> Result<Box<dyn Calls>, PoolError> {
+        let table = &self.0.table;
+        let (mut ways, mut why) = (Vec::new(), None);
+        for leg in self.0.asked.iter() {
+            match table.backend(leg).map(|backend| backend.open_calls()) {
+                Some(Ok(calls)) => ways.push(Way { leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 }),
+                // It would be given them by the others each time.
+                Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
+                    self.0.failed.add(self.0.asked);
+                    return Err(error);
+                }
+                other => {
+                    self.0.failed.add(Legs::one(leg));
+                    table.look_at_health();
+                    why = other.and_then(Result::err).or(why);
+                }
+            }
+        }
+        if ways.is_empty() {
+            return Err(why.unwrap_or(table.gone()));
+        }
+        let (shared, pending) = (self.0.clone(), BTreeMap::new());
+        let (arrived, ended, quiet) = (Vec::new(), VecDeque::new(), None);
+        Ok(Box::new(Everywhere { shared, ways, pending, next: 0, arrived, ended, quiet }))
+    }
+
+    fn end(self: Box<MirrorWrites>) -> Result<(), Unwritten> {
+        self.0.end()
+    }
+}
+
+impl Drop for MirrorWrites {
+    fn drop(&mut self) {
+        // A chunk that has a writer for ever is never copied.
+        let _ = self.0.end();
+    }
+}
+
+impl Shared {
+    fn end(&self) -> Result<(), Unwritten> {
+        if self.has_ended.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let table = &self.table;
+        let is_true = |leg: &usize| table.hurts(*leg) == self.hurts[*leg] && table.is_whole(*leg);
+        let have: Legs = self.asked.but(self.failed.legs()).iter().filter(is_true).collect();
+        let (unsure, late) = (self.unsure.legs(), self.late.legs());
+        if !have.is_empty() {
+            // What was not answered may still write, on top of what is there next.
+            unsure.iter().for_each(|leg| table.lose(leg));
+        }
+        let mut is_kept = true;
+        for (page, count) in &self.runs {
+            is_kept &= table.end_write(page.0, *count, self.asked, have);
+        }
+        let is_over = unsure.or(late).but(table.lost()).is_empty();
+        if is_kept { Ok(()) } else { Err(Unwritten { is_over }) }
+    }
+}
+
+/// A channel to a leg.
+struct Way {
+    leg: usize,
+    /// `None`: somebody else waits for it.
+    calls: Option<Box<dyn Calls>>,
+    /// What it had no room for.
+    unsent: VecDeque<FarCall>,
+    /// Calls that it has not answered.
+    owes: usize,
+}
+
+struct Pending {
+    tag: u64,
+    /// By way.
+    results: Vec<Option<Result<Vec<u8>, CallFailure>>>,
+    steps: u32,
+}
+
+/// A channel to all legs: a call has ended when it has ended at each of them.
+struct Everywhere {
+    shared: Arc<Shared>,
+    ways: Vec<Way>,
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    arrived: Vec<CallEnd>,
+    ended: VecDeque<CallEnd>,
+    /// The only way that owes answers, how many, since when, and for how long that may be.
+    quiet: Option<Quiet>,
+}
+
+#[derive(Clone, Copy)]
+struct Quiet {
+    way: usize,
+    owes: usize,
+    since: u64,
+    patience: Duration,
+}
+
+impl Everywhere {
+    fn work(&mut self) -> u64 {
+        for index in 0..self.ways.len() {
+            let way = &mut self.ways[index];
+            let Some(calls) = &mut way.calls else { continue };
+            while let Some(call) = way.unsent.pop_front() {
+                if let Err(call) = calls.submit(call) {
+                    way.unsent.push_front(call);
+                    break;
+                }
+            }
+            calls.poll(&mut self.arrived);
+            let mut arrived = core::mem::take(&mut self.arrived);
+            for CallEnd { tag, result, steps } in arrived.drain(..) {
+                self.answered(index, tag, result, steps);
+            }
+            self.arrived = arrived;
+        }
+        let now = now_ns();
+        self.look_for_the_silent(now);
+        now
+    }
+
+    fn answered(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
+        let (leg, table) = (Legs::one(self.ways[index].leg), &self.shared.table);
+        match result {
+            Ok(_) => {}
+            Err(CallFailure::Server { code, detail }) => {
+                self.shared.failed.add(leg);
+                if code == ErrorCode::Corrupt && detail < table.pages {
+                    leg.iter().for_each(|leg| _ = table.suspect(detail, 1, leg));
+                }
+            }
+            // Nobody knows whether it runs.
+            Err(CallFailure::Pool(_)) => {
+                self.shared.failed.add(leg);
+                self.shared.unsure.add(leg);
+                table.look_at_health();
+            }
+        }
+        self.note(index, id, result, steps);
+    }
+
+    /// The end of a call at one of the legs.
+    fn note(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
+        self.ways[index].owes -= 1;
+        let Some(pending) = self.pending.get_mut(&id) else { return };
+        pending.results[index] = Some(result);
+        pending.steps = pending.steps.max(steps);
+        if pending.results.iter().all(Option::is_some)
+            && let Some(Pending { tag, results, steps }) = self.pending.remove(&id)
+        {
+            let result = self.settle(results.into_iter().flatten().collect());
+            self.ended.push_back(CallEnd { tag, result, steps });
+        }
+    }
+
+    /// What all legs together say.
+    fn settle(&self, results: Vec<Result<Vec<u8>, CallFailure>>) -> Result<Vec<u8>, CallFailure> {
+        // The pool is as large as its smallest leg.
+        let is_full = |failure: &&CallFailure| matches!(failure, CallFailure::Server { code: ErrorCode::PoolFull, .. });
+        let full = results.iter().filter_map(|result| result.as_ref().err()).find(is_full).copied();
+        let mut answers = results.iter().flatten();
+        let first = answers.next();
+        let differs = answers.any(|answer| Some(answer) != first);
+        if full.is_some() || differs {
+            self.shared.failed.add(self.shared.asked);
+            let refused = PoolError::Refused { server: 0, reason: DIFFER };
+            return Err(full.unwrap_or(CallFailure::Pool(refused)));
+        }
+        match first {
+            Some(answer) => Ok(answer.clone()),
+            None => results.into_iter().next().unwrap_or(Err(CallFailure::Pool(self.shared.table.gone()))),
+        }
+    }
+
+    /// A leg that is the last to answer, and says nothing at all, is late.
+    fn look_for_the_silent(&mut self, now: u64) {
+        let mut owing = (0..self.ways.len()).filter(|way| self.ways[*way].owes > 0);
+        let (Some(way), None) = (owing.next(), owing.next()) else {
+            self.quiet = None;
+            return;
+        };
+        let (leg, owes) = (self.ways[way].leg, self.ways[way].owes);
+        let others = self.shared.asked.but(Legs::one(leg)).but(self.shared.failed.legs());
+        let fresh = Quiet { way, owes, since: now, patience: PATIENCE };
+        let quiet = self.quiet.filter(|quiet| quiet.way == way && quiet.owes == owes).unwrap_or(fresh);
+        self.quiet = Some(quiet);
+        let is_long = now.saturating_sub(quiet.since) >= quiet.patience.as_nanos() as u64;
+        if others.is_empty() || !is_long {
+            return;
+        }
+        if !self.shared.table.answering(Legs::one(leg)).is_empty() {
+            self.quiet = Some(Quiet { since: now_ns(), patience: 2 * quiet.patience, ..quiet });
+            return;
+        }
+        let error = PoolError::TimedOut { server: self.shared.table.server(leg), after: quiet.patience };
+        self.give_up(way);
+        for id in self.pending.keys().copied().collect::<Vec<_>>() {
+            if self.pending.get(&id).is_some_and(|pending| pending.results[way].is_none()) {
+                self.note(way, id, Err(CallFailure::Pool(error)), 0);
+            }
+        }
+    }
+
+    /// Others go on without this way's leg until it has answered, for which somebody else waits.
+    fn give_up(&mut self, way: usize) {
+        let Way { leg, calls, unsent, .. } = &mut self.ways[way];
+        let (leg, table) = (*leg, self.shared.table.clone());
+        let Some(calls) = calls.take() else { return };
+        unsent.clear();
+        self.shared.failed.add(Legs::one(leg));
+        self.shared.late.add(Legs::one(leg));
+        table.set_late(leg);
+        let waited = table.clone();
+        let wait = move || wait_for_late(&waited, leg, calls);
+        if std::thread::Builder::new().name("far-late".into()).spawn(wait).is_err() {
+            table.lose(leg);
+            table.late_came(leg);
+        }
+    }
+}
+
+/// Until all that was asked there has ended. All of it has a deadline.
+fn wait_for_late(table: &LegTable, leg: usize, mut calls: Box<dyn Calls>) {
+    let mut ends = Vec::new();
+    while calls.in_flight() > 0 {
+        calls.wait(PATIENCE);
+        calls.poll(&mut ends);
+    }
+    for end in ends {
+        if let Err(CallFailure::Pool(error)) = end.result {
+            // It may still write, at any time.
+            table.give_up(leg, error);
+        }
+    }
+    table.late_came(leg);
+}
+
+impl Calls for Everywhere {
+    fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
+        if self.in_flight() >= CallLane::CALLS_MAX {
+            return Err(call);
+        }
+        // A leg that was given up is not asked, and lacks the pages already.
+        let gone = || Err(CallFailure::Pool(self.shared.table.gone()));
+        let results = self.ways.iter().map(|way| way.calls.is_none().then(gone)).collect();
+        self.pending.insert(self.next, Pending { tag: call.tag, results, steps: 0 });
+        for way in self.ways.iter_mut().filter(|way| way.calls.is_some()) {
+            way.unsent.push_back(FarCall { tag: self.next, ..call.clone() });
+            way.owes += 1;
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
+        self.work();
+        let count = self.ended.len();
+        done.extend(self.ended.drain(..));
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.ended.len()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let limit = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            let now = self.work();
+            if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
+                return;
+            }
+            let mut owing: Vec<_> = self.ways.iter_mut().filter(|way| way.owes > 0).collect();
+            let most = Duration::from_nanos(limit - now);
+            let most = if owing.len() > 1 { most.min(LOOK_EVERY) } else { most.min(PATIENCE) };
+            match owing.first_mut().and_then(|way| way.calls.as_mut()) {
+                Some(calls) => calls.wait(most),
+                None => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+}
+
+impl Drop for Everywhere {
+    fn drop(&mut self) {
+        let owing: Legs = self.ways.iter().filter(|way| way.owes > 0).map(|way| way.leg).collect();
+        self.shared.failed.add(owing);
+        self.shared.unsure.add(owing);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MirrorBackend;
+    use super::super::legs::Holds;
+    use super::*;
+    use crate::legs::Leg;
+    use crate::trial::{LONG, SilentSide, assert_version, wait_until, write};
+    use crate::{Backend, Health, Lane};
+    use std::time::Instant;
+
+    const PAGES: u64 = 256;
+    /// The pages that functions write: they lie in three chunks.
+    const RUNS: [(PageId, u64); 2] = [(PageId(60), 10), (PageId(200), 3)];
+
+    type Said = Vec<Result<Vec<u8>, CallFailure>>;
+
+    struct World {
+        sides: [Arc<SilentSide>; 2],
+        backend: MirrorBackend,
+        lane: Box<dyn Lane>,
+    }
+
+    impl World {
+        /// All pages are of version 1.
+        fn new() -> World {
+            let sides = [SilentSide::new(PAGES), SilentSide::new(PAGES)];
+            let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+            let backend = MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap();
+            let mut lane = backend.open_lane().unwrap();
+            write(&mut *lane, 0, PAGES as usize, 1).unwrap();
+            World { sides, backend, lane }
+        }
+
+        fn pages() -> impl Iterator<Item = u64> {
+            RUNS.into_iter().flat_map(|(first, count)| first.0..first.0 + count)
+        }
+
+        /// Has functions write the pages, through two channels; what these say, and what the end is.
+        fn write(&self, version: u64) -> (Said, Result<(), Unwritten>) {
+            let writes = self.backend.begin_writes(&RUNS).unwrap();
+            let mut channels = [writes.open().unwrap(), writes.open().unwrap()];
+            for (page, side) in World::pages().zip([0, 1].into_iter().cycle()) {
+                let argument = [page.to_le_bytes(), version.to_le_bytes()].concat();
+                let call = FarCall { tag: page, deadline: LONG, steps_max: 0, name: "fill", version: 1, argument };
+                channels[side].submit(call).unwrap();
+            }
+            let mut done = Vec::new();
+            for channel in &mut channels {
+                while channel.in_flight() > 0 {
+                    channel.wait(LONG);
+                    channel.poll(&mut done);
+                }
+            }
+            drop(channels);
+            let said = done.into_iter().map(|end| end.result).collect();
+            (said, writes.end())
+        }
+
+        /// What was written is read, now and when legs have what they lack, and then it is what each of them holds.
+        fn check(mut self, version: u64) {
+            for page in World::pages() {
+                assert_version(&mut *self.lane, page, 1, version);
+            }
+            wait_until("both hold everything", || {
+                self.lane.poll(&mut Vec::new());
+                self.backend.health() == Health::Good
+            });
+            for side in &self.sides {
+                let mut own = side.memory().open_lane().unwrap();
+                for page in 0..PAGES {
+                    let version = if World::pages().any(|written| written == page) { version } else { 1 };
+                    assert_version(&mut *own, page, 1, version);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_functions_write_is_at_all_legs() {
+        let world = World::new();
+        let (said, ended) = world.write(2);
+        assert!(said.iter().all(Result::is_ok) && ended == Ok(()));
+        assert_eq!(world.backend.health(), Health::Good);
+        world.check(2);
+    }
+
+    #[test]
+    fn a_leg_at_which_a_function_failed_lacks_the_pages_until_it_is_given_them() {
+        for side in 0..2 {
+            let world = World::new();
+            world.sides[side].functions().lacks.store(true, Ordering::SeqCst);
+            let (said, ended) = world.write(2);
+            assert!(said.iter().all(Result::is_ok) && ended == Ok(()));
+            assert!(!world.backend.table.is_whole(side) && world.backend.table.is_whole(1 - side));
+            world.check(2);
+        }
+    }
+
+    #[test]
+    fn a_leg_that_is_silent_meanwhile_keeps_nobody_waiting_and_is_not_read_before_it_is_over() {
+        for side in 0..2 {
+            let world = World::new();
+            world.sides[side].set_silent(true);
+            let started = Instant::now();
+            // Channels are there already.
+            world.sides[side].set_silent(false);
+            let writes = world.backend.begin_writes(&RUNS).unwrap();
+            let mut channel = writes.open().unwrap();
+            world.sides[side].set_silent(true);
+            for page in World::pages() {
+                let argument = [page.to_le_bytes(), 2u64.to_le_bytes()].concat();
+                let call = FarCall { tag: page, deadline: LONG, steps_max: 0, name: "fill", version: 1, argument };
+                channel.submit(call).unwrap();
+            }
+            let mut done = Vec::new();
+            while channel.in_flight() > 0 {
+                channel.wait(LONG);
+                channel.poll(&mut done);
+            }
+            assert!(done.iter().all(|end| end.result.is_ok()), "{done:?}");
+            drop(channel);
+            assert_eq!(writes.end(), Ok(()));
+            assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+            assert!(world.backend.table.is_late(side) && world.backend.table.to_heal().is_empty());
+            world.sides[side].set_silent(false);
+            world.check(2);
+        }
+    }
+
+    #[test]
+    fn a_leg_that_missed_something_meanwhile_has_not_written_rightly() {
+        let mut world = World::new();
+        let writes = world.backend.begin_writes(&RUNS).unwrap();
+        let mut channel = writes.open().unwrap();
+        let argument = [60u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
+        channel.submit(FarCall { tag: 0, deadline: LONG, steps_max: 0, name: "fill", version: 1, argument }).unwrap();
+        let mut done = Vec::new();
+        while channel.in_flight() > 0 {
+            channel.wait(LONG);
+            channel.poll(&mut done);
+        }
+        world.sides[1].set_silent(true);
+        write(&mut *world.lane, 5, 1, 2).unwrap();
+        world.sides[1].set_silent(false);
+        drop(channel);
+        assert_eq!(writes.end(), Ok(()));
+        assert_eq!(world.backend.table.valid(60, 1, world.backend.table.all()), Legs::one(0));
+        assert_version(&mut *world.lane, 60, 1, 2);
+    }
+
+    #[test]
+    fn what_was_not_written_is_said_and_so_is_whether_it_may_be_written_later() {
+        // They answer differently.
+        let world = World::new();
+        world.sides[1].functions().lies.store(true, Ordering::SeqCst);
+        let (said, ended) = world.write(2);
+        let differ = CallFailure::Pool(PoolError::Refused { server: 0, reason: DIFFER });
+        assert!(said.iter().all(|said| *said == Err(differ)), "{said:?}");
+        assert_eq!(ended, Err(Unwritten { is_over: true }));
+        // Neither runs it.
+        let world = World::new();
+        world.sides.iter().for_each(|side| side.functions().lacks.store(true, Ordering::SeqCst));
+        assert_eq!(world.write(2).1, Err(Unwritten { is_over: true }));
+        world.sides.iter().for_each(|side| side.functions().lacks.store(false, Ordering::SeqCst));
+        assert_eq!(world.write(3).1, Ok(()));
+        world.check(3);
+        // Nobody waited for the end of it: at one leg, or at both.
+        for busy in [&[1][..], &[0, 1]] {
+            let world = World::new();
+            let writes = world.backend.begin_writes(&RUNS).unwrap();
+            let mut channel = writes.open().unwrap();
+            busy.iter().for_each(|side: &usize| world.sides[*side].functions().is_busy.store(true, Ordering::SeqCst));
+            let argument = [60u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
+            let call = FarCall { tag: 0, deadline: LONG, steps_max: 0, name: "fill", version: 1, argument };
+            channel.submit(call).unwrap();
+            channel.poll(&mut Vec::new());
+            channel.poll(&mut Vec::new());
+            drop(channel);
+            match busy.len() {
+                1 => {
+                    assert_eq!(writes.end(), Ok(()));
+                    assert!(world.backend.table.lost().has(1), "it may still write");
+                }
+                _ => assert_eq!(writes.end(), Err(Unwritten { is_over: false })),
+            }
+        }
+        // And of whoever panics nothing is left but what was there.
+        let world = World::new();
+        drop(world.backend.begin_writes(&RUNS).unwrap());
+        assert!(world.backend.table.watch(0) && world.backend.table.watch(60 / 64));
+    }
+}
