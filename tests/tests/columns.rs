@@ -4,9 +4,9 @@
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
 use farfield::collections::CONDITIONS_MAX;
-use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
+use farfield::{CallError, FarError, FarVec, Fault, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier};
+use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier, wait_until};
 use farfield_wic::{List, Registry};
 use std::cmp;
 use std::collections::BTreeMap;
@@ -390,8 +390,10 @@ fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
     let words: Vec<u64> = (0..NEAR * 3 / 2 / 8).collect();
     let order = shuffled(words.len());
     let right: Vec<u64> = order.iter().map(|index| words[*index as usize]).collect();
-    let pools = ["ram:".to_owned(), format!("mirror({},{})", urls[0], of_old[0])];
-    for pool in pools.iter().chain(&of_old) {
+    let without = ["ram:".to_owned(), format!("stripe({},{})", urls[0], of_old[0])];
+    // What only one server of a mirror has done the other would have to be given each time.
+    let half = format!("mirror({},{})", urls[0], of_old[0]);
+    for pool in without.iter().chain(&of_old).chain([&half]) {
         let heap = heap(pool, Plane::Page);
         let vec = vec_of(&heap, &words);
         for _ in 0..2 {
@@ -406,13 +408,14 @@ fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
             for refused in refused {
                 let is_named = match refused {
                     Err(OffloadError::Call(CallError::NoFunction { name })) => {
-                        ["ff.copy", "ff.take.8", "ff.sort"].contains(&name) && of_old.contains(pool)
+                        ["ff.copy", "ff.take.8", "ff.sort"].contains(&name) && !without.contains(pool)
                     }
-                    Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(pool),
+                    Err(OffloadError::Call(CallError::Nowhere)) => without.contains(pool),
                     _ => false,
                 };
                 assert!(is_named, "{pool}: {refused:?}");
             }
+            assert_eq!(heap.health(), Health::Good, "{pool}");
         }
         drop(vec);
         heap.verify();
@@ -607,6 +610,99 @@ fn a_server_that_is_killed_while_it_sorts_gives_an_error_by_name() {
         drop(vec);
         heap.verify();
     }
+}
+
+#[test]
+fn over_a_mirror_columns_are_made_and_asked_at_its_servers() {
+    let mut random = Random::new(0x22);
+    let (_one, of_one) = serve(Registry::standard());
+    let (_other, of_other) = serve(Registry::standard());
+    let url = format!("mirror({},{})", of_one[0], of_other[2]);
+    for plane in PLANES {
+        let heap = heap(&url, plane);
+        copy_and_take(&heap, &mut random, tier(1, 10), |bits| bits);
+        tally_group_rank_and_find(&heap, &mut random, tier(1, 10));
+    }
+    let heap = heap(&url, Plane::Page);
+    sorted_and_ordered::<u64>(&heap, &mut random, 300_000, |bits| bits, u64::cmp);
+    // Both hold what was made: nothing is copied from one to the other afterwards.
+    let words = words();
+    let vec = vec_of(&heap, &words);
+    let before = heap.stats();
+    let copy = vec.copy(&heap).at(Where::Server).run().unwrap();
+    let after = heap.stats();
+    assert!(after.fetched_bytes - before.fetched_bytes <= 2 * NEAR, "it was made here");
+    assert_eq!(heap.health(), Health::Good);
+    compare(&heap, &copy, &words);
+}
+
+/// Copies, orders and sorted copies, made where the numbers are as long as a server holds everything.
+fn make_some(heap: &Heap, random: &mut Random, vec: &FarVec<u64>, words: &[u64]) {
+    let place = if random.below(2) == 0 { Where::Auto } else { Where::Server };
+    let from = random.below(words.len() / 2);
+    let near = |made: Result<FarVec<u64>, OffloadError>, again: &dyn Fn() -> Result<FarVec<u64>, OffloadError>| {
+        match made {
+            Ok(made) => made,
+            // By name, and here it can be done.
+            Err(OffloadError::Call(error)) if place == Where::Server => {
+                let is_known = matches!(error, CallError::NotNow | CallError::Fault(Fault::Lost(_)));
+                assert!(is_known, "{error:?}");
+                again().unwrap()
+            }
+            Err(error) => panic!("{place:?}: {error:?}"),
+        }
+    };
+    let copy = || vec.copy(heap).over(from..);
+    let copied = near(copy().at(place).run(), &|| copy().run());
+    compare(heap, &copied, &words[from..]);
+    let indices: Vec<u64> = (0..20_000).map(|_| random.below(words.len()) as u64).collect();
+    let taken = near(vec.take(heap, &indices).at(place).run(), &|| vec.take(heap, &indices).run());
+    let right: Vec<u64> = indices.iter().map(|index| words[*index as usize]).collect();
+    compare(heap, &taken, &right);
+    let sorting = || vec.sorted(heap).over(from..);
+    let sorted = near(sorting().at(place).run(), &|| sorting().run());
+    let mut right = words[from..].to_vec();
+    right.sort_unstable();
+    compare(heap, &sorted, &right);
+}
+
+#[test]
+fn what_is_made_is_whole_while_servers_of_a_mirror_are_killed() {
+    let mut random = Random::new(0xc0de);
+    let scratch = Scratch::new("columns-kills");
+    let begin = |number: usize, url: &str| {
+        farfield_tests::Server::start_at::<&str>(&scratch, &format!("server-{number}"), url.to_owned(), [])
+    };
+    let mut servers = [begin(0, "tcp://127.0.0.1:0"), begin(1, "tcp://127.0.0.1:0")].map(Some);
+    let urls = servers.each_ref().map(|server| server.as_ref().unwrap().url().to_owned());
+    let heap = heap(&format!("mirror({})", urls.join(",")), Plane::Page);
+    let words = words();
+    let vec = vec_of(&heap, &words);
+    let (rounds, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let mut of_killer = Random::new(word(&mut random));
+    std::thread::scope(|threads| {
+        let killer = threads.spawn(|| {
+            let _over = Over(&is_over);
+            for kill in 0..tier(4, 40) {
+                let from = rounds.load(Ordering::Relaxed) + of_killer.below(2);
+                wait_until("all goes on", || rounds.load(Ordering::Relaxed) >= from);
+                wait_until("both hold everything", || heap.health() == Health::Good);
+                std::thread::sleep(Duration::from_millis(of_killer.below(300) as u64));
+                servers[kill % 2].take().unwrap().kill();
+                std::thread::sleep(Duration::from_millis(of_killer.below(200) as u64));
+                servers[kill % 2] = Some(begin(kill % 2, &urls[kill % 2]));
+            }
+        });
+        while !is_over.load(Ordering::Relaxed) {
+            make_some(&heap, &mut random, &vec, &words);
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        killer.join().unwrap();
+    });
+    make_some(&heap, &mut random, &vec, &words);
+    compare(&heap, &vec, &words);
+    drop(vec);
+    heap.verify();
 }
 
 #[test]

@@ -3,13 +3,14 @@
 //! Danger: bytes of before at the server; an answer that depends on what is near, on the pool or on who uses the heap meanwhile; a server without
 //! the function, or one that dies, that takes the answer with it. `FARFIELD_SEED` repeats the choices.
 
-use farfield::{CallError, FarError, FarVec, Heap, Number, OffloadError, Part, Plane, Where};
+use farfield::{CallError, FarError, FarVec, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, ask_until_gone, tier};
+use farfield_tests::{MIB, Over, PATIENCE, Random, Relay, Scratch, ask_until_gone, tier, wait_until};
 use farfield_wic::{List, Registry};
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const NEAR: u64 = 2 * MIB;
 const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
@@ -241,6 +242,148 @@ fn a_server_that_dies_gives_an_error_by_name() {
             Ok(())
         });
     }
+}
+
+/// Two servers of this process as a mirror, one of them across the network.
+fn mirror_of_two() -> ([Server; 2], String) {
+    let (one, of_one) = serve(Registry::standard());
+    let (other, of_other) = serve(Registry::standard());
+    ([one, other], format!("mirror({},{})", of_one[0], of_other[2]))
+}
+
+#[test]
+fn over_a_mirror_the_answer_is_that_of_a_loop_and_what_is_far_stays_far() {
+    let mut random = Random::new(0x2ff);
+    let (_servers, url) = mirror_of_two();
+    for plane in PLANES {
+        let heap = heap(&url, plane);
+        ask_and_change::<f64>(&heap, &mut random, tier(1, 10));
+        heap.verify();
+    }
+    let heap = heap(&url, Plane::Page);
+    let (vec, right) = numbers(&heap);
+    for place in [Where::Auto, Where::Server] {
+        let before = heap.stats().fetched_bytes;
+        compare(&vec.aggregate(&heap).at(place).run().unwrap(), &right);
+        let fetched = heap.stats().fetched_bytes - before;
+        assert!(fetched <= 2 * NEAR, "{place:?} fetched {fetched} bytes");
+    }
+}
+
+/// Changes, and questions that are answered at a server of the mirror if one holds everything; whether it was answered there.
+fn change_and_ask(heap: &Heap, random: &mut Random, vec: &mut FarVec<u64>, model: &mut [u64]) -> bool {
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    for _ in 0..random.below(300) {
+        let (index, number) = (random.below(model.len()), word(random));
+        *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
+        model[index] = number;
+    }
+    let from = random.below(model.len());
+    let right = twin(&model[from..], &all);
+    compare(&vec.aggregate(heap).over(from..).run().unwrap(), &right);
+    match vec.aggregate(heap).over(from..).at(Where::Server).run() {
+        Ok(found) => {
+            compare(&found, &right);
+            true
+        }
+        // One is being filled, and the other has just gone.
+        Err(OffloadError::Call(CallError::NotNow)) => false,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn servers_of_a_mirror_are_killed_and_nobody_who_asks_notices() {
+    let mut random = Random::new(0xdead);
+    let scratch = Scratch::new("offload-kills");
+    let begin = |number: usize, url: &str| {
+        farfield_tests::Server::start_at::<&str>(&scratch, &format!("server-{number}"), url.to_owned(), [])
+    };
+    let mut servers = [begin(0, "tcp://127.0.0.1:0"), begin(1, "tcp://127.0.0.1:0")].map(Some);
+    let urls = servers.each_ref().map(|server| server.as_ref().unwrap().url().to_owned());
+    let heap = heap(&format!("mirror({})", urls.join(",")), Plane::Page);
+    let mut model: Vec<u64> = (0..2 * NEAR / 8).map(|_| word(&mut random)).collect();
+    let mut vec = FarVec::new();
+    for part in model.chunks(10_000) {
+        vec.extend_from_slice(&heap.enter(), part).unwrap();
+    }
+    let (rounds, there, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let mut of_killer = Random::new(word(&mut random));
+    std::thread::scope(|threads| {
+        let killer = threads.spawn(|| {
+            let _over = Over(&is_over);
+            for kill in 0..tier(4, 40) {
+                let from = rounds.load(Ordering::Relaxed) + 1 + of_killer.below(4);
+                wait_until("all goes on", || rounds.load(Ordering::Relaxed) >= from);
+                wait_until("both hold everything", || heap.health() == Health::Good);
+                std::thread::sleep(Duration::from_micros(of_killer.below(20_000) as u64));
+                servers[kill % 2].take().unwrap().kill();
+                let from = rounds.load(Ordering::Relaxed) + of_killer.below(3);
+                wait_until("it goes on", || rounds.load(Ordering::Relaxed) >= from);
+                servers[kill % 2] = Some(begin(kill % 2, &urls[kill % 2]));
+            }
+        });
+        while !is_over.load(Ordering::Relaxed) {
+            let is_there = change_and_ask(&heap, &mut random, &mut vec, &mut model);
+            there.fetch_add(usize::from(is_there), Ordering::Relaxed);
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        killer.join().unwrap();
+    });
+    let (rounds, there) = (rounds.into_inner(), there.into_inner());
+    assert!(2 * there > rounds, "{there} of {rounds} were answered where the numbers are");
+    drop(vec);
+    heap.verify();
+}
+
+#[test]
+fn a_server_of_a_mirror_that_missed_what_was_written_does_not_answer() {
+    let mut random = Random::new(0x1a7e);
+    let (servers, relays): (Vec<_>, Vec<_>) = (0..2)
+        .map(|_| {
+            let (server, urls) = serve(Registry::standard());
+            (server, Relay::to(&urls[0]))
+        })
+        .unzip();
+    let heap = heap(&format!("mirror({},{})", relays[0].url(), relays[1].url()), Plane::Page);
+    let mut model: Vec<u64> = (0..2 * NEAR / 8).map(|_| word(&mut random)).collect();
+    let mut vec = FarVec::new();
+    for part in model.chunks(10_000) {
+        vec.extend_from_slice(&heap.enter(), part).unwrap();
+    }
+    let mut longest = Duration::ZERO;
+    for round in 0..tier(6, 60) {
+        // What answers late is heard by whoever uses the heap.
+        wait_until("both hold everything", || {
+            change_and_ask(&heap, &mut random, &mut vec, &mut model);
+            heap.health() == Health::Good
+        });
+        // There are ways to both.
+        for _ in 0..4 {
+            change_and_ask(&heap, &mut random, &mut vec, &mut model);
+        }
+        let relay = &relays[round % 2];
+        relay.cut();
+        let index = random.below(model.len());
+        *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = round as u64;
+        model[index] = round as u64;
+        heap.write_back(vec.far_ranges(..)).unwrap();
+        let right = twin(&model, &(Bound::Unbounded, Bound::Unbounded));
+        let ask = || {
+            let started = Instant::now();
+            compare(&vec.aggregate(&heap).at(Where::Server).run().expect("the other has it"), &right);
+            started.elapsed()
+        };
+        longest = longest.max(ask());
+        relay.mend();
+        for _ in 0..4 {
+            longest = longest.max(ask());
+        }
+    }
+    assert!(longest < Duration::from_secs(20), "nobody waits for {longest:?}");
+    drop(vec);
+    heap.verify();
+    drop((heap, relays, servers));
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Functions {
     pub(crate) is_busy: AtomicBool,
     /// There are none of this name.
     pub(crate) lacks: AtomicBool,
+    /// They panic.
+    pub(crate) panic: AtomicBool,
     /// They answer something else.
     pub(crate) lies: AtomicBool,
     /// Of those that ran.
@@ -151,6 +153,8 @@ impl Calls for SilentCalls {
             let words: Vec<u64> = argument.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
             let result = if self.functions.lacks.load(Ordering::SeqCst) {
                 Err(CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 })
+            } else if self.functions.panic.load(Ordering::SeqCst) {
+                Err(CallFailure::Server { code: ErrorCode::Panicked, detail: 0 })
             } else {
                 if name == "fill" {
                     write(&mut *self.lane, words[0], 1, words[1]).unwrap();

@@ -49,10 +49,14 @@ impl Sim {
     }
 
     /// Runs the function for all arguments, side by side.
+    ///
+    /// # Panics
+    /// If it says that it only reads, and writes.
     pub fn run<F: Function>(&self, arguments: Vec<F::Argument>) -> Vec<Result<F::Answer, Stop>> {
         let memory = Rolled { sim: self, dice: Dice::new(self.seed), clock: Cell::new(TICK_NS) };
         let place = ServerPlace::new(&memory, Pace::Dice(Dice::new(!self.seed)));
         let budget = Budget { steps_max: self.steps_max, until: None };
+        let before = F::ONLY_READS.then(|| self.bytes());
         let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
         let mut waiting = arguments.into_iter().enumerate();
         crew::run(
@@ -61,6 +65,7 @@ impl Sim {
             || waiting.next().map(|(id, argument)| Start { id, future: F::run(&place, argument), budget }),
             |id, result, _| answers[id] = Some(result),
         );
+        assert!(before.is_none_or(|before| before == self.bytes()), "{:?} says that it only reads", F::NAME);
         answers.into_iter().map(|answer| answer.expect("every task ends")).collect()
     }
 

@@ -194,6 +194,28 @@ fn where_there_is_no_server_words_do_not_change() {
     assert_eq!(caller.call::<Careful>(8).run(), Err(CallError::Fault(Fault::NotHere)));
 }
 
+/// Says that it only reads.
+struct Pretends;
+
+impl Function for Pretends {
+    const NAME: &'static str = "test.pretends";
+    const VERSION: u32 = 1;
+    const ONLY_READS: bool = true;
+    type Argument = u64;
+    type Answer = u64;
+
+    async fn run<P: Place>(place: &P, offset: u64) -> Result<u64, Fault> {
+        Careless::run(place, offset).await
+    }
+}
+
+#[test]
+#[should_panic(expected = "says that it only reads")]
+fn a_simulation_finds_out_who_writes_and_says_that_it_only_reads() {
+    const { assert!(Pretends::REPEATABLE && !Careless::REPEATABLE) };
+    let _ = Sim::new(3, vec![0; 64]).run_one::<Pretends>(8);
+}
+
 #[test]
 fn a_simulation_has_faults_and_budgets() {
     let faulty = Sim::new(3, vec![0; 4096]).faults(4).run::<Careless>(vec![8; 40]);

@@ -391,13 +391,11 @@ mod tests {
             lane.poll(&mut done);
             backend.table.active().count() == 2
         });
-        sides[1].functions().is_busy.store(true, Ordering::SeqCst);
         if !backend.table.is_whole(1) {
             ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 2));
             ways.extend((0..4).map(|_| backend.open_reads().unwrap()));
             ways.iter_mut().for_each(|way| assert_says(&mut **way, 190, 1));
         }
-        sides[1].functions().is_busy.store(false, Ordering::SeqCst);
         assert_eq!(counts(&sides)[1], 2);
         wait_until("it has what it missed", || {
             lane.poll(&mut Vec::new());

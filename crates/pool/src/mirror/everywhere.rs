@@ -10,14 +10,14 @@
 
 use super::legs::LegTable;
 use crate::changes::Change;
-use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, Unwritten, Writes};
-use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use crate::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, Unwritten, Writes};
+use core::sync::atomic::{AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::wire::ErrorCode;
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How long a leg may be silent when the others have answered before it is asked whether it is there.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -35,13 +35,14 @@ struct Shared {
     /// Legs that are asked: those that held everything when it began, and how often each was hurt by then.
     asked: Legs,
     hurts: [u32; Legs::MAX],
+    /// What was behind each: its place may be another's by the end.
+    backends: Vec<Option<Arc<dyn Backend>>>,
     /// At which something failed; at which something may be under way when its call has ended; for which somebody waits until it is not.
     failed: Set,
     unsure: Set,
     late: Set,
-    has_ended: AtomicBool,
-    /// Until it has ended.
-    _change: Change,
+    /// `None`: it has ended.
+    change: Mutex<Option<Change>>,
 }
 
 #[derive(Default)]
@@ -78,11 +79,11 @@ impl MirrorWrites {
             runs: runs.to_vec(),
             asked,
             hurts,
+            backends: (0..table.all().count()).map(|leg| table.backend(leg)).collect(),
             failed: Set::default(),
             unsure: Set::default(),
             late: Set::default(),
-            has_ended: AtomicBool::new(false),
-            _change: change,
+            change: Mutex::new(Some(change)),
         })))
     }
 }
@@ -92,7 +93,7 @@ impl Writes for MirrorWrites {
         let table = &self.0.table;
         let (mut ways, mut why) = (Vec::new(), None);
         for leg in self.0.asked.iter() {
-            match table.backend(leg).map(|backend| backend.open_calls()) {
+            match self.0.backends[leg].as_ref().map(|backend| backend.open_calls()) {
                 Some(Ok(calls)) => ways.push(Way { leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 }),
                 // It would be given them by the others each time.
                 Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
@@ -127,23 +128,29 @@ impl Drop for MirrorWrites {
 }
 
 impl Shared {
-    fn end(&self) -> Result<(), Unwritten> {
-        if self.has_ended.swap(true, Ordering::SeqCst) {
-            return Ok(());
+    /// Is it what was asked? Else that was lost, and another server has come to its place.
+    fn is_there(&self, leg: usize) -> bool {
+        match (&self.backends[leg], self.table.backend(leg)) {
+            (Some(asked), Some(now)) => Arc::ptr_eq(asked, &now),
+            _ => false,
         }
+    }
+
+    fn end(&self) -> Result<(), Unwritten> {
+        let Some(_change) = self.change.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
         let table = &self.table;
         let is_true = |leg: &usize| table.hurts(*leg) == self.hurts[*leg] && table.is_whole(*leg);
         let have: Legs = self.asked.but(self.failed.legs()).iter().filter(is_true).collect();
         let (unsure, late) = (self.unsure.legs(), self.late.legs());
         if !have.is_empty() {
             // What was not answered may still write, on top of what is there next.
-            unsure.iter().for_each(|leg| table.lose(leg));
+            unsure.iter().filter(|leg| self.is_there(*leg)).for_each(|leg| table.lose(leg));
         }
         let mut is_kept = true;
         for (page, count) in &self.runs {
             is_kept &= table.end_write(page.0, *count, self.asked, have);
         }
-        let is_over = unsure.or(late).but(table.lost()).is_empty();
+        let is_over = !unsure.or(late).but(table.lost()).iter().any(|leg| self.is_there(leg));
         if is_kept { Ok(()) } else { Err(Unwritten { is_over }) }
     }
 }
@@ -245,16 +252,20 @@ impl Everywhere {
 
     /// What all legs together say.
     fn settle(&self, results: Vec<Result<Vec<u8>, CallFailure>>) -> Result<Vec<u8>, CallFailure> {
-        // The pool is as large as its smallest leg.
-        let is_full = |failure: &&CallFailure| matches!(failure, CallFailure::Server { code: ErrorCode::PoolFull, .. });
-        let full = results.iter().filter_map(|result| result.as_ref().err()).find(is_full).copied();
+        // The pool is as large as its smallest leg, and does what all of them do: else one would be without these pages each time, until it is given them.
+        let is_for_all = |failure: &&CallFailure| {
+            use ErrorCode::{NoFunction, OtherVersion, PoolFull, Unsupported};
+            let CallFailure::Server { code, .. } = failure else { return false };
+            matches!(code, PoolFull | NoFunction | OtherVersion | Unsupported)
+        };
+        let for_all = results.iter().filter_map(|result| result.as_ref().err()).find(is_for_all).copied();
         let mut answers = results.iter().flatten();
         let first = answers.next();
         let differs = answers.any(|answer| Some(answer) != first);
-        if full.is_some() || differs {
+        if for_all.is_some() || differs {
             self.shared.failed.add(self.shared.asked);
             let refused = PoolError::Refused { server: 0, reason: DIFFER };
-            return Err(full.unwrap_or(CallFailure::Pool(refused)));
+            return Err(for_all.unwrap_or(CallFailure::Pool(refused)));
         }
         match first {
             Some(answer) => Ok(answer.clone()),
@@ -294,14 +305,14 @@ impl Everywhere {
     /// Others go on without this way's leg until it has answered, for which somebody else waits.
     fn give_up(&mut self, way: usize) {
         let Way { leg, calls, unsent, .. } = &mut self.ways[way];
-        let (leg, table) = (*leg, self.shared.table.clone());
+        let (leg, shared) = (*leg, self.shared.clone());
         let Some(calls) = calls.take() else { return };
         unsent.clear();
         self.shared.failed.add(Legs::one(leg));
         self.shared.late.add(Legs::one(leg));
+        let table = shared.table.clone();
         table.set_late(leg);
-        let waited = table.clone();
-        let wait = move || wait_for_late(&waited, leg, calls);
+        let wait = move || wait_for_late(&shared, leg, calls);
         if std::thread::Builder::new().name("far-late".into()).spawn(wait).is_err() {
             table.lose(leg);
             table.late_came(leg);
@@ -310,19 +321,22 @@ impl Everywhere {
 }
 
 /// Until all that was asked there has ended. All of it has a deadline.
-fn wait_for_late(table: &LegTable, leg: usize, mut calls: Box<dyn Calls>) {
+fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
     let mut ends = Vec::new();
     while calls.in_flight() > 0 {
         calls.wait(PATIENCE);
         calls.poll(&mut ends);
     }
+    if !shared.is_there(leg) {
+        return;
+    }
     for end in ends {
         if let Err(CallFailure::Pool(error)) = end.result {
             // It may still write, at any time.
-            table.give_up(leg, error);
+            shared.table.give_up(leg, error);
         }
     }
-    table.late_came(leg);
+    shared.table.late_came(leg);
 }
 
 impl Calls for Everywhere {
@@ -386,7 +400,7 @@ mod tests {
     use super::*;
     use crate::legs::Leg;
     use crate::trial::{LONG, SilentSide, assert_version, wait_until, write};
-    use crate::{Backend, Health, Lane};
+    use crate::{Health, Lane};
     use std::time::Instant;
 
     const PAGES: u64 = 256;
@@ -469,7 +483,7 @@ mod tests {
     fn a_leg_at_which_a_function_failed_lacks_the_pages_until_it_is_given_them() {
         for side in 0..2 {
             let world = World::new();
-            world.sides[side].functions().lacks.store(true, Ordering::SeqCst);
+            world.sides[side].functions().panic.store(true, Ordering::SeqCst);
             let (said, ended) = world.write(2);
             assert!(said.iter().all(Result::is_ok) && ended == Ok(()));
             assert!(!world.backend.table.is_whole(side) && world.backend.table.is_whole(1 - side));
@@ -521,7 +535,8 @@ mod tests {
             channel.poll(&mut done);
         }
         world.sides[1].set_silent(true);
-        write(&mut *world.lane, 5, 1, 2).unwrap();
+        // In another chunk.
+        write(&mut *world.lane, 130, 1, 2).unwrap();
         world.sides[1].set_silent(false);
         drop(channel);
         assert_eq!(writes.end(), Ok(()));
@@ -538,11 +553,15 @@ mod tests {
         let differ = CallFailure::Pool(PoolError::Refused { server: 0, reason: DIFFER });
         assert!(said.iter().all(|said| *said == Err(differ)), "{said:?}");
         assert_eq!(ended, Err(Unwritten { is_over: true }));
-        // Neither runs it.
+        // One does not have it; it fails at both.
         let world = World::new();
-        world.sides.iter().for_each(|side| side.functions().lacks.store(true, Ordering::SeqCst));
+        world.sides[1].functions().lacks.store(true, Ordering::SeqCst);
         assert_eq!(world.write(2).1, Err(Unwritten { is_over: true }));
-        world.sides.iter().for_each(|side| side.functions().lacks.store(false, Ordering::SeqCst));
+        assert_eq!(world.backend.health(), Health::Good);
+        world.sides[1].functions().lacks.store(false, Ordering::SeqCst);
+        world.sides.iter().for_each(|side| side.functions().panic.store(true, Ordering::SeqCst));
+        assert_eq!(world.write(2).1, Err(Unwritten { is_over: true }));
+        world.sides.iter().for_each(|side| side.functions().panic.store(false, Ordering::SeqCst));
         assert_eq!(world.write(3).1, Ok(()));
         world.check(3);
         // Nobody waited for the end of it: at one leg, or at both.

@@ -23,7 +23,7 @@ const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
     /// Number, sum, smallest, largest and mean of the elements, or of [some](Aggregate::over), [chosen](Aggregate::filter) by value. They are
-    /// found where the elements are: with a pool of one memory server that runs functions, far elements stay far.
+    /// found where the elements are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far.
     ///
     /// ```
     /// use farfield::{Heap, collections::FarVec};

@@ -20,7 +20,7 @@ const CALLS: usize = 4;
 pub(super) const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
-    /// A vector of the same elements, or of [some](Copying::over), which are copied where they are: with a pool of one memory server that runs
+    /// A vector of the same elements, or of [some](Copying::over), which are copied where they are: with a pool of one memory server, or a mirror of such, that runs
     /// functions, far elements stay far, and so do their copies.
     ///
     /// ```

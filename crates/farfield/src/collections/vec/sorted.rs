@@ -26,7 +26,7 @@ const WRITE_BACK_NS: usize = 5000;
 
 impl<N: Number> FarVec<N> {
     /// A vector of the same elements, or of [some](Sorting::over), in ascending order, and [the indices](Sorting::order) that lead there. They are
-    /// sorted where they are: with a pool of one memory server that runs functions, far elements stay far, and what comes of it is far.
+    /// sorted where they are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far, and what comes of it is far.
     ///
     /// Floating-point numbers are ordered as [`f64::total_cmp`] does, −0 before +0, but for what is no number (NaN), which comes last, whatever its sign. Of
     /// equal elements the first one's index comes first.

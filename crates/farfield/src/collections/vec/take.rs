@@ -66,7 +66,7 @@ impl Order<'_> {
 
 impl<N: Number> FarVec<N> {
     /// A vector of the elements with these indices, in this order: sorted, shuffled, or some of them, some more than once. They are put together where
-    /// they are: with a pool of one memory server that runs functions, far elements stay far, and the vector that comes of it is far.
+    /// they are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far, and the vector that comes of it is far.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
