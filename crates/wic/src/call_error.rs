@@ -9,7 +9,7 @@ use farfield_pool::{CallFailure, CallLane, PoolError};
 /// Why a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
-    /// The pages are not kept by a server that runs functions: an older one, several, or none.
+    /// The pages are not kept by a server that runs functions: by an older one, by none, or by several, of which each has others or the function may change what it has.
     #[error("no code runs where these pages are kept; call it at the client")]
     Nowhere,
     /// None of several servers keeps all of these pages at the moment: one is being given what it lacks, or another pool.
