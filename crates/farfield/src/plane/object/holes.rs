@@ -12,7 +12,7 @@ use super::tags::TagsOf;
 use super::{Filling, Objects, Places};
 use crate::error::FarError;
 use crate::heap::{Core, Record};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameWord, Handle, LogClass, State};
 use farfield_os::memory::load_ahead;
@@ -24,6 +24,8 @@ pub(super) struct Holes {
     lists: [Mutex<VecDeque<u32>>; LogClass::COUNT],
     /// Most pages in a list: those noted first are forgotten, and the evacuator empties them.
     most: usize,
+    /// What the lists take.
+    bytes: AtomicU64,
 }
 
 /// A list has room for this part of the frames, at most for so many pages. Powers of two, as lists grow.
@@ -36,16 +38,16 @@ impl Holes {
     /// For so much near memory.
     pub(super) fn new(near: u64) -> Holes {
         let most = (near / PAGE_BYTES as u64 / SHARE).clamp(16, PAGES_MAX).next_power_of_two();
-        Holes { lists: core::array::from_fn(|_| Mutex::default()), most: most as usize }
+        Holes { lists: core::array::from_fn(|_| Mutex::default()), most: most as usize, bytes: AtomicU64::new(0) }
     }
 
     fn list(&self, class: LogClass) -> MutexGuard<'_, VecDeque<u32>> {
         self.lists[class.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Near memory that the lists cost when they are full.
+    /// Near memory that the lists cost: few programs have values of all classes.
     pub(super) fn table_bytes(&self) -> u64 {
-        (self.lists.len() * self.most * size_of::<u32>()) as u64
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// This page of this class has holes that are worth filling.
@@ -54,7 +56,12 @@ impl Holes {
         if list.len() == self.most {
             list.pop_front();
         }
+        let before = list.capacity();
         list.push_back(page);
+        let grown = list.capacity() - before;
+        if grown > 0 {
+            self.bytes.fetch_add((grown * size_of::<u32>()) as u64, Ordering::Relaxed);
+        }
     }
 
     /// The page that was noted last.
@@ -183,10 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_forgets_what_was_noted_first() {
+    fn a_full_list_forgets_what_was_noted_first_and_costs_what_it_takes() {
         let (holes, class) = (Holes::new(1 << 20), LogClass::of(64, 8).unwrap());
+        assert_eq!(holes.table_bytes(), 0);
         (0..40).for_each(|page| holes.note(page, class));
         assert!(holes.list(class).capacity() <= holes.most);
+        assert_eq!(holes.table_bytes(), (holes.list(class).capacity() * size_of::<u32>()) as u64);
         let taken: Vec<u32> = core::iter::from_fn(|| holes.take(class)).collect();
         assert_eq!(taken, (40 - holes.most as u32..40).rev().collect::<Vec<_>>());
     }
