@@ -74,6 +74,18 @@ struct Free {
 const POISON: u8 = 0xDB;
 const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
 
+/// So many frames are enough for what comes before a reclaimer that was woken has made room, a part of all frames more in a heap that many
+/// threads use. What is more than that is near memory that nothing lies in.
+const MARGIN: (u32, u32) = (1024, 128);
+
+/// A scope can hold so many frames, or a sixteenth of all if that is less, whatever others do.
+pub(super) const SCOPE_FRAMES: u32 = 2048;
+
+/// Below so many free frames the reclaimer begins, in a near memory of so many.
+fn margin(limit: u32) -> u32 {
+    (limit / 16).min(MARGIN.0 + limit / MARGIN.1)
+}
+
 /// The annex is so many times the ground, as far as frames have numbers. Units of all sizes that come and go need up to twice the room that they
 /// take; more is for the worst.
 const ANNEX: u32 = 4;
@@ -199,14 +211,15 @@ impl Frames {
 
     /// Frames of which fewer are free than the reclaimer keeps.
     pub(crate) fn low(&self) -> u32 {
-        (self.limit() / 16).max(4)
+        margin(self.limit()).max(4)
     }
 
     /// The reclaimer is late, and a scope that began now might not be able to hold what scopes may.
     #[inline]
     pub(crate) fn is_scarce(&self) -> bool {
-        let room = self.room();
-        room < self.low() && room + self.leaving() < self.limit() / 8
+        let (room, limit) = (self.room(), self.limit());
+        // The first says no where there is much room, and the last is true of heaps up to 128 MiB.
+        room < (limit / 16).max(4) && room + self.leaving() < limit / 8 && room < SCOPE_FRAMES.max(self.low())
     }
 
     /// The same for whoever cannot go on without: more, while a lower limit is not reached yet.
@@ -395,7 +408,7 @@ impl Free {
 
     /// See [`Purse::Reserve`].
     fn reserve(&self) -> u32 {
-        self.limit / 32
+        margin(self.limit) / 2
     }
 }
 
@@ -438,6 +451,17 @@ mod tests {
         }
         while frames.take(1, Purse::Reserve).is_some() {}
         assert_eq!((frames.resident(), frames.spare()), ((1280, 1280), 0));
+    }
+
+    #[test]
+    fn large_heaps_keep_no_larger_part_free_than_smaller_ones() {
+        for limit in (64..1 << 22).step_by(61) {
+            let kept = margin(limit);
+            assert!(kept <= limit / 16 && kept <= margin(limit + 61), "{limit}");
+            assert!(limit > 1 << 14 || kept == limit / 16, "{limit}");
+        }
+        // Of 256 MiB and 16 GiB: 6 and 132 MiB.
+        assert_eq!((margin(1 << 16), margin(1 << 22)), (1536, 33792));
     }
 
     /// Tables grow all the time: what the reserve is must stay.

@@ -421,8 +421,8 @@ impl Core {
     }
 
     pub(crate) fn reserve(&self) -> Reserve {
-        let limit = self.frames.limit();
-        Reserve { low: self.frames.low(), high: (limit / 16 + limit / 32).max(8) }
+        let low = self.frames.low();
+        Reserve { low, high: (low + low / 2).max(8) }
     }
 
     fn stats(&self) -> Stats {

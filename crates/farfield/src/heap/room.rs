@@ -28,10 +28,12 @@ impl Core {
         Ok(())
     }
 
-    /// A scope is about to begin, and the reclaimer is late. What is cooled after the scope began cannot leave before it ends.
+    /// A scope is about to begin, and might not be able to hold what scopes may. What is cooled after it began cannot leave before it ends.
     #[cold]
     pub(crate) fn relieve(&self) {
-        self.reclaimer.wake();
+        if self.frames.room() < self.frames.low() {
+            self.reclaimer.wake();
+        }
         self.evictor.prepare(self);
     }
 
@@ -283,6 +285,20 @@ mod tests {
     fn a_scope_can_hold_its_share_though_the_reclaimer_never_runs() {
         scopes_hold_their_share::<512>(Plane::Page);
         scopes_hold_their_share::<64>(Plane::Object);
+    }
+
+    /// What is kept free for what comes next is little of a larger near memory.
+    #[test]
+    fn what_fills_a_larger_near_memory_but_for_a_little_stays_there() {
+        let heap = Heap::builder().near(128 << 20).near_max(128 << 20).build().unwrap();
+        let count = heap.core().frames.limit() / 100 * 95;
+        let values: Vec<FarBox<[u64; 512]>> =
+            (0..count).map(|index| heap.alloc([index.into(); 512]).unwrap()).collect();
+        for (index, value) in values.iter().enumerate() {
+            assert_eq!(value.get(&heap.enter()).unwrap()[1], index as u64);
+        }
+        let stats = heap.stats();
+        assert_eq!((stats.misses, stats.written_pages), (0, 0));
     }
 
     /// A step may need more than a scope can count on. Then its scope is renewed, if nobody has a reference from it.

@@ -5,6 +5,7 @@
 //! is another batch's, and a frame remembers which.
 
 use super::{Batch, Core, Evictor, EvictorState, Urgency};
+use crate::heap::frames::SCOPE_FRAMES;
 use crate::plane::object::Evacuator;
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameId, FrameWord, State};
@@ -36,7 +37,7 @@ pub(super) enum Next {
 const COOL_AHEAD: u32 = 8;
 
 /// A scope that begins has no more pages made Leaving than this, and no more frames looked at, so that it is not held up for long.
-const PREPARE: (u32, u64) = (2048, 1 << 16);
+const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
 impl Evictor {
     pub(super) fn cooler(&self) -> MutexGuard<'_, Cooler> {
