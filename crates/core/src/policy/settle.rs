@@ -11,8 +11,9 @@ use alloc::vec::Vec;
 
 /// What a fault costs beside the page's way.
 const FAULT_NS: f64 = 3500.0;
-/// Reads in a window that say something.
+/// Reads in a window that say something; of a place where each takes long there are fewer, and these say it if they took most of the time.
 const READS_MIN: f64 = 100.0;
+const SLOW_READS_MIN: f64 = 10.0;
 /// So many times what reads took here at their best, or what the program read before …
 const SATURATED: f64 = 3.0;
 const STAGE: f64 = 2.0;
@@ -221,7 +222,8 @@ impl Settle {
     /// Counts for how long there is an event.
     fn count(&mut self, window: &Window, is_degraded: bool) {
         self.degraded = if is_degraded { self.degraded.saturating_add(1) } else { 0 };
-        if window.demand_reads < READS_MIN {
+        let is_mostly_waiting = window.demand_reads >= SLOW_READS_MIN && window.lost() > 1.0;
+        if window.demand_reads < READS_MIN && !is_mostly_waiting {
             // Who hardly reads says nothing of the place.
             (self.saturated, self.staged, self.waiting) = (0, 0, 0);
             return;
@@ -393,6 +395,23 @@ mod tests {
         assert!(moves.is_empty() && measured == 1, "{moves:?} {measured}");
         let mut settle = begun();
         (0..2000).for_each(|_| assert_eq!(settle.on_window(&window(1000.0, QUICK), false), None, "it hardly waits"));
+    }
+
+    #[test]
+    fn a_place_where_reads_take_so_long_that_there_are_few_is_left_too() {
+        // Fifty reads in half a second.
+        let first = slow(1000.0);
+        assert!(window(30_000.0, first).demand_reads < READS_MIN);
+        let mut settle = Settle::new(SLO, Cadence::EventDriven, 2, false);
+        let (moves, _) = run(&mut settle, 2000, |_, _| vec![Some(first), Some(QUICK)]);
+        assert!(matches!(moves[..], [(2, 1)]), "{moves:?}");
+        let places = |now, _| vec![Some(if now < 100 { QUICK } else { first }), Some(slow(2.0))];
+        let (moves, _) = run(&mut event_driven(), 2000, places);
+        assert!(matches!(moves[..], [(100..=104, 1)]), "{moves:?}");
+        // A few of which one took long are chance.
+        let few = Window { busy_ns: 5e8, waited_ns: 4e8, demand_reads: 9.0, ..Window::default() };
+        let mut settle = Settle::new(SLO, Cadence::EventDriven, 2, false);
+        (0..100).for_each(|_| assert_eq!(settle.on_window(&few, false), None));
     }
 
     #[test]
