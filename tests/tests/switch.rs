@@ -262,6 +262,28 @@ fn a_job_moves_by_itself_from_a_place_that_has_become_slow() {
 }
 
 #[test]
+fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
+    let scratch = Scratch::new("switch-unknown");
+    let Some(hog) = compile("hog", scratch.path()) else { return };
+    let server = |name: &str| Server::start_tcp(&scratch, name, ["--capacity", "256M"]);
+    let (far, near) = (server("far"), server("near"));
+    // So much farther away that no machine is too busy to see it.
+    let first = format!("throttle(latency=10ms,{})", far.url());
+    let options = ["--near", "16M", "--auto", "--slo", "1.4", "--far", &first, "--far", near.url()];
+    let job = FarRun::new(&scratch, options, [hog.to_str().expect("ASCII"), "64", "0", "1", "1"]).start();
+    wait_until("it has moved", || {
+        assert!(!job.is_over(), "{}", job.errors());
+        seen(&scratch, &job)["moves"] == 1
+    });
+    let seen = seen(&scratch, &job);
+    let places = [[near.url()], [first.as_str()]].map(|urls| serde_json::json!(urls));
+    assert_eq!([&seen["urls"], &seen["before"]], places.each_ref(), "{seen}");
+    // Nothing of it is left where it was.
+    far.kill();
+    ends_well(job);
+}
+
+#[test]
 fn a_job_whose_own_move_is_cancelled_or_fails_goes_on_where_it_was() {
     let scratches = ["killed", "cancelled"].map(|how| (how, Scratch::new(&format!("switch-auto-{how}"))));
     std::thread::scope(|scope| {
