@@ -45,7 +45,7 @@ pub(crate) struct Meter {
     is_called: Cell<bool>,
     /// Locks that were given back here since the last sweep.
     freed: RefCell<Vec<u64>>,
-    began: Cell<Instant>,
+    began: Cell<Option<Instant>>,
     until: Cell<Option<Instant>>,
 }
 
@@ -75,7 +75,7 @@ impl Meter {
             line: Cell::new(None),
             is_called: Cell::new(false),
             freed: RefCell::default(),
-            began: Cell::new(Instant::now()),
+            began: Cell::new(None),
             until: Cell::new(None),
         }
     }
@@ -87,7 +87,7 @@ impl Meter {
 
     /// Time since it began.
     pub(crate) fn elapsed(&self) -> Duration {
-        self.began.get().elapsed()
+        self.began.get().map_or(Duration::ZERO, |began| began.elapsed())
     }
 
     /// What is left of its time.
@@ -103,7 +103,7 @@ impl Meter {
         self.is_spent.set(false);
         self.gives_way.set(false);
         self.rests_until.set(None);
-        self.began.set(began);
+        self.began.set(Some(began));
         self.until.set(until);
     }
 
@@ -220,6 +220,9 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     let mut resting: Vec<Resting> = Vec::new();
     let mut is_all = false;
     loop {
+        if is_all && slots.len() == free.len() {
+            return;
+        }
         // What happens in one sweep happens now.
         let now = Instant::now();
         wake(&mut resting, &mut ready, now);
@@ -243,10 +246,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 }
             }
         }
-        if ready.is_empty() {
-            if slots.len() == free.len() {
-                return;
-            }
+        if ready.is_empty() && slots.len() > free.len() {
             if let Some(until) = resting.iter().map(|resting| resting.until).min() {
                 let time = until.saturating_duration_since(now);
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {

@@ -43,12 +43,13 @@ type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
 /// The functions that a server has.
 #[derive(Clone, Default)]
 pub struct Registry {
-    functions: BTreeMap<(&'static str, u32), RunAll>,
+    /// By name, then by version.
+    functions: BTreeMap<&'static str, BTreeMap<u32, RunAll>>,
 }
 
 impl core::fmt::Debug for Registry {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_set().entries(self.functions.keys()).finish()
+        f.debug_set().entries(self.functions()).finish()
     }
 }
 
@@ -78,14 +79,14 @@ impl Registry {
     /// Adds a function. Panics if there is one of this name and version, or if the name is none.
     pub fn with<F: Function>(mut self) -> Registry {
         assert!((1..=CallBody::NAME_BYTES_MAX).contains(&F::NAME.len()), "a name has 1 to 64 bytes: {:?}", F::NAME);
-        let before = self.functions.insert((F::NAME, F::VERSION), run_all::<F>);
+        let before = self.functions.entry(F::NAME).or_default().insert(F::VERSION, run_all::<F>);
         assert!(before.is_none(), "there are two functions {:?} of version {}", F::NAME, F::VERSION);
         self
     }
 
     /// Names and versions.
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, u32)> {
-        self.functions.keys().copied()
+        self.functions.iter().flat_map(|(name, versions)| versions.keys().map(|version| (*name, *version)))
     }
 
     /// Runs calls of one function over a region, in turns, and says how each ended, in any order.
@@ -97,20 +98,13 @@ impl Registry {
         tasks: &[Task<'_>],
         ended: Sink<'_>,
     ) -> Result<(), Unknown> {
-        // Keys live for ever and `name` does not, so it is looked for by comparison.
-        let of_name = self.functions.iter().filter(|((known, _), _)| *known == name);
-        let (mut newest, mut found) = (None, None);
-        for ((_, known), run) in of_name {
-            newest = Some(*known);
-            found = if *known == version { Some(run) } else { found };
-        }
-        match (found, newest) {
-            (Some(run), _) => {
+        let versions = self.functions.get(name).ok_or(Unknown::Name)?;
+        match versions.get(&version) {
+            Some(run) => {
                 run(memory, tasks, ended);
                 Ok(())
             }
-            (None, Some(newest)) => Err(Unknown::Version { newest }),
-            (None, None) => Err(Unknown::Name),
+            None => Err(versions.keys().last().map_or(Unknown::Name, |newest| Unknown::Version { newest: *newest })),
         }
     }
 }
