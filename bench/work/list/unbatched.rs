@@ -1,7 +1,7 @@
 //! A pool that sends each operation when it is made, and looks for answers as often: what a client does without batches.
 
 use core::time::Duration;
-use farfield_pool::{Backend, CallLane, CloneTicket, Completion, Health, Lane, PoolError, Request};
+use farfield_pool::{Backend, Calls, CloneTicket, Completion, Health, Lane, PoolError, Request};
 use std::sync::Arc;
 
 /// Operations that a lane has under way, at most.
@@ -14,7 +14,7 @@ impl Backend for Unbatched {
         Ok(Box::new(Sent { lane: self.0.open_lane()?, ended: Vec::with_capacity(UNDER_WAY_MAX) }))
     }
 
-    fn open_calls(&self) -> Result<CallLane, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         self.0.open_calls()
     }
 
