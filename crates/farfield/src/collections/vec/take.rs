@@ -26,7 +26,8 @@ const CALLS: usize = 4;
 // What each takes, about, to choose by.
 const MISS_NS: usize = 6000;
 const WRITE_BACK_NS: usize = 5000;
-const ELEMENT_NS: usize = 100;
+/// An index that is sent, more than one that the server has: few of a call share a page there. Else an element takes as long there as here.
+const SENT_NS: usize = 50;
 
 /// The indices of elements in the order in which they are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +166,11 @@ impl<N: Number> Taking<'_, N> {
         // What has room near, beside what else is used, is fetched once.
         let room = self.heap.core().near.load(Ordering::Relaxed) as usize / PAGE_BYTES / 2;
         let fetches = if far <= room { uses.min(far) } else { uses };
-        let there = changed * WRITE_BACK_NS + self.order.len().saturating_mul(ELEMENT_NS);
+        let sent = match self.order {
+            Order::Near(indices) => indices.len(),
+            Order::Far(_) => 0,
+        };
+        let there = changed * WRITE_BACK_NS + sent.saturating_mul(SENT_NS);
         far > FEW_UNITS && there < fetches.saturating_mul(MISS_NS)
     }
 
