@@ -271,6 +271,7 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
     let first = format!("throttle(latency=10ms,{})", far.url());
     let options = ["--near", "16M", "--auto", "--slo", "1.4", "--far", &first, "--far", near.url()];
     let job = FarRun::new(&scratch, options, [hog.to_str().expect("ASCII"), "64", "0", "1", "1"]).start();
+    wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
     wait_until("it has moved", || {
         assert!(!job.is_over(), "{}", job.errors());
         seen(&scratch, &job)["moves"] == 1
