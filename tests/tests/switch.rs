@@ -269,7 +269,7 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
     let (far, near) = (server("far"), server("near"));
     // So much farther away that no machine is too busy to see it.
     let first = format!("throttle(latency=10ms,{})", far.url());
-    let options = ["--near", "16M", "--auto", "--slo", "1.4", "--far", &first, "--far", near.url()];
+    let options = ["--near", "32M", "--auto", "--slo", "1.4", "--far", &first, "--far", near.url()];
     let job = FarRun::new(&scratch, options, [hog.to_str().expect("ASCII"), "64", "0", "1", "1"]).start();
     wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
     wait_until("it has moved", || {
@@ -279,6 +279,9 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
     let seen = seen(&scratch, &job);
     let places = [[near.url()], [first.as_str()]].map(|urls| serde_json::json!(urls));
     assert_eq!([&seen["urls"], &seen["before"]], places.each_ref(), "{seen}");
+    // The buffers for both places are part of its budget.
+    let peak = count(&scratch, &job, "near_peak_bytes");
+    assert!((16 * MIB..34 * MIB).contains(&peak), "{peak}");
     // Nothing of it is left where it was.
     far.kill();
     ends_well(job);

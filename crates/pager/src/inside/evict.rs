@@ -502,6 +502,23 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
     runtime.charge(pages);
 }
 
+/// Before our own heap grows by much: evicts until `bytes` fit, or for a moment, and charges them.
+pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
+    let deadline = process::now_ns() + COPY_PATIENCE_NS;
+    loop {
+        let (near, limit) = runtime.near();
+        // Who forks waits for those who evict.
+        let is_frozen = runtime.frozen_by.load(Ordering::Relaxed) != 0;
+        if near + bytes <= limit || is_frozen || process::now_ns() > deadline {
+            return runtime.expect_heap(bytes);
+        }
+        let armed = runtime.armed();
+        if armed.evictor.lock().run(runtime, armed, Urgency::Direct, Share::Batch) == 0 {
+            process::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// Evicts ahead of need until the reserve is free again. Did it?
 pub fn reclaim_ahead(runtime: &Runtime) -> bool {
     if runtime.phase() != Phase::Armed {

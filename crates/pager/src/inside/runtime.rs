@@ -94,6 +94,8 @@ pub struct Runtime {
     pub changed_share: RecentShare,
     /// What our heap has been charged with.
     heap_charged: AtomicI64,
+    /// What it is charged with at least: what it is about to become.
+    heap_expected: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
     pub wiped: Lock<Vec<Range>>,
     /// Handlers that the program set for SIGBUS, SIGSYS and SIGSEGV.
@@ -131,6 +133,7 @@ impl Runtime {
             dirty_share: RecentShare::new(),
             changed_share: RecentShare::new(),
             heap_charged: AtomicI64::new(0),
+            heap_expected: AtomicI64::new(0),
             wiped: Lock::new(Vec::new()),
             program_actions: Lock::new(
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 3],
@@ -292,6 +295,7 @@ impl Runtime {
     pub fn adopt(&self, near: i64, reserved: i64) {
         let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
         self.heap_charged.store(heap, Ordering::Relaxed);
+        self.heap_expected.store(0, Ordering::Relaxed);
         let slot = self.slot();
         slot.near_bytes.store(near, Ordering::Relaxed);
         slot.meta_bytes.store(heap, Ordering::Relaxed);
@@ -299,9 +303,17 @@ impl Runtime {
         self.reserve(near + heap - reserved);
     }
 
+    /// Charges what our heap will grow by, before it does: until it expects nothing any more (0).
+    pub fn expect_heap(&self, growth: i64) {
+        let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
+        self.heap_expected.store(if growth > 0 { heap + growth } else { 0 }, Ordering::Relaxed);
+        self.settle_heap();
+    }
+
     /// Charges what our heap has grown by.
     pub fn settle_heap(&self) {
         let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
+        let heap = heap.max(self.heap_expected.load(Ordering::Relaxed));
         let charged = self.heap_charged.swap(heap, Ordering::Relaxed);
         self.add_meta(heap - charged);
     }

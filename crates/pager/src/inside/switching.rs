@@ -9,13 +9,16 @@ use super::arm::opener;
 use super::runtime::Runtime;
 use super::store::Store;
 use super::sync::{pause, tid};
-use super::{flights, keeper};
+use super::{evict, flights, keeper};
 use crate::control::Control;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use farfield_os::process;
 use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost};
 
+/// What a process that moves needs for the lanes of two pools, at most, and the part of its near memory that it takes for that.
+const LANES_BYTES: i64 = 6 << 20;
+const LANES_SHARE: i64 = 4;
 /// Between two times that it is said how far it is.
 const TELL_NS: u64 = 50_000_000;
 
@@ -79,7 +82,7 @@ pub fn follow(runtime: &Runtime) {
         drop(still);
         return slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst);
     }
-    let result = move_to(runtime, store, &wanted);
+    let result = move_with_room(runtime, store, &wanted);
     slot.pool_pages.store(0, Ordering::Relaxed);
     slot.pool_moved_pages.store(0, Ordering::Relaxed);
     match result {
@@ -101,6 +104,15 @@ pub fn follow(runtime: &Runtime) {
 enum Failure {
     Open(String),
     Switch(SwitchError),
+}
+
+/// With room for what it takes.
+fn move_with_room(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
+    let (_, limit) = runtime.near();
+    evict::make_room_for_heap(runtime, LANES_BYTES.min(limit / LANES_SHARE));
+    let result = move_to(runtime, store, wanted);
+    runtime.expect_heap(0);
+    result
 }
 
 fn move_to(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
