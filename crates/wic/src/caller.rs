@@ -170,10 +170,11 @@ impl Caller {
             Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
         };
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Stuck)).collect();
+        let mut seats: Vec<_> = answers.iter().take(WINDOW).map(|_| Box::pin(None)).collect();
         let mut waiting = arguments.into_iter().enumerate();
         crew::run(
             place,
-            WINDOW,
+            &mut seats,
             || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget }),
             |id, result, took| {
                 answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));

@@ -1,7 +1,7 @@
 //! Runs functions at one place, in turns, on one thread.
 //!
-//! Futures lie in slots that are made once and used again. In a sweep each that can go on is polled once; then the host submits
-//! what they asked for, all at once. Nobody wakes anybody: a place knows which task runs, and says whom an event lets go on.
+//! Futures lie in seats that the caller has, one after the other, and what is noted of them in a book that the thread keeps: a call allocates nothing. In a sweep
+//! each that can go on is polled once; then the host submits what they asked for, all at once. Nobody wakes anybody: a place knows which task runs, and says whom an event lets go on.
 //!
 //! Every access takes steps. A task gets a slice of them; when it is used up, accesses do not complete any more, so that the task comes
 //! back here, where budget and time are looked at. So no function can go on by ignoring an error: it is dropped.
@@ -11,6 +11,7 @@
 use crate::{Fault, Stop};
 use core::cell::{Cell, RefCell};
 use core::future::{Future, poll_fn};
+use core::ops::DerefMut;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
@@ -188,8 +189,8 @@ pub(crate) struct Start<F> {
     pub(crate) budget: Budget,
 }
 
-struct Slot<F> {
-    future: Pin<Box<Option<F>>>,
+/// What is noted of who sits in a seat.
+struct Task {
     id: usize,
     budget: Budget,
     steps: u64,
@@ -206,47 +207,53 @@ struct Resting {
     line: Option<InLine>,
 }
 
-/// Runs what `next` gives, up to `window` at a time, until there is no more; says how each ended, and after how many
+/// What a crew writes down. Numbers of seats are those of tasks.
+#[derive(Default)]
+struct Book {
+    /// In the seats that were ever used.
+    tasks: Vec<Task>,
+    free: Vec<u32>,
+    ready: VecDeque<u32>,
+    resting: Vec<Resting>,
+}
+
+thread_local! {
+    /// The book of the last crew of this thread, empty.
+    static BOOK: Cell<Book> = Cell::default();
+}
+
+/// Runs what `next` gives, as many at a time as there are seats, until there is no more; says how each ended, and after how many
 /// steps.
 pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
-    window: usize,
+    seats: &mut [Pin<impl DerefMut<Target = Option<F>>>],
     mut next: impl FnMut() -> Option<Start<F>>,
     mut end: impl FnMut(usize, Result<A, Stop>, u64),
 ) {
-    let mut slots: Vec<Slot<F>> = Vec::new();
-    let mut free: Vec<u32> = Vec::new();
-    let mut ready: VecDeque<u32> = VecDeque::new();
-    let mut resting: Vec<Resting> = Vec::new();
-    let mut is_all = false;
+    let Book { mut tasks, mut free, mut ready, mut resting } = BOOK.take();
+    let mut is_all = seats.is_empty();
     loop {
-        if is_all && slots.len() == free.len() {
-            return;
+        if is_all && tasks.len() == free.len() {
+            break;
         }
         // What happens in one sweep happens now.
         let now = Instant::now();
         wake(&mut resting, &mut ready, now);
-        while !is_all && slots.len() - free.len() < window {
+        while !is_all && tasks.len() - free.len() < seats.len() {
             let Some(Start { id, future, budget }) = next() else {
                 is_all = true;
                 break;
             };
-            match free.pop() {
-                Some(index) => {
-                    let slot = &mut slots[index as usize];
-                    slot.future.set(Some(future));
-                    (slot.id, slot.budget, slot.steps, slot.began) = (id, budget, 0, now);
-                    (slot.waited, slot.is_called) = (false, false);
-                    ready.push_back(index);
-                }
-                None => {
-                    ready.push_back(slots.len() as u32);
-                    let future = Box::pin(Some(future));
-                    slots.push(Slot { future, id, budget, steps: 0, began: now, waited: false, is_called: false });
-                }
+            let task = Task { id, budget, steps: 0, began: now, waited: false, is_called: false };
+            let index = free.pop().unwrap_or(tasks.len() as u32);
+            match tasks.get_mut(index as usize) {
+                Some(last) => *last = task,
+                None => tasks.push(task),
             }
+            seats[index as usize].set(Some(future));
+            ready.push_back(index);
         }
-        if ready.is_empty() && slots.len() > free.len() {
+        if ready.is_empty() && tasks.len() > free.len() {
             if let Some(until) = resting.iter().map(|resting| resting.until).min() {
                 let time = until.saturating_duration_since(now);
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
@@ -256,37 +263,43 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             }
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
                 // They wait for something that is not of this place, and nobody will ever wake them.
-                for slot in slots.iter_mut().filter(|slot| slot.future.is_some()) {
-                    slot.future.set(None);
-                    end(slot.id, Err(Stop::Stuck), slot.steps);
+                for (seat, task) in seats.iter_mut().zip(&tasks).filter(|(seat, _)| seat.is_some()) {
+                    seat.set(None);
+                    end(task.id, Err(Stop::Stuck), task.steps);
                 }
-                free = (0..slots.len() as u32).collect();
+                free.clear();
+                free.extend(0..tasks.len() as u32);
             }
             continue;
         }
         for _ in 0..ready.len() {
             let Some(index) = ready.pop_front() else { break };
-            let Some(verdict) = resume(host, &mut slots[index as usize], index, now) else { continue };
+            let (seat, task) = (&mut seats[index as usize], &mut tasks[index as usize]);
+            let Some(verdict) = resume(host, seat.as_mut().as_pin_mut(), task, index, now) else { continue };
             match verdict {
                 Verdict::Again => ready.push_back(index),
                 Verdict::Waits => {}
                 Verdict::Rests(until) => resting.push(Resting { until, task: index, line: host.meter().line.get() }),
                 Verdict::Ended(result) => {
-                    let slot = &mut slots[index as usize];
-                    slot.future.set(None);
+                    seat.set(None);
                     free.push(index);
-                    end(slot.id, result, slot.steps);
+                    end(task.id, result, task.steps);
                 }
             }
         }
         host.turn(&mut ready, None);
         while let Some(lock) = host.meter().next_freed() {
-            if let Some(task) = call(&mut resting, lock) {
-                slots[task as usize].is_called = true;
-                ready.push_back(task);
+            if let Some(index) = call(&mut resting, lock) {
+                tasks[index as usize].is_called = true;
+                ready.push_back(index);
             }
         }
     }
+    tasks.clear();
+    free.clear();
+    ready.clear();
+    resting.clear();
+    BOOK.set(Book { tasks, free, ready, resting });
 }
 
 /// Who has rested long enough goes on.
@@ -312,45 +325,46 @@ enum Verdict<A> {
 /// Lets a task go on; `None` if it has ended already.
 fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
-    slot: &mut Slot<F>,
+    future: Option<Pin<&mut F>>,
+    task: &mut Task,
     index: u32,
     now: Instant,
 ) -> Option<Verdict<A>> {
-    let slice = SLICE.min(slot.budget.steps_max - slot.steps);
+    let slice = SLICE.min(task.budget.steps_max - task.steps);
     let meter = host.meter();
-    let mut future = slot.future.as_mut().as_pin_mut()?;
-    if core::mem::take(&mut slot.waited) && is_over(slot.budget.until, now) {
+    let mut future = future?;
+    if core::mem::take(&mut task.waited) && is_over(task.budget.until, now) {
         return Some(Verdict::Ended(Err(Stop::TimedOut)));
     }
-    meter.enter(index, slice, slot.began, slot.budget.until, core::mem::take(&mut slot.is_called));
+    meter.enter(index, slice, task.began, task.budget.until, core::mem::take(&mut task.is_called));
     let mut poll = || future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     let polled = match H::CATCHES {
         true => catch_unwind(AssertUnwindSafe(poll)),
         false => Ok(poll()),
     };
-    slot.steps += slice - meter.left.get();
+    task.steps += slice - meter.left.get();
     Some(match polled {
         Err(_) => Verdict::Ended(Err(Stop::Panicked)),
         Ok(Poll::Ready(result)) => Verdict::Ended(result.map_err(Stop::Fault)),
         Ok(Poll::Pending) if meter.is_spent.get() => {
             // The rest of a slice that is too small for an access is gone.
-            slot.steps += meter.left.get();
-            if slot.steps >= slot.budget.steps_max {
-                Verdict::Ended(Err(Stop::Overrun { steps: slot.steps }))
-            } else if is_over(slot.budget.until, now) {
+            task.steps += meter.left.get();
+            if task.steps >= task.budget.steps_max {
+                Verdict::Ended(Err(Stop::Overrun { steps: task.steps }))
+            } else if is_over(task.budget.until, now) {
                 Verdict::Ended(Err(Stop::TimedOut))
             } else {
                 Verdict::Again
             }
         }
-        Ok(Poll::Pending) if meter.gives_way.get() && is_over(slot.budget.until, now) => {
+        Ok(Poll::Pending) if meter.gives_way.get() && is_over(task.budget.until, now) => {
             Verdict::Ended(Err(Stop::TimedOut))
         }
         Ok(Poll::Pending) if meter.gives_way.get() => Verdict::Again,
         Ok(Poll::Pending) => {
-            slot.waited = true;
+            task.waited = true;
             match meter.rests_until.get() {
-                Some(until) => Verdict::Rests(slot.budget.until.map_or(until, |end| end.min(until))),
+                Some(until) => Verdict::Rests(task.budget.until.map_or(until, |end| end.min(until))),
                 None => Verdict::Waits,
             }
         }

@@ -8,12 +8,10 @@ use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::crew::{self, Budget, Start};
 use crate::server::{Pace, ServerPlace};
 use crate::{Aggregate, Cuckoo, Function, List, Memory, Number, SharedLog, Stop, Totals};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
+use core::pin::pin;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
-
-/// Functions that run in turns at a server.
-const WINDOW: usize = 16;
 
 /// One call, as it arrived.
 #[derive(Clone, Copy, Debug)]
@@ -109,36 +107,51 @@ impl Registry {
     }
 }
 
+thread_local! {
+    /// Room for the bytes of an answer, empty.
+    static ANSWER: Cell<Vec<u8>> = Cell::default();
+}
+
 fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>) {
     let place = ServerPlace::new(memory, if tasks.len() > 1 { Pace::Ahead } else { Pace::AtOnce });
     let ended = RefCell::new(ended);
     let mut waiting = tasks.iter().enumerate();
-    let mut bytes = Vec::new();
-    crew::run(
-        &place,
-        WINDOW,
-        || {
-            for (id, task) in waiting.by_ref() {
-                match decode::<F::Argument>(task.argument) {
-                    Some(argument) => {
-                        return Some(Start { id, future: F::run(&place, argument), budget: task.budget });
-                    }
-                    None => ended.borrow_mut()(id, Err(Stop::Argument), 0),
+    let mut bytes = ANSWER.take();
+    let next = || {
+        for (id, task) in waiting.by_ref() {
+            match decode::<F::Argument>(task.argument) {
+                Some(argument) => {
+                    return Some(Start { id, future: F::run(&place, argument), budget: task.budget });
                 }
+                None => ended.borrow_mut()(id, Err(Stop::Argument), 0),
             }
-            None
-        },
-        |id, result, steps| {
-            let result = result.and_then(|answer| encode(&answer, core::mem::take(&mut bytes)));
-            match result {
-                Ok(answer) => {
-                    ended.borrow_mut()(id, Ok(&answer), steps);
-                    bytes = answer;
-                }
-                Err(stop) => ended.borrow_mut()(id, Err(stop), steps),
+        }
+        None
+    };
+    let end = |id, result: Result<F::Answer, Stop>, steps| {
+        let result = result.and_then(|answer| encode(&answer, core::mem::take(&mut bytes)));
+        match result {
+            Ok(answer) => {
+                ended.borrow_mut()(id, Ok(&answer), steps);
+                bytes = answer;
             }
-        },
-    );
+            Err(stop) => ended.borrow_mut()(id, Err(stop), steps),
+        }
+    };
+    match tasks.len() {
+        1 => crew::run(&place, &mut [pin!(None)], next, end),
+        _ => {
+            // As many as take turns.
+            let mut seats = [
+                [pin!(None), pin!(None), pin!(None), pin!(None)],
+                [pin!(None), pin!(None), pin!(None), pin!(None)],
+                [pin!(None), pin!(None), pin!(None), pin!(None)],
+                [pin!(None), pin!(None), pin!(None), pin!(None)],
+            ];
+            crew::run(&place, seats.as_flattened_mut(), next, end);
+        }
+    }
+    ANSWER.set(bytes);
 }
 
 /// The value, if the bytes are one and no more.

@@ -325,7 +325,8 @@ mod tests {
         let budget = Budget { steps_max: 1 << 20, until: Instant::now().checked_add(Duration::from_secs(60)) };
         let (mut tasks, mut ends) = (tasks.into_iter().enumerate(), Vec::new());
         let next = || tasks.next().map(|(id, future)| Start { id, future, budget });
-        crew::run(place, 16, next, |_, end, _| ends.push(end));
+        let mut seats: Vec<_> = (0..16).map(|_| Box::pin(None)).collect();
+        crew::run(place, &mut seats, next, |_, end, _| ends.push(end));
         ends
     }
 

@@ -59,9 +59,10 @@ impl Sim {
         let before = F::ONLY_READS.then(|| self.bytes());
         let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
         let mut waiting = arguments.into_iter().enumerate();
+        let mut seats: Vec<_> = answers.iter().map(|_| Box::pin(None)).collect();
         crew::run(
             &place,
-            answers.len().max(1),
+            &mut seats,
             || waiting.next().map(|(id, argument)| Start { id, future: F::run(&place, argument), budget }),
             |id, result, _| answers[id] = Some(result),
         );

@@ -3,6 +3,7 @@
 use super::{Connection, End, is_late};
 use crate::sessions::Session;
 use crate::store::RegionMemory;
+use arrayvec::ArrayVec;
 use farfield_core::RegionId;
 use farfield_core::wire::{self, CallBody, ErrorCode, Request, WireRequest};
 use farfield_wic::{Budget, Task, Unknown};
@@ -14,6 +15,9 @@ const ROW_MAX: usize = 16;
 const SEND_BYTES: usize = 64 * 1024;
 /// or when who asked first has waited so long.
 const SEND_AFTER: Duration = Duration::from_micros(100);
+
+/// Calls of one function over one region, one after the other.
+pub(super) type Row<'i> = ArrayVec<(WireRequest<'i>, Asked<'i>), ROW_MAX>;
 
 /// One call of a row.
 #[derive(Clone, Copy)]
@@ -57,60 +61,52 @@ impl Connection<'_> {
     }
 
     /// Runs a row of calls of the same function over the same region and answers each.
-    pub(super) fn serve_calls(
-        &mut self,
-        session: &Session,
-        row: &[(WireRequest<'_>, Asked<'_>)],
-        arrived: Instant,
-    ) -> Result<(), End> {
+    pub(super) fn serve_calls(&mut self, session: &Session, row: &Row<'_>, arrived: Instant) -> Result<(), End> {
         let Some((_, first)) = row.first() else { return Ok(()) };
-        let region = session.region(first.region);
-        for part in row.chunks(ROW_MAX) {
-            let now = Instant::now();
-            let mut tags = Vec::with_capacity(part.len());
-            let mut tasks = Vec::with_capacity(part.len());
-            for (wire, asked) in part {
-                self.conversation.on_answered();
-                self.tally.requests[wire.request.kind() as usize] += 1;
-                if is_late(wire, arrived, now) {
-                    self.fail(asked.tag, ErrorCode::TimedOut, 0);
-                    continue;
-                }
-                tags.push(asked.tag);
-                tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
-            }
-            let Some(region) = &region else {
-                tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
+        let now = Instant::now();
+        let mut tags = ArrayVec::<_, ROW_MAX>::new();
+        let mut tasks = ArrayVec::<_, ROW_MAX>::new();
+        for (wire, asked) in row {
+            self.conversation.on_answered();
+            self.tally.requests[wire.request.kind() as usize] += 1;
+            if is_late(wire, arrived, now) {
+                self.fail(asked.tag, ErrorCode::TimedOut, 0);
                 continue;
-            };
-            let shared = self.shared;
-            let CallBody { name, version, .. } = first.call;
-            let memory = RegionMemory::new(region);
-            let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result, steps| {
-                let tag = tags[index];
-                match result {
-                    Ok(answer) => {
-                        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-                        self.answer(|out| wire::encode_answer(tag, steps, answer, out));
-                    }
-                    Err(stop) => {
-                        let (code, detail) = stop.code();
-                        self.fail(tag, code, detail);
-                    }
+            }
+            tags.push(asked.tag);
+            tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
+        }
+        let Some(region) = session.region(first.region) else {
+            tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
+            return Ok(());
+        };
+        let shared = self.shared;
+        let CallBody { name, version, .. } = first.call;
+        let memory = RegionMemory::new(&region);
+        let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result, steps| {
+            let tag = tags[index];
+            match result {
+                Ok(answer) => {
+                    let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+                    self.answer(|out| wire::encode_answer(tag, steps, answer, out));
                 }
-            });
-            // The region's lock must not be held while waiting for the client.
-            drop(memory);
-            if let Err(unknown) = ran {
-                let (code, detail) = match unknown {
-                    Unknown::Name => (ErrorCode::NoFunction, 0),
-                    Unknown::Version { newest } => (ErrorCode::OtherVersion, u64::from(newest)),
-                };
-                tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
+                Err(stop) => {
+                    let (code, detail) = stop.code();
+                    self.fail(tag, code, detail);
+                }
             }
-            if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
-                self.flush()?;
-            }
+        });
+        // The region's lock must not be held while waiting for the client.
+        drop(memory);
+        if let Err(unknown) = ran {
+            let (code, detail) = match unknown {
+                Unknown::Name => (ErrorCode::NoFunction, 0),
+                Unknown::Version { newest } => (ErrorCode::OtherVersion, u64::from(newest)),
+            };
+            tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
+        }
+        if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
+            self.flush()?;
         }
         Ok(())
     }

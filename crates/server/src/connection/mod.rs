@@ -18,7 +18,7 @@ use crate::server::Shared;
 use crate::sessions::Session;
 use crate::spin::Patience;
 use crate::store::{Found, Scratch};
-use calls::call_of;
+use calls::{Row, call_of};
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerConversation, Step};
@@ -249,12 +249,13 @@ impl<'a> Connection<'a> {
             while let Some(request) = next {
                 let request = request.map_err(End::Broken)?;
                 if let Some(first) = call_of(&request) {
-                    let mut row = vec![(request, first)];
+                    let mut row = Row::new();
+                    row.push((request, first));
                     loop {
                         next = requests.next();
                         let Some(Ok(following)) = next else { break };
                         match call_of(&following) {
-                            Some(asked) if asked.is_like(&first) => row.push((following, asked)),
+                            Some(asked) if asked.is_like(&first) && !row.is_full() => row.push((following, asked)),
                             _ => break,
                         }
                     }

@@ -22,7 +22,31 @@ pub(crate) struct RegionMemory<'r> {
     reads: Cell<u32>,
     /// No other function changes pages now.
     is_alone: Cell<bool>,
-    scratch: RefCell<Box<Scratch>>,
+    scratch: RefCell<Borrowed>,
+}
+
+thread_local! {
+    /// Where a page is compared with its checksum, while no memory of this thread does so.
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+}
+
+/// The thread's scratch page, until it is dropped.
+struct Borrowed(Option<Box<Scratch>>);
+
+impl Borrowed {
+    fn new() -> Borrowed {
+        Borrowed(SCRATCH.take())
+    }
+
+    fn page(&mut self) -> &mut Scratch {
+        self.0.get_or_insert_with(|| Box::new([0; PAGE_BYTES]))
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        SCRATCH.set(self.0.take());
+    }
 }
 
 /// While it lives, the flag is up.
@@ -62,7 +86,7 @@ impl<'r> RegionMemory<'r> {
             reader: RefCell::new(None),
             reads: Cell::new(0),
             is_alone: Cell::new(false),
-            scratch: RefCell::new(Box::new([0; PAGE_BYTES])),
+            scratch: RefCell::new(Borrowed::new()),
         }
     }
 
@@ -85,7 +109,8 @@ impl<'r> RegionMemory<'r> {
 
     fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.with_reader(|reader| {
-            let scratch = &mut **self.scratch.borrow_mut();
+            let mut scratch = self.scratch.borrow_mut();
+            let scratch = scratch.page();
             for (page, part, bytes) in pages(offset, into.len()) {
                 let target = &mut into[bytes];
                 match <&mut Scratch>::try_from(&mut *target) {
@@ -112,7 +137,8 @@ impl<'r> RegionMemory<'r> {
     fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         // It is taken once more below, and somebody who wants it alone may have come in between.
         self.let_go();
-        let scratch = &mut **self.scratch.borrow_mut();
+        let mut scratch = self.scratch.borrow_mut();
+        let scratch = scratch.page();
         let mut parts = pages(offset, bytes.len());
         while let Some((page, part, range)) = parts.next() {
             if part.len() == PAGE_BYTES {
