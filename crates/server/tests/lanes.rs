@@ -1,11 +1,12 @@
 //! Guards what the pool promises about lanes to a real server: no allocation after opening, typed errors for everything
-//! when the server dies, room counted for one-sided writers, and pools of several servers.
+//! when the server dies, room counted for one-sided writers, and pools of several servers; and that functions allocate nothing at a server either.
 
 use farfield_core::PageId;
 use farfield_pool::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance,
 };
 use farfield_server::{Config, Server};
+use farfield_wic::{Budget, Fault, ListStart, Memory, Registry, Task};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -322,5 +323,53 @@ fn abandoned_connections_say_nothing_and_the_parent_goes_on() {
         assert_eq!(read(&mut *lane, 1, 1).page(0)[0], 1);
         assert_eq!(backend.health(), Health::Good);
         assert!(backend.clone_region().is_ok());
+    }
+}
+
+/// A ring of nodes of eight bytes: each leads to the one behind it.
+struct Ring;
+
+impl Memory for Ring {
+    fn region_bytes(&self) -> u64 {
+        1 << 20
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let next = (offset + 64) % self.region_bytes();
+        into.fill(0);
+        into[..8].copy_from_slice(&next.to_le_bytes());
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, _: &[u8]) -> Result<(), Fault> {
+        Err(Fault::OutOfRange { offset })
+    }
+
+    fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
+        work()
+    }
+
+    fn clock(&self) -> u64 {
+        1
+    }
+}
+
+#[test]
+fn functions_at_a_server_allocate_nothing() {
+    let registry = Registry::standard();
+    let arguments: Vec<Vec<u8>> =
+        (1..100).map(|node| postcard::to_stdvec(&ListStart { node: node * 64, hops: 9 }).unwrap()).collect();
+    let budget = Budget { steps_max: 1 << 20, until: None };
+    let tasks: Vec<Task<'_>> = arguments.iter().map(|argument| Task { argument, budget }).collect();
+    for together in [1, 2, 16, tasks.len()] {
+        let mut ended = 0;
+        let mut run = || {
+            let mut count = |_, result: Result<&[u8], _>, _| ended += usize::from(result.is_ok());
+            registry.run("ff.list", 1, &Ring, &tasks[..together], &mut count).unwrap();
+        };
+        // The first of a thread makes what the others use.
+        run();
+        assert_eq!(allocations(run), 0, "{together} together");
+        assert_eq!(ended, 2 * together);
     }
 }
