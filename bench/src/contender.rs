@@ -32,6 +32,8 @@ pub(crate) enum Contender {
     Swap(Store),
     /// `farfield run`.
     Farfield(Far),
+    /// The same, private, all its memory in huge pages while nothing has to leave.
+    FarfieldHuge,
     /// `farfield run` with what an advisor says.
     Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
@@ -128,6 +130,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "swap-file" => Contender::Swap(Store::File),
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
+        "farfield-huge" => Contender::FarfieldHuge,
         "farfield-foretold" => Contender::Advised(Advisor::Foretold),
         "farfield-tried" => Contender::Advised(Advisor::Tried),
         "farfield-auto" => Contender::Advised(Advisor::Held),
@@ -229,6 +232,7 @@ impl Contender {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job.program, job.arguments, job.near_bytes, job),
             Contender::Farfield(far) => farfield(far, job),
+            Contender::FarfieldHuge => job_with(&["--huge-pages".into()], job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),

@@ -92,3 +92,36 @@ fn half_near_is_slower_within_reason() {
     let far = job.check_with_near(64 * MIB);
     assert!(far.ended.cpu < Duration::from_secs(60), "{:?}", far.ended.cpu);
 }
+
+/// Huge pages that the kernel has taken apart since it was started.
+fn huge_pages_split() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("thp_split_page ")).expect("a count of split pages");
+    line.trim().parse().unwrap()
+}
+
+/// While all is near it may lie in huge pages. One that lost a part would keep all its memory, which no count of mapped pages shows.
+#[test]
+fn huge_pages_are_taken_apart_when_memory_has_to_leave() {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if !enabled.contains("[madvise]") && !enabled.contains("[always]") {
+        return println!("skipped: this kernel has no transparent huge pages, or may not use them");
+    }
+    let scratch = Scratch::new("huge");
+    let Some(growing) = compile("growing", scratch.path()) else { return };
+    let grow = |options: &[&str], steps: &str| -> Vec<u64> {
+        let words = [growing.to_str().expect("an ASCII path"), "64", steps];
+        let far = FarRun::new(&scratch, options, words);
+        let ended = far.run();
+        assert_eq!(ended.code, 0, "{}\n{}", ended.text(), ended.errors);
+        assert_eq!(far.report().number("pages_out") > 0, steps != "1", "{}", far.report().0);
+        ended.text().lines().map(|kib| kib.parse::<u64>().unwrap() >> 10).collect()
+    };
+    assert_eq!(grow(&["--near", "96M"], "1"), [0, 0], "nobody has asked for them");
+    let all_near = grow(&["--near", "96M", "--huge-pages"], "1");
+    assert!(all_near.iter().all(|mib| *mib >= 32), "{all_near:?} MiB");
+    let before = huge_pages_split();
+    let grown = grow(&["--near", "96M", "--huge-pages"], "4");
+    assert!(grown[0] >= 32 && grown[1] == 0, "{grown:?} MiB");
+    assert!(huge_pages_split() >= before + 16, "{before}");
+}

@@ -43,6 +43,10 @@ pub(crate) struct RunArgs {
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
+    /// Huge pages of 2 MiB for all its memory as long as all of it is near; what is far comes and goes in pages of 4 KiB. Faster where most of each 2 MiB is
+    /// used; else the kernel gives it memory that it does not use. --auto asks for them where `farfield advise` does
+    #[arg(long)]
+    huge_pages: bool,
     /// Write what happened to this file when the program ends, as JSON
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
@@ -119,7 +123,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
     let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
     let near_limit_bytes = args.near.bytes(machine::memory_bytes());
-    let (hold, far, places) = hold(&args, near_limit_bytes)?;
+    let Holding { hold, far, places, huge_pages } = hold(&args, near_limit_bytes)?;
     Ok(Options {
         near_limit_bytes,
         hold,
@@ -129,6 +133,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
             ModeArg::Signal => Mode::Signal,
             ModeArg::Thread => Mode::Thread,
         },
+        huge_pages: args.huge_pages || huge_pages,
         far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,
@@ -140,12 +145,18 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     })
 }
 
-/// What `--auto` holds, where far memory is at first, and where it may be.
-type Holding = (Option<HoldOptions>, Vec<String>, Vec<String>);
+/// What `--auto` does.
+struct Holding {
+    hold: Option<HoldOptions>,
+    /// Where far memory is at first, and where it may be.
+    far: Vec<String>,
+    places: Vec<String>,
+    huge_pages: bool,
+}
 
 fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let (Some(auto), Some(slo)) = (args.auto, args.slo) else {
-        return Ok((None, args.far.clone(), Vec::new()));
+        return Ok(Holding { hold: None, far: args.far.clone(), places: Vec::new(), huge_pages: false });
     };
     let cadence = match auto {
         AutoArg::Event => Cadence::EventDriven,
@@ -154,7 +165,7 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let Some(profile) = &args.profile else {
         let first = args.far.iter().take(1).cloned().collect();
         let hold = HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes, is_compared: false };
-        return Ok((Some(hold), first, args.far.clone()));
+        return Ok(Holding { hold: Some(hold), far: first, places: args.far.clone(), huge_pages: false });
     };
     let profile = crate::profile::read(profile)?;
     let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref(), Care::Quick)?;
@@ -170,5 +181,5 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let others = args.far.iter().filter(|url| !far.contains(url));
     let places = far.iter().chain(others).cloned().collect();
     let hold = HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes, is_compared: true };
-    Ok((Some(hold), far, places))
+    Ok(Holding { hold: Some(hold), far, places, huge_pages: choice.huge_pages })
 }

@@ -12,7 +12,12 @@ pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
 /// First bytes of a control block: different for each layout, so that a runner and a library of different builds do not
 /// misread each other.
 pub const MAGIC: u64 = {
-    let sizes = [size_of::<Control>() as u64, size_of::<Slot>() as u64, core::mem::offset_of!(Control, past) as u64];
+    let sizes = [
+        size_of::<Control>() as u64,
+        size_of::<Slot>() as u64,
+        core::mem::offset_of!(Control, failure) as u64,
+        core::mem::offset_of!(Control, past) as u64,
+    ];
     let mut hash = u64::from_le_bytes(*b"FARFIELD");
     let mut at = 0;
     while at < sizes.len() {
@@ -81,6 +86,8 @@ pub struct Control {
     pub mode: AtomicU32,
     /// Mode in which pages were served ([`Mode`] as number); 0 = no process ever came near the limit.
     pub mode_used: AtomicU32,
+    /// Shall memory lie in huge pages until some of it has to leave? 0: where the program asks for it.
+    pub huge_pages: AtomicU32,
     /// Processes that ever took a slot.
     pub processes: AtomicU32,
     /// Exit code from [`exit`] if a process had to stop because of us, with the reason in `reason`.

@@ -26,6 +26,8 @@ const ROOM_BYTES: u64 = 16 << 20;
 const STEPS: u64 = 20;
 /// More of the run than this with a near size below the least working set seen: nobody knows.
 const UNKNOWN_MAX: f64 = 0.05;
+/// Huge pages carry little that is not used where mappings used from end to end have so much of what is used.
+const DENSE_MIN: f64 = 0.9;
 /// Near sizes closer than this, by all: then the faster place.
 const CLOSE: f64 = 0.02;
 
@@ -96,6 +98,8 @@ pub struct Choice {
     pub slowdown: f64,
     /// How that is known.
     pub source: Source,
+    /// Nothing of it has to be far, and it uses what it has from end to end: its memory may lie in huge pages.
+    pub huge_pages: bool,
 }
 
 /// What to do.
@@ -173,7 +177,8 @@ impl<'a> Model<'a> {
         let bytes = (near_share * self.peak_bytes as f64) as u64;
         let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
         let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
-        Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source }
+        let huge_pages = near_share >= 1.0 && self.profile.findings.dense_share >= DENSE_MIN;
+        Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source, huge_pages }
     }
 
     /// The best line that there is for the place.
@@ -277,19 +282,31 @@ impl<'a> Model<'a> {
             }
             _ => {}
         }
-        if let Some(place) = question.places.iter().find(|place| choice.is_some_and(|choice| choice.url == place.url)) {
-            reasons.extend(knobs(self.profile, place));
+        let of = |choice: &&Choice, place: &Place| choice.url == place.url;
+        if let Some(choice) = choice
+            && let Some(place) = question.places.iter().find(|place| of(&choice, place))
+        {
+            reasons.extend(knobs(self.profile, place, choice));
         }
         reasons
     }
 }
 
-/// What else could be set, and why it is not.
-fn knobs(profile: &Profile, place: &Place) -> [String; 3] {
+/// What else could be set, and why it is or is not.
+fn knobs(profile: &Profile, place: &Place, choice: &Choice) -> [String; 3] {
     let dense = profile.findings.dense_share * 100.0;
+    let pages = match choice.huge_pages {
+        true => format!(
+            "All of it is near, and {dense:.0} % of what it uses is used from end to end: huge pages of 2 MiB (`farfield run --huge-pages`)."
+        ),
+        false if choice.near_share < 1.0 => "Pages are of 4 KiB: what is far comes and goes in such.".to_string(),
+        false => format!(
+            "Pages are of 4 KiB: {dense:.0} % of what it uses is used from end to end, so huge ones would carry what it does not use."
+        ),
+    };
     [
         "Prefetch has no knob: each thread's streams take 4 to 64 pages ahead, more while they are used.".to_string(),
-        format!("Pages are of 4 KiB; huge ones cannot be far. ({dense:.0} % of what it uses is used from end to end.)"),
+        pages,
         format!(
             "Each of its threads has a lane of its own (at most {} at once); the place is as fast as it can be with {} reads under way.",
             profile.observation.threads_max, place.best_depth
@@ -368,6 +385,22 @@ mod tests {
         let choice = advice.choice.unwrap();
         assert_eq!((choice.near_share, choice.near_bytes), (1.0, 416 * MIB), "and room so that nothing is paged");
         assert!(advice.reasons.iter().any(|reason| reason.contains("nothing less than all")), "{:?}", advice.reasons);
+    }
+
+    #[test]
+    fn huge_pages_are_for_what_is_all_near_and_used_from_end_to_end() {
+        let ask_with = |used: u64, dense_share: f64| {
+            let mut profile = profile(|_| used * MIB);
+            profile.findings.dense_share = dense_share;
+            let advice = ask(&profile, 1.4, &[place("tcp://a:1", 10_000)]);
+            let says_so = advice.reasons.iter().any(|reason| reason.contains("--huge-pages"));
+            let choice = advice.choice.unwrap();
+            assert_eq!(choice.huge_pages, says_so, "{:?}", advice.reasons);
+            choice.huge_pages
+        };
+        assert!(ask_with(400, 0.95));
+        assert!(!ask_with(400, 0.5), "they would carry what it does not use");
+        assert!(!ask_with(100, 0.95), "three quarters of it will be far");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
 use super::switching::{Inherited, Place};
 use super::thread::Run;
-use super::{keeper, keys};
+use super::{huge, keeper, keys};
 use crate::control::{Mode, exit};
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -183,6 +183,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
             fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
         }
     }
+    huge::no_more();
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);
     if !is_child {

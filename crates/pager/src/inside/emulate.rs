@@ -6,7 +6,7 @@ use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::{OURS, action_index};
 use super::table::CHUNK;
-use super::{aio, arm, clone, exec, forking, guard, keys, rings, store, thread};
+use super::{aio, arm, clone, exec, forking, guard, huge, keys, rings, store, thread};
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
@@ -213,6 +213,7 @@ pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range)
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
             // SAFETY: the program gave the range up. Mapping anew also frees its page tables.
             let _ = unsafe { memory::mmap(address, len, libc::PROT_NONE, flags, -1, 0) };
+            huge::advise(address, len);
             if runtime.phase() == Phase::Armed {
                 let _ = runtime.armed().uffd.register(address, len);
             }
@@ -355,6 +356,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         | libc::MADV_UNMERGEABLE => Outcome::Done(0),
         libc::MADV_HUGEPAGE => {
             if settled_phase(runtime) == Phase::Dormant {
+                huge::note();
                 // SAFETY: the program's own hint.
                 let _ = unsafe { gate::syscall(libc::SYS_madvise, args) };
             }

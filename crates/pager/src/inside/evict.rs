@@ -19,6 +19,7 @@
 
 mod inaccessible;
 
+use super::huge;
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
 use super::table::Table;
@@ -142,6 +143,7 @@ impl Evictor {
             return 0;
         }
         self.unshare();
+        huge::split(runtime.table(), self.victims[..self.count].iter().map(|victim| victim.page));
         let before = Writes::count(runtime);
         let epoch = self.look_at_epoch(runtime, before);
         let clean = self.find_dirty(runtime, armed, epoch);

@@ -17,6 +17,7 @@ pub mod flights;
 pub mod forking;
 pub mod guard;
 pub mod heap;
+pub mod huge;
 pub mod keeper;
 pub mod keys;
 pub mod lock;

@@ -1,7 +1,7 @@
 //! What happens before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail};
-use super::{exec, keys, signal, table, thread};
+use super::{exec, huge, keys, signal, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -69,9 +69,7 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // SAFETY: NOREPLACE touches nobody's memory.
     unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
         .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
-    // Huge pages that lose a part keep all their memory: only what asks for them gets them, while dormant.
-    // SAFETY: advice on our own reservation.
-    let _ = unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) };
+    huge::start(control.huge_pages.load(Ordering::Relaxed) != 0);
     let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
     let slot =
         control.take_slot(process::pid() as u32).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;

@@ -8,6 +8,8 @@ use farfield_os::{Result, memory};
 
 /// Pages per chunk of the summary: 2 MiB of window.
 pub const CHUNK: u64 = 512;
+/// In the summary of a chunk that was touched: it is no huge page.
+const SPLIT: u8 = 2;
 
 /// The tables. Untouched parts cost nothing.
 #[derive(Clone, Copy)]
@@ -71,6 +73,12 @@ impl Table {
     /// Was any page of this page's chunk ever ours to look after?
     pub fn chunk_touched(&self, page: u64) -> bool {
         self.touched(page).load(Ordering::Acquire) != 0
+    }
+
+    /// Notes that this page's chunk, which is touched, is no huge page any more. Was that new?
+    pub fn split_chunk(&self, page: PageId) -> bool {
+        let touched = self.touched(page.0);
+        touched.load(Ordering::Relaxed) & SPLIT == 0 && touched.fetch_or(SPLIT, Ordering::Relaxed) & SPLIT == 0
     }
 
     /// Checksum of the far copy of a page.

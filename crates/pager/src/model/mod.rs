@@ -70,8 +70,13 @@ static KNOWN: Known = Known {
 
 /// Makes this process one that runs under the pager, dormant. Once.
 pub fn set_up() {
-    let settings =
-        Settings { near_limit_bytes: LIMIT_BYTES, mode: Mode::Signal, urls: vec!["ram:".into()], token: vec![] };
+    let settings = Settings {
+        near_limit_bytes: LIMIT_BYTES,
+        mode: Mode::Signal,
+        huge_pages: false,
+        urls: vec!["ram:".into()],
+        token: vec![],
+    };
     let control = Box::leak(Box::new(create_control(&settings).expect("a control block")));
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: NOREPLACE touches nobody's memory.

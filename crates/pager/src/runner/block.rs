@@ -22,6 +22,8 @@ pub struct Settings {
     pub near_limit_bytes: u64,
     /// How faults are served.
     pub mode: Mode,
+    /// Huge pages until some memory has to leave, also where the program does not ask for them.
+    pub huge_pages: bool,
     /// Pool URLs, addresses numeric.
     pub urls: Vec<String>,
     /// Token for the servers; empty if none.
@@ -49,6 +51,7 @@ pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
     let block = ControlBlock { mapping: map(file.as_fd())?, path, _file: Some(file) };
     block.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     block.mode.store(settings.mode as u32, Ordering::Relaxed);
+    block.huge_pages.store(settings.huge_pages.into(), Ordering::Relaxed);
     write_text(&block.urls, &block.urls_len, urls.as_bytes());
     write_text(&block.token, &block.token_len, &settings.token);
     block.pools[0].write(urls.as_bytes(), &settings.token);
@@ -160,7 +163,7 @@ mod tests {
 
     fn settings() -> Settings {
         let urls = vec!["tcp://127.0.0.1:7400".into(), "unix:/run/farfield".into()];
-        Settings { near_limit_bytes: 1 << 30, mode: Mode::Thread, urls, token: b"secret".to_vec() }
+        Settings { near_limit_bytes: 1 << 30, mode: Mode::Thread, huge_pages: false, urls, token: b"secret".to_vec() }
     }
 
     #[test]

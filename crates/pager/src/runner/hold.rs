@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn a_window_is_what_happened_since_the_last() {
-        let settings = Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: vec![], token: vec![] };
+        let settings =
+            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
         let control = create_control(&settings).unwrap();
         let fault = |number: u64, ns: u64| {
             control.past.faults.fetch_add(number, Ordering::Relaxed);
@@ -176,7 +177,8 @@ mod tests {
 
     #[test]
     fn the_budget_of_a_job_that_waits_grows_and_of_one_that_does_not_shrinks() {
-        let settings = Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, urls: vec![], token: vec![] };
+        let settings =
+            Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
         let control = create_control(&settings).unwrap();
         control.near_bytes.store(100 << 20, Ordering::Relaxed);
         control.far_bytes.store(100 << 20, Ordering::Relaxed);

@@ -36,6 +36,8 @@ pub struct Options {
     pub places: Vec<String>,
     /// How faults are served.
     pub mode: Mode,
+    /// Huge pages until some memory has to leave.
+    pub huge_pages: bool,
     /// Pool URLs; empty for a private server.
     pub far: Vec<String>,
     /// Token for the servers; empty if none.
@@ -103,7 +105,8 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     far::check(&urls, &token)?;
     let holder = options.hold.map(|hold| Holder::new(&hold, options.near_limit_bytes));
     let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
-    let settings = Settings { near_limit_bytes, mode: options.mode, urls: urls.clone(), token };
+    let (mode, huge_pages) = (options.mode, options.huge_pages);
+    let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let settler = options.hold.filter(|_| places.len() > 1);
     let settler = settler.map(|hold| Settler::new(&hold, places, settings.token, &control));

@@ -247,8 +247,13 @@ mod tests {
     #[test]
     fn a_job_whose_place_became_slow_is_told_to_move_and_why_and_is_let_go_when_it_is_taken_elsewhere() {
         let urls = vec!["throttle(latency=3ms,ram:)".to_owned(), "ram:".to_owned()];
-        let settings =
-            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: urls[..1].to_vec(), token: vec![] };
+        let settings = Settings {
+            near_limit_bytes: 1 << 30,
+            mode: Mode::Auto,
+            huge_pages: false,
+            urls: urls[..1].to_vec(),
+            token: vec![],
+        };
         let control = create_control(&settings).unwrap();
         let hold =
             HoldOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };

@@ -217,7 +217,8 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     fn control() -> ControlBlock {
-        let settings = Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, urls: vec![], token: vec![] };
+        let settings =
+            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
         create_control(&settings).unwrap()
     }
 

@@ -1,0 +1,57 @@
+//! Huge pages: until some memory has to leave.
+//!
+//! A program's memory lies in pages of 2 MiB where it asks for them, or everywhere if its user does (`farfield run --huge-pages`), as long as all of it is near. What is far
+//! comes and goes in pages of 4 KiB, so from then on there are no new ones, and the old ones are taken apart as their first part leaves: a huge page that loses a
+//! part keeps all its memory, until the kernel is short of it.
+
+use super::sync::{AtomicU32, Ordering};
+use super::table::Table;
+use crate::window;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::memory;
+
+/// Where there may be any: [`NOWHERE`], [`SOMEWHERE`] or [`EVERYWHERE`].
+static WHERE: AtomicU32 = AtomicU32::new(NOWHERE);
+const NOWHERE: u32 = 0;
+/// Where the program asked for them, or where there were some before memory had to leave.
+const SOMEWHERE: u32 = 1;
+const EVERYWHERE: u32 = 2;
+
+/// At the start: huge pages everywhere, or only where the program asks for them.
+pub fn start(everywhere: bool) {
+    WHERE.store(if everywhere { EVERYWHERE } else { NOWHERE }, Ordering::Relaxed);
+    advise(window::BASE, window::LEN);
+}
+
+/// Tells the kernel about a part of the window that was mapped anew.
+pub fn advise(address: usize, len: usize) {
+    let is_wanted = WHERE.load(Ordering::Relaxed) == EVERYWHERE;
+    let advice = if is_wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+    // SAFETY: changes no content.
+    let _ = unsafe { memory::madvise(address, len, advice) };
+}
+
+/// The program asks for some.
+pub fn note() {
+    WHERE.fetch_max(SOMEWHERE, Ordering::Relaxed);
+}
+
+/// From now on memory may have to leave.
+pub fn no_more() {
+    if WHERE.fetch_min(SOMEWHERE, Ordering::Relaxed) != NOWHERE {
+        advise(window::BASE, window::LEN);
+    }
+}
+
+/// Takes the huge pages apart in which these pages may lie. They are near.
+pub fn split(table: &Table, pages: impl Iterator<Item = PageId>) {
+    if WHERE.load(Ordering::Relaxed) == NOWHERE {
+        return;
+    }
+    for page in pages.filter(|page| table.split_chunk(*page)) {
+        // Advice about a part of a huge page is what the kernel takes it apart for.
+        // SAFETY: changes no content.
+        let _ = unsafe { memory::madvise(window::address_of(page), PAGE_BYTES, libc::MADV_COLD) };
+    }
+}
