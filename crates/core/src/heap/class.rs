@@ -18,6 +18,18 @@ const CARDS: [u16; 32] = [
     1280, 2048, 4096,
 ];
 
+/// Objects in one unit, by class: a table, because everything that is made or freed asks.
+const PER_UNIT: [u16; CARDS.len()] = {
+    let mut counts = [0; CARDS.len()];
+    let mut index = 0;
+    while index < CARDS.len() {
+        let bytes = CARDS[index] as usize * CARD_BYTES;
+        counts[index] = if bytes < PAGE_BYTES { (PAGE_BYTES / bytes) as u16 } else { 1 };
+        index += 1;
+    }
+    counts
+};
+
 /// How large an object may be, and where in a segment the n-th one lies. An object above a segment has no class: it takes
 /// whole segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,26 +65,31 @@ impl Class {
     }
 
     /// Bytes that an object of this class occupies.
+    #[inline]
     pub fn bytes(self) -> usize {
         self.cards() * CARD_BYTES
     }
 
     /// Pages that come and go together: more than one for objects larger than a page.
+    #[inline]
     pub fn unit_pages(self) -> u32 {
         (self.bytes() >> PAGE_SHIFT).max(1) as u32
     }
 
     /// Objects in one unit.
+    #[inline]
     pub fn per_unit(self) -> u32 {
-        (self.unit_pages() as usize * PAGE_BYTES / self.bytes()) as u32
+        u32::from(PER_UNIT[self.index()])
     }
 
     /// Objects in a segment.
+    #[inline]
     pub fn per_segment(self) -> u32 {
         SEGMENT_PAGES / self.unit_pages() * self.per_unit()
     }
 
     /// Page within the segment and card within the page of the object with this index.
+    #[inline]
     pub fn locate(self, object: u32) -> (u32, u8) {
         assert!(object < self.per_segment());
         let (unit, within) = (object / self.per_unit(), object % self.per_unit());
@@ -80,6 +97,7 @@ impl Class {
     }
 
     /// The object that begins there.
+    #[inline]
     pub fn object_at(self, page: u32, card: u8) -> u32 {
         let object = page / self.unit_pages() * self.per_unit() + u32::from(card) / self.cards() as u32;
         debug_assert_eq!(self.locate(object), (page, card));
@@ -87,6 +105,7 @@ impl Class {
     }
 
     /// The first page of the unit to which the page of a segment belongs; `None` for pages at the end that no unit uses.
+    #[inline]
     pub fn unit_of(self, page: u32) -> Option<u32> {
         let first = page / self.unit_pages() * self.unit_pages();
         (first + self.unit_pages() <= SEGMENT_PAGES).then_some(first)

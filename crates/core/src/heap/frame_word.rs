@@ -93,6 +93,7 @@ impl FrameWord {
     pub const EMPTY: FrameWord = FrameWord(0);
 
     /// Where the page is.
+    #[inline]
     pub fn state(self) -> State {
         match (self.0 & STATE_MASK) >> STATE_SHIFT {
             0 => State::Empty,
@@ -107,6 +108,7 @@ impl FrameWord {
     }
 
     /// The frame that holds the page, in the states in which one does.
+    #[inline]
     pub fn frame(self) -> Option<FrameId> {
         match self.0 >> FRAME_SHIFT {
             0 => None,
@@ -115,16 +117,19 @@ impl FrameWord {
     }
 
     /// Must be written before it leaves, whatever its bytes are.
+    #[inline]
     pub fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
     /// The pool holds, or may hold, a copy.
+    #[inline]
     pub fn is_stored(self) -> bool {
         self.0 & STORED != 0
     }
 
     /// Was used since the clock hand came by.
+    #[inline]
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
@@ -135,6 +140,7 @@ impl FrameWord {
     }
 
     /// Was brought before anybody needed it, and has not been used since.
+    #[inline]
     pub fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
@@ -191,6 +197,7 @@ impl FrameWord {
 
     /// A mutator needs the page, to write if `write`. An Empty page has no object that could be dereferenced: that is a bug
     /// of ours, and the caller's to report.
+    #[inline]
     pub fn deref(self, write: bool) -> (FrameWord, Deref) {
         match (self.state(), self.frame()) {
             (State::Near, frame @ Some(here)) => {
@@ -212,6 +219,7 @@ impl FrameWord {
     }
 
     /// A mutator makes an object in the page: like [`FrameWord::deref`] for writing, and an Empty page is made.
+    #[inline]
     pub fn create(self) -> (FrameWord, Deref) {
         match self.state() {
             State::Empty => (self.to(State::Fetching, None), Deref::Zero),

@@ -31,6 +31,19 @@ pub const TAGS_ASIDE: usize = 8;
 /// Objects of at least so many bytes have them there, if they would fill a page: fewer than an eighth more objects would not be worth it.
 const ASIDE_FROM: usize = PAGE_BYTES / TAGS_ASIDE;
 
+/// Objects of a page, by class: a table, because every new object asks.
+const CAPACITIES: [u8; CARDS.len()] = {
+    let mut capacities = [0; CARDS.len()];
+    let mut index = 0;
+    while index < CARDS.len() {
+        let bytes = CARDS[index] as usize * CARD_BYTES;
+        let tag = if bytes >= ASIDE_FROM && PAGE_BYTES.is_multiple_of(bytes) { 0 } else { TAG_BYTES };
+        capacities[index] = (PAGE_BYTES / (bytes + tag)) as u8;
+        index += 1;
+    }
+    capacities
+};
+
 /// How large the objects of a log page are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogClass(u8);
@@ -59,33 +72,39 @@ impl LogClass {
     }
 
     /// Its index.
+    #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
     /// Bytes that an object occupies.
+    #[inline]
     pub const fn bytes(self) -> usize {
         CARDS[self.index()] as usize * CARD_BYTES
     }
 
     /// Do the tags lie aside?
+    #[inline]
     pub const fn has_tags_aside(self) -> bool {
-        self.bytes() >= ASIDE_FROM && PAGE_BYTES.is_multiple_of(self.bytes())
+        // Only sizes that divide a page leave it no byte.
+        CAPACITIES[self.index()] as usize * self.bytes() == PAGE_BYTES
     }
 
     /// Objects of a page.
+    #[inline]
     pub const fn capacity(self) -> u32 {
-        let tag = if self.has_tags_aside() { 0 } else { TAG_BYTES };
-        (PAGE_BYTES / (self.bytes() + tag)) as u32
+        CAPACITIES[self.index()] as u32
     }
 
     /// With so many objects or fewer a page is worth opening again.
+    #[inline]
     pub const fn worth_filling(self) -> u32 {
         let holes = self.capacity() / 16;
         self.capacity() - if holes == 0 { 1 } else { holes }
     }
 
     /// First card of the object with this index.
+    #[inline]
     pub fn card(self, index: u32) -> u8 {
         debug_assert!(index < self.capacity());
         (index as usize * CARDS[self.index()] as usize) as u8
@@ -97,6 +116,7 @@ impl LogClass {
     }
 
     /// Where in the page the tag of the object with this index is; `None`: aside.
+    #[inline]
     pub fn tag_offset(self, index: u32) -> Option<usize> {
         debug_assert!(index < self.capacity());
         (!self.has_tags_aside()).then_some(PAGE_BYTES - (index as usize + 1) * TAG_BYTES)
@@ -149,6 +169,7 @@ impl LogWord {
     }
 
     /// The class of its objects, while it is in use.
+    #[inline]
     pub fn class(self) -> Option<LogClass> {
         (self.0 >> CLASS_SHIFT).checked_sub(1).map(|index| LogClass(index as u8))
     }
@@ -234,6 +255,7 @@ impl LogWord {
     }
 
     /// Has it so many holes that they are worth filling?
+    #[inline]
     pub fn is_worth_filling(self) -> bool {
         self.live() > 0 && self.class().is_some_and(|class| self.live() <= class.worth_filling())
     }
