@@ -148,14 +148,13 @@ impl FarBytes {
     /// More bytes, at the end.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
-        if len > self.room {
-            self.grow(scope, len)?;
-        }
-        if let Some(slot) = self.cell.load() {
-            let target = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
-            // SAFETY: `len` bytes fit into the object, which is near and ours alone; `bytes` may be far bytes too, but not ours.
-            unsafe { target.add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        }
+        let target = match self.cell.load() {
+            _ if len > self.room => self.grow(scope, len)?,
+            Some(slot) => scope.with_room(|| self.cell.address(scope, slot, Want::Write))?,
+            None => return Ok(()),
+        };
+        // SAFETY: `len` bytes fit into the object, which is near, dirty and ours alone; `bytes` may be far bytes too, but not ours.
+        unsafe { target.add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.len = len;
         Ok(())
     }
@@ -197,36 +196,43 @@ impl FarBytes {
         Ok(())
     }
 
-    /// Moves into an object with room for `len` bytes, or twice as many as now.
-    fn grow(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
+    /// Moves into an object with room for `len` bytes, or twice as many as now: its address.
+    fn grow(&mut self, scope: &Scope<'_>, len: usize) -> Result<*mut u8, FarError> {
         match self.move_into(scope, len.max(self.room.saturating_mul(2))) {
             Err(FarError::TooLarge { .. }) => self.move_into(scope, len),
             other => other,
         }
     }
 
-    fn move_into(&mut self, scope: &Scope<'_>, room: usize) -> Result<(), FarError> {
+    fn move_into(&mut self, scope: &Scope<'_>, room: usize) -> Result<*mut u8, FarError> {
         let both = self.room as u64 + room as u64;
         let layout = Layout::from_size_align(room, 1).ok().filter(|_| both <= scope.core.frames.bytes() / 2);
         let layout = layout.ok_or(FarError::TooLarge { bytes: both })?;
         let old = self.cell.load();
-        let new = scope.with_room(|| {
+        let (new, target) = scope.with_room(|| {
+            let Some(old) = old else { return Slot::make(scope, layout) };
             // Nothing here renews the scope, so the old bytes are still there when the new object is made.
-            let source = old.map(|old| self.cell.address(scope, old, Want::Read)).transpose()?;
-            let (new, target) = Slot::make(scope, layout)?;
-            if let Some(source) = source {
-                // SAFETY: `len` initialised bytes, into an object with more room.
-                unsafe { target.copy_from_nonoverlapping(source, self.len) };
+            let source = self.cell.address(scope, old, Want::Read)?;
+            // SAFETY: `len` initialised bytes, into an object with more room.
+            let copy = |target: *mut u8| unsafe { target.copy_from_nonoverlapping(source, self.len) };
+            // SAFETY: the object is ours, and `&mut self` keeps others from it; it is near, as we have just seen.
+            if let Some(moved) = unsafe { old.moved(scope, layout, copy) }? {
+                return Ok(moved);
             }
-            Ok(new)
+            let (new, target) = Slot::make(scope, layout)?;
+            copy(target);
+            Ok((new, target))
         })?;
         self.cell.store(new.word());
-        self.room = room;
-        if let Some(old) = old {
+        self.room = new.room(scope.core, layout);
+        new.mark(scope);
+        if let Some(old) = old
+            && !new.is(old, scope.core)
+        {
             // SAFETY: ours, and named by nobody any more; the new object keeps the heap.
             unsafe { old.free(scope.core) };
         }
-        Ok(())
+        Ok(target)
     }
 
     /// Only the first `len` of them.
@@ -264,5 +270,62 @@ impl Drop for FarBytes {
 impl core::fmt::Debug for FarBytes {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "FarBytes(len {})", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against bytes that are lost when their object moves, room that nobody uses, and handles that are given up for nothing.
+    use super::*;
+    use crate::{Heap, Plane};
+
+    #[test]
+    fn growing_bytes_use_all_of_their_object_and_keep_their_handle() {
+        for (plane, rooms) in [
+            (Plane::Page, [96, 192, 400, 816, 2048, 4096]),
+            (Plane::Object, [96, 192, 400, 800, 2048, 4096]),
+            (Plane::Hybrid, [96, 192, 400, 800, 2048, 4096]),
+        ] {
+            let heap = Heap::builder().near(4 << 20).near_max(4 << 20).plane(plane).build().unwrap();
+            let scope = heap.enter();
+            let mut bytes = FarBytes::copy_of(&scope, &[0; 96]).unwrap();
+            let number = |bytes: &FarBytes| bytes.cell.load().unwrap().parts(heap.core()).0;
+            let first = number(&bytes);
+            for (step, room) in rooms.into_iter().enumerate() {
+                assert_eq!(bytes.room, room, "{plane:?}");
+                if step < 4 && plane != Plane::Page {
+                    assert!(number(&bytes) == first && first >= heap.core().pages, "{plane:?}, {room} bytes");
+                }
+                while bytes.len() <= room {
+                    bytes.push(&scope, bytes.len() as u8).unwrap();
+                }
+            }
+            let is_right = |(index, byte): (usize, &u8)| index < 96 || *byte == index as u8;
+            assert!(bytes.get(&scope).unwrap().iter().enumerate().all(is_right));
+            drop((bytes, scope));
+            heap.verify();
+        }
+    }
+
+    #[test]
+    fn bytes_that_grow_while_others_leave_stay_what_they_are() {
+        for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+            let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(64 << 20).plane(plane).build().unwrap();
+            let mut all: Vec<FarBytes> = (0..700).map(|_| FarBytes::new()).collect();
+            for round in 0..60 {
+                for (at, bytes) in all.iter_mut().enumerate() {
+                    let more = [(at + round) as u8; 61];
+                    bytes.extend_from_slice(&heap.enter(), &more[..1 + (at * 7 + round * 13) % 61]).unwrap();
+                }
+            }
+            for (at, bytes) in all.iter().enumerate() {
+                let expected: Vec<u8> =
+                    (0..60).flat_map(|round| vec![(at + round) as u8; 1 + (at * 7 + round * 13) % 61]).collect();
+                assert_eq!(bytes.get(&heap.enter()).unwrap(), expected, "list {at} on {plane:?}");
+            }
+            heap.verify();
+            drop(all);
+            heap.verify();
+        }
     }
 }

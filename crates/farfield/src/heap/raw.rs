@@ -10,7 +10,7 @@ use super::{Core, Once, Scope};
 use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{FrameWord, LogClass, Place};
+use farfield_core::heap::{Class, FrameWord, LogClass, Place};
 use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
@@ -87,6 +87,45 @@ impl Slot {
         // SAFETY: `room_for` gave a place in a frame.
         let address = unsafe { scope.arena.add(place.offset()) };
         Ok((Slot::new(core.first_page + number, place), address))
+    }
+
+    /// Moves an object that has a handle to a place for this layout: its slot and its address, as from [`Slot::make`]. `copy` gets that address and
+    /// copies the bytes, before anybody finds them there. `None` if it has no handle, or new objects of this layout have none.
+    ///
+    /// # Safety
+    /// The caller owns the object, which nobody else uses, and has found it near in this scope.
+    pub(crate) unsafe fn moved(
+        self,
+        scope: &Scope<'_>,
+        layout: Layout,
+        copy: impl FnOnce(*mut u8),
+    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+        let copy = |place: Place| {
+            // SAFETY: a place in a frame.
+            let address = unsafe { scope.arena.add(place.offset()) };
+            copy(address);
+            address
+        };
+        let moved = scope.core.move_within(scope.record, self.number(), layout, copy)?;
+        Ok(moved.map(|(place, address)| (Slot::new(self.number(), place), address)))
+    }
+
+    /// It is used now. Whoever looks it up need not say so.
+    pub(crate) fn mark(self, scope: &Scope<'_>) {
+        if scope.number(self.number()).is_none() {
+            scope.core.use_object(scope.record, self.number());
+        }
+    }
+
+    /// Bytes of the object, which was made for this layout.
+    pub(crate) fn room(self, core: &Core, layout: Layout) -> usize {
+        let (size, align) = (layout.size(), layout.align());
+        let room = if self.parts(core).0 < core.pages {
+            Class::of(size, align).map(Class::bytes)
+        } else {
+            LogClass::of(size, align).map(LogClass::bytes)
+        };
+        room.unwrap_or(size)
     }
 
     /// Frees an object without a destructor.

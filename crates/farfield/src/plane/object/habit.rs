@@ -37,10 +37,15 @@ impl Habit {
         }
     }
 
+    /// Are new values of this class made without handles, but for some?
+    pub(super) fn is_without(&self) -> bool {
+        let (by_page, by_object) = (self.by_page.load(Ordering::Relaxed), self.by_object.load(Ordering::Relaxed));
+        by_page + by_object >= LEAST && by_page >= by_object
+    }
+
     /// Is a new value of this class to be made without a handle?
     pub(super) fn makes_without(&self, class: LogClass) -> bool {
-        let (by_page, by_object) = (self.by_page.load(Ordering::Relaxed), self.by_object.load(Ordering::Relaxed));
-        if by_page + by_object < LEAST || by_page < by_object {
+        if !self.is_without() {
             return false;
         }
         let made = self.made.fetch_add(1, Ordering::Relaxed);

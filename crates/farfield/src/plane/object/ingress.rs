@@ -28,7 +28,7 @@ pub(crate) enum Sight {
 impl Core {
     /// The object of this number among those of all heaps, if it is one of this heap.
     #[inline]
-    fn object_of(&self, number: u32) -> Option<(&Objects, ObjectId)> {
+    pub(super) fn object_of(&self, number: u32) -> Option<(&Objects, ObjectId)> {
         let object = number.wrapping_sub(self.first_page).wrapping_sub(self.pages);
         self.objects.as_ref().filter(|objects| object < objects.handles.count()).map(|objects| (objects, object))
     }
@@ -91,6 +91,13 @@ impl Core {
             return found && seen.is_hot() && Handle(handle.load(Ordering::Acquire)) == seen;
         }
         false
+    }
+
+    /// An object of this number is used, whose place the caller knows.
+    pub(crate) fn use_object(&self, record: &Record, number: u32) {
+        if let Some((objects, object)) = self.object_of(number) {
+            self.mark(record, objects, object, Handle(objects.handles[object].load(Ordering::Relaxed)), false);
+        }
     }
 
     /// Where an object of this number is, if it is near and nobody has to be waited for. The caller is inside a scope.

@@ -113,6 +113,11 @@ impl Paths {
         bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].makes_without(class)
     }
 
+    /// Are values of this class and size made without handles, or mostly?
+    fn is_without_handles(&self, class: LogClass, bytes: usize) -> bool {
+        bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].is_without()
+    }
+
     /// How the objects of a page with this word are to come, of which so many were used.
     pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> Path {
         let comes_whole = match self.threshold {
@@ -239,6 +244,11 @@ impl Objects {
     /// Is a new value of this class and size better off without a handle?
     pub(crate) fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
         self.paths.as_ref().is_some_and(|paths| paths.makes_without_handle(class, bytes))
+    }
+
+    /// Are values of this class and size better off without handles? Some of them have handles all the same.
+    pub(super) fn is_without_handles(&self, class: LogClass, bytes: usize) -> bool {
+        self.paths.as_ref().is_some_and(|paths| paths.is_without_handles(class, bytes))
     }
 
     /// How an object of this page is to come, if the page is Far, with so much near memory; `None` if it is on its way, or dead.

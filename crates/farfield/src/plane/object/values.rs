@@ -6,6 +6,7 @@ use crate::heap::{Core, Patience, Record};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
+use std::alloc::Layout;
 
 impl Core {
     /// Is there a handle for one more value? They take up to a quarter of the near memory that other tables leave, and none once all tables together have
@@ -44,6 +45,43 @@ impl Core {
             Err(error) => {
                 objects.handles.give(&record.objects.handles, object);
                 Err(error)
+            }
+        }
+    }
+
+    /// Moves the object of a slot whose number is this to a place for an object of this layout: the place, and what `copy` says, which copies the bytes there.
+    /// `None` if it has no handle, or new objects of this layout have none, or few. The caller owns the object, which nobody else uses, and has
+    /// found it near in the scope in which he is.
+    pub(crate) fn move_within<R>(
+        &self,
+        record: &Record,
+        number: u32,
+        layout: Layout,
+        copy: impl FnOnce(Place) -> R,
+    ) -> Result<Option<(Place, R)>, FarError> {
+        let (Some((objects, object)), Some(class)) =
+            (self.object_of(number), LogClass::of(layout.size(), layout.align()))
+        else {
+            return Ok(None);
+        };
+        if objects.is_without_handles(class, layout.size()) {
+            return Ok(None);
+        }
+        let spot = self.place_object(record, objects, object, class, false, false)?;
+        let result = copy(spot.place);
+        let handle = &objects.handles[object];
+        let mut seen = Handle(handle.load(Ordering::Relaxed));
+        loop {
+            // Its page was near when our scope saw it, and leaves after that: nobody else moves it.
+            let Whereabouts::At { page, .. } = seen.whereabouts() else { unreachable!("near, and ours") };
+            let next = seen.moved(spot.page, spot.place.card());
+            // Only marks change meanwhile. Release: whoever finds it there finds its bytes.
+            match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => {
+                    self.lose_log(&objects.log, page);
+                    return Ok(Some((spot.place, result)));
+                }
+                Err(now) => seen = Handle(now),
             }
         }
     }
