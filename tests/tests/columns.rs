@@ -3,7 +3,7 @@
 //! Danger: bytes of before at the server; far pages that nobody knows of, or that somebody writes who was given up; an answer that depends on what is near,
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
-use farfield::collections::CONDITIONS_MAX;
+use farfield::collections::{CONDITIONS_MAX, KEYS_MAX, KeyColumn};
 use farfield::{CallError, FarError, FarVec, Fault, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier, wait_until};
@@ -463,13 +463,37 @@ fn conditional(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, fares: Twin<f64>,
     assert!(nothing.is_empty());
 }
 
+/// Bits as a part of keys and as a condition, and keys of more than two columns.
+fn of_bits_and_many(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, bits: Twin<u64>, rows: Range<usize>, place: Where) {
+    let bit = |row: usize| bits.0[row / 64] >> (row % 64) & 1;
+    let columns = [KeyColumn::bits(bits.1, keys.0.len()), keys.1.into(), marks.1.into()];
+    let key = |row: usize| [bit(row), keys.0[row].image(), marks.0[row].image(), 0, 0, 0, 0, 0];
+    let found = heap.group(&columns[..], keys.1).over(rows.clone()).at(place).run().unwrap();
+    let mut wanted: BTreeMap<[u64; KEYS_MAX], Part<i16>> = BTreeMap::new();
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    rows.clone().for_each(|row| wanted.entry(key(row)).or_default().add_all(&keys.0[row..=row], &all));
+    assert!(found.into_iter().eq(wanted), "{place:?}, {rows:?}");
+
+    let asked = heap.tally((marks.1, keys.1, marks.1)).over(rows.clone()).marked(bits.1).within(keys.1, ..100);
+    let found = asked.at(place).run().unwrap().into_iter();
+    let found: BTreeMap<_, _> =
+        found.map(|((mark, key, same), count)| ((mark.to_bits(), key, same.to_bits()), count)).collect();
+    let mut wanted: BTreeMap<(u32, i16, u32), u64> = BTreeMap::new();
+    for row in rows.clone().filter(|row| bit(*row) == 1 && keys.0[*row] < 100) {
+        *wanted.entry((marks.0[row].to_bits(), keys.0[row], marks.0[row].to_bits())).or_default() += 1;
+    }
+    assert_eq!(found, wanted, "{place:?}, {rows:?}");
+}
+
 fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
     let count = 60_000;
     let keys: Vec<i16> = (0..count).map(|row| key(random, row)).collect();
     let marks: Vec<f32> = (0..count).map(|_| [0.0, -0.0, 1.5, f32::NAN][random.below(4)]).collect();
     let make: fn(u64) -> f64 = |bits| if bits.is_multiple_of(1001) { f64::NAN } else { (bits as i16 as f64) * 0.1 };
     let mut fares: Vec<f64> = (0..count).map(|_| make(word(random))).collect();
+    let bits_of_rows: Vec<u64> = (0..count.div_ceil(64)).map(|_| word(random)).collect();
     let (of_keys, of_marks, mut of_fares) = (vec_of(heap, &keys), vec_of(heap, &marks), vec_of(heap, &fares));
+    let of_bits = vec_of(heap, &bits_of_rows);
     let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
     for place in PLACES.repeat(rounds) {
         stir(heap, random, &mut of_fares, &mut fares, make);
@@ -479,6 +503,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
         let mut some = || random.below(count / 2)..random.below(count / 2) + count / 2;
         let (of_one, of_other) = (of_keys.far_ranges(some()), of_marks.far_ranges(some()));
         heap.write_back(of_one.chain(of_other).chain(of_fares.far_ranges(some()))).unwrap();
+        heap.write_back(of_bits.far_ranges(random.below(bits_of_rows.len())..)).unwrap();
         let right = |error: OffloadError| -> ! { panic!("{place:?}, {rows:?}: {error}") };
         beside(heap, random, (&of_fares, &fares), &mut other, || {
             let found = heap.tally(&of_keys).over(rows.clone()).at(place).run().unwrap_or_else(|error| right(error));
@@ -506,6 +531,14 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
                 Vec::from_iter(wanted.into_iter().map(|pair| said(&pair)))
             );
             conditional(heap, (&keys, &of_keys), (&marks, &of_marks), (&fares, &of_fares), rows.clone(), place);
+            of_bits_and_many(
+                heap,
+                (&keys, &of_keys),
+                (&marks, &of_marks),
+                (&bits_of_rows, &of_bits),
+                rows.clone(),
+                place,
+            );
         });
         let mut sorted: Vec<f64> = fares[rows.clone()].iter().copied().filter(|fare| !fare.is_nan()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -525,7 +558,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
             compare(heap, &found, &Vec::from_iter(wanted));
         }
     }
-    drop((of_keys, of_marks, of_fares, other));
+    drop((of_keys, of_marks, of_fares, of_bits, other));
     heap.verify();
 }
 
@@ -551,6 +584,12 @@ fn questions_about_far_columns_leave_them_far() {
     assert_eq!(heap.tally(&of_keys).run().unwrap().len(), 8);
     assert_eq!(heap.group(&of_keys, &of_words).run().unwrap().len(), 8);
     assert_eq!(heap.group((), &of_words).within(&of_keys, 3..).run().unwrap().len(), 1);
+    // The words as bits, of the first rows.
+    let first_bits = [KeyColumn::bits(&of_words, of_keys.len()), (&of_keys).into()];
+    assert_eq!(heap.tally(&first_bits[..]).run().unwrap().len(), 16);
+    let marked = heap.group((), &of_words).marked(&of_words).run().unwrap();
+    let set = |row: &usize| words[row / 64] >> (row % 64) & 1 == 1;
+    assert_eq!(marked[0].1.count(), (0..words.len()).filter(set).count() as u64);
     assert_eq!(of_words.ranks(&heap).nth(0).unwrap(), words.iter().copied().min());
     assert_eq!(of_words.find(&heap, words[5]..=words[5]).run().unwrap().len(), 1);
     assert_eq!(heap.stats().fetched_bytes - before, 0);
@@ -566,6 +605,9 @@ fn questions_about_far_columns_leave_them_far() {
     let short = FarVec::<u8>::new();
     let panics = |ask: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(ask)).is_err();
     assert!(panics(&|| drop(heap.tally(&of_words).within(&short, ..))) && panics(&|| drop(heap.tally(()))));
+    let (bits, too_many) = (vec_of(&heap, &[7u64]), vec![KeyColumn::from(&of_keys); KEYS_MAX + 1]);
+    assert!(panics(&|| _ = KeyColumn::bits(&bits, 65)) && panics(&|| drop(heap.tally(&of_keys).marked(&bits))));
+    assert!(panics(&|| drop(heap.tally(&too_many[..]))) && heap.tally(&too_many[1..]).run().unwrap().len() == 8);
     let many = |count: usize| {
         let asked = (0..count).fold(heap.tally(&of_keys), |asked, _| asked.within(&of_keys, 1..));
         asked.run().unwrap()

@@ -40,7 +40,7 @@ pub(crate) fn are_there(keys: &[&Column], columns: &[&Column]) -> bool {
         |column: &&Column| column.nulls() == 0 && !matches!(column.values, Values::Bits(_) | Values::Text(_));
     // Of NaN and −0 several are one group.
     let is_plain = |column: &&Column| is_whole(column) && !column.zones.is_odd;
-    keys.len() <= KEYS_MAX && keys.iter().all(is_plain) && columns.iter().all(is_whole)
+    keys.len() <= 2 && keys.iter().all(is_plain) && columns.iter().all(is_whole)
 }
 
 /// Groups by `keys` of the numbers `of` another column, of the rows of a scan. `None`: they are more than `most`, or [are not there](are_there).

@@ -5,7 +5,7 @@ use crate::error::FarError;
 use crate::heap::{Core, FarRange, Heap, Scope};
 use crate::offload::OffloadError;
 use core::ops::{Bound, Range, RangeBounds};
-use farfield_wic::columns::{CONDITIONS_MAX, Column, Condition, KEYS_MAX, Key, Kind, Rows, keep};
+use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, Key, Rows, keep};
 use farfield_wic::{CallError, Function, Number, Where};
 use std::collections::VecDeque;
 
@@ -20,22 +20,24 @@ const FEW_ROWS: usize = 2048;
 /// An answer that is full with so few rows says that there are many different values: they are had sooner here.
 const FULL_ROWS: u64 = 64 * 1024;
 
-/// A vector of numbers as a column, whatever they are.
+/// A vector of numbers, or of bits, as a column, whatever they are.
 pub(super) trait AnyColumn {
-    fn kind(&self) -> Kind;
+    fn cell(&self) -> Cell;
     fn rows(&self) -> usize;
     /// Rows of a unit.
     fn per_unit(&self) -> usize;
     fn is_far(&self, unit: usize) -> bool;
     fn ranges(&self, rows: Range<usize>) -> Vec<FarRange>;
+    /// Where these rows lie, as functions have it.
+    fn add_pieces(&self, rows: Range<usize>, pieces: &mut Vec<farfield_wic::Range>);
     fn heap(&self) -> Option<*const Core>;
     /// The images of rows of one unit.
     fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError>;
 }
 
 impl<N: Number> AnyColumn for FarVec<N> {
-    fn kind(&self) -> Kind {
-        N::KIND
+    fn cell(&self) -> Cell {
+        Cell::Number(N::KIND)
     }
 
     fn rows(&self) -> usize {
@@ -54,6 +56,11 @@ impl<N: Number> AnyColumn for FarVec<N> {
         self.far_ranges(rows).collect()
     }
 
+    fn add_pieces(&self, rows: Range<usize>, pieces: &mut Vec<farfield_wic::Range>) {
+        let bytes = size_of::<N>() as u64;
+        self.far_ranges(rows).for_each(|piece| super::vec::add(pieces, piece.start, piece.len / bytes, bytes));
+    }
+
     fn heap(&self) -> Option<*const Core> {
         self.units.core()
     }
@@ -67,10 +74,72 @@ impl<N: Number> AnyColumn for FarVec<N> {
     }
 }
 
+/// Words whose bits are a column, of each the lowest first.
+#[derive(Clone, Copy)]
+struct Bits<'v> {
+    words: &'v FarVec<u64>,
+    rows: usize,
+}
+
+impl Bits<'_> {
+    const WORD: usize = u64::BITS as usize;
+
+    fn words_of(rows: &Range<usize>) -> Range<usize> {
+        rows.start / Self::WORD..rows.end.div_ceil(Self::WORD)
+    }
+}
+
+impl AnyColumn for Bits<'_> {
+    fn cell(&self) -> Cell {
+        Cell::Bit
+    }
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn per_unit(&self) -> usize {
+        super::paged::Paged::<u64>::PER_UNIT * Self::WORD
+    }
+
+    fn is_far(&self, unit: usize) -> bool {
+        self.words.units.is_far(unit)
+    }
+
+    fn ranges(&self, rows: Range<usize>) -> Vec<FarRange> {
+        self.words.far_ranges(Self::words_of(&rows)).collect()
+    }
+
+    fn add_pieces(&self, rows: Range<usize>, pieces: &mut Vec<farfield_wic::Range>) {
+        let mut first = Self::words_of(&rows).start * Self::WORD;
+        for piece in self.ranges(rows.clone()) {
+            let end = first + 8 * piece.len as usize;
+            let (from, to) = (first.max(rows.start), end.min(rows.end));
+            super::vec::add(pieces, 8 * piece.start + (from - first) as u64, (to - from) as u64, 1);
+            first = end;
+        }
+    }
+
+    fn heap(&self) -> Option<*const Core> {
+        self.words.units.core()
+    }
+
+    fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError> {
+        let mut words = Vec::new();
+        for chunk in self.words.chunks_in(scope, Self::words_of(&rows)) {
+            words.extend_from_slice(chunk?);
+        }
+        let first = rows.start / Self::WORD;
+        into.clear();
+        into.extend(rows.map(|row| words[row / Self::WORD - first] >> (row % Self::WORD) & 1));
+        Ok(())
+    }
+}
+
 /// Some columns of equal length, and rows of them.
 pub(super) struct Table<'v> {
     pub(super) heap: &'v Heap,
-    pub(super) columns: Vec<&'v dyn AnyColumn>,
+    pub(super) columns: Vec<KeyColumn<'v>>,
     pub(super) rows: Range<usize>,
     pub(super) at: Where,
 }
@@ -109,9 +178,9 @@ impl<'v> Table<'v> {
     /// # Panics
     /// If the columns do not have equally many, or there is none.
     #[track_caller]
-    pub(super) fn new(heap: &'v Heap, columns: Vec<&'v dyn AnyColumn>) -> Table<'v> {
-        let rows = columns.first().expect("a table has columns").rows();
-        assert!(columns.iter().all(|column| column.rows() == rows), "columns of a table have equal lengths");
+    pub(super) fn new(heap: &'v Heap, columns: Vec<KeyColumn<'v>>) -> Table<'v> {
+        let rows = columns.first().expect("a table has columns").any().rows();
+        assert!(columns.iter().all(|column| column.any().rows() == rows), "columns of a table have equal lengths");
         Table { heap, columns, rows: 0..rows, at: Where::Auto }
     }
 
@@ -120,15 +189,15 @@ impl<'v> Table<'v> {
     /// # Panics
     /// If it has not as many rows as the others.
     #[track_caller]
-    pub(super) fn push(&mut self, column: &'v dyn AnyColumn) {
-        assert_eq!(column.rows(), self.columns[0].rows(), "columns of a table have equal lengths");
+    pub(super) fn push(&mut self, column: KeyColumn<'v>) {
+        assert_eq!(column.any().rows(), self.columns[0].any().rows(), "columns of a table have equal lengths");
         self.columns.push(column);
     }
 
     /// Of these rows only.
     #[track_caller]
     pub(super) fn over(&mut self, range: impl RangeBounds<usize>) {
-        self.rows = range_of(range, self.columns[0].rows());
+        self.rows = range_of(range, self.columns[0].any().rows());
     }
 
     /// Looks at all rows.
@@ -136,12 +205,12 @@ impl<'v> Table<'v> {
         if self.rows.is_empty() {
             return Ok(());
         }
-        if self.columns.iter().any(|column| column.heap() != Some(core::ptr::from_ref(self.heap.core()))) {
+        if self.columns.iter().any(|column| column.any().heap() != Some(core::ptr::from_ref(self.heap.core()))) {
             return Err(FarError::OtherHeap.into());
         }
         match self.at {
             Where::Server => {
-                let ranges = self.columns.iter().flat_map(|column| column.ranges(self.rows.clone()));
+                let ranges = self.columns.iter().flat_map(|column| column.any().ranges(self.rows.clone()));
                 self.heap.write_back(ranges)?;
                 self.ask_server(look, self.units(self.rows.clone()).collect(), 0).map_err(|(error, _)| error)
             }
@@ -168,7 +237,8 @@ impl<'v> Table<'v> {
         let mut at = rows.start;
         core::iter::from_fn(move || {
             let start = at;
-            let ends = self.columns.iter().map(|column| (start / column.per_unit() + 1) * column.per_unit());
+            let ends =
+                self.columns.iter().map(|column| (start / column.any().per_unit() + 1) * column.any().per_unit());
             at = ends.min().unwrap_or(rows.end).min(rows.end);
             (start < rows.end).then_some(start..at)
         })
@@ -176,7 +246,7 @@ impl<'v> Table<'v> {
 
     /// Are the units that have this row far?
     fn is_far(&self, row: usize) -> bool {
-        self.columns.iter().all(|column| column.is_far(row / column.per_unit()))
+        self.columns.iter().all(|column| column.any().is_far(row / column.any().per_unit()))
     }
 
     /// Asks for these rows; on an error, those that no answer was taken of are given back. An answer of fewer rows than `few` that is not of all is the
@@ -227,8 +297,9 @@ impl<'v> Table<'v> {
 
     /// Rows for one call.
     fn share(&self, rest: &mut VecDeque<Range<usize>>) -> VecDeque<Range<usize>> {
-        let widest = self.columns.iter().map(|column| column.kind().bytes()).max().unwrap_or(1);
-        let mut room = (CALL_BYTES / widest) as usize;
+        let widest = self.columns.iter().map(|column| column.any().cell().bits()).max().unwrap_or(1);
+        // Bits cost as much as bytes.
+        let mut room = (8 * CALL_BYTES / widest.max(8)) as usize;
         let mut runs = VecDeque::new();
         while runs.len() < CALL_RUNS / self.columns.len() && room > 0 {
             let Some(run) = rest.pop_front() else { break };
@@ -244,12 +315,9 @@ impl<'v> Table<'v> {
 
     /// Where these rows lie, in each column.
     fn pieces(&self, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
-        let of_column = |column: &&dyn AnyColumn| {
-            let bytes = column.kind().bytes();
+        let of_column = |column: &KeyColumn<'_>| {
             let mut pieces = Vec::new();
-            for piece in runs.iter().flat_map(|run| column.ranges(run.clone())) {
-                super::vec::add(&mut pieces, piece.start, piece.len / bytes, bytes);
-            }
+            runs.iter().for_each(|run| column.any().add_pieces(run.clone(), &mut pieces));
             pieces
         };
         self.columns.iter().map(of_column).collect()
@@ -289,17 +357,16 @@ fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
     runs
 }
 
-/// Columns whose values are a key together: one vector of numbers, two of equal length, or none, `()`, of which all rows have the same key.
+/// Columns whose values are a key together: one vector of numbers, a tuple of two, three or four of equal length, or none, `()`, of which all rows have the same key.
 ///
-/// Where their types are not known before it runs, a slice of up to two [`KeyColumn`]s; of those a key is two words, the second one 0 if there is no second column:
+/// Where their types are not known before it runs, a slice of up to [`KEYS_MAX`] [`KeyColumn`]s; of those a key is a word for each column, and 0 for those that are not there:
 /// what [`Number::image`] makes of the numbers.
 pub trait Keys<'v>: Copy + sealed::Sealed {
-    /// A number, or two, or none.
+    /// A number, or several, or none.
     type Key: Copy + core::fmt::Debug;
 
     #[doc(hidden)]
-    #[expect(private_interfaces, reason = "nobody else calls it")]
-    fn columns(self) -> Vec<&'v dyn AnyColumn>;
+    fn columns(self) -> Vec<KeyColumn<'v>>;
     #[doc(hidden)]
     fn key(images: Key) -> Self::Key;
 }
@@ -311,25 +378,22 @@ mod sealed {
 
 impl sealed::Sealed for () {}
 impl<N: Number> sealed::Sealed for &FarVec<N> {}
-impl<N: Number, M: Number> sealed::Sealed for (&FarVec<N>, &FarVec<M>) {}
 
-#[expect(private_interfaces, reason = "as in the trait")]
 impl<'v> Keys<'v> for () {
     type Key = ();
 
-    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+    fn columns(self) -> Vec<KeyColumn<'v>> {
         Vec::new()
     }
 
     fn key(_images: Key) {}
 }
 
-#[expect(private_interfaces, reason = "as in the trait")]
 impl<'v, N: Number> Keys<'v> for &'v FarVec<N> {
     type Key = N;
 
-    fn columns(self) -> Vec<&'v dyn AnyColumn> {
-        vec![self]
+    fn columns(self) -> Vec<KeyColumn<'v>> {
+        vec![self.into()]
     }
 
     fn key(images: Key) -> N {
@@ -337,45 +401,77 @@ impl<'v, N: Number> Keys<'v> for &'v FarVec<N> {
     }
 }
 
-#[expect(private_interfaces, reason = "as in the trait")]
-impl<'v, N: Number, M: Number> Keys<'v> for (&'v FarVec<N>, &'v FarVec<M>) {
-    type Key = (N, M);
+macro_rules! keys_of_several {
+    ($($number:ident $index:tt),*) => {
+        impl<$($number: Number),*> sealed::Sealed for ($(&FarVec<$number>),*) {}
 
-    fn columns(self) -> Vec<&'v dyn AnyColumn> {
-        vec![self.0, self.1]
+        impl<'v, $($number: Number),*> Keys<'v> for ($(&'v FarVec<$number>),*) {
+            type Key = ($($number),*);
+
+            fn columns(self) -> Vec<KeyColumn<'v>> {
+                vec![$(self.$index.into()),*]
+            }
+
+            fn key(images: Key) -> Self::Key {
+                ($($number::of_image(images[$index])),*)
+            }
+        }
+    };
+}
+keys_of_several! { A 0, B 1 }
+keys_of_several! { A 0, B 1, C 2 }
+keys_of_several! { A 0, B 1, C 2, D 3 }
+
+/// A column whose type is known when it runs: numbers, or [bits](KeyColumn::bits). See [`Keys`].
+#[derive(Clone, Copy)]
+pub struct KeyColumn<'v>(Form<'v>);
+
+#[derive(Clone, Copy)]
+enum Form<'v> {
+    Numbers(&'v dyn AnyColumn),
+    Bits(Bits<'v>),
+}
+
+impl<'v> KeyColumn<'v> {
+    /// The first so many bits of some words, of each the lowest first. Their images are 0 and 1.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[track_caller]
+    pub fn bits(words: &'v FarVec<u64>, rows: usize) -> KeyColumn<'v> {
+        assert!(rows.div_ceil(Bits::WORD) <= words.len(), "{rows} bits of {} words", words.len());
+        KeyColumn(Form::Bits(Bits { words, rows }))
     }
 
-    fn key(images: Key) -> (N, M) {
-        (N::of_image(images[0]), M::of_image(images[1]))
+    pub(super) fn any(&self) -> &dyn AnyColumn {
+        match &self.0 {
+            Form::Numbers(column) => *column,
+            Form::Bits(column) => column,
+        }
     }
 }
 
-/// A column whose type is known when it runs. See [`Keys`].
-#[derive(Clone, Copy)]
-pub struct KeyColumn<'v>(&'v dyn AnyColumn);
-
 impl core::fmt::Debug for KeyColumn<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} of {:?}", self.0.rows(), self.0.kind())
+        write!(f, "{} of {:?}", self.any().rows(), self.any().cell())
     }
 }
 
 impl<'v, N: Number> From<&'v FarVec<N>> for KeyColumn<'v> {
     fn from(column: &'v FarVec<N>) -> KeyColumn<'v> {
-        KeyColumn(column)
+        KeyColumn(Form::Numbers(column))
     }
 }
 
 impl sealed::Sealed for &[KeyColumn<'_>] {}
 
-#[expect(private_interfaces, reason = "as in the trait")]
 impl<'v> Keys<'v> for &'v [KeyColumn<'v>] {
     type Key = Key;
 
     #[track_caller]
-    fn columns(self) -> Vec<&'v dyn AnyColumn> {
+    fn columns(self) -> Vec<KeyColumn<'v>> {
         assert!(self.len() <= KEYS_MAX, "at most {KEYS_MAX} columns are a key together");
-        self.iter().map(|column| column.0).collect()
+        self.to_vec()
     }
 
     fn key(images: Key) -> Key {
@@ -384,13 +480,13 @@ impl<'v> Keys<'v> for &'v [KeyColumn<'v>] {
 }
 
 /// These columns, with the pieces of each, as functions have them.
-pub(super) fn named(columns: &[&dyn AnyColumn], pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Column> {
-    columns.iter().zip(pieces).map(|(column, pieces)| Column { kind: column.kind(), pieces }).collect()
+pub(super) fn named(columns: &[KeyColumn<'_>], pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Column> {
+    columns.iter().zip(pieces).map(|(column, pieces)| Column { cell: column.any().cell(), pieces }).collect()
 }
 
 /// What rows have to be, to be looked at: columns, and the smallest and the largest image that their numbers may have.
 #[derive(Default)]
-pub(super) struct Conditions<'v>(Vec<(&'v dyn AnyColumn, u64, u64)>);
+pub(super) struct Conditions<'v>(Vec<(KeyColumn<'v>, u64, u64)>);
 
 impl core::fmt::Debug for Conditions<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -405,8 +501,14 @@ impl<'v> Conditions<'v> {
     /// If they are too many.
     #[track_caller]
     pub(super) fn push<N: Number>(&mut self, column: &'v FarVec<N>, values: impl RangeBounds<N>) {
-        assert!(self.0.len() < CONDITIONS_MAX, "at most {CONDITIONS_MAX} columns say which rows are looked at");
         let (low, high) = images_of(values).unwrap_or((1, 0));
+        self.push_images(column.into(), low, high);
+    }
+
+    /// The same, of images.
+    #[track_caller]
+    pub(super) fn push_images(&mut self, column: KeyColumn<'v>, low: u64, high: u64) {
+        assert!(self.0.len() < CONDITIONS_MAX, "at most {CONDITIONS_MAX} columns say which rows are looked at");
         self.0.push((column, low, high));
     }
 
@@ -416,8 +518,8 @@ impl<'v> Conditions<'v> {
 
     /// With the pieces of each column, as functions have them.
     pub(super) fn named(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Condition> {
-        let condition = |((column, low, high), pieces): (&(&dyn AnyColumn, u64, u64), _)| Condition {
-            column: Column { kind: column.kind(), pieces },
+        let condition = |((column, low, high), pieces): (&(KeyColumn<'_>, u64, u64), _)| Condition {
+            column: Column { cell: column.any().cell(), pieces },
             low: *low,
             high: *high,
         };
@@ -452,20 +554,20 @@ impl Images {
     pub(super) fn read(
         &mut self,
         scope: &Scope<'_>,
-        keys: &[&dyn AnyColumn],
+        keys: &[KeyColumn<'_>],
         conditions: &Conditions<'_>,
         rows: Range<usize>,
     ) -> Result<Rows<'_>, FarError> {
         for (column, images) in keys.iter().zip(&mut self.keys) {
-            column.images(scope, rows.clone(), images)?;
+            column.any().images(scope, rows.clone(), images)?;
         }
         self.kept.clear();
         self.kept.resize(rows.len(), true);
         for (column, low, high) in &conditions.0 {
-            column.images(scope, rows.clone(), &mut self.asked)?;
+            column.any().images(scope, rows.clone(), &mut self.asked)?;
             keep(&mut self.kept, &self.asked, *low, *high);
         }
         let kept = (!conditions.0.is_empty()).then_some(&self.kept[..]);
-        Ok(Rows { count: rows.len(), images: [&self.keys[0], &self.keys[1]], kept })
+        Ok(Rows { count: rows.len(), images: self.keys.each_ref().map(Vec::as_slice), kept })
     }
 }

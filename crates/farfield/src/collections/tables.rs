@@ -1,7 +1,7 @@
 //! Values counted, and numbers added up by the values of other columns, where they are.
 
 use super::FarVec;
-use super::columns::{AnyColumn, Conditions, Images, Keys, Look, OfRows, Table, named};
+use super::columns::{Conditions, Images, KeyColumn, Keys, Look, OfRows, Table, named};
 use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 const MOST: usize = 1 << 20;
 
 impl Heap {
-    /// How often each value of a column of numbers is there, or each pair of values of two columns of equal length. They are counted where they are, as
+    /// How often each value of a column of numbers is there, or values of up to four columns of equal length together. They are counted where they are, as
     /// in [`FarVec::aggregate`].
     ///
     /// ```
@@ -43,7 +43,7 @@ impl Heap {
         }
     }
 
-    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, each pair of values of two, or (by `()`) of all rows together,
+    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, values of up to four together, or (by `()`) of all rows together,
     /// or of those that [conditions](Grouping::within) keep. They are added up where they are: rows of which all columns are far, at the server.
     ///
     /// ```
@@ -67,7 +67,7 @@ impl Heap {
     #[track_caller]
     pub fn group<'v, K: Keys<'v>, N: Number>(&'v self, keys: K, values: &'v FarVec<N>) -> Grouping<'v, K, N> {
         let mut columns = keys.columns();
-        columns.push(values);
+        columns.push(values.into());
         let (table, conditions) = (Table::new(self, columns), Conditions::default());
         Grouping { table, values, conditions, most: MOST, keys: PhantomData }
     }
@@ -100,8 +100,20 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
-        self.table.push(column);
+        self.table.push(column.into());
         self.conditions.push(column, values);
+        self
+    }
+
+    /// Only rows whose bit in these words is set, of each word the lowest first. A condition as [`within`](Self::within).
+    ///
+    /// # Panics
+    /// If there are fewer bits than rows, or there are too many conditions.
+    #[track_caller]
+    pub fn marked(mut self, words: &'v FarVec<u64>) -> Self {
+        let column = KeyColumn::bits(words, self.table.columns[0].any().rows());
+        self.table.push(column);
+        self.conditions.push_images(column, 1, 1);
         self
     }
 
@@ -129,7 +141,7 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
 
 /// Of a table of keys and conditions, in this order.
 struct Count<'v> {
-    keys: Vec<&'v dyn AnyColumn>,
+    keys: Vec<KeyColumn<'v>>,
     conditions: Conditions<'v>,
     images: Images,
     tallies: Tallies,
@@ -197,8 +209,20 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
-        self.table.push(column);
+        self.table.push(column.into());
         self.conditions.push(column, values);
+        self
+    }
+
+    /// Only rows whose bit in these words is set, of each word the lowest first. A condition as [`within`](Self::within).
+    ///
+    /// # Panics
+    /// If there are fewer bits than rows, or there are too many conditions.
+    #[track_caller]
+    pub fn marked(mut self, words: &'v FarVec<u64>) -> Self {
+        let column = KeyColumn::bits(words, self.table.columns[0].any().rows());
+        self.table.push(column);
+        self.conditions.push_images(column, 1, 1);
         self
     }
 
@@ -227,7 +251,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
 
 /// Of a table of keys, values and conditions, in this order.
 struct Sums<'v, N: Number> {
-    keys: Vec<&'v dyn AnyColumn>,
+    keys: Vec<KeyColumn<'v>>,
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
     images: Images,

@@ -1,6 +1,6 @@
 //! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
 
-use super::{Column, Condition, Key, Numbering, RowWalk, Rows, Walk};
+use super::{Column, Condition, KEYS_MAX, Key, Numbering, RowWalk, Rows, Walk, by_columns, room, widened};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -15,7 +15,7 @@ pub struct Group<N>(PhantomData<N>);
 /// Columns of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Grouped {
-    /// Those that are a key together, at most two. Of none, all rows have the same key.
+    /// Those that are a key together, at most [`KEYS_MAX`]. Of none, all rows have the same key.
     pub keys: Vec<Column>,
     /// Where the numbers lie that are added up.
     pub values: Vec<Range>,
@@ -40,7 +40,7 @@ impl<N: Number> Default for Groups<N> {
 }
 
 impl<N: Number> Groups<N> {
-    /// Most keys of an answer.
+    /// Most keys of an answer; of more than two columns, fewer.
     pub const MOST: usize = 1024;
     /// So many fit an answer whatever there is to say of them: exact sums of floating-point numbers are some 400 bytes at most.
     const FITTING: usize = 128;
@@ -55,7 +55,11 @@ impl<N: Number> Groups<N> {
 
     /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there.
     pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
-        let mut numbering = Numbering::new();
+        by_columns!(rows.columns(), K => self.add::<K>(rows, values, most))
+    }
+
+    fn add<const K: usize>(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
+        let mut numbering = Numbering::<K>::new();
         let done = rows.number(&mut numbering, |key| {
             let has_room = self.groups.len() < most || self.groups.contains_key(key);
             if has_room {
@@ -64,8 +68,10 @@ impl<N: Number> Groups<N> {
             has_room
         });
         let mut parts: Vec<_> = numbering.keys.iter().map(|_| None).collect();
+        // Both are in one order, and all keys of these rows are among those of all.
+        let mut numbers = numbering.numbers.iter().peekable();
         for (key, part) in &mut self.groups {
-            if let Some(number) = numbering.numbers.get(key) {
+            if let Some((_, number)) = numbers.next_if(|(seen, _)| widened(**seen) == *key) {
                 parts[*number as usize] = Some(part);
             }
         }
@@ -89,7 +95,7 @@ impl<N: Number> Groups<N> {
 
 impl<N: Number> Function for Group<N> {
     const NAME: &'static str = N::GROUP;
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const ONLY_READS: bool = true;
     type Argument = Grouped;
     type Answer = Groups<N>;
@@ -98,6 +104,7 @@ impl<N: Number> Function for Group<N> {
         let mut groups = Groups::default();
         let Some(mut rows) = RowWalk::new(&grouped.keys, &grouped.conditions) else { return Ok(groups) };
         let mut values = Walk::new(&grouped.values, size_of::<N>() as u64);
+        let most = room(&grouped.keys, Groups::<N>::MOST);
         let mut numbers = Vec::new();
         loop {
             let count = rows.ready().min(values.ready());
@@ -109,7 +116,7 @@ impl<N: Number> Function for Group<N> {
                 numbers.clear();
                 N::each(&bytes, |number| numbers.push(number));
             }
-            let is_all = groups.add_all(&rows.next(place, count).await?, &numbers, Groups::<N>::MOST);
+            let is_all = groups.add_all(&rows.next(place, count).await?, &numbers, most);
             if !is_all || groups.is_full() {
                 return Ok(groups);
             }
@@ -121,7 +128,8 @@ impl<N: Number> Function for Group<N> {
 mod tests {
     //! Guards against numbers in the group of another row, and against answers that are too long.
     use super::*;
-    use crate::Sim;
+    use crate::columns::Cell;
+    use crate::{Sim, Stop};
     use core::ops::Bound;
 
     /// Sums by keys of which there are so many, asked for until all rows are there; how often.
@@ -134,7 +142,7 @@ mod tests {
         let (mut rows, mut calls, mut all) = (0, 0, Groups::default());
         while rows < 20_000 {
             let count = 20_000 - rows;
-            let key = Column { kind: u16::KIND, pieces: vec![Range { offset: 2 * rows, count }] };
+            let key = Column { cell: Cell::Number(u16::KIND), pieces: vec![Range { offset: 2 * rows, count }] };
             let values = vec![Range { offset: 40_000 + 8 * rows, count }];
             let grouped = Grouped { keys: vec![key], values, conditions: Vec::new() };
             let found = sim.run_one::<Group<f64>>(grouped).unwrap();
@@ -147,7 +155,7 @@ mod tests {
         }
         let mut right: BTreeMap<Key, Part<f64>> = BTreeMap::new();
         for (key, number) in keys.iter().zip(&numbers) {
-            let part = right.entry([u64::from(*key), 0]).or_default();
+            let part = right.entry(widened([u64::from(*key)])).or_default();
             part.add_all(&[*number], &(Bound::Unbounded, Bound::Unbounded));
         }
         let said = |groups: &BTreeMap<Key, Part<f64>>| {
@@ -173,7 +181,8 @@ mod tests {
         let bytes: Vec<u8> = (0..4000u32).map(|index| (index * index % 251) as u8).collect();
         let sim = Sim::new(6, bytes.clone());
         let range = |offset, count| Range { offset, count };
-        let column = |offset| Column { kind: u8::KIND, pieces: vec![range(offset, 70), range(offset + 100, 900)] };
+        let column =
+            |offset| Column { cell: Cell::Number(u8::KIND), pieces: vec![range(offset, 70), range(offset + 100, 900)] };
         let condition = |offset, low, high| Condition { column: column(offset), low, high };
         let rows: Vec<usize> = (0..70).chain(100..1000).collect();
         let check = |keys: &[u64], conditions: Vec<Condition>| {
@@ -187,7 +196,7 @@ mod tests {
             let mut right: BTreeMap<Key, (u64, u128)> = BTreeMap::new();
             for (index, row) in rows.iter().enumerate().filter(|(_, row)| is_kept(**row)) {
                 let key = |key: usize| keys.get(key).map_or(0, |offset| u64::from(bytes[*offset as usize + row]));
-                let (count, sum) = right.entry([key(0), key(1)]).or_default();
+                let (count, sum) = right.entry(widened([key(0), key(1)])).or_default();
                 (*count, *sum) = (*count + 1, *sum + u128::from(bytes[2000 + index]));
             }
             let keys = keys.iter().map(|offset| column(*offset)).collect();
@@ -200,5 +209,58 @@ mod tests {
         check(&[], vec![condition(1000, 2, 1)]);
         check(&[3000], vec![condition(1000, 0, 4), condition(2990, 10, 255)]);
         check(&[3000, 1], vec![condition(3000, 0, 9), condition(1, 0, 9)]);
+    }
+
+    #[test]
+    fn bits_and_many_columns_are_keys_wherever_they_begin() {
+        let bytes: Vec<u8> = (0..8192u64).map(|index| (index * index * index % 251) as u8).collect();
+        let sim = Sim::new(6, bytes.clone());
+        let column = |cell, offset| Column {
+            cell,
+            pieces: vec![Range { offset, count: 301 }, Range { offset: offset + 1003, count: 669 }],
+        };
+        let number = Cell::Number(u8::KIND);
+        let image = |(cell, offset): (Cell, u64), row: usize| {
+            let at = offset as usize + if row < 301 { row } else { row - 301 + 1003 };
+            u64::from(if cell == Cell::Bit { bytes[at / 8] >> (at % 8) & 1 } else { bytes[at] })
+        };
+        let all: [(Cell, u64); KEYS_MAX] = [
+            (Cell::Bit, 13),
+            (number, 2000),
+            (Cell::Bit, 40_007),
+            (number, 17),
+            (Cell::Bit, 7 * 8),
+            (number, 3000),
+            (Cell::Bit, 30_001),
+            (number, 5000),
+        ];
+        for columns in 0..=KEYS_MAX {
+            let condition = (Cell::Bit, 50_003);
+            let mut right: BTreeMap<Key, (u64, u128)> = BTreeMap::new();
+            for row in (0..970).filter(|row| image(condition, *row) == 1) {
+                let mut key = Key::default();
+                key.iter_mut().zip(&all[..columns]).for_each(|(key, column)| *key = image(*column, row));
+                let (count, sum) = right.entry(key).or_default();
+                (*count, *sum) = (*count + 1, *sum + u128::from(bytes[row]));
+            }
+            let keys = all[..columns].iter().map(|(cell, offset)| column(*cell, *offset)).collect();
+            let conditions = vec![Condition { column: column(condition.0, condition.1), low: 1, high: 1 }];
+            let values = vec![Range { offset: 0, count: 970 }];
+            let found = sim.run_one::<Group<u8>>(Grouped { keys, values, conditions }).unwrap();
+            let said = found.groups.iter().map(|(key, part)| (*key, (part.count(), part.sum())));
+            assert_eq!((found.rows, said.collect::<BTreeMap<_, _>>()), (970, right), "{columns} columns");
+        }
+        let too_many =
+            Grouped { keys: vec![column(number, 0); KEYS_MAX + 1], values: Vec::new(), conditions: Vec::new() };
+        assert!(sim.run_one::<Group<u8>>(too_many).unwrap().groups.is_empty());
+        for offset in [u64::MAX, 8192 * 8 - 5, u64::MAX / 8] {
+            let bits = Column { cell: Cell::Bit, pieces: vec![Range { offset, count: 20 }] };
+            let outside =
+                Grouped { keys: vec![bits], values: vec![Range { offset: 0, count: 20 }], conditions: Vec::new() };
+            assert!(
+                matches!(sim.run_one::<Group<u8>>(outside), Err(Stop::Fault(Fault::OutOfRange { .. }))),
+                "{offset}"
+            );
+        }
     }
 }

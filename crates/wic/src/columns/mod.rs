@@ -29,10 +29,10 @@ use std::collections::btree_map::Entry;
 
 /// Bytes looked at between two turns of the others.
 const CHUNK_BYTES: u64 = 32 * 1024;
-/// Columns whose numbers are a key together, at most.
-pub const KEYS_MAX: usize = 2;
+/// Columns whose numbers are a key together, at most: four, of each of which a bit says whether there is a number.
+pub const KEYS_MAX: usize = 8;
 /// Conditions on a row, at most.
-pub const CONDITIONS_MAX: usize = 8;
+pub const CONDITIONS_MAX: usize = 16;
 
 /// A key: an image ([`Number::image`]) for each column; 0 for one that is not there.
 pub type Key = [u64; KEYS_MAX];
@@ -94,11 +94,42 @@ impl Kind {
     }
 }
 
-/// Numbers of a column whose type is known when it is asked.
+/// What a column has for each row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Cell {
+    /// A number.
+    Number(Kind),
+    /// One bit, of each byte the lowest first; its image is the bit. The offset of a piece counts bits.
+    Bit,
+}
+
+impl Cell {
+    /// Bits of one.
+    pub fn bits(self) -> u64 {
+        match self {
+            Cell::Number(kind) => 8 * kind.bytes(),
+            Cell::Bit => 1,
+        }
+    }
+
+    /// The images of so many cells side by side; bits before `skipped` are of no row.
+    fn images(self, bytes: &[u8], skipped: usize, count: usize, into: &mut Vec<u64>) {
+        match self {
+            Cell::Number(kind) => kind.images(bytes, into),
+            Cell::Bit => {
+                let bit = |at: usize| u64::from(bytes[at / 8] >> (at % 8) & 1);
+                into.clear();
+                into.extend((skipped..skipped + count).map(bit));
+            }
+        }
+    }
+}
+
+/// A column whose type is known when it is asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Column {
-    /// Their type.
-    pub kind: Kind,
+    /// What it has.
+    pub cell: Cell,
     /// Where they lie, in order.
     pub pieces: Vec<Range>,
 }
@@ -138,22 +169,27 @@ impl<'r> Rows<'r> {
         (first, Rows { count: self.count - count, images: rest, kept: kept.map(|(_, rest)| rest) })
     }
 
-    /// The key of a row; columns that are not there have none.
-    fn key(&self, row: usize) -> Key {
-        self.images.map(|column| column.get(row).copied().unwrap_or(0))
+    /// How many columns the key has.
+    fn columns(&self) -> usize {
+        self.images.iter().filter(|column| !column.is_empty()).count()
+    }
+
+    /// The key of a row, of so many columns; those that are not there have none.
+    fn key<const K: usize>(&self, row: usize) -> [u64; K] {
+        core::array::from_fn(|column| self.images[column].get(row).copied().unwrap_or(0))
     }
 
     fn is_kept(&self, row: usize) -> bool {
         self.kept.is_none_or(|kept| kept[row])
     }
 
-    /// Gives each row the number of its key, or [`Numbering::NONE`] if it is not kept, until a key is new for which there is no room; how many rows were gone
+    /// Gives each row the number of its key, or [`NONE`] if it is not kept, until a key is new for which there is no room; how many rows were gone
     /// through.
-    fn number(&self, numbering: &mut Numbering, mut has_room: impl FnMut(&Key) -> bool) -> usize {
+    fn number<const K: usize>(&self, numbering: &mut Numbering<K>, mut has_room: impl FnMut(&Key) -> bool) -> usize {
         numbering.rows.clear();
         for row in 0..self.count {
             let number = match self.is_kept(row) {
-                false => Some(Numbering::NONE),
+                false => Some(NONE),
                 true => numbering.number(self.key(row), &mut has_room),
             };
             match number {
@@ -165,31 +201,32 @@ impl<'r> Rows<'r> {
     }
 }
 
-/// Keys, numbered as they are seen first.
-struct Numbering {
-    keys: Vec<Key>,
-    numbers: BTreeMap<Key, u32>,
+/// The number of a row that is not kept.
+const NONE: u32 = u32::MAX;
+const LATELY_BITS: u32 = 8;
+
+/// Keys of so many columns, numbered as they are seen first. There is one for each number of columns, as most keys are of one or two.
+struct Numbering<const K: usize> {
+    keys: Vec<[u64; K]>,
+    numbers: BTreeMap<[u64; K], u32>,
     /// Keys seen lately, by some of their bits: a map is slow to find one for each row.
-    lately: [(Key, u32); 1 << Numbering::LATELY_BITS],
+    lately: [([u64; K], u32); 1 << LATELY_BITS],
     /// The number of the key of each row.
     rows: Vec<u32>,
 }
 
-impl Numbering {
-    const NONE: u32 = u32::MAX;
-    const LATELY_BITS: u32 = 8;
-
-    fn new() -> Numbering {
-        let lately = [(Key::default(), Numbering::NONE); _];
+impl<const K: usize> Numbering<K> {
+    fn new() -> Numbering<K> {
+        let lately = [([0; K], NONE); _];
         Numbering { keys: Vec::new(), numbers: BTreeMap::new(), lately, rows: Vec::new() }
     }
 
     #[inline]
-    fn number(&mut self, key: Key, has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
-        let [one, other] = key.map(|image| image.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let place = (one ^ other.rotate_left(1)) >> (u64::BITS - Self::LATELY_BITS);
+    fn number(&mut self, key: [u64; K], has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
+        let mix = |mixed: u64, image: &u64| mixed.rotate_left(1) ^ image.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = key.iter().fold(0, mix) >> (u64::BITS - LATELY_BITS);
         match self.lately[place as usize] {
-            (known, number) if known == key && number != Self::NONE => Some(number),
+            (known, number) if known == key && number != NONE => Some(number),
             _ => {
                 let number = self.find(key, has_room)?;
                 self.lately[place as usize] = (key, number);
@@ -198,11 +235,11 @@ impl Numbering {
         }
     }
 
-    fn find(&mut self, key: Key, has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
+    fn find(&mut self, key: [u64; K], has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
         match self.numbers.entry(key) {
             Entry::Occupied(known) => Some(*known.get()),
             Entry::Vacant(new) => {
-                if !has_room(&key) {
+                if !has_room(&widened(key)) {
                     return None;
                 }
                 self.keys.push(key);
@@ -212,10 +249,47 @@ impl Numbering {
     }
 }
 
+/// A key of fewer columns.
+fn widened<const K: usize>(key: [u64; K]) -> Key {
+    let mut all = Key::default();
+    all[..K].copy_from_slice(&key);
+    all
+}
+
+/// Does something with as few columns as a key may have, all others being zeros.
+macro_rules! by_columns {
+    ($columns:expr, $K:ident => $work:expr) => {
+        match $columns {
+            0 | 1 => {
+                const $K: usize = 1;
+                $work
+            }
+            2 => {
+                const $K: usize = 2;
+                $work
+            }
+            3 | 4 => {
+                const $K: usize = 4;
+                $work
+            }
+            _ => {
+                const $K: usize = KEYS_MAX;
+                $work
+            }
+        }
+    };
+}
+use by_columns;
+
+/// So many keys of these columns an answer has room for, of which it has as many as `most` of two columns: bits take no room.
+fn room(keys: &[Column], most: usize) -> usize {
+    2 * most / keys.iter().filter(|column| column.cell != Cell::Bit).count().max(2)
+}
+
 /// Goes through the numbers of pieces.
 struct Walk<'w> {
     pieces: &'w [Range],
-    bytes: u64,
+    bits: u64,
     /// Numbers of the first piece that were seen.
     seen: u64,
 }
@@ -223,27 +297,42 @@ struct Walk<'w> {
 impl<'w> Walk<'w> {
     /// Of numbers of so many bytes.
     fn new(pieces: &'w [Range], bytes: u64) -> Walk<'w> {
-        Walk { pieces, bytes, seen: 0 }
+        Walk { pieces, bits: 8 * bytes, seen: 0 }
+    }
+
+    fn of(column: &'w Column) -> Walk<'w> {
+        Walk { pieces: &column.pieces, bits: column.cell.bits(), seen: 0 }
     }
 
     /// Numbers that lie side by side from here on; 0 at the end.
     fn ready(&mut self) -> u64 {
         while let Some((first, rest)) = self.pieces.split_first() {
             if self.seen < first.count {
-                return (first.count - self.seen).min(CHUNK_BYTES / self.bytes);
+                // Of bits as many as of bytes: others are made of each.
+                return (first.count - self.seen).min(CHUNK_BYTES * 8 / self.bits.max(8));
             }
             (self.pieces, self.seen) = (rest, 0);
         }
         0
     }
 
+    /// Bits of the first byte that come before the next number.
+    fn skipped(&self) -> usize {
+        let first = self.pieces.first().map_or(0, |piece| piece.offset);
+        if self.bits % 8 == 0 { 0 } else { (first.wrapping_add(self.seen) % 8) as usize }
+    }
+
     /// The bytes of so many numbers, which are [ready](Walk::ready).
     async fn next<'p, P: Place>(&mut self, place: &'p P, count: u64) -> Result<P::Bytes<'p>, Fault> {
         let outside = Fault::OutOfRange { offset: self.pieces.first().map_or(0, |piece| piece.offset) };
         let Some(piece) = self.pieces.first() else { return Err(outside) };
-        let before = self.seen.checked_mul(self.bytes).and_then(|before| piece.offset.checked_add(before));
+        let before = match self.bits {
+            1 => piece.offset.checked_add(self.seen).map(|bit| bit / 8),
+            bits => self.seen.checked_mul(bits / 8).and_then(|before| piece.offset.checked_add(before)),
+        };
         let offset = before.filter(|offset| *offset < place.region_bytes()).ok_or(outside)?;
-        let bytes = place.read_range(offset, (count * self.bytes) as usize).await?;
+        let bits = self.skipped() + (count * self.bits) as usize;
+        let bytes = place.read_range(offset, bits.div_ceil(8)).await?;
         self.seen += count;
         Ok(bytes)
     }
@@ -251,7 +340,7 @@ impl<'w> Walk<'w> {
 
 /// Goes through rows: the keys and the conditions of columns side by side.
 struct RowWalk<'w> {
-    keys: Vec<(Kind, Walk<'w>)>,
+    keys: Vec<(Cell, Walk<'w>)>,
     conditions: Vec<(&'w Condition, Walk<'w>)>,
     images: [Vec<u64>; KEYS_MAX],
     asked: Vec<u64>,
@@ -261,11 +350,10 @@ struct RowWalk<'w> {
 impl<'w> RowWalk<'w> {
     /// `None` if there are too many columns.
     fn new(keys: &'w [Column], conditions: &'w [Condition]) -> Option<RowWalk<'w>> {
-        let walk = |column: &'w Column| Walk::new(&column.pieces, column.kind.bytes());
         let is_right = keys.len() <= KEYS_MAX && conditions.len() <= CONDITIONS_MAX;
         is_right.then(|| RowWalk {
-            keys: keys.iter().map(|column| (column.kind, walk(column))).collect(),
-            conditions: conditions.iter().map(|condition| (condition, walk(&condition.column))).collect(),
+            keys: keys.iter().map(|column| (column.cell, Walk::of(column))).collect(),
+            conditions: conditions.iter().map(|condition| (condition, Walk::of(&condition.column))).collect(),
             images: Default::default(),
             asked: Vec::new(),
             kept: Vec::new(),
@@ -280,22 +368,24 @@ impl<'w> RowWalk<'w> {
 
     /// The next rows.
     async fn next<P: Place>(&mut self, place: &P, count: u64) -> Result<Rows<'_>, Fault> {
-        for ((kind, walk), images) in self.keys.iter_mut().zip(&mut self.images) {
-            let bytes = walk.next(place, count).await?;
-            kind.images(&bytes, images);
-        }
         let rows = count as usize;
+        for ((cell, walk), images) in self.keys.iter_mut().zip(&mut self.images) {
+            let skipped = walk.skipped();
+            let bytes = walk.next(place, count).await?;
+            cell.images(&bytes, skipped, rows, images);
+        }
         if !self.conditions.is_empty() {
             self.kept.clear();
             self.kept.resize(rows, true);
         }
         for (Condition { column, low, high }, walk) in &mut self.conditions {
+            let skipped = walk.skipped();
             let bytes = walk.next(place, count).await?;
-            column.kind.images(&bytes, &mut self.asked);
+            column.cell.images(&bytes, skipped, rows, &mut self.asked);
             keep(&mut self.kept, &self.asked, *low, *high);
         }
         let kept = (!self.conditions.is_empty()).then_some(&self.kept[..]);
-        Ok(Rows { count: rows, images: [&self.images[0], &self.images[1]], kept })
+        Ok(Rows { count: rows, images: self.images.each_ref().map(Vec::as_slice), kept })
     }
 }
 

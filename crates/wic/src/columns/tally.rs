@@ -1,6 +1,6 @@
-//! `ff.tally`: how often each value, or pair of values, is there.
+//! `ff.tally`: how often each value, or values of several columns together, are there.
 
-use super::{Column, Condition, Key, Numbering, RowWalk, Rows};
+use super::{Column, Condition, KEYS_MAX, Key, NONE, Numbering, RowWalk, Rows, by_columns, room, widened};
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Tally;
 
-/// The columns that are a key together: one or two, of equal length.
+/// The columns that are a key together: one to [`KEYS_MAX`], of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tallied {
     /// In this order.
@@ -28,12 +28,16 @@ pub struct Tallies {
 }
 
 impl Tallies {
-    /// Most keys of an answer.
+    /// Most keys of an answer; of more than two columns, fewer.
     pub const MOST: usize = 2048;
 
     /// Counts rows until there are more keys than so many; `false` if it stopped there.
     pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
-        let mut numbering = Numbering::new();
+        by_columns!(rows.columns(), K => self.add::<K>(rows, most))
+    }
+
+    fn add<const K: usize>(&mut self, rows: &Rows<'_>, most: usize) -> bool {
+        let mut numbering = Numbering::<K>::new();
         let done = rows.number(&mut numbering, |key| {
             let has_room = self.counts.len() < most || self.counts.contains_key(key);
             if has_room {
@@ -42,11 +46,11 @@ impl Tallies {
             has_room
         });
         let mut counts = vec![0; numbering.keys.len()];
-        for number in numbering.rows.iter().filter(|number| **number != Numbering::NONE) {
+        for number in numbering.rows.iter().filter(|number| **number != NONE) {
             counts[*number as usize] += 1;
         }
         for (key, count) in numbering.keys.iter().zip(counts) {
-            *self.counts.entry(*key).or_default() += count;
+            *self.counts.entry(widened(*key)).or_default() += count;
         }
         self.rows += done as u64;
         done == rows.count
@@ -64,7 +68,7 @@ impl Tallies {
 
 impl Function for Tally {
     const NAME: &'static str = "ff.tally";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const ONLY_READS: bool = true;
     type Argument = Tallied;
     type Answer = Tallies;
@@ -73,9 +77,10 @@ impl Function for Tally {
         let mut tallies = Tallies::default();
         let walk = RowWalk::new(&tallied.keys, &tallied.conditions).filter(|_| !tallied.keys.is_empty());
         let Some(mut walk) = walk else { return Ok(tallies) };
+        let most = room(&tallied.keys, Tallies::MOST);
         loop {
             let count = walk.ready();
-            if count == 0 || !tallies.add_all(&walk.next(place, count).await?, Tallies::MOST) {
+            if count == 0 || !tallies.add_all(&walk.next(place, count).await?, most) {
                 return Ok(tallies);
             }
         }
@@ -86,7 +91,9 @@ impl Function for Tally {
 mod tests {
     //! Guards against rows that are counted twice or never where an answer has no room for more keys.
     use super::*;
+    use crate::columns::Cell;
     use crate::{Number, Range, Sim};
+    use farfield_core::wire::CallBody;
 
     #[test]
     fn an_answer_that_is_full_says_how_far_it_came() {
@@ -97,14 +104,17 @@ mod tests {
         while rows < 9000 {
             let pieces = vec![Range { offset: 4 * rows, count: 9000 - rows }];
             let found = sim
-                .run_one::<Tally>(Tallied { keys: vec![Column { kind: u32::KIND, pieces }], conditions: Vec::new() })
+                .run_one::<Tally>(Tallied {
+                    keys: vec![Column { cell: Cell::Number(u32::KIND), pieces }],
+                    conditions: Vec::new(),
+                })
                 .unwrap();
             assert!(found.rows > 0 && found.counts.len() <= Tallies::MOST);
             rows += found.rows;
             all.merge(found);
         }
         assert_eq!((all.rows, all.counts.len()), (9000, 3000));
-        assert!(all.counts.iter().zip(0..).all(|((key, count), number)| (*key, *count) == ([number, 0], 3)));
+        assert!(all.counts.iter().zip(0..).all(|((key, count), number)| (*key, *count) == (widened([number]), 3)));
     }
 
     #[test]
@@ -112,18 +122,44 @@ mod tests {
         let bytes: Vec<u8> = (0..8192u32).map(|index| (index % 251) as u8).collect();
         let sim = Sim::new(5, bytes.clone());
         let range = |offset, count| Range { offset, count };
-        let one = Column { kind: u8::KIND, pieces: vec![range(0, 70), range(100, 930)] };
-        let other = Column { kind: i16::KIND, pieces: vec![range(4096, 500), range(10, 500)] };
+        let one = Column { cell: Cell::Number(u8::KIND), pieces: vec![range(0, 70), range(100, 930)] };
+        let other = Column { cell: Cell::Number(i16::KIND), pieces: vec![range(4096, 500), range(10, 500)] };
         let found = sim.run_one::<Tally>(Tallied { keys: vec![one, other], conditions: Vec::new() }).unwrap();
         let ones = bytes[..70].iter().chain(&bytes[100..1030]);
         let words = [&bytes[4096..5096], &bytes[10..1010]].concat();
         let mut right = Tallies::default();
         for (one, word) in ones.zip(words.as_chunks().0) {
-            let images = [&[one.image()][..], &[i16::from_le_bytes(*word).image()]];
+            let (one, other) = ([one.image()], [i16::from_le_bytes(*word).image()]);
+            let images = [&one[..], &other, &[], &[], &[], &[], &[], &[]];
             right.add_all(&Rows { count: 1, images, kept: None }, usize::MAX);
         }
         assert_eq!(found, right);
         let nothing = Tallied { keys: Vec::new(), conditions: Vec::new() };
         assert_eq!(sim.run_one::<Tally>(nothing), Ok(Tallies::default()));
+    }
+
+    #[test]
+    fn an_answer_has_room_for_what_it_says_of_many_columns() {
+        let numbers: Vec<u64> = (0..8000u64).map(|index| (index / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let sim = Sim::new(5, numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
+        for columns in 1..=KEYS_MAX as u64 {
+            let (mut rows, mut all) = (0, Tallies::default());
+            while rows < 6000 {
+                let pieces = |column: u64| vec![Range { offset: 8 * (rows + 3 * column), count: 6000 - rows }];
+                let keys = (0..columns).map(|column| Column { cell: Cell::Number(u64::KIND), pieces: pieces(column) });
+                let found = sim.run_one::<Tally>(Tallied { keys: keys.collect(), conditions: Vec::new() }).unwrap();
+                let bytes = postcard::to_stdvec(&found).unwrap().len();
+                assert!(found.rows > 0 && bytes <= CallBody::ANSWER_BYTES_MAX, "{columns} columns: {bytes}");
+                rows += found.rows;
+                all.merge(found);
+            }
+            let mut right: BTreeMap<Key, u64> = BTreeMap::new();
+            for row in 0..6000 {
+                let mut key = Key::default();
+                key.iter_mut().zip(0..columns as usize).for_each(|(key, column)| *key = numbers[row + 3 * column]);
+                *right.entry(key).or_default() += 1;
+            }
+            assert!(all.counts == right, "{columns} columns");
+        }
     }
 }

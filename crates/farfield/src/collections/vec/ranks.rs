@@ -30,7 +30,7 @@ impl<N: Number> FarVec<N> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn ranks<'v>(&'v self, heap: &'v Heap) -> Ranking<'v, N> {
-        Ranking { vec: self, table: Table::new(heap, vec![self]) }
+        Ranking { vec: self, table: Table::new(heap, vec![self.into()]) }
     }
 
     /// The indices of the elements with some values, which are found where they are, as in [`FarVec::aggregate`].
@@ -48,7 +48,7 @@ impl<N: Number> FarVec<N> {
     /// ```
     pub fn find<'v>(&'v self, heap: &'v Heap, values: impl RangeBounds<N>) -> Finding<'v, N> {
         let values = (values.start_bound().cloned(), values.end_bound().cloned());
-        Finding { vec: self, table: Table::new(heap, vec![self]), values }
+        Finding { vec: self, table: Table::new(heap, vec![self.into()]), values }
     }
 }
 
