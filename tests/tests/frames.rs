@@ -3,6 +3,7 @@
 //! Danger: a chunk that is passed over; rows that a server finds by another order of numbers; values of other rows where only a few come near.
 //! `FARFIELD_SEED` repeats the choices.
 
+use farfield::collections::CONDITIONS_MAX;
 use farfield::{Heap, Plane};
 use farfield_frame::arrow::array::*;
 use farfield_frame::arrow::compute::kernels::cmp::eq;
@@ -218,14 +219,23 @@ fn what_cannot_be_scanned_is_said() {
     assert_eq!(far.scan(&[]).unwrap().next().unwrap().unwrap().num_rows(), 1);
 }
 
-/// Keys and numbers without nulls, whose groups are found where they are, and a column with some, of which they are not.
+/// Keys and numbers with and without nulls, whose groups are found where they are, and a column of strings, of which they are not.
 fn mixture(random: &mut Random) -> RecordBatch {
     let odd = [f64::NAN, -0.0, 0.0, f64::INFINITY, 0.1, 1e300];
     let mut column =
         |what: &mut dyn FnMut(&mut Random) -> i64| -> Vec<i64> { (0..GROUPED).map(|_| what(random)).collect() };
     let keys = [4, 300, 9000].map(|keys| column(&mut |random| random.below(keys) as i64 - 2));
     let numbers = column(&mut |random| random.below(1 << 20) as i64 - 1000);
-    let columns: [(&str, ArrayRef); 10] = [
+    let with_nulls = |nulls: usize, keys: &[i64]| -> Vec<Option<i64>> {
+        keys.iter().enumerate().map(|(row, key)| Some(*key).filter(|_| row * row % 11 >= nulls)).collect()
+    };
+    let (kinds, whens) = (with_nulls(2, &keys[0]), with_nulls(5, &keys[1]));
+    // There is a chunk of nothing but nulls, a kind of nothing but nulls, and zeros that are values.
+    let late = |row: usize| {
+        (row / CHUNK_ROWS != 1 && row % 3 > 0 && kinds[row] != Some(1)).then_some(numbers[row] as i32 % 50)
+    };
+    let rows = || 0..GROUPED;
+    let columns: [(&str, ArrayRef); 16] = [
         ("few", Arc::new(Int8Array::from_iter_values(keys[0].iter().map(|key| *key as i8)))),
         ("some", Arc::new(Date32Array::from_iter_values(keys[1].iter().map(|key| *key as i32)))),
         ("many", Arc::new(UInt64Array::from_iter_values(keys[2].iter().map(|key| *key as u64)))),
@@ -235,7 +245,18 @@ fn mixture(random: &mut Random) -> RecordBatch {
         ("short", Arc::new(Float32Array::from_iter_values(numbers.iter().map(|number| *number as f32 / 3.0)))),
         ("odd", Arc::new(Float64Array::from_iter_values((0..GROUPED).map(|row| odd[(row * row / 7) % odd.len()])))),
         ("nan", Arc::new(Float64Array::from_value(f64::NAN, GROUPED))),
-        ("tip", Arc::new((0..GROUPED).map(|row| (row % 3 > 0).then_some(row as f64)).collect::<Float64Array>())),
+        ("tip", Arc::new(rows().map(|row| (row % 3 > 0).then_some(row as f64 / 3.0)).collect::<Float64Array>())),
+        ("kind", Arc::new(kinds.iter().map(|kind| kind.map(|kind| kind as i16)).collect::<Int16Array>())),
+        ("when", Arc::new(whens.iter().map(|when| when.map(|when| when as i32 / 60)).collect::<Date32Array>())),
+        ("tiny", Arc::new(rows().map(|row| (row % 5 > 0).then_some((row % 2) as f32)).collect::<Float32Array>())),
+        ("late", Arc::new(rows().map(late).collect::<Int32Array>())),
+        (
+            "mix",
+            Arc::new(
+                rows().map(|row| (row % 4 > 0).then_some(odd[row * row / 5 % odd.len()])).collect::<Float64Array>(),
+            ),
+        ),
+        ("name", Arc::new(rows().map(|row| (row % 3 > 0).then_some("somebody")).collect::<StringArray>())),
     ];
     RecordBatch::try_from_iter(columns).unwrap()
 }
@@ -254,29 +275,50 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
         // Of the last there are too many.
-        let keys: [&[&str]; 6] = [&["few"], &["some"], &["many"], &["few", "some"], &["few", "short"], &["all"]];
-        for by in &keys[..if number == 0 { 6 } else { 4 }] {
+        let keys: [&[&str]; 10] = [
+            &["few"],
+            &["some"],
+            &["many"],
+            &["few", "some"],
+            &["kind"],
+            &["when", "few", "kind"],
+            &["kind", "tiny", "few", "when"],
+            &["few", "short"],
+            &["all"],
+            &["late", "some", "kind", "many"],
+        ];
+        for by in &keys[..if number == 0 { 10 } else { 7 }] {
             let groups = frame.group_by(by).unwrap();
-            let values = ["whole", "unsigned", "short", "odd", "nan"];
+            let values = ["whole", "unsigned", "short", "odd", "nan", "tip", "late", "mix"];
             let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);
-            let ends = ["odd", "nan", "some", "short"]
+            let ends = ["odd", "nan", "some", "short", "tip", "late", "mix", "when"]
                 .iter()
                 .flat_map(|name| [Agg::min(*name), Agg::max(*name), Agg::count(*name)]);
             let mut asked: Vec<Agg> = numbers.chain(ends).chain([Agg::rows()]).collect();
             let there = near(&groups.agg(&asked).unwrap());
             let only_rows = near(&groups.agg(&[Agg::rows()]).unwrap());
-            // A column with nulls has all rows be looked at.
-            asked.push(Agg::count("tip"));
+            let of_nulls = near(&groups.agg(&[Agg::sum("late"), Agg::rows()]).unwrap());
+            // A column of strings has all rows be looked at.
+            assert!(frame.scan(&[]).unwrap().has_groups(by, &asked).unwrap());
+            asked.push(Agg::count("name"));
+            assert!(!frame.scan(&[]).unwrap().has_groups(by, &asked).unwrap());
             let here = near(&groups.agg(&asked).unwrap());
             assert_eq!(there.num_columns() + 1, here.num_columns());
-            let tips: u64 =
-                here.column_by_name("tip_count").unwrap().as_primitive::<UInt64Type>().values().iter().sum();
-            assert_eq!(tips as usize, GROUPED - GROUPED.div_ceil(3));
+            let names: u64 =
+                here.column_by_name("name_count").unwrap().as_primitive::<UInt64Type>().values().iter().sum();
+            assert_eq!(names as usize, GROUPED - GROUPED.div_ceil(3));
             for (index, (one, other)) in there.columns().iter().zip(here.columns()).enumerate() {
                 let name = there.schema().field(index).name().clone();
                 assert!(bits(one) == bits(other) && (bits(one).is_some() || one == other), "{name} by {by:?}");
             }
             assert_eq!(only_rows.column(by.len()), here.column_by_name("count").unwrap());
+            for name in ["late_sum", "count"] {
+                assert_eq!(
+                    of_nulls.column_by_name(name).unwrap(),
+                    here.column_by_name(name).unwrap(),
+                    "{name} by {by:?}"
+                );
+            }
         }
         // What has no room is an error, there as here.
         let huge = RecordBatch::try_from_iter([
@@ -299,7 +341,8 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
     let rows = mixture(&mut Random::new(5));
     let end = GROUPED as i64;
     // Of one column that ascends, so that most chunks are kept whole or not at all; of columns of which every chunk has some; and of both.
-    let ranges: [&[(&str, i64, i64)]; 7] = [
+    // Of columns with nulls, of ranges that have the zeros below them.
+    let ranges: [&[(&str, i64, i64)]; 10] = [
         &[("all", 9000, end - 9000)],
         &[("whole", 5000, 600_000)],
         &[("all", 9000, end), ("whole", -1000, 300_000)],
@@ -307,10 +350,15 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
         &[("few", 0, 1)],
         &[("few", 1, 1)],
         &[("all", end + 5, end + 9)],
+        &[("late", -5, 20), ("all", 0, end - 9000)],
+        &[("late", -1000, 1000), ("tip", -1, 7000)],
+        &[("kind", 0, 2), ("late", 1, 50), ("whole", -1000, 600_000)],
     ];
-    for heap in &heaps {
+    for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
-        for ranges in ranges {
+        // All of them at one server, and every third at others.
+        let (first, step) = if number == 0 { (0, 1) } else { (number - 1, 3) };
+        for ranges in ranges.into_iter().skip(first).step_by(step) {
             let scan = |names: &[&str]| {
                 let scan = frame.scan(names).unwrap();
                 ranges.iter().fold(scan, |scan, (name, low, end)| {
@@ -318,15 +366,20 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
                         "all" => scan.within(name, *low..*end),
                         "unsigned" => scan.within(name, *low as u32..*end as u32),
                         "few" => scan.within(name, *low as i8..*end as i8),
+                        "kind" => scan.within(name, *low as i16..*end as i16),
+                        "tip" => scan.within(name, *low as f64..*end as f64),
                         _ => scan.within(name, *low as i32..*end as i32),
                     }
                     .unwrap()
                 })
             };
-            let all = ["few", "some", "many", "whole", "unsigned", "short", "odd"];
+            let all = [
+                "few", "some", "many", "whole", "unsigned", "short", "odd", "tip", "kind", "when", "tiny", "late",
+                "name",
+            ];
             let kept =
                 FarFrame::from_batches(heap, scan(&all).schema(), scan(&all).map(|batch| Ok(batch.unwrap()))).unwrap();
-            for name in ["whole", "unsigned", "short", "many"] {
+            for name in ["whole", "unsigned", "short", "many", "tip", "late"] {
                 let sums = scan(&[]).sums(name).unwrap().unwrap();
                 let right = kept.totals(name).unwrap();
                 assert_eq!(
@@ -336,32 +389,52 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
                 );
                 assert_eq!(sums.ends.is_some(), right.count > 0);
             }
-            for by in [&["few"][..], &["some"], &["many"], &["some", "few"], &["unsigned", "whole"]] {
-                let asked =
-                    [Agg::sum("short"), Agg::mean("whole"), Agg::max("unsigned"), Agg::min("many"), Agg::rows()];
-                for asked in [&asked[..], &[Agg::rows()]] {
+            let asked = [Agg::sum("short"), Agg::mean("whole"), Agg::max("unsigned"), Agg::min("many"), Agg::rows()];
+            let of_nulls = [Agg::sum("late"), Agg::count("tip"), Agg::mean("tip"), Agg::max("when")];
+            // With a column of strings rows are looked at.
+            let looked_at = [&asked[..], &of_nulls, &[Agg::count("name")]].concat();
+            let keys: [&[&str]; 6] = [
+                &["few"],
+                &["many"],
+                &["some", "few"],
+                &["unsigned", "whole"],
+                &["when", "few", "late"],
+                &["tiny", "kind", "some", "when"],
+            ];
+            for by in keys {
+                let right = near(&kept.group_by(by).unwrap().agg(&looked_at).unwrap());
+                for asked in [&asked[..], &of_nulls, &[Agg::rows()]] {
                     assert!(scan(&[]).has_groups(by, asked).unwrap());
                     let groups = scan(&[]).groups(by, asked, GROUPED).unwrap().unwrap();
-                    assert_eq!(
-                        groups,
-                        near(&kept.group_by(by).unwrap().agg(asked).unwrap()),
-                        "by {by:?} of {ranges:?}"
-                    );
-                    let few = groups.num_rows().saturating_sub(1);
-                    assert_eq!(scan(&[]).groups(by, asked, few).unwrap().is_none(), groups.num_rows() > 0);
+                    let names = groups.schema();
+                    let right = names.fields().iter().map(|field| right.column_by_name(field.name()).unwrap());
+                    assert!(groups.columns().iter().eq(right), "by {by:?} of {ranges:?}");
+                    if asked.len() < 5 {
+                        let few = groups.num_rows().saturating_sub(1);
+                        assert_eq!(scan(&[]).groups(by, asked, few).unwrap().is_none(), groups.num_rows() > 0);
+                    }
                 }
             }
             // Parts of a frame have what all of it has.
-            let counts = (0..3).map(|part| scan(&[]).part(part, 3).sums("whole").unwrap().unwrap().count);
-            assert_eq!(counts.sum::<u64>(), kept.rows() as u64);
-            // Where the order of numbers is not that of their bits, or values are not there, rows are looked at.
-            assert!(scan(&[]).sums("odd").unwrap().is_none() && scan(&[]).sums("tip").unwrap().is_none());
-            assert!(!scan(&[]).has_groups(&["few"], &[Agg::sum("tip")]).unwrap());
-            for by in [&["few", "some", "many"][..], &["odd"], &["tip"], &["few", "nan"]] {
+            for (name, nulls) in [("whole", 0), ("late", kept.nulls("late").unwrap())] {
+                let counts = (0..3).map(|part| scan(&[]).part(part, 3).sums(name).unwrap().unwrap().count);
+                assert_eq!(counts.sum::<u64>() as usize, kept.rows() - nulls);
+            }
+            // Where the order of numbers is not that of their bits, or there are no numbers, rows are looked at.
+            assert!(scan(&[]).sums("odd").unwrap().is_none() && scan(&[]).sums("mix").unwrap().is_none());
+            for by in [&["few", "some", "many", "tip", "kind"][..], &["odd"], &["mix"], &["few", "nan"], &["name"]] {
                 assert!(!scan(&[]).has_groups(by, &[Agg::rows()]).unwrap(), "{by:?}");
             }
-            let of_tip = scan(&[]).within("tip", 0.0..).unwrap();
-            assert!(!of_tip.has_groups(&["few"], &[Agg::rows()]).unwrap() && of_tip.sums("whole").unwrap().is_none());
+            // As many conditions as there may be, and one more: each says of a range and of nulls, and one of the nulls of what is looked at.
+            let mut many = scan(&[]);
+            let had = ranges.iter().map(|(name, ..)| if ["late", "kind", "tip"].contains(name) { 2 } else { 1 });
+            for _ in had.sum::<usize>()..CONDITIONS_MAX - 1 {
+                assert!(many.has_groups(&["few"], &[Agg::rows()]).unwrap());
+                many = many.within("whole", -1000..i32::MAX).unwrap();
+            }
+            assert!(many.has_groups(&["few"], &[Agg::sum("tip")]).unwrap());
+            let many = many.within("whole", -1000i32..).unwrap();
+            assert!(!many.has_groups(&["few"], &[Agg::rows()]).unwrap() && many.sums("whole").unwrap().is_none());
             let closed =
                 scan(&[]).filter(&["few"], |batch| Ok(BooleanArray::from(vec![true; batch.num_rows()]))).unwrap();
             assert!(!closed.has_groups(&["few"], &[Agg::rows()]).unwrap() && closed.sums("whole").unwrap().is_none());

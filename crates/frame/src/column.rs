@@ -112,20 +112,38 @@ impl Column {
         self.nulls
     }
 
+    /// Bits that say which rows have a value. `None`: all have.
+    pub(crate) fn valid(&self) -> Option<&FarVec<u64>> {
+        (self.nulls > 0).then_some(&self.valid)
+    }
+
+    /// Does it have numbers, and not bits or strings?
+    pub(crate) fn has_numbers(&self) -> bool {
+        !matches!(self.values, Values::Bits(_) | Values::Text(_))
+    }
+
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
         let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
-        self.array_of_images([low, high].into_iter())
+        self.array_of_images([low, high].into_iter(), None)
     }
 
     /// The numbers with these images ([`Number::image`]), as values of its type. `None`: it has no numbers.
-    pub(crate) fn array_of_images(&self, images: impl Iterator<Item = u64>) -> Result<Option<ArrayRef>, FrameError> {
-        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), None).map(Some),
+    pub(crate) fn array_of_images(
+        &self,
+        images: impl Iterator<Item = u64>,
+        nulls: Option<NullBuffer>,
+    ) -> Result<Option<ArrayRef>, FrameError> {
+        with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), nulls).map(Some),
             Values::Bits(_) | Values::Text(_) => Ok(None))
     }
 
-    /// As a part of keys. `None`: it has no numbers.
-    pub(crate) fn key_column(&self) -> Option<KeyColumn<'_>> {
-        with_numbers!(&self.values, numbers => Some(numbers.into()), Values::Bits(_) | Values::Text(_) => None)
+    /// As a part of keys: whether there is a value, if there are nulls, and its number. Of nulls all numbers are zeros, so they are one group, the first. Nothing: it has
+    /// no numbers.
+    pub(crate) fn key_columns(&self) -> Vec<KeyColumn<'_>> {
+        let numbers: Option<KeyColumn<'_>> = with_numbers!(&self.values, numbers => Some(numbers.into()),
+            Values::Bits(_) | Values::Text(_) => None);
+        let valid = self.valid().filter(|_| numbers.is_some()).map(|valid| KeyColumn::bits(valid, self.rows));
+        valid.into_iter().chain(numbers).collect()
     }
 
     /// Numbers, as values of its type.

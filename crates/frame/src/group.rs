@@ -7,17 +7,17 @@
 use crate::column::{CHUNK_ROWS, Column};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
-use crate::group_there::{self, Counted, Found};
+use crate::group_there::{self, Found};
 use crate::keys::Keys;
 use crate::scan::Scan;
 use crate::sort::SortBy;
+use crate::sums::Sum;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, UInt64Array, new_null_array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use farfield::Part;
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::RandomState;
 use std::ops::Bound;
@@ -139,8 +139,8 @@ impl GroupBy {
 }
 
 impl Scan {
-    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one or two, without NaN and −0; rows are kept by at most eight ranges of columns, if at all; and
-    /// all columns that are named anywhere have numbers, dates or times, and no nulls.
+    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one to four, without NaN and −0; rows are kept by ranges of
+    /// columns, if at all, of which there are at most fifteen, each column with nulls counted twice; and all columns that are named anywhere have numbers, dates or times.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
         let plan = Plan::new(&self.frame.group_by(names)?, what)?;
         plan.are_there(self)
@@ -216,22 +216,24 @@ impl Plan {
         }
         let read = self.columns(&scan.frame)?;
         let keys = &read[..self.keys.columns()];
-        let mut found: BTreeMap<usize, Found> = BTreeMap::new();
-        for index in self.asked.iter().filter_map(|(_, index, _)| *index) {
-            if let Entry::Vacant(entry) = found.entry(index) {
-                let Some(groups) = group_there::found(scan, keys, read[index], most)? else { return Ok(None) };
-                entry.insert(groups);
-            }
+        let (mut found, mut counts) = (BTreeMap::new(), None);
+        let mut of: Vec<usize> = self.asked.iter().filter_map(|(_, index, _)| *index).collect();
+        // What a column without nulls comes to says of how many rows.
+        of.sort_by_key(|index| (read[*index].nulls() > 0, *index));
+        of.dedup();
+        for index in of {
+            let Some(groups) = group_there::found(scan, keys, read[index], &mut counts, most)? else { return Ok(None) };
+            found.insert(index, groups);
         }
-        let counted = match found.values().next() {
-            Some(groups) => Some(Counted { keys: groups.keys.clone(), rows: groups.counts.clone() }),
-            None => group_there::counted(scan, keys, most)?,
-        };
-        let Some(Counted { keys: mut columns, rows }) = counted else { return Ok(None) };
+        if counts.is_none() {
+            counts = group_there::counted(scan, keys, most)?;
+        }
+        let Some(counts) = counts else { return Ok(None) };
+        let Some(mut columns) = group_there::arrays(keys, &counts)? else { return Ok(None) };
         for (what, index, data_type) in &self.asked {
             columns.push(match index {
                 Some(index) => column_of(&found[index], *what, data_type)?,
-                None => Arc::new(UInt64Array::from(rows.clone())),
+                None => Arc::new(UInt64Array::from_iter_values(counts.values().copied())),
             });
         }
         Ok(Some(RecordBatch::try_new(self.schema.clone(), columns)?))
@@ -448,14 +450,15 @@ impl End {
 
 /// The column of what was asked of groups that were found, of a column of this type.
 fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef, FrameError> {
-    let whole = || found.sums.iter().map(|sum| (sum.whole(), 1)).collect();
+    let whole = || found.sums.iter().map(|sum| sum.whole()).zip(found.counts.iter().copied()).collect();
     Ok(match what {
         What::Rows | What::Count => Arc::new(UInt64Array::from(found.counts.clone())),
         What::Mean => Arc::new(found.means.iter().copied().collect::<Float64Array>()),
         What::Min => found.ends[0].clone(),
         What::Max => found.ends[1].clone(),
         What::Sum if data_type.is_floating() => {
-            Arc::new(Float64Array::from_iter_values(found.sums.iter().map(|sum| sum.rounded())))
+            let sum = |(sum, count): (&Sum, &u64)| (*count > 0).then(|| sum.rounded());
+            Arc::new(found.sums.iter().zip(&found.counts).map(sum).collect::<Float64Array>())
         }
         What::Sum if data_type.is_signed_integer() => Arc::new(Int64Array::from(fitting(whole())?)),
         What::Sum => Arc::new(UInt64Array::from(fitting(whole())?)),

@@ -1,6 +1,9 @@
-//! Groups that are found where the columns are: by one or two columns of numbers, dates or times, of columns of such, all without nulls.
+//! Groups that are found where the columns are: by up to four columns of numbers, dates or times, of columns of such.
 //!
-//! Danger: another answer than rows that are looked at one by one would give.
+//! Where there are nulls, bits say which rows have a value: they are a part of keys, and a condition on rows whose numbers are added up. So of a group that has
+//! nothing but nulls nothing is said, and groups are counted by themselves.
+//!
+//! Danger: another answer than rows that are looked at one by one would give; a zero below a null that is taken for a value; a group of nulls that is lost.
 
 use crate::column::{Column, Values, with_numbers};
 use crate::error::FrameError;
@@ -15,11 +18,14 @@ use std::collections::BTreeMap;
 
 /// What the numbers of a row's key columns are ([`farfield::Number::image`]).
 type Key = [u64; KEYS_MAX];
+/// The rows of each group, in the order of the groups.
+pub(crate) type Counts = BTreeMap<Key, u64>;
 
-/// What the numbers of a column come to in each group, the groups in an order that is the same for all columns.
+/// Columns that groups can be made by: each of them, and whether it has a value.
+const COLUMNS_MAX: usize = KEYS_MAX / 2;
+
+/// What the numbers of a column come to in each group, in the order of the groups.
 pub(crate) struct Found {
-    /// What is in the columns that groups are made by.
-    pub(crate) keys: Vec<ArrayRef>,
     pub(crate) counts: Vec<u64>,
     pub(crate) sums: Vec<Sum>,
     pub(crate) means: Vec<Option<f64>>,
@@ -27,25 +33,34 @@ pub(crate) struct Found {
     pub(crate) ends: [ArrayRef; 2],
 }
 
-/// How many rows there are of each group.
-pub(crate) struct Counted {
-    /// What is in the columns that groups are made by.
-    pub(crate) keys: Vec<ArrayRef>,
-    pub(crate) rows: Vec<u64>,
-}
-
 /// Can groups of rows by these columns, of the others, be found where they are?
 pub(crate) fn are_there(keys: &[&Column], columns: &[&Column]) -> bool {
-    let is_whole =
-        |column: &&Column| column.nulls() == 0 && !matches!(column.values, Values::Bits(_) | Values::Text(_));
-    // Of NaN and −0 several are one group.
-    let is_plain = |column: &&Column| is_whole(column) && !column.zones.is_odd;
-    keys.len() <= 2 && keys.iter().all(is_plain) && columns.iter().all(is_whole)
+    // Of NaN and of −0 with +0 several are one group.
+    let is_plain = |column: &&Column| !column.zones.is_odd;
+    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && columns.iter().all(|column| column.has_numbers())
 }
 
-/// Groups by `keys` of the numbers `of` another column, of the rows of a scan. `None`: they are more than `most`, or [are not there](are_there).
-pub(crate) fn found(scan: &Scan, keys: &[&Column], of: &Column, most: usize) -> Result<Option<Found>, FrameError> {
-    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, most), Values::Bits(_) | Values::Text(_) => Ok(None))
+/// How many rows there are of each group by `keys` of the rows of a scan. `None`: the groups are more than `most`.
+pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Option<Counts>, FrameError> {
+    let mut counts = Counts::new();
+    let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
+    for run in scan.runs() {
+        let asked = narrowed!(scan.frame.heap.tally(&columns[..]), run);
+        let Some(some) = few(asked.most(most).run())? else { return Ok(None) };
+        some.iter().for_each(|(key, count)| *counts.entry(*key).or_default() += count);
+    }
+    Ok(Some(counts).filter(|counts| counts.len() <= most))
+}
+
+/// What the values `of` a column come to in each group; which groups there are is found with it, unless it is known. `None` as in [`counted`].
+pub(crate) fn found(
+    scan: &Scan,
+    keys: &[&Column],
+    of: &Column,
+    counts: &mut Option<Counts>,
+    most: usize,
+) -> Result<Option<Found>, FrameError> {
+    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Text(_) => Ok(None))
 }
 
 fn by<N: Summed>(
@@ -53,40 +68,45 @@ fn by<N: Summed>(
     keys: &[&Column],
     of: &Column,
     numbers: &FarVec<N>,
+    counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<Found>, FrameError> {
+    if of.valid().is_some() && counts.is_none() {
+        *counts = counted(scan, keys, most)?;
+        if counts.is_none() {
+            return Ok(None);
+        }
+    }
     let mut groups: BTreeMap<Key, Part<N>> = BTreeMap::new();
-    let columns: Vec<KeyColumn<'_>> = keys.iter().filter_map(|key| key.key_column()).collect();
+    let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
-        let asked = narrowed!(scan.frame.heap.group(&columns[..], numbers), run);
+        let mut asked = narrowed!(scan.frame.heap.group(&columns[..], numbers), run);
+        if let Some(valid) = of.valid() {
+            asked = asked.marked(valid);
+        }
         let Some(some) = few(asked.most(most).run())? else { return Ok(None) };
         some.iter().for_each(|(key, part)| groups.entry(*key).or_default().merge(part));
     }
-    let (found, parts): (Vec<Key>, Vec<_>) = groups.into_iter().unzip();
-    match arrays(keys, &found)? {
-        Some(keys) if parts.len() <= most => Found::new(keys, of, &parts).map(Some),
-        _ => Ok(None),
+    if groups.len() > most {
+        return Ok(None);
     }
+    let counts = counts.get_or_insert_with(|| groups.iter().map(|(key, part)| (*key, part.count())).collect());
+    let parts: Vec<Part<N>> = counts.keys().map(|key| groups.remove(key).unwrap_or_default()).collect();
+    Found::new(of, &parts).map(Some)
 }
 
-/// How many rows there are of each group. `None` as in [`found`].
-pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Option<Counted>, FrameError> {
-    let mut groups: BTreeMap<Key, u64> = BTreeMap::new();
-    let columns: Vec<KeyColumn<'_>> = keys.iter().filter_map(|key| key.key_column()).collect();
-    for run in scan.runs() {
-        let asked = narrowed!(scan.frame.heap.tally(&columns[..]), run);
-        let Some(some) = few(asked.most(most).run())? else { return Ok(None) };
-        some.iter().for_each(|(key, count)| *groups.entry(*key).or_default() += count);
-    }
-    let (found, counts): (Vec<Key>, Vec<_>) = groups.into_iter().unzip();
-    let keys = arrays(keys, &found)?.filter(|_| counts.len() <= most);
-    Ok(keys.map(|keys| Counted { keys, rows: counts }))
-}
-
-/// What is in each of these columns in rows with these keys.
-fn arrays(columns: &[&Column], keys: &[Key]) -> Result<Option<Vec<ArrayRef>>, FrameError> {
-    let array = |(index, column): (usize, &&Column)| column.array_of_images(keys.iter().map(|key| key[index]));
-    columns.iter().enumerate().map(array).collect()
+/// What is in each of these columns in groups with these keys. `None`: one has no numbers.
+pub(crate) fn arrays(columns: &[&Column], counts: &Counts) -> Result<Option<Vec<ArrayRef>>, FrameError> {
+    let mut words = 0..;
+    let mut images = || {
+        let word = words.next().unwrap_or(0);
+        counts.keys().map(move |key| key[word])
+    };
+    let array = |column: &&Column| {
+        let nulls = column.valid().map(|_| images().map(|bit| bit == 1).collect());
+        column.array_of_images(images(), nulls)
+    };
+    columns.iter().map(array).collect()
 }
 
 fn few<T>(groups: Result<T, OffloadError>) -> Result<Option<T>, FrameError> {
@@ -97,14 +117,13 @@ fn few<T>(groups: Result<T, OffloadError>) -> Result<Option<T>, FrameError> {
 }
 
 impl Found {
-    fn new<N: Summed>(keys: Vec<ArrayRef>, of: &Column, parts: &[Part<N>]) -> Result<Found, FrameError> {
+    fn new<N: Summed>(of: &Column, parts: &[Part<N>]) -> Result<Found, FrameError> {
         let ends = |of_part: fn(&Part<N>) -> Option<N>| {
             let values = parts.iter().map(|part| of_part(part).unwrap_or_default()).collect();
             let nulls = NullBuffer::from_iter(parts.iter().map(|part| of_part(part).is_some()));
             of.array_of(values, Some(nulls))
         };
         Ok(Found {
-            keys,
             counts: parts.iter().map(Part::count).collect(),
             sums: parts.iter().map(N::summed).collect(),
             means: parts.iter().map(Part::mean).collect(),

@@ -1,6 +1,6 @@
 //! Rows that ranges of columns keep, as runs of chunks that are asked for together.
 //!
-//! Danger: a chunk that is passed over and has rows; a row that is there twice, or not, where runs meet.
+//! Danger: a chunk that is passed over and has rows; a row that is there twice, or not, where runs meet; a null that is in a range as the zero below it.
 
 use crate::column::{CHUNK_ROWS, Column};
 use crate::scan::Scan;
@@ -39,6 +39,9 @@ macro_rules! narrowed {
         for condition in &$run.conditions {
             asked = with_numbers!(&condition.column.values, numbers => asked.within(numbers, condition.numbers(numbers)),
                 Values::Bits(_) | Values::Text(_) => unreachable!("ranges are of numbers"));
+            if let Some(valid) = condition.column.valid() {
+                asked = asked.marked(valid);
+            }
         }
         asked
     }};
@@ -52,10 +55,11 @@ impl Scan {
         self.keep.is_empty() && self.within.is_empty() && self.chunks == chunks
     }
 
-    /// Are rows kept by nothing but ranges of columns without nulls, no more than can be asked for?
+    /// Are rows kept by nothing but ranges, no more than can be asked for? One condition more says which rows have a value, of each column with nulls and of the one that is
+    /// looked at.
     pub(crate) fn is_of_ranges(&self) -> bool {
-        let is_whole = |(index, _): &(usize, _)| self.frame.columns[*index].nulls() == 0;
-        self.keep.is_empty() && self.within.len() <= CONDITIONS_MAX && self.within.iter().all(is_whole)
+        let conditions = |(index, _): &(usize, _)| 1 + usize::from(self.frame.columns[*index].nulls() > 0);
+        self.keep.is_empty() && self.within.iter().map(conditions).sum::<usize>() < CONDITIONS_MAX
     }
 
     /// The chunks that have rows which all [ranges](Scan::is_of_ranges) keep.
@@ -68,7 +72,11 @@ impl Scan {
         }
         let zones = |index: &usize, chunks: Range<usize>| &self.frame.columns[*index].zones.chunks[chunks];
         let share = |chunk: usize| {
-            let shares = ranges.iter().map(|(index, images)| images.share(zones(index, chunk..chunk + 1)[0]));
+            let shares = ranges.iter().map(|(index, images)| match images.share(zones(index, chunk..chunk + 1)[0]) {
+                // What is known of a chunk is known of its values.
+                Share::All if self.frame.columns[*index].nulls() > 0 => Share::Some,
+                share => share,
+            });
             shares.fold(Share::All, |share, other| match (share, other) {
                 (Share::None, _) | (_, Share::None) => Share::None,
                 (Share::All, Share::All) => Share::All,

@@ -55,17 +55,12 @@ impl Sum {
 }
 
 impl Scan {
-    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times. Rows are kept by at most eight ranges of columns without nulls, if at all; where there are ranges it
-    /// has no nulls itself, and where there are ranges or nulls neither NaN nor −0.
+    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times. Rows are kept by ranges of columns, if at all, as many as
+    /// [groups](Scan::has_groups) may have; where there are ranges or nulls it has neither NaN nor −0.
     pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
         let column = &self.frame.columns[self.frame.index(name)?];
-        let is_known = match (self.is_whole(), column.nulls()) {
-            (true, 0) => true,
-            (true, _) => !column.zones.is_odd,
-            (false, nulls) => nulls == 0 && !column.zones.is_odd,
-        };
-        let is_number = !matches!(column.values, Values::Bits(_) | Values::Text(_));
-        Ok(is_number && self.is_of_ranges() && is_known)
+        let is_known = !column.zones.is_odd || self.is_whole() && column.nulls() == 0;
+        Ok(column.has_numbers() && self.is_of_ranges() && is_known)
     }
 
     /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`], [`Heap::group`](farfield::Heap::group)). `None`: they have to be
@@ -82,8 +77,15 @@ impl Scan {
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {
         let (heap, column): (_, &Column) = (&self.frame.heap, &self.frame.columns[index]);
         let mut part = Part::default();
+        // Of all rows it is known how many have a value, and zeros change no sum.
+        let valid = column.valid().filter(|_| !self.is_whole());
         for run in self.runs() {
             match &run.conditions[..] {
+                _ if valid.is_some() => {
+                    let asked = narrowed!(heap.group((), numbers), run);
+                    let parts = valid.into_iter().fold(asked, |asked, valid| asked.marked(valid)).run()?;
+                    parts.iter().for_each(|((), kept)| part.merge(kept));
+                }
                 [] => part.merge(&numbers.aggregate(heap).over(run.rows).run()?),
                 [own] if own.index == index => {
                     part.merge(&numbers.aggregate(heap).over(run.rows).filter(own.numbers(numbers)).run()?);
@@ -94,13 +96,10 @@ impl Scan {
                 }
             }
         }
-        // Where there are nulls all rows are wanted, of which the rest is known.
-        let count = match column.nulls() {
-            0 => part.count(),
-            nulls => (column.rows() - nulls) as u64,
-        };
+        let is_known = self.is_whole() && column.nulls() > 0;
+        let count = if is_known { (column.rows() - column.nulls()) as u64 } else { part.count() };
         let ends = match (part.min(), part.max()) {
-            _ if column.nulls() > 0 => column.ends()?,
+            _ if is_known => column.ends()?,
             (Some(min), Some(max)) if !column.zones.is_odd => Some(column.array_of(vec![min, max], None)?),
             _ => None,
         };

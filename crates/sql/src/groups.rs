@@ -65,6 +65,10 @@ impl FarGroups {
         let (mut aggs, mut types) = (Vec::new(), Vec::new());
         for function in all.aggr_expr() {
             let Some(asked) = Asked::of(function, scan)? else { return Ok(None) };
+            let names: Vec<String> = asked.column.map(|column| scan.name_of(column)).into_iter().collect();
+            if !scan.have_values(&names).map_err(failed)? {
+                return Ok(None);
+            }
             for (agg, data_type) in columns_of(&asked, scan, is_partial) {
                 aggs.push(agg);
                 types.push(data_type);

@@ -319,7 +319,7 @@ impl<'w> Walk<'w> {
     /// Bits of the first byte that come before the next number.
     fn skipped(&self) -> usize {
         let first = self.pieces.first().map_or(0, |piece| piece.offset);
-        if self.bits % 8 == 0 { 0 } else { (first.wrapping_add(self.seen) % 8) as usize }
+        if self.bits.is_multiple_of(8) { 0 } else { (first.wrapping_add(self.seen) % 8) as usize }
     }
 
     /// The bytes of so many numbers, which are [ready](Walk::ready).
