@@ -94,7 +94,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 59] = [
+const QUERIES: [&str; 71] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -154,6 +154,18 @@ const QUERIES: [&str; 59] = [
     "select id from t where fare > (select avg(fare) * 1.98 from t) order by id",
     "select id, fare - lag(fare) over (order by id) as change from t where vendor = 5 order by id limit 20",
     "select distinct vendor from t where exists (select 1 from zones where name = zone) order by vendor",
+    "select paid, count(*), sum(fare), avg(fare) from t group by paid order by paid",
+    "select paid, count(*), count(tip), sum(tip), avg(tip), min(tip), max(tip), max(day) from t group by paid order by paid",
+    "select vendor, count(tip), sum(tip), avg(tip), min(tip), sum(paid), avg(paid) from t group by vendor order by vendor",
+    "select day, vendor, paid, count(*), sum(tip) from t where fare > 9000 group by day, vendor, paid order by day, vendor, paid",
+    "select paid, day, vendor, tip, count(*), sum(id), avg(tip) from t where id < 900 group by paid, day, vendor, tip order by paid, day, vendor, tip",
+    "select distinct paid, day from t where vendor = 2 order by day, paid",
+    "select id, count(tip), sum(tip), avg(tip), max(tip), sum(paid) from t where id between 500 and 999 group by id order by id",
+    "select vendor, count(*), sum(tip), avg(paid) from t where tip >= 0 and tip < 3 group by vendor order by vendor",
+    "select day, count(*), avg(fare) from t where day <= date '1970-01-10' and paid between 0 and 4 group by day order by day",
+    "select sum(tip), count(tip), avg(tip), min(tip), count(*) from t where tip between -1 and 3",
+    "select sum(fare), count(*), sum(tip), max(paid) from t where paid <= 3 and vendor = 2",
+    "select sum(tip), avg(tip), count(tip), min(tip) from t where id < 9000 and tip < -50",
 ];
 
 async fn rows_of(context: &SessionContext, query: &str) -> RecordBatch {
@@ -249,6 +261,8 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select count(*), count(tip), sum(tip), avg(tip), min(tip), sum(paid), max(day) from t",
             "select count(*), max(pickup) from t where pickup > timestamp '2020-09-14T00:00:00'",
             "select sum(fare) from t where vendor = 3 and id < 1000",
+            "select sum(tip), min(tip) from t where tip > 3",
+            "select sum(fare), count(tip) from t where paid = 3",
         ] {
             let text = plan(query).await;
             assert!(
@@ -257,8 +271,6 @@ fn plans_say_what_is_asked_of_far_memory() {
             );
         }
         for query in [
-            "select sum(tip) from t where tip > 3",
-            "select sum(fare) from t where paid = 3",
             "select sum(odd) from t where odd > 3",
             "select sum(distinct vendor) from t",
             "select sum(fare) from (select fare from t limit 10)",
@@ -266,22 +278,23 @@ fn plans_say_what_is_asked_of_far_memory() {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
         }
-        // Groups, too, by one or two columns of numbers, dates or times.
+        // Groups, too, by up to four columns of numbers, dates or times.
         for query in [
             "select vendor, sum(fare), avg(fare), count(*) from t group by vendor",
             "select distinct vendor from t",
             "select vendor, id, sum(fare) from t group by vendor, id",
             "select fare, count(*) from t group by fare",
             "select pickup, max(fare) from t where fare > 100 and vendor = 2 group by pickup order by 2 limit 7",
+            "select paid, sum(fare) from t group by paid",
+            "select vendor, sum(tip), avg(tip) from t where tip > 2 group by vendor",
+            "select vendor, day, fare, paid, count(*) from t group by vendor, day, fare, paid",
         ] {
             let text = plan(query).await;
             assert!(text.contains("FarGroups: [") && !text.contains("mode=Partial"), "{text}");
         }
         for query in [
-            "select paid, sum(fare) from t group by paid",
-            "select vendor, sum(tip) from t group by vendor",
             "select odd, count(*) from t group by odd",
-            "select vendor, id, fare, count(*) from t group by vendor, id, fare",
+            "select vendor, id, fare, paid, day, count(*) from t group by vendor, id, fare, paid, day",
             "select vendor % 2, sum(fare) from t group by vendor % 2",
             "select zone, count(*) from t group by zone",
             "select vendor, max(odd) from t group by vendor",
@@ -318,9 +331,12 @@ fn what_the_server_finds_does_not_come_near() {
         let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
         let few = fetched("select sum(fare) from t where id = 70000").await;
         let groups = fetched("select vendor, sum(fare) from t where id > 500 group by vendor").await;
+        fetched("select max(zone), max(shared), max(fare + 1) from t").await;
+        let nulls = fetched("select paid, vendor, sum(tip), avg(tip) from t where tip > 0 group by paid, vendor").await;
+        fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
         let near = fetched("select sum(fare + 0.0) from t").await;
-        let most = at_server.max(few).max(groups);
-        assert!(most * 4 < near, "{at_server}, {few} and {groups} bytes, and {near} to look at them near");
+        let most = at_server.max(few).max(groups).max(nulls);
+        assert!(most * 4 < near, "{at_server}, {few}, {groups} and {nulls} bytes, and {near} to look at them near");
     });
 }
 

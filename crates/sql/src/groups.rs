@@ -1,8 +1,8 @@
-//! What rows come to by what is in one or two columns, found by the memory server instead of a part of the plan that reads them.
+//! What rows come to by what is in up to four columns, found by the memory server instead of a part of the plan that reads them.
 //!
 //! The part that is replaced is the one that reads; what is to be put together of several threads is so behind it, as ever. If there are more groups than are worth it, the part does its work after all.
 //!
-//! Danger: groups that two threads give; another type than the part that is replaced would give; a sum that wraps there and is an error here.
+//! Danger: groups that two threads give; another type than the part that is replaced would give; a sum that wraps there and is an error here; a mean of nothing.
 
 use crate::asked::{Asked, What};
 use crate::scan::{FarScan, failed};
@@ -13,8 +13,9 @@ use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PhysicalExpr, PlanProperties};
-use farfield_frame::arrow::array::RecordBatch;
-use farfield_frame::arrow::compute::cast;
+use farfield_frame::arrow::array::{RecordBatch, UInt64Array};
+use farfield_frame::arrow::compute::kernels::cmp::eq;
+use farfield_frame::arrow::compute::{cast, nullif};
 use farfield_frame::arrow::datatypes::DataType;
 use farfield_frame::arrow::error::ArrowError;
 use farfield_frame::{Agg, FrameError};
@@ -25,12 +26,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Groups that a memory server is asked for: of more it cannot say at a time.
 const GROUPS_MAX: usize = 1024;
 
-/// The part of a plan that says what rows of a far frame come to, by what is in one or two of its columns.
+/// The part of a plan that says what rows of a far frame come to, by what is in up to four of its columns.
 #[derive(Debug)]
 pub struct FarGroups {
     scan: FarScan,
     by: Vec<String>,
     aggs: Vec<Agg>,
+    /// Columns of what is made that say of how many numbers a mean is. The state of one of none is null as a whole: else it is a mean, and no number.
+    counts_of_means: Vec<usize>,
     /// What does it if there are too many groups.
     instead: Arc<dyn ExecutionPlan>,
     found: Arc<Mutex<Found>>,
@@ -62,12 +65,11 @@ impl FarGroups {
             |by: &Arc<dyn PhysicalExpr>| by.downcast_ref::<Column>().map(|by| scan.name_of(scan.column(by.index())));
         let by: Option<Vec<String>> = all.group_expr().expr().iter().map(|(by, _)| name(by)).collect();
         let Some(by) = by.filter(|by| !by.is_empty()) else { return Ok(None) };
-        let (mut aggs, mut types) = (Vec::new(), Vec::new());
+        let (mut aggs, mut types, mut counts_of_means) = (Vec::new(), Vec::new(), Vec::new());
         for function in all.aggr_expr() {
             let Some(asked) = Asked::of(function, scan)? else { return Ok(None) };
-            let names: Vec<String> = asked.column.map(|column| scan.name_of(column)).into_iter().collect();
-            if !scan.have_values(&names).map_err(failed)? {
-                return Ok(None);
+            if is_partial && asked.what == What::Mean {
+                counts_of_means.push(by.len() + aggs.len());
             }
             for (agg, data_type) in columns_of(&asked, scan, is_partial) {
                 aggs.push(agg);
@@ -84,7 +86,7 @@ impl FarGroups {
         if !is_made || !is_there {
             return Ok(None);
         }
-        Ok(Some(FarGroups { scan: scan.clone(), by, aggs, instead: plan.clone(), found: unknown() }))
+        Ok(Some(FarGroups { scan: scan.clone(), by, aggs, counts_of_means, instead: plan.clone(), found: unknown() }))
     }
 
     /// Finds the groups, or has found them.
@@ -140,14 +142,16 @@ impl ExecutionPlan for FarGroups {
     }
 
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
-        let FarGroups { scan, by, aggs, instead, .. } = &*self;
-        let (scan, by, aggs) = (scan.clone(), by.clone(), aggs.clone());
-        Ok(Arc::new(FarGroups { scan, by, aggs, instead: instead.clone().reset_state()?, found: unknown() }))
+        let FarGroups { scan, by, aggs, counts_of_means, instead, .. } = &*self;
+        let (scan, by, aggs, counts_of_means) = (scan.clone(), by.clone(), aggs.clone(), counts_of_means.clone());
+        let instead = instead.clone().reset_state()?;
+        Ok(Arc::new(FarGroups { scan, by, aggs, counts_of_means, instead, found: unknown() }))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let (scan, by, aggs, schema) = (self.scan.clone(), self.by.clone(), self.aggs.clone(), self.schema());
-        let (found, instead) = (self.found.clone(), self.instead.clone());
+        let (found, instead, counts_of_means) =
+            (self.found.clone(), self.instead.clone(), self.counts_of_means.clone());
         let mut stream = RecordBatchReceiverStreamBuilder::new(schema.clone(), 1);
         let sender = stream.tx();
         stream.spawn(async move {
@@ -155,8 +159,14 @@ impl ExecutionPlan for FarGroups {
             let found = SpawnedTask::spawn_blocking(move || FarGroups::find(&scan, &by, &aggs, &found)).await;
             match found.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)? {
                 Found::Here(groups) if partition == 0 => {
-                    let columns = groups.columns().iter().zip(schema.fields());
-                    let columns = columns.map(|(column, field)| Ok(cast(column, field.data_type())?));
+                    let columns = groups.columns().iter().zip(schema.fields()).enumerate();
+                    let columns = columns.map(|(index, (column, field))| {
+                        let column = cast(column, field.data_type())?;
+                        match counts_of_means.contains(&index) {
+                            true => Ok(nullif(&column, &eq(&column, &UInt64Array::new_scalar(0))?)?),
+                            false => Ok(column),
+                        }
+                    });
                     let columns = columns.collect::<Result<_>>()?;
                     // Nobody may wait for it any longer.
                     let _ = sender.send(Ok(RecordBatch::try_new(schema, columns)?)).await;

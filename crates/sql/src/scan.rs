@@ -126,26 +126,10 @@ impl FarScan {
     }
 
     pub(crate) fn has_sums(&self, column: usize) -> Result<bool, FrameError> {
-        let names = self.names(&[column]);
-        Ok(self.rows_of(&[])?.has_sums(&names[0])? && (self.is_whole() || self.have_values(&names)?))
-    }
-
-    /// Have these columns, and those that conditions are about, a value in each row?
-    pub(crate) fn have_values(&self, names: &[String]) -> Result<bool, FrameError> {
-        let of_ranges = self.ranges.iter().map(Range::column);
-        for name in names.iter().map(String::as_str).chain(of_ranges) {
-            if self.frame.nulls(name)? > 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.rows_of(&[])?.has_sums(&self.names(&[column])[0])
     }
 
     pub(crate) fn has_groups(&self, by: &[String], what: &[Agg]) -> Result<bool, FrameError> {
-        // A mean of nothing is another state here than where it is null, and of more columns or nulls no query was compared.
-        if by.len() > 2 || !self.have_values(by)? {
-            return Ok(false);
-        }
         self.rows_of(&[])?.has_groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), what)
     }
 
