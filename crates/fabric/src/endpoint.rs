@@ -61,22 +61,24 @@ impl Endpoint {
         Ok(peer)
     }
 
+    /// Most parts of one transfer.
+    pub(crate) fn parts_max(&self) -> usize {
+        // SAFETY: the endpoint is open.
+        (unsafe { shim::ff_endpoint_parts_max(self.as_ptr()) }) as usize
+    }
+
     /// # Safety
-    /// `into..into + bytes` lies in `local`, which stays registered until the transfer or this endpoint has ended.
-    #[allow(clippy::too_many_arguments, reason = "those of libfabric")]
+    /// What the parts are read into lies in `local`, which stays registered until the transfer or this endpoint has ended.
     pub(crate) unsafe fn read(
         &self,
-        into: *mut u8,
-        bytes: usize,
+        parts: &[shim::Part],
         local: &Registration,
         peer: u64,
-        remote: u64,
-        key: u64,
         context: u64,
     ) -> Result<(), FabricError> {
         // SAFETY: the endpoint is open; the caller promises the rest.
         let result = unsafe {
-            shim::ff_endpoint_read(self.as_ptr(), into.cast(), bytes, local.as_ptr(), peer, remote, key, context)
+            shim::ff_endpoint_read(self.as_ptr(), parts.as_ptr(), parts.len(), local.as_ptr(), peer, context)
         };
         check(result).map(|_| ())
     }

@@ -24,7 +24,7 @@ pub use provider::{BadProvider, Provider};
 #[cfg(feature = "libfabric")]
 pub use {
     domain::FabricError,
-    reader::{Ended, Post, Reader},
+    reader::{Ended, PARTS_MAX, Part, Post, Reader},
     station::{Station, Window},
 };
 

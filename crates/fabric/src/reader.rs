@@ -4,7 +4,6 @@ use crate::domain::{Domain, FabricError, Registration, Use};
 use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
 use crate::provider::Provider;
 use crate::shim;
-use core::ops::Range;
 use farfield_os::memory;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +15,22 @@ pub enum Post {
     Begun,
     /// Not yet: poll, then try again.
     Later,
+}
+
+/// Most parts of one transfer.
+pub const PARTS_MAX: usize = 4;
+
+/// A part of a transfer: from a place of a window to one in the reader's own memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Where it ends, in the landing.
+    pub landing: usize,
+    /// How much.
+    pub bytes: usize,
+    /// Where it begins, as the window's base counts.
+    pub remote: u64,
+    /// The window.
+    pub key: u64,
 }
 
 /// A transfer that is over.
@@ -49,6 +64,7 @@ pub struct Reader {
     registration: Registration,
     landing: Landing,
     station: u64,
+    parts_max: usize,
 }
 
 impl Reader {
@@ -61,7 +77,8 @@ impl Reader {
         let registration = unsafe { Registration::new(&domain, start as *mut u8, landing_bytes, 1, Use::Landing) }?;
         let endpoint = Endpoint::open(domain)?;
         let station = endpoint.peer(station)?;
-        Ok(Reader { endpoint, registration, landing, station })
+        let parts_max = endpoint.parts_max().min(PARTS_MAX);
+        Ok(Reader { endpoint, registration, landing, station, parts_max })
     }
 
     /// What libfabric made of the name of the provider.
@@ -69,14 +86,23 @@ impl Reader {
         self.endpoint.domain().provider()
     }
 
-    /// Begins to read what is at `remote` of the window with this key into `landing`, a place in the reader's own memory. `context` comes back when
-    /// the transfer ended.
-    pub fn post(&self, landing: Range<usize>, remote: u64, key: u64, context: u64) -> Result<Post, FabricError> {
-        assert!(landing.start <= landing.end && landing.end <= self.landing.bytes);
-        let into = (self.landing.start + landing.start) as *mut u8;
+    /// Most parts that one transfer has room for, never more than [`PARTS_MAX`].
+    pub fn parts_max(&self) -> usize {
+        self.parts_max
+    }
+
+    /// Begins one transfer of all these parts. `context` comes back when it ended.
+    pub fn post(&self, parts: &[Part], context: u64) -> Result<Post, FabricError> {
+        assert!(!parts.is_empty() && parts.len() <= self.parts_max);
+        let none = shim::Part { into: core::ptr::null_mut(), bytes: 0, remote: 0, key: 0 };
+        let mut all = [none; PARTS_MAX];
+        for (out, Part { landing, bytes, remote, key }) in all.iter_mut().zip(parts) {
+            assert!(*landing <= self.landing.bytes && *bytes <= self.landing.bytes - landing);
+            let into = (self.landing.start + landing) as *mut core::ffi::c_void;
+            *out = shim::Part { into, bytes: *bytes, remote: *remote, key: *key };
+        }
         // SAFETY: inside the landing, which stays until the endpoint was closed.
-        let posted =
-            unsafe { self.endpoint.read(into, landing.len(), &self.registration, self.station, remote, key, context) };
+        let posted = unsafe { self.endpoint.read(&all[..parts.len()], &self.registration, self.station, context) };
         match posted {
             Ok(()) => Ok(Post::Begun),
             Err(FabricError(libc::EAGAIN)) => Ok(Post::Later),

@@ -31,6 +31,16 @@ struct ff_completion {
     int32_t error;
 };
 
+/* A part of a transfer: so many bytes from `remote` of the window with this key to `into`. */
+struct ff_part {
+    void *into;
+    size_t bytes;
+    uint64_t remote;
+    uint64_t key;
+};
+
+enum { PARTS_MAX = 4 };
+
 void ff_domain_close(struct ff_domain *self) {
     if (self->domain)
         fi_close(&self->domain->fid);
@@ -139,9 +149,29 @@ int ff_endpoint_peer(struct ff_endpoint *self, const void *address, uint64_t *pe
     return 0;
 }
 
-int ff_endpoint_read(struct ff_endpoint *self, void *into, size_t bytes, struct fid_mr *local, uint64_t peer,
-                     uint64_t remote, uint64_t key, uint64_t context) {
-    return (int)fi_read(self->endpoint, into, bytes, fi_mr_desc(local), peer, remote, key, (void *)(uintptr_t)context);
+/* Most parts of one transfer. */
+int ff_endpoint_parts_max(const struct ff_endpoint *self) {
+    const struct fi_tx_attr *can = self->domain->info->tx_attr;
+    size_t most = can->iov_limit < can->rma_iov_limit ? can->iov_limit : can->rma_iov_limit;
+    return most < 1 ? 1 : most < PARTS_MAX ? (int)most : PARTS_MAX;
+}
+
+/* One transfer of all parts. */
+int ff_endpoint_read(struct ff_endpoint *self, const struct ff_part *parts, size_t count, struct fid_mr *local,
+                     uint64_t peer, uint64_t context) {
+    struct iovec into[PARTS_MAX];
+    struct fi_rma_iov from[PARTS_MAX];
+    void *memory[PARTS_MAX];
+    struct fi_msg_rma message = {.msg_iov = into, .desc = memory, .iov_count = count, .addr = peer, .rma_iov = from,
+                                 .rma_iov_count = count, .context = (void *)(uintptr_t)context};
+    if (count > PARTS_MAX)
+        return -FI_EINVAL;
+    for (size_t index = 0; index < count; index++) {
+        into[index] = (struct iovec){.iov_base = parts[index].into, .iov_len = parts[index].bytes};
+        from[index] = (struct fi_rma_iov){.addr = parts[index].remote, .len = parts[index].bytes, .key = parts[index].key};
+        memory[index] = fi_mr_desc(local);
+    }
+    return (int)fi_readmsg(self->endpoint, &message, FI_COMPLETION);
 }
 
 /* Number of finished transfers; also lets those of others come forward. */

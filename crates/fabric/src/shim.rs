@@ -25,6 +25,16 @@ pub(crate) struct Completion {
     pub(crate) error: i32,
 }
 
+/// Part of a transfer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) into: *mut c_void,
+    pub(crate) bytes: usize,
+    pub(crate) remote: u64,
+    pub(crate) key: u64,
+}
+
 unsafe extern "C" {
     pub(crate) fn ff_domain_open(
         provider: *const c_char,
@@ -51,14 +61,13 @@ unsafe extern "C" {
     pub(crate) fn ff_endpoint_peer(endpoint: *mut Endpoint, address: *const c_void, peer: *mut u64) -> c_int;
     pub(crate) fn ff_endpoint_read(
         endpoint: *mut Endpoint,
-        into: *mut c_void,
-        bytes: usize,
+        parts: *const Part,
+        count: usize,
         local: *mut Memory,
         peer: u64,
-        remote: u64,
-        key: u64,
         context: u64,
     ) -> c_int;
+    pub(crate) fn ff_endpoint_parts_max(endpoint: *const Endpoint) -> c_int;
     pub(crate) fn ff_endpoint_poll(endpoint: *mut Endpoint, out: *mut Completion, room: usize) -> c_int;
     pub(crate) fn ff_endpoint_descriptor(endpoint: *mut Endpoint) -> c_int;
     pub(crate) fn ff_endpoint_may_sleep(endpoint: *mut Endpoint) -> c_int;

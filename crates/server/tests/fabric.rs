@@ -64,6 +64,61 @@ fn reads_do_not_reach_the_server() {
 }
 
 #[test]
+fn a_page_that_moved_to_another_layer_is_read_from_there() {
+    let server = serve(Some("tcp"));
+    let backend = opener(&server).open().unwrap();
+    let (mut lane, mut other) = (backend.open_lane().unwrap(), backend.open_lane().unwrap());
+    let filled = |pages: usize, with: u8| {
+        let mut buffer = Buffer::new(pages);
+        buffer.bytes_mut().fill(with);
+        buffer.seal();
+        buffer
+    };
+    let read = |lane: &mut dyn Lane, count: usize| {
+        let (result, buffer) = one(lane, Op::Read { page: PageId(0), buffer: Buffer::new(count) });
+        assert_eq!(result, Ok(()));
+        let buffer = buffer.unwrap();
+        (0..count)
+            .map(|page| {
+                assert!(buffer.page(page).iter().all(|byte| *byte == buffer.page(page)[0]), "page {page} is torn");
+                buffer.page(page)[0]
+            })
+            .collect::<Vec<u8>>()
+    };
+    assert_eq!(one(&mut *lane, Op::Write { page: PageId(0), buffer: filled(24, 1) }).0, Ok(()));
+    let expected =
+        |pages: [(u8, usize); 4]| pages.iter().flat_map(|(with, count)| vec![*with; *count]).collect::<Vec<u8>>();
+    // Never-written ones among them, twice: as nobody knows of them, and as they are known.
+    for _ in 0..2 {
+        assert_eq!(read(&mut *other, 40), expected([(1, 24), (0, 16), (0, 0), (0, 0)]));
+    }
+    let _snapshot = backend.clone_region().unwrap();
+    // Written and not collected: nobody here knows yet that these pages are in another layer, or in none.
+    for (page, buffer, written) in [(4, filled(8, 2), 32), (30, filled(2, 3), 34)] {
+        let op = Op::Write { page: PageId(page), buffer };
+        lane.submit(Request { tag: page, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+        while server.stat().written_pages < written {
+            lane.wait(Duration::from_millis(10));
+        }
+    }
+    for _ in 0..2 {
+        let pages = read(&mut *other, 40);
+        assert_eq!(pages[..30], expected([(1, 4), (2, 8), (1, 12), (0, 6)]));
+        assert_eq!(pages[30..], expected([(3, 2), (0, 8), (0, 0), (0, 0)]));
+    }
+    let mut done = Vec::with_capacity(4);
+    while done.len() < 2 {
+        lane.wait(LONG);
+        lane.poll(&mut done);
+    }
+    assert_eq!(one(&mut *lane, Op::Discard { page: PageId(2), count: 4 }).0, Ok(()));
+    for lane in [&mut lane, &mut other] {
+        assert_eq!(read(&mut **lane, 24), expected([(1, 2), (0, 4), (2, 6), (1, 12)]));
+    }
+    assert_eq!(server.stat().read_pages, 0, "nothing was asked by message");
+}
+
+#[test]
 fn a_server_without_a_fabric_says_what_is_missing() {
     let server = serve(None);
     let Err(OpenError::Refused { text, .. }) = opener(&server).open() else { panic!("opened") };

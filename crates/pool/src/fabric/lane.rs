@@ -14,7 +14,7 @@ use core::ops::Range;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
-use farfield_fabric::{Ended, Post, Reader};
+use farfield_fabric::{Ended, Part, Post, Reader};
 use farfield_os::net;
 use farfield_os::process::{now_ns, yield_now};
 use std::collections::VecDeque;
@@ -31,8 +31,8 @@ const SMALL_PIECES: usize = 64;
 const LANDING_PER_PAGE: usize = PAGE_BYTES + 8 + 8;
 /// Bytes that a lane's transfers end in.
 pub(super) const LANDING_BYTES: usize = (LARGE_PIECES * PIECE_PAGES + SMALL_PIECES) * LANDING_PER_PAGE;
-/// Most transfers of a piece at a time: each page may live in another layer than its neighbours.
-const TRANSFERS_MAX: usize = PIECE_PAGES;
+/// Most parts of a piece at a time: each page may live in another layer than its neighbours, and there are the two tables.
+const WAITING_MAX: usize = PIECE_PAGES + 2;
 /// How often a lane that only reads looks whether the server is still there.
 const PULSE: Duration = Duration::from_millis(1);
 /// How long a waiting lane polls before it sleeps.
@@ -57,20 +57,11 @@ struct Read {
     failed: bool,
 }
 
-/// One transfer: from where, to which place of the piece.
-#[derive(Clone, Copy)]
-struct Transfer {
-    landing: usize,
-    bytes: usize,
-    remote: u64,
-    key: u64,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Page map and checksums are on their way.
+    /// Page map and checksums are on their way, and pages that are thought to be somewhere.
     Tables,
-    /// Pages are.
+    /// Pages are that were not there.
     Pages,
 }
 
@@ -83,12 +74,14 @@ struct Piece {
     /// Which pages of the read.
     pages: Range<usize>,
     step: Step,
-    /// Transfers to begin, the last first.
-    waiting: Vec<Transfer>,
+    /// Parts of transfers to begin, the last first.
+    waiting: Vec<Part>,
     under_way: usize,
     failed: bool,
     /// Layer of each page, counted from 1; 0: absent.
     numbers: [u8; PIECE_PAGES],
+    /// Layer from which each page was read before its number was known; 0: from none.
+    guesses: [u8; PIECE_PAGES],
     sums: [u64; PIECE_PAGES],
 }
 
@@ -100,10 +93,11 @@ impl Piece {
             read: None,
             pages: 0..0,
             step: Step::Tables,
-            waiting: Vec::with_capacity(TRANSFERS_MAX),
+            waiting: Vec::with_capacity(WAITING_MAX),
             under_way: 0,
             failed: false,
             numbers: [0; PIECE_PAGES],
+            guesses: [0; PIECE_PAGES],
             sums: [0; PIECE_PAGES],
         }
     }
@@ -116,18 +110,26 @@ impl Piece {
         self.sums_at() + self.pages_max * 8
     }
 
-    /// Takes pages of a read on.
+    /// Takes pages of a read on. What is known of where they are is tried at once, in the same transfer as the tables.
     fn begin(&mut self, read: usize, first: u64, pages: Range<usize>, layout: &Layout) {
         let (at, count) = (first + pages.start as u64, pages.len());
         (self.read, self.pages, self.step, self.failed) = (Some(read), pages, Step::Tables, false);
-        let Layout { page_map, sums, .. } = layout;
+        for (index, guess) in self.guesses[..count].iter_mut().enumerate() {
+            let seen = layout.seen.at(at + index as u64).load(Ordering::Relaxed);
+            *guess = if usize::from(seen) <= layout.layers.len() { seen } else { 0 };
+        }
         self.waiting.clear();
-        let sums = Transfer { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
-        let map = Transfer { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
+        let guesses = self.guesses;
+        if !self.read_from(&guesses[..count], first, layout) {
+            unreachable!("only layers that are there are guessed");
+        }
+        let Layout { page_map, sums, .. } = layout;
+        let sums = Part { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
+        let map = Part { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
         self.waiting.extend([sums, map]);
     }
 
-    /// Page map and checksums are here: what they say, and transfers for the pages that are there. `false`: they cannot be true.
+    /// Page map and checksums are here: what they say, and transfers for the pages that are there and did not come along. `false`: they cannot be true.
     fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &Layout) -> bool {
         let count = self.pages.len();
         reader.copy(self.numbers_at(), &mut self.numbers[..count]);
@@ -137,20 +139,31 @@ impl Piece {
             *sum = u64::from_le_bytes(*bytes);
         }
         self.step = Step::Pages;
+        let mut missing = self.numbers;
+        for (index, (missing, guess)) in missing.iter_mut().zip(&self.guesses).enumerate().take(count) {
+            if missing == guess {
+                *missing = 0;
+            } else if usize::from(*missing) <= layout.layers.len() {
+                layout.note(PageId(first + (self.pages.start + index) as u64), 1, *missing);
+            }
+        }
+        self.read_from(&missing[..count], first, layout)
+    }
+
+    /// Wants each page from the layer with this number, if it is not 0; a part for each run. `false`: there is no such layer.
+    fn read_from(&mut self, numbers: &[u8], first: u64, layout: &Layout) -> bool {
         let mut index = 0;
-        while index < count {
-            let number = self.numbers[index];
-            let run = self.numbers[index..count].iter().take_while(|other| **other == number).count();
-            if let Some(layer) = usize::from(number).checked_sub(1) {
+        for run in numbers.chunk_by(|one, next| one == next) {
+            if let Some(layer) = usize::from(run[0]).checked_sub(1) {
                 let Some(window) = layout.layers.get(layer) else { return false };
-                self.waiting.push(Transfer {
+                self.waiting.push(Part {
                     landing: self.landing + index * PAGE_BYTES,
-                    bytes: run * PAGE_BYTES,
+                    bytes: run.len() * PAGE_BYTES,
                     remote: window.base + PageId(first + (self.pages.start + index) as u64).offset(),
                     key: window.key,
                 });
             }
-            index += run;
+            index += run.len();
         }
         true
     }
@@ -193,6 +206,8 @@ pub(super) struct FabricLane {
     /// Pieces with transfers to begin.
     waiting: VecDeque<usize>,
     ended: VecDeque<Completion>,
+    /// Writes under way: tag, first page, pages.
+    writes: Vec<(u64, PageId, u64)>,
     zero_sum: u64,
     next_deadline: u64,
     next_pulse: u64,
@@ -233,6 +248,7 @@ impl FabricLane {
             free_small: (LARGE_PIECES..LARGE_PIECES + SMALL_PIECES).collect(),
             waiting: VecDeque::with_capacity(LARGE_PIECES + SMALL_PIECES),
             ended: VecDeque::with_capacity(SLOTS),
+            writes: Vec::with_capacity(SLOTS),
             zero_sum: checksum(&[0; PAGE_BYTES]),
             next_deadline: u64::MAX,
             next_pulse: 0,
@@ -278,10 +294,11 @@ impl FabricLane {
     fn post(&mut self) {
         while let Some(&index) = self.waiting.front() {
             let piece = &mut self.pieces[index];
-            while let Some(&Transfer { landing, bytes, remote, key }) = piece.waiting.last() {
-                match self.reader.post(landing..landing + bytes, remote, key, index as u64) {
+            while !piece.waiting.is_empty() {
+                let rest = piece.waiting.len().saturating_sub(self.reader.parts_max());
+                match self.reader.post(&piece.waiting[rest..], index as u64) {
                     Ok(Post::Begun) => {
-                        piece.waiting.pop();
+                        piece.waiting.truncate(rest);
                         piece.under_way += 1;
                     }
                     Ok(Post::Later) => return,
@@ -456,6 +473,15 @@ impl FabricLane {
         }
     }
 
+    /// If this ends a write, its pages are in the top layer now.
+    fn note_write(&mut self, completion: &Completion) {
+        let Some(place) = self.writes.iter().position(|(tag, ..)| *tag == completion.tag) else { return };
+        let (_, page, count) = self.writes.swap_remove(place);
+        if completion.result.is_ok() {
+            self.layout.note(page, count, self.layout.layers.len() as u8);
+        }
+    }
+
     /// Takes a read on. One that came to late, or that the server's windows do not have, is the business of messages.
     fn submit_read(&mut self, read: Read) {
         let count = read.buffer.pages() as u64;
@@ -488,7 +514,27 @@ impl Lane for FabricLane {
             Op::ReadPart { page, part, buffer } if buffer.pages() == 1 => {
                 self.submit_read(read(page, Some(part), buffer));
             }
-            op => return self.messages.submit(Request { tag, priority, deadline: wait, op }),
+            op => {
+                self.renew();
+                let written = match &op {
+                    Op::Write { page, buffer } => Some((tag, *page, buffer.pages() as u64)),
+                    _ => None,
+                };
+                let discarded = match &op {
+                    Op::Discard { page, count } => Some((*page, *count)),
+                    _ => None,
+                };
+                self.messages.submit(Request { tag, priority, deadline: wait, op })?;
+                self.writes.extend(written);
+                // Not one that is out of the region: the server refuses it.
+                let is_inside =
+                    |page: PageId, count| page.0.checked_add(count).is_some_and(|end| end <= self.region.pages);
+                if let Some((page, count)) = discarded.filter(|(page, count)| is_inside(*page, *count)) {
+                    self.layout.note(page, count, 0);
+                    // Whichever of the two is done last, nobody will look in a hole.
+                    self.writes.retain(|(_, first, pages)| first.0 >= page.0 + count || first.0 + pages <= page.0);
+                }
+            }
         }
         Ok(())
     }
@@ -496,7 +542,15 @@ impl Lane for FabricLane {
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
         let now = self.work();
         let moved = hand_over(&mut self.ended, done);
-        if self.has_messages(now) { moved + self.messages.poll(done) } else { moved }
+        if !self.has_messages(now) {
+            return moved;
+        }
+        let before = done.len();
+        let moved = moved + self.messages.poll(done);
+        if !self.writes.is_empty() {
+            done[before..].iter().for_each(|completion| self.note_write(completion));
+        }
+        moved
     }
 
     fn in_flight(&self) -> usize {

@@ -9,16 +9,17 @@ mod lane;
 
 use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
 use crate::legs::is_silence;
+use crate::table::Words;
 use crate::tcp::{TcpLane, clone_region};
 use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
-use farfield_core::RegionId;
 use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
-use farfield_fabric::{Ended, FabricError, Post, Provider, Reader};
+use farfield_core::{PageId, RegionId};
+use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader};
 use farfield_os::process::now_ns;
 use lane::{FabricLane, LANDING_BYTES};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a URL says.
@@ -43,12 +44,28 @@ impl Config {
 }
 
 /// Where the pages of a region are. It changes only inside [`Backend::clone_region`], whose caller has no operation in flight.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Layout {
     generation: u64,
     page_map: Window,
     sums: Window,
     layers: Vec<Window>,
+    /// The layer in which each page was last known to be, counted from 1; 0: nobody knows. It is a guess, and never decides what
+    /// a page holds. Layers of another generation have a table of their own.
+    seen: Arc<Words<AtomicU8>>,
+}
+
+impl Layout {
+    /// These pages are in the layer `number`, or (0) not known to be anywhere.
+    fn note(&self, first: PageId, count: u64, number: u8) {
+        for page in first.0..first.0 + count {
+            let seen = self.seen.at(page);
+            // Most say what is known already: a store would take the line from other lanes.
+            if seen.load(Ordering::Relaxed) != number {
+                seen.store(number, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// What backend and lanes share.
@@ -83,7 +100,11 @@ impl Region {
                 layout = None;
                 continue;
             }
-            let taken = layout.get_or_insert(Layout { generation, page_map, sums, layers: Vec::new() });
+            if layout.is_none() {
+                let seen = Arc::new(Words::new(pages).map_err(PoolError::Os)?);
+                layout = Some(Layout { generation, page_map, sums, layers: Vec::new(), seen });
+            }
+            let Some(taken) = &mut layout else { unreachable!("made above") };
             taken.layers.extend(windows.layers());
             let is_all = taken.layers.len() == windows.layers_total as usize;
             if windows.pages != pages
@@ -150,7 +171,8 @@ fn reach(session: &Session, config: Config, station: &[u8], window: Window) -> R
             return Err(format!("no answer within {:?}", session.deadline()));
         }
         let step = |error: FabricError| error.to_string();
-        posted = posted || reader.post(0..1, window.base, window.key, 0).map_err(step)? == Post::Begun;
+        let byte = Part { landing: 0, bytes: 1, remote: window.base, key: window.key };
+        posted = posted || reader.post(&[byte], 0).map_err(step)? == Post::Begun;
         reader.poll(|Ended { result, .. }| ended = Some(result)).map_err(step)?;
         farfield_os::process::yield_now();
     }
