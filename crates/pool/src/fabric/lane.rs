@@ -1,6 +1,7 @@
-//! A lane of `fabric`: reads in two steps, everything else by message.
+//! A lane of `fabric`: reads in one step or two, everything else by message.
 //!
-//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads what page map and checksums say of its pages, then the pages, a
+//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads what page map and checksums say of its pages, and with them the
+//! pages that are known to be somewhere; then those that were not there, a
 //! transfer for each run in one layer. All of it ends in memory of the lane's reader and is copied from there: a transfer cannot
 //! be called back, and one that comes after its deadline must not land in memory that its owner has back. Its piece is free again
 //! when it has ended.
