@@ -279,9 +279,9 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
     let seen = seen(&scratch, &job);
     let places = [[near.url()], [first.as_str()]].map(|urls| serde_json::json!(urls));
     assert_eq!([&seen["urls"], &seen["before"]], places.each_ref(), "{seen}");
-    // The buffers for both places are part of its budget.
+    // The buffers for both places, 6 MiB, are part of its budget, which it may exceed by a little at any time.
     let peak = count(&scratch, &job, "near_peak_bytes");
-    assert!((16 * MIB..34 * MIB).contains(&peak), "{peak}");
+    assert!((16 * MIB..36 * MIB).contains(&peak), "{peak}");
     // Nothing of it is left where it was.
     far.kill();
     ends_well(job);
