@@ -331,7 +331,8 @@ fn what_the_server_finds_does_not_come_near() {
         let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
         let few = fetched("select sum(fare) from t where id = 70000").await;
         let groups = fetched("select vendor, sum(fare) from t where id > 500 group by vendor").await;
-        fetched("select max(zone), max(shared), max(fare + 1) from t").await;
+        fetched("select max(zone), max(shared), max(fare + 1), max(id + 1) from t").await;
+        fetched("select max(zone), max(shared), max(fare + 1), max(id + 1) from t").await;
         let nulls = fetched("select paid, vendor, sum(tip), avg(tip) from t where tip > 0 group by paid, vendor").await;
         fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
         let near = fetched("select sum(fare + 0.0) from t").await;

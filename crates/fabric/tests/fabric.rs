@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 use core::time::Duration;
-use farfield_fabric::{Ended, FabricError, Post, Provider, Reader, Station, Window};
+use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader, Station, Window};
 use farfield_os::memfd::{self, Access, Mapping};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -41,8 +41,12 @@ fn reader(station: &Station) -> Reader {
 }
 
 fn post(reader: &Reader, landing: Range<usize>, remote: u64, key: u64, context: u64) {
+    post_parts(reader, &[Part { landing: landing.start, bytes: landing.len(), remote, key }], context);
+}
+
+fn post_parts(reader: &Reader, parts: &[Part], context: u64) {
     let started = Instant::now();
-    while reader.post(landing.clone(), remote, key, context).unwrap() == Post::Later {
+    while reader.post(parts, context).unwrap() == Post::Later {
         assert!(started.elapsed() < Duration::from_secs(20), "never begun");
         reader.poll(|ended| panic!("{ended:?}")).unwrap();
     }
@@ -92,6 +96,20 @@ fn what_a_station_shows_is_read_and_nothing_else() {
             first.copy(index * 4096, &mut bytes);
             assert_eq!(bytes, [index as u8; 4096]);
         }
+        // Parts of several windows at a time.
+        let all: Vec<Part> = (0..first.parts_max())
+            .map(|index| {
+                let Window { base, key, .. } = windows[index % 2];
+                Part { landing: index * 4096, bytes: 4096 - index, remote: base + 40 * 4096 + index as u64, key }
+            })
+            .collect();
+        post_parts(&first, &all, 9);
+        assert_eq!(end(&first, 1)[0].result, Ok(()));
+        for part in &all {
+            let mut bytes = vec![0; part.bytes];
+            first.copy(part.landing, &mut bytes);
+            assert!(bytes.iter().all(|byte| *byte == if part.key == 0x1234 { 40 } else { 40 ^ 0x80 }));
+        }
         // Without a right key, or beyond the end.
         assert!(read(&reader(station), Window { key: 0x4321, ..windows[0] }, 0).is_err());
         assert!(read(&reader(station), windows[0], BYTES / 4096).is_err());
@@ -117,8 +135,8 @@ fn a_reader_may_go_while_transfers_are_under_way() {
 
 fn post_any(reader: &Reader, index: usize, window: Window) {
     let started = Instant::now();
-    let landing = index * 4096..(index + 1) * 4096;
-    while reader.post(landing.clone(), window.base, window.key, 0).unwrap() == Post::Later {
+    let part = Part { landing: index * 4096, bytes: 4096, remote: window.base, key: window.key };
+    while reader.post(&[part], 0).unwrap() == Post::Later {
         assert!(started.elapsed() < Duration::from_secs(20), "never begun");
         reader.poll(|_| ()).unwrap();
     }
