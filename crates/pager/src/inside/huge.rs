@@ -4,9 +4,9 @@
 //! comes and goes in pages of 4 KiB, so from then on there are no new ones, and the old ones are taken apart as their first part leaves: a huge page that loses a
 //! part keeps all its memory, until the kernel is short of it.
 
-use super::sync::{AtomicU32, Ordering};
 use super::table::Table;
 use crate::window;
+use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memory;
