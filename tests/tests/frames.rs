@@ -232,7 +232,7 @@ fn mixture(random: &mut Random) -> RecordBatch {
     let (kinds, whens) = (with_nulls(2, &keys[0]), with_nulls(5, &keys[1]));
     // There is a chunk of nothing but nulls, a kind of nothing but nulls, and zeros that are values.
     let late = |row: usize| {
-        (row / CHUNK_ROWS != 1 && row % 3 > 0 && kinds[row] != Some(1)).then_some(numbers[row] as i32 % 50)
+        (row / CHUNK_ROWS != 1 && !row.is_multiple_of(3) && kinds[row] != Some(1)).then_some(numbers[row] as i32 % 50)
     };
     let rows = || 0..GROUPED;
     let columns: [(&str, ArrayRef); 16] = [
