@@ -37,8 +37,7 @@ pub(super) fn of(profile: &Profile) -> String {
         ),
     );
     line("working set", format!("{} within {} ms", Bytes(found.hot_bytes), found.hot_within_ms));
-    let huge =
-        if found.dense_share > 0.5 { "huge pages fit it" } else { "huge pages would carry what it does not use" };
+    let huge = if found.is_dense() { "huge pages fit it" } else { "huge pages would carry what it does not use" };
     line(
         "density",
         format!("{} of what it uses lies in mappings that it uses from end to end: {huge}", percent(found.dense_share)),

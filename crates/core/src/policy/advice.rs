@@ -26,8 +26,6 @@ const ROOM_BYTES: u64 = 16 << 20;
 const STEPS: u64 = 20;
 /// More of the run than this with a near size below the least working set seen: nobody knows.
 const UNKNOWN_MAX: f64 = 0.05;
-/// Huge pages carry little that is not used where mappings used from end to end have so much of what is used.
-const DENSE_MIN: f64 = 0.9;
 /// Near sizes closer than this, by all: then the faster place.
 const CLOSE: f64 = 0.02;
 
@@ -177,7 +175,7 @@ impl<'a> Model<'a> {
         let bytes = (near_share * self.peak_bytes as f64) as u64;
         let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
         let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
-        let huge_pages = near_share >= 1.0 && self.profile.findings.dense_share >= DENSE_MIN;
+        let huge_pages = near_share >= 1.0 && self.profile.findings.is_dense();
         Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source, huge_pages }
     }
 
@@ -282,9 +280,8 @@ impl<'a> Model<'a> {
             }
             _ => {}
         }
-        let of = |choice: &&Choice, place: &Place| choice.url == place.url;
         if let Some(choice) = choice
-            && let Some(place) = question.places.iter().find(|place| of(&choice, place))
+            && let Some(place) = question.places.iter().find(|place| place.url == choice.url)
         {
             reasons.extend(knobs(self.profile, place, choice));
         }

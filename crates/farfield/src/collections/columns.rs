@@ -495,19 +495,30 @@ impl core::fmt::Debug for Conditions<'_> {
 }
 
 impl<'v> Conditions<'v> {
-    /// One more.
+    /// One more, of rows of this table: a number in this range.
     ///
     /// # Panics
-    /// If they are too many.
+    /// If the column has not as many rows, or there are too many conditions.
     #[track_caller]
-    pub(super) fn push<N: Number>(&mut self, column: &'v FarVec<N>, values: impl RangeBounds<N>) {
+    pub(super) fn within<N: Number>(
+        &mut self,
+        table: &mut Table<'v>,
+        column: &'v FarVec<N>,
+        values: impl RangeBounds<N>,
+    ) {
         let (low, high) = images_of(values).unwrap_or((1, 0));
-        self.push_images(column.into(), low, high);
+        self.push(table, column.into(), low, high);
     }
 
-    /// The same, of images.
+    /// The same: a bit of these words is set.
     #[track_caller]
-    pub(super) fn push_images(&mut self, column: KeyColumn<'v>, low: u64, high: u64) {
+    pub(super) fn marked(&mut self, table: &mut Table<'v>, words: &'v FarVec<u64>) {
+        self.push(table, KeyColumn::bits(words, table.columns[0].any().rows()), 1, 1);
+    }
+
+    #[track_caller]
+    fn push(&mut self, table: &mut Table<'v>, column: KeyColumn<'v>, low: u64, high: u64) {
+        table.push(column);
         assert!(self.0.len() < CONDITIONS_MAX, "at most {CONDITIONS_MAX} columns say which rows are looked at");
         self.0.push((column, low, high));
     }

@@ -100,8 +100,7 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
-        self.table.push(column.into());
-        self.conditions.push(column, values);
+        self.conditions.within(&mut self.table, column, values);
         self
     }
 
@@ -111,9 +110,7 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     /// If there are fewer bits than rows, or there are too many conditions.
     #[track_caller]
     pub fn marked(mut self, words: &'v FarVec<u64>) -> Self {
-        let column = KeyColumn::bits(words, self.table.columns[0].any().rows());
-        self.table.push(column);
-        self.conditions.push_images(column, 1, 1);
+        self.conditions.marked(&mut self.table, words);
         self
     }
 
@@ -209,8 +206,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
-        self.table.push(column.into());
-        self.conditions.push(column, values);
+        self.conditions.within(&mut self.table, column, values);
         self
     }
 
@@ -220,9 +216,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     /// If there are fewer bits than rows, or there are too many conditions.
     #[track_caller]
     pub fn marked(mut self, words: &'v FarVec<u64>) -> Self {
-        let column = KeyColumn::bits(words, self.table.columns[0].any().rows());
-        self.table.push(column);
-        self.conditions.push_images(column, 1, 1);
+        self.conditions.marked(&mut self.table, words);
         self
     }
 
