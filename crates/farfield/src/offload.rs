@@ -40,8 +40,8 @@ pub(crate) struct Unwritten {
     pub(crate) is_over: bool,
 }
 
-/// Channels that calls of one row go through.
-const CHANNELS: usize = 4;
+/// Channels that calls of one row go through: who has one question cuts it into so many calls.
+pub(crate) const CHANNELS: usize = 4;
 /// Those that are kept for the next call.
 const IDLE_MAX: usize = 4;
 

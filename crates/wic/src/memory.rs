@@ -10,6 +10,23 @@ pub trait Memory {
     /// Copies bytes out, compared with their checksums.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault>;
 
+    /// Copies out as many values of `each` bytes as there are offsets, none of which goes beyond the end of its page, as they are: nothing is compared with a
+    /// checksum before [`Memory::matches`] says so.
+    fn load(&self, offsets: &[u64], each: usize, into: &mut [u8]) -> Result<(), Fault> {
+        offsets.iter().zip(into.chunks_exact_mut(each)).try_for_each(|(offset, into)| self.read(*offset, into))
+    }
+
+    /// The checksums that pages should have, from the one at this offset on.
+    fn sums(&self, _offset: u64, _into: &mut [u64]) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// Do these pages match the checksums that they [should have had](Memory::sums), and should still have? Then what was loaded of them in between is what
+    /// was stored.
+    fn matches(&self, _offset: u64, _sums: &[u64]) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
     /// Stores bytes.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault>;
 

@@ -39,6 +39,27 @@ pub trait Place {
         into: &mut [[u8; N]],
     ) -> impl Future<Output = Result<(), Fault>>;
 
+    /// Reads as [`Place::read_many`] does, values that do not go beyond the end of their page, and may leave it to [`Place::matches`] to compare their pages with
+    /// checksums: so that of pages of which much is read each is compared once.
+    fn load_many<const N: usize>(
+        &self,
+        offsets: &[u64],
+        into: &mut [[u8; N]],
+    ) -> impl Future<Output = Result<(), Fault>> {
+        self.read_many(offsets, into)
+    }
+
+    /// The checksums that so many pages should have from the one at this offset on, to be asked for before they are loaded from. They mean something here only.
+    fn sums(&self, _offset: u64, _count: usize) -> impl Future<Output = Result<Vec<u64>, Fault>> {
+        async { Ok(Vec::new()) }
+    }
+
+    /// Was what was [loaded](Place::load_many) of these pages, since their [sums](Place::sums) were asked for, what was stored? If not, somebody has written there,
+    /// or they are corrupt, as a read will show.
+    fn matches(&self, _offset: u64, _sums: &[u64]) -> impl Future<Output = Result<bool, Fault>> {
+        async { Ok(true) }
+    }
+
     /// Writes bytes, at most [`RANGE_BYTES_MAX`]. Whole pages change at once, a longer range page by page.
     fn write(&self, offset: u64, bytes: &[u8]) -> impl Future<Output = Result<(), Fault>>;
 

@@ -5,10 +5,11 @@
 
 use crate::bounds::{check, check_lock, check_word};
 use crate::crew::{Host, InLine, Meter, SLEEP_MIN};
-use crate::{Fault, Fence, Memory, Place};
+use crate::{Fault, Fence, Memory, Place, RANGE_BYTES_MAX};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
 use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::{self, Lock, Mode, Says};
 use std::collections::VecDeque;
 
@@ -190,6 +191,31 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         Ok(())
     }
 
+    async fn load_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
+        if let Pace::Dice(_) = self.pace {
+            return self.read_many(offsets, into).await;
+        }
+        self.meter.step(size_of_val(into)).await;
+        self.memory.load(offsets, N, into.as_flattened_mut())
+    }
+
+    async fn sums(&self, offset: u64, count: usize) -> Result<Vec<u64>, Fault> {
+        self.meter.step(count * size_of::<u64>()).await;
+        let mut sums = vec![0; count];
+        self.memory.sums(offset, &mut sums)?;
+        Ok(sums)
+    }
+
+    async fn matches(&self, offset: u64, sums: &[u64]) -> Result<bool, Fault> {
+        for (sums, number) in sums.chunks(RANGE_BYTES_MAX / PAGE_BYTES).zip(0..) {
+            self.meter.step(sums.len() * PAGE_BYTES).await;
+            if !self.memory.matches(offset + number * RANGE_BYTES_MAX as u64, sums)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.begin(offset, bytes.len()).await?;
         self.memory.write(offset, bytes)
@@ -286,8 +312,9 @@ impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
 mod tests {
     //! Guards against who waits for a lock beside the memory and is not called when it is given back, or not in the order of the line.
     use super::*;
+    use crate::columns::{Indices, Take, Taken};
     use crate::crew::{self, Budget, Start};
-    use crate::{Stop, WicLock};
+    use crate::{Function, Range, Stop, WicLock};
     use farfield_core::lock::Ask;
     use std::future::Future;
     use std::pin::Pin;
@@ -321,13 +348,69 @@ mod tests {
 
     type Task<'t> = Pin<Box<dyn Future<Output = Result<(), Fault>> + 't>>;
 
-    fn run<'t>(place: &ServerPlace<'_, Plain>, tasks: Vec<Task<'t>>) -> Vec<Result<(), Stop>> {
+    fn run<'t, M: Memory>(place: &ServerPlace<'_, M>, tasks: Vec<Task<'t>>) -> Vec<Result<(), Stop>> {
         let budget = Budget { steps_max: 1 << 20, until: Instant::now().checked_add(Duration::from_secs(60)) };
         let (mut tasks, mut ends) = (tasks.into_iter().enumerate(), Vec::new());
         let next = || tasks.next().map(|(id, future)| Start { id, future, budget });
         let mut seats: Vec<_> = (0..16).map(|_| Box::pin(None)).collect();
         crew::run(place, &mut seats, next, |_, end, _| ends.push(end));
         ends
+    }
+
+    /// What it loads is of no page that ever was.
+    struct Torn(Plain);
+
+    impl Memory for Torn {
+        fn region_bytes(&self) -> u64 {
+            self.0.region_bytes()
+        }
+
+        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+            self.0.read(offset, into)
+        }
+
+        fn load(&self, _offsets: &[u64], _each: usize, into: &mut [u8]) -> Result<(), Fault> {
+            into.fill(0xEE);
+            Ok(())
+        }
+
+        fn matches(&self, _offset: u64, _sums: &[u64]) -> Result<bool, Fault> {
+            Ok(false)
+        }
+
+        fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+            self.0.write(offset, bytes)
+        }
+
+        fn alone(&self, work: &mut dyn FnMut() -> Result<(), Fault>) -> Result<(), Fault> {
+            self.0.alone(work)
+        }
+
+        fn clock(&self) -> u64 {
+            self.0.clock()
+        }
+    }
+
+    #[test]
+    fn elements_of_pages_that_do_not_match_are_read_once_more() {
+        let (count, page) = (512u64, PAGE_BYTES as u64);
+        let bytes: Vec<u8> = (0..4 * count).flat_map(|word| (word * word).to_le_bytes()).collect();
+        let memory = Torn(Plain(RefCell::new(bytes)));
+        let place = ServerPlace::new(&memory, Pace::AtOnce);
+        let indices: Vec<u64> = (0..2 * count).map(|index| index * 5 % count).collect();
+        let taken = Taken {
+            from: vec![Range { offset: page, count }],
+            indices: vec![Indices::These(indices.clone())],
+            to: vec![Range { offset: 2 * page, count: 2 }],
+        };
+        let take = async {
+            assert_eq!(Take::<8>::run(&place, taken).await?, None);
+            Ok(())
+        };
+        assert_eq!(run(&place, vec![Box::pin(take)]), [Ok(())]);
+        let after = memory.0.0.borrow();
+        let words = after[2 * PAGE_BYTES..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        assert!(words.eq(indices.iter().map(|index| (count + index).pow(2))));
     }
 
     #[test]

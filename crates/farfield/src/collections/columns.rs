@@ -3,18 +3,18 @@
 use super::{FarVec, range_of};
 use crate::error::FarError;
 use crate::heap::{Core, FarRange, Heap, Scope};
-use crate::offload::OffloadError;
+use crate::offload::{CHANNELS, OffloadError};
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, Key, Rows, keep};
 use farfield_wic::{CallError, Function, Number, Where};
 use std::collections::VecDeque;
 
-/// Bytes of each column that one call looks at.
+/// Bytes of each column that one call looks at, at most,
 const CALL_BYTES: u64 = 16 << 20;
+/// and rows, at least: a call costs as much as some thousands.
+const CALL_ROWS: usize = 64 * 1024;
 /// Runs of rows in one call; what names them is a part of the longest argument.
 const CALL_RUNS: usize = 256;
-/// Calls under way at a time.
-const CALLS: usize = 4;
 /// Fewer far rows are fetched: that takes less than a call, or not much more.
 const FEW_ROWS: usize = 2048;
 /// An answer that is full with so few rows says that there are many different values: they are had sooner here.
@@ -260,8 +260,9 @@ impl<'v> Table<'v> {
         let mut rest = joined(rows);
         while !rest.is_empty() {
             let mut calls: VecDeque<VecDeque<Range<usize>>> = VecDeque::new();
-            while calls.len() < CALLS && !rest.is_empty() {
-                calls.push_back(self.share(&mut rest));
+            let room = self.call_rows(rest.iter().map(Range::len).sum());
+            while calls.len() < CHANNELS && !rest.is_empty() {
+                calls.push_back(self.share(&mut rest, room));
             }
             let arguments = calls.iter().map(|runs| look.argument(self.pieces(runs))).collect();
             let answers = match self.heap.core().offload::<L::Function>(arguments) {
@@ -295,11 +296,16 @@ impl<'v> Table<'v> {
         Ok(())
     }
 
-    /// Rows for one call.
-    fn share(&self, rest: &mut VecDeque<Range<usize>>) -> VecDeque<Range<usize>> {
+    /// Rows of one call when there are so many: all calls at once have equally many.
+    fn call_rows(&self, rows: usize) -> usize {
         let widest = self.columns.iter().map(|column| column.any().cell().bits()).max().unwrap_or(1);
         // Bits cost as much as bytes.
-        let mut room = (8 * CALL_BYTES / widest.max(8)) as usize;
+        let most = (8 * CALL_BYTES / widest.max(8)) as usize;
+        rows.div_ceil(CHANNELS).clamp(CALL_ROWS, most)
+    }
+
+    /// So many rows for one call, at most.
+    fn share(&self, rest: &mut VecDeque<Range<usize>>, mut room: usize) -> VecDeque<Range<usize>> {
         let mut runs = VecDeque::new();
         while runs.len() < CALL_RUNS / self.columns.len() && room > 0 {
             let Some(run) = rest.pop_front() else { break };

@@ -13,6 +13,8 @@ use std::ops::Range;
 
 /// Reads after which the region's lock is given back for a moment: a snapshot or a sweep waits no longer.
 const READS_MAX: u32 = 256;
+/// Values that are loaded in the time of a read.
+const LOADS_OF_READ: usize = 16;
 
 /// The bytes of a region. One thread's.
 pub(crate) struct RegionMemory<'r> {
@@ -96,9 +98,10 @@ impl<'r> RegionMemory<'r> {
         drop(self.reader.borrow_mut().take());
     }
 
-    fn with_reader<T>(&self, look: impl FnOnce(&Reader<'r>) -> T) -> T {
+    /// Does what takes as long as so many reads.
+    fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&Reader<'r>) -> T) -> T {
         let mut reader = self.reader.borrow_mut();
-        let reads = self.reads.get() + 1;
+        let reads = self.reads.get() + reads;
         if reads >= READS_MAX {
             // Before the next is made: who waits for the region goes first.
             drop(reader.take());
@@ -108,7 +111,7 @@ impl<'r> RegionMemory<'r> {
     }
 
     fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.with_reader(|reader| {
+        self.with_reader(1, |reader| {
             let mut scratch = self.scratch.borrow_mut();
             let scratch = scratch.page();
             for (page, part, bytes) in pages(offset, into.len()) {
@@ -120,6 +123,11 @@ impl<'r> RegionMemory<'r> {
             }
             Ok(())
         })
+    }
+
+    fn try_load<const N: usize>(&self, offsets: &[u64], into: &mut [u8]) -> Result<(), StoreError> {
+        let reads = offsets.len().div_ceil(LOADS_OF_READ) as u32;
+        self.with_reader(reads, |reader| reader.load::<N>(offsets, into.as_chunks_mut().0))
     }
 
     /// Does this while no other function changes pages.
@@ -171,6 +179,39 @@ impl Memory for RegionMemory<'_> {
         result.map_err(|error| fault(error, offset))
     }
 
+    fn load(&self, offsets: &[u64], each: usize, into: &mut [u8]) -> Result<(), Fault> {
+        let loaded = match each {
+            1 => self.try_load::<1>(offsets, into),
+            2 => self.try_load::<2>(offsets, into),
+            4 => self.try_load::<4>(offsets, into),
+            8 => self.try_load::<8>(offsets, into),
+            _ => Err(StoreError::OutOfRange),
+        };
+        loaded.map_err(|error| fault(error, offsets.first().copied().unwrap_or(0)))
+    }
+
+    fn sums(&self, offset: u64, into: &mut [u64]) -> Result<(), Fault> {
+        let first = PageId::containing(offset).0;
+        let asked = self.with_reader(READS_MAX, |reader| {
+            into.iter_mut().zip(first..).try_for_each(|(sum, page)| reader.sum(PageId(page)).map(|found| *sum = found))
+        });
+        asked.map_err(|error| fault(error, offset))
+    }
+
+    fn matches(&self, offset: u64, sums: &[u64]) -> Result<bool, Fault> {
+        let first = PageId::containing(offset).0;
+        let asked = self.with_reader(sums.len() as u32, |reader| {
+            let mut scratch = self.scratch.borrow_mut();
+            for (sum, page) in sums.iter().zip(first..) {
+                if !reader.matches(PageId(page), *sum, scratch.page())? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        });
+        asked.map_err(|error| fault(error, offset))
+    }
+
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.alone(|| self.try_write(offset, bytes)).map_err(|error| fault(error, offset))
     }
@@ -188,7 +229,7 @@ impl Memory for RegionMemory<'_> {
     }
 
     fn announce(&self, offset: u64, len: usize) {
-        self.with_reader(|reader| pages(offset, len).for_each(|(page, part, _)| reader.announce(page, part)));
+        self.with_reader(1, |reader| pages(offset, len).for_each(|(page, part, _)| reader.announce(page, part)));
     }
 }
 
@@ -234,6 +275,51 @@ mod tests {
         assert_eq!(memory.write(offset + 100, &[1]), corrupt);
         assert_eq!(memory.read(offset - 8 + 2000, &mut [0]), corrupt, "and it stays what it is");
         assert!(!memory.is_alone.get());
+    }
+
+    #[test]
+    fn what_was_loaded_counts_only_if_its_pages_are_what_they_were() {
+        let region = Region::new(4, account(None, None)).unwrap();
+        let store =
+            |page: u64, byte: u8| region.write(PageId(page), &[byte; PAGE_BYTES], |_| checksum(&[byte; PAGE_BYTES]));
+        store(0, 1).unwrap();
+        store(1, 2).unwrap();
+        let memory = RegionMemory::new(&region);
+        let asked = |pages: usize| {
+            let mut sums = vec![0; pages];
+            memory.sums(0, &mut sums).unwrap();
+            sums
+        };
+        let before = asked(3);
+        let mut loaded = [[0xEE; 8]; 40];
+        let offsets: Vec<u64> = (0..40).map(|index| index % 3 * PAGE_BYTES as u64 + 8 * index).collect();
+        memory.load(&offsets, 8, loaded.as_flattened_mut()).unwrap();
+        assert!(loaded.iter().enumerate().all(|(index, value)| *value == [[1; 8], [2; 8], [0; 8]][index % 3]));
+        assert_eq!(memory.matches(0, &before), Ok(true));
+        let flip = || {
+            let found = region.reader().page(PageId(1)).unwrap().unwrap();
+            // SAFETY: inside a page of the region, which is mapped writable; this thread alone uses it.
+            unsafe { *found.bytes.add(2000).cast_mut() ^= 1 };
+        };
+        flip();
+        assert_eq!(memory.matches(0, &before), Ok(false), "half of another version, or rot");
+        flip();
+        assert_eq!(memory.matches(0, &before), Ok(true));
+        memory.rest();
+        store(1, 3).unwrap();
+        assert_eq!((memory.matches(0, &before), memory.matches(0, &asked(3))), (Ok(false), Ok(true)));
+        assert_eq!(memory.matches(0, &before[..1]), Ok(true), "another page");
+        let before = asked(3);
+        memory.rest();
+        store(2, 0).unwrap();
+        assert_eq!(memory.matches(0, &before), Ok(true), "zeros are zeros, stored or not");
+        region.discard(PageId(0), 1).unwrap();
+        assert_eq!(memory.matches(0, &before), Ok(false));
+        for (offset, each) in [(4 * PAGE_BYTES as u64, 8), (PAGE_BYTES as u64 - 4, 8), (0, 3)] {
+            let refused = memory.load(&[offset], each, &mut [0; 8][..each]);
+            assert_eq!(refused, Err(Fault::OutOfRange { offset }), "{offset} {each}");
+        }
+        assert_eq!(memory.sums(0, &mut [0; 5]), Err(Fault::OutOfRange { offset: 0 }));
     }
 
     #[test]

@@ -12,8 +12,11 @@ use farfield_core::{PageId, checksum};
 use farfield_os::memory::load_ahead;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, fence};
 
 const LINE_BYTES: usize = 64;
+/// Values whose memory is on its way together.
+const LOAD_AHEAD: usize = 32;
 
 /// Room for the bytes of one page.
 pub(crate) type Scratch = [u8; PAGE_BYTES];
@@ -63,6 +66,52 @@ impl Reader<'_> {
         Ok(&scratch[part.range()])
     }
 
+    /// Values of `N` bytes, as they are: nobody has compared them with the checksums of their pages.
+    pub(crate) fn load<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), StoreError> {
+        for (offsets, into) in offsets.chunks(LOAD_AHEAD).zip(into.chunks_mut(LOAD_AHEAD)) {
+            let mut found = [core::ptr::null(); LOAD_AHEAD];
+            for (found, offset) in found.iter_mut().zip(offsets) {
+                let page = PageId::containing(*offset);
+                let skip = (offset - page.offset()) as usize;
+                self.check_run(page, 1)?;
+                if skip + N > PAGE_BYTES {
+                    return Err(StoreError::OutOfRange);
+                }
+                if let Some(bytes) = self.bytes(page)? {
+                    *found = bytes.wrapping_add(skip);
+                    load_ahead(*found);
+                }
+            }
+            for (found, into) in found.iter().zip(into) {
+                match found.is_null() {
+                    true => *into = [0; N],
+                    // SAFETY: `N` bytes inside a whole page of a layer, by the line above, mapped as long as the reader holds the region. As
+                    // in `copy`, another process may be writing them.
+                    false => unsafe { found.copy_to_nonoverlapping(into.as_mut_ptr(), N) },
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The checksum that a page should have.
+    pub(crate) fn sum(&self, page: PageId) -> Result<u64, StoreError> {
+        self.check_run(page, 1)?;
+        Ok(self.page(page)?.map_or_else(zero_sum, |found| found.sum))
+    }
+
+    /// Should the page have this checksum, and has it? Whoever asked for the [sum](Reader::sum) before and [loaded](Reader::load) from the page has what
+    /// was stored: of somebody who writes either bytes or the sum are to be seen by now.
+    pub(crate) fn matches(&self, page: PageId, sum: u64, scratch: &mut Scratch) -> Result<bool, StoreError> {
+        // What is read here is read after what was loaded.
+        fence(Ordering::Acquire);
+        self.check_run(page, 1)?;
+        Ok(match self.page(page)? {
+            Some(found) => found.sum == sum && copy_whole(found, scratch),
+            None => zero_sum() == sum,
+        })
+    }
+
     /// The bytes of a page, compared with its checksum: quicker than with what was noted of each block.
     pub(crate) fn whole(&self, page: PageId, into: &mut Scratch) -> Result<(), StoreError> {
         self.check_run(page, 1)?;
@@ -72,6 +121,12 @@ impl Reader<'_> {
         };
         if copy_whole(found, into) { Ok(()) } else { Err(StoreError::Corrupt(page)) }
     }
+}
+
+/// Of a page that is not there.
+fn zero_sum() -> u64 {
+    static ZERO_SUM: OnceLock<u64> = OnceLock::new();
+    *ZERO_SUM.get_or_init(|| checksum(&[0; PAGE_BYTES]))
 }
 
 /// All of the page; does it match its checksum?

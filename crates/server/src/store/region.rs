@@ -682,12 +682,17 @@ impl Reader<'_> {
 
     /// The page, or `None` if it was never written or was discarded. It must lie inside the region.
     pub(crate) fn page(&self, page: PageId) -> Result<Option<Found>, StoreError> {
+        let found = self.bytes(page)?;
+        Ok(found.map(|bytes| Found { bytes, sum: self.region.sums.at(page).load(Ordering::Relaxed) }))
+    }
+
+    /// The same without its checksum.
+    pub(crate) fn bytes(&self, page: PageId) -> Result<Option<*const u8>, StoreError> {
         let number = self.region.entry(page, Ordering::Acquire);
         if number == 0 {
             return Ok(None);
         }
         let layer = self.stack.layer(number).ok_or(StoreError::Corrupt(page))?;
-        let sum = self.region.sums.at(page).load(Ordering::Relaxed);
-        Ok(Some(Found { bytes: layer.page(page)?, sum }))
+        Ok(Some(layer.page(page)?.cast_const()))
     }
 }

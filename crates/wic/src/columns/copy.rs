@@ -37,7 +37,8 @@ impl Function for CopyBytes {
                 offset += len;
             }
         }
-        target.end(place).await
+        target.end(place).await?;
+        Ok(target.bytes)
     }
 }
 
@@ -92,11 +93,10 @@ impl<'t> Target<'t> {
         Ok(())
     }
 
-    /// Writes the rest; how many bytes were taken in all.
-    pub(super) async fn end<P: Place>(mut self, place: &P) -> Result<u64, Fault> {
+    /// Writes the rest.
+    pub(super) async fn end<P: Place>(&mut self, place: &P) -> Result<(), Fault> {
         self.held.resize(self.held.len().next_multiple_of(PAGE_BYTES), 0);
-        self.write(place).await?;
-        Ok(self.bytes)
+        self.write(place).await
     }
 
     async fn write<P: Place>(&mut self, place: &P) -> Result<(), Fault> {

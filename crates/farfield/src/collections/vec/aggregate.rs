@@ -8,12 +8,13 @@ use super::FarVec;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
 use crate::heap::{FarRange, Heap};
-use crate::offload::OffloadError;
-use core::ops::{Bound, Range, RangeBounds};
+use crate::offload::{CHANNELS, OffloadError};
+use core::ops::{Bound, Range, RangeBounds, RangeInclusive};
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{Number, Part, Totals, Wanted, Where};
 
-/// Bytes that one call looks at: a server gives others their turn in between, and its budget for a call is not used up.
-const CALL_BYTES: u64 = 64 << 20;
+/// Bytes that one call looks at, at least and at most: a server gives others their turn in between, and its budget for a call is not used up.
+const CALL_BYTES: RangeInclusive<u64> = 512 << 10..=64 << 20;
 /// Pieces of one call; what names them is a third of the longest argument.
 const CALL_PIECES: usize = 1024;
 /// Calls under way at a time: so many are answered within the heap's patience.
@@ -156,14 +157,18 @@ impl<N: Number> Aggregate<'_, N> {
     }
 }
 
-/// The same bytes as pieces without gaps, some for each call.
+/// The same bytes as pieces without gaps, some for each call, which are equally long.
 fn calls_of(ranges: impl Iterator<Item = FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::Range>> {
     let mut calls: Vec<Vec<farfield_wic::Range>> = Vec::new();
+    let ranges: Vec<FarRange> = ranges.collect();
+    let all: u64 = ranges.iter().map(|range| range.len).sum();
+    let share = all.div_ceil(CHANNELS as u64).next_multiple_of(PAGE_BYTES as u64);
+    let most = share.clamp(*CALL_BYTES.start(), *CALL_BYTES.end());
     let mut bytes = 0;
     for FarRange { start, len } in ranges {
         let count = len / number_bytes;
         bytes += len;
-        let last = calls.last_mut().filter(|_| bytes <= CALL_BYTES);
+        let last = calls.last_mut().filter(|_| bytes <= most);
         let Some(call) = last.filter(|call| call.len() < CALL_PIECES) else {
             calls.push(vec![farfield_wic::Range { offset: start, count }]);
             bytes = len;

@@ -5,23 +5,24 @@ use super::copy::{FEW_UNITS, add};
 use crate::collections::fresh::Fresh;
 use crate::error::FarError;
 use crate::heap::{Heap, Want};
-use crate::offload::OffloadError;
-use core::ops::Range;
+use crate::offload::{CHANNELS, OffloadError};
+use core::ops::{Range, RangeInclusive};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{CallError, Function, Number, Where};
 
-/// Elements that one call puts together: as many as the server looks up together, which takes some ten milliseconds.
-const CALL_ELEMENTS: usize = 256 * 1024;
+/// Elements that one call puts together, at least and at most: as many as the server looks up together, which takes some ten milliseconds;
+const CALL_ELEMENTS: RangeInclusive<usize> = 32 * 1024..=Taken::BATCH;
+/// or so many, if there are as many as that for each page of the column: it compares the pages once.
+const LOADED_ELEMENTS: usize = 2 << 20;
+const LOADED_PER_PAGE: usize = 12;
 /// Bytes of an argument that name indices.
 const CALL_BYTES: usize = 40 * 1024;
 /// Pieces that name a column. A longer one has no room in an argument.
 const CALL_PIECES: usize = 1024;
 /// Pieces of pages and of indices of one call.
 const CALL_PARTS: usize = 512;
-/// Calls under way at a time.
-const CALLS: usize = 4;
 
 // What each takes, about, to choose by.
 const MISS_NS: usize = 6000;
@@ -216,17 +217,21 @@ impl<N: Number> Taking<'_, N> {
         if from.len() > CALL_PIECES {
             return Err(CallError::Argument.into());
         }
+        // Calls that are under way together end together.
+        let share = |most: usize| units.div_ceil(CHANNELS * units.div_ceil(CHANNELS * most / FarVec::<N>::PER_UNIT));
+        let (call_units, pages) = (share(LOADED_ELEMENTS), self.vec.units_of(..).len());
+        let call_units = match call_units * FarVec::<N>::PER_UNIT >= pages * LOADED_PER_PAGE {
+            true => call_units,
+            false => share(*CALL_ELEMENTS.end()),
+        };
+        let call_units = call_units.max(CALL_ELEMENTS.start() / FarVec::<N>::PER_UNIT);
         let mut next = 0;
         while next < units {
-            let mut calls = Vec::with_capacity(CALLS);
-            while calls.len() < CALLS && next < units {
+            let mut calls = Vec::with_capacity(CHANNELS);
+            while calls.len() < CHANNELS && next < units {
                 let first = next;
                 let (mut indices, mut bytes) = (Vec::new(), 0);
-                while next < units
-                    && bytes < CALL_BYTES
-                    && indices.len() < CALL_PARTS
-                    && (next - first) * FarVec::<N>::PER_UNIT < CALL_ELEMENTS
-                {
+                while next < units && bytes < CALL_BYTES && indices.len() < CALL_PARTS && next - first < call_units {
                     bytes += self.name(next, &mut indices)?;
                     next += 1;
                 }
@@ -309,4 +314,4 @@ impl<N: Number> Taking<'_, N> {
     }
 }
 
-const _: () = assert!(CALL_ELEMENTS.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(CALL_ELEMENTS.start().is_multiple_of(PAGE_BYTES) && Taken::BATCH.is_multiple_of(PAGE_BYTES));
