@@ -571,6 +571,38 @@ fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
     }
 }
 
+/// Of long columns some rows are looked at first: here they say what is so, nothing, or the contrary.
+#[test]
+fn ranks_of_long_columns_are_right_whatever_their_first_rows_say() {
+    let (_server, urls) = serve(Registry::standard());
+    let heap = heap(&urls[2], Plane::Page);
+    let mut random = Random::new(0x9c1);
+    let rows = (1 << 20) + 4321;
+    let shapes: [&mut dyn FnMut(usize) -> i16; 4] = [
+        &mut |_| word(&mut random) as i16,
+        &mut |row| (row / 40) as i16,
+        &mut |_| -7,
+        // Those of one in seven units are the smallest, or they are all that are not.
+        &mut |row| if row / 2048 % 8 == 0 { i16::MIN } else { (row % 3) as i16 },
+    ];
+    for (shape, number) in shapes.into_iter().enumerate() {
+        let numbers: Vec<i16> = (0..rows).map(number).collect();
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        let column = vec_of(&heap, &numbers);
+        heap.write_back(column.far_ranges(..)).unwrap();
+        for place in PLACES {
+            let ranks = || column.ranks(&heap).at(place);
+            assert_eq!(ranks().median().unwrap(), Some(sorted[(rows - 1) / 2]), "{shape} {place:?}");
+            for rank in [0, 1, rows / 100, rows / 8, rows / 2 + 9, rows - 2, rows - 1, rows] {
+                let found = ranks().nth(rank as u64).unwrap();
+                assert_eq!(found, sorted.get(rank).copied(), "{shape} {place:?} {rank}");
+            }
+            assert_eq!(ranks().quantile(0.99).unwrap(), Some(sorted[(rows as f64 * 0.99).ceil() as usize - 1]));
+        }
+    }
+}
+
 #[test]
 fn questions_about_far_columns_leave_them_far() {
     let (_server, urls) = serve(Registry::standard());

@@ -1,9 +1,10 @@
 //! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
 
-use super::{Column, Condition, KEYS_MAX, Key, Numbering, RowWalk, Rows, Walk, by_columns, room, widened};
+use super::{Column, Condition, KEYS_MAX, Key, NONE, Numbering, RowWalk, Rows, Walk, by_columns, room, widened};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
+use core::ops::Bound;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -67,17 +68,27 @@ impl<N: Number> Groups<N> {
             }
             has_room
         });
-        let mut parts: Vec<_> = numbering.keys.iter().map(|_| None).collect();
+        // The values of each key side by side: many are added up sooner than one by one.
+        let kept = || numbering.rows.iter().zip(values).filter(|(number, _)| **number != NONE);
+        let mut ends = vec![0; numbering.keys.len()];
+        kept().for_each(|(number, _)| ends[*number as usize] += 1);
+        let mut before = 0;
+        for end in &mut ends {
+            before += core::mem::replace(end, before);
+        }
+        let mut sorted = vec![N::of_image(N::FIRST); before];
+        for (number, value) in kept() {
+            let next = &mut ends[*number as usize];
+            sorted[*next] = *value;
+            *next += 1;
+        }
         // Both are in one order, and all keys of these rows are among those of all.
         let mut numbers = numbering.numbers.iter().peekable();
         for (key, part) in &mut self.groups {
             if let Some((_, number)) = numbers.next_if(|(seen, _)| widened(**seen) == *key) {
-                parts[*number as usize] = Some(part);
-            }
-        }
-        for (number, value) in numbering.rows.iter().zip(values) {
-            if let Some(Some(part)) = parts.get_mut(*number as usize) {
-                part.add(*value);
+                let number = *number as usize;
+                let start = number.checked_sub(1).map_or(0, |before| ends[before]);
+                part.add_all(&sorted[start..ends[number]], &(Bound::Unbounded, Bound::Unbounded));
             }
         }
         self.rows += done as u64;
@@ -130,7 +141,6 @@ mod tests {
     use super::*;
     use crate::columns::Cell;
     use crate::{Sim, Stop};
-    use core::ops::Bound;
 
     /// Sums by keys of which there are so many, asked for until all rows are there; how often.
     fn calls(keys_max: u32, number: fn(u32) -> f64) -> usize {

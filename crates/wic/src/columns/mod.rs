@@ -16,7 +16,7 @@ pub use copy::{Copied, CopyBytes};
 pub use find::{Find, Found, Search};
 pub use group::{Group, Grouped, Groups};
 pub use merge::{Merge, Merged, Runs};
-pub use ranks::{Bucket, Buckets, Ranks, Span};
+pub use ranks::{Bucket, Buckets, Histogram, Ranks, Span};
 pub use sort::{Form, Sort, Unsorted};
 pub use take::{Indices, Take, Taken};
 pub use tally::{Tallied, Tallies, Tally};

@@ -44,71 +44,102 @@ pub struct Bucket {
     pub last: u64,
 }
 
-/// The buckets that have numbers, in order.
+/// What was counted.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Buckets(pub BTreeMap<u64, Bucket>);
+pub struct Buckets {
+    /// The buckets that have numbers, in order.
+    pub inside: BTreeMap<u64, Bucket>,
+    /// Numbers before the span.
+    pub before: u64,
+    /// All that have a place in the order, wherever they are.
+    pub count: u64,
+}
+
+/// Counts numbers of a span.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    first: u64,
+    last: u64,
+    buckets: Vec<Bucket>,
+    before: u64,
+    count: u64,
+}
 
 impl Buckets {
     /// There are as many buckets as so many bits can tell apart.
     const BITS: u32 = 10;
+}
 
-    /// Adds numbers whose image lies in this span. What has no place in the order is passed over.
-    pub fn add_all<N: Number>(&mut self, numbers: &[N], first: u64, last: u64) {
+impl Histogram {
+    /// Of numbers whose image is one of these.
+    pub fn new(first: u64, last: u64) -> Histogram {
+        let empty = Bucket { count: 0, first: u64::MAX, last: 0 };
+        Histogram { first, last, buckets: vec![empty; 1 << Buckets::BITS], before: 0, count: 0 }
+    }
+
+    /// Adds numbers. What has no place in the order is passed over.
+    pub fn add_all<N: Number>(&mut self, numbers: &[N]) {
+        let Histogram { first, last, .. } = *self;
         let shift = Span::shift(first, last);
-        // Neighbours fall into few buckets, and a map is slow to find one for each.
-        let mut dense = [const { Bucket { count: 0, first: u64::MAX, last: 0 } }; 1 << Buckets::BITS];
-        for number in numbers.iter().filter(|number| number.is_ordered()) {
-            let image = number.image();
-            if (first..=last).contains(&image) {
-                let bucket = &mut dense[((image - first) >> shift) as usize];
+        let (mut count, mut before) = (0, 0);
+        for number in numbers {
+            let (image, is_ordered) = (number.image(), number.is_ordered());
+            count += u64::from(is_ordered);
+            before += u64::from(is_ordered & (image < first));
+            if is_ordered & (first..=last).contains(&image) {
+                let bucket = &mut self.buckets[((image - first) >> shift) as usize];
                 bucket.count += 1;
                 bucket.first = bucket.first.min(image);
                 bucket.last = bucket.last.max(image);
             }
         }
-        for (index, bucket) in dense.iter().enumerate().filter(|(_, bucket)| bucket.count > 0) {
-            self.add(index as u64, bucket);
+        self.count = self.count.saturating_add(count);
+        self.before = self.before.saturating_add(before);
+    }
+
+    /// All that was counted elsewhere; `None` if that is of no such span.
+    pub fn merge(&mut self, others: &Buckets) -> Option<()> {
+        for (index, other) in &others.inside {
+            let bucket = self.buckets.get_mut(usize::try_from(*index).ok()?)?;
+            bucket.count = bucket.count.saturating_add(other.count);
+            bucket.first = bucket.first.min(other.first);
+            bucket.last = bucket.last.max(other.last);
         }
+        self.before = self.before.saturating_add(others.before);
+        self.count = self.count.saturating_add(others.count);
+        Some(())
     }
 
-    fn add(&mut self, index: u64, other: &Bucket) {
-        let bucket = self.0.entry(index).or_insert(Bucket { count: 0, ..*other });
-        bucket.count = bucket.count.saturating_add(other.count);
-        bucket.first = bucket.first.min(other.first);
-        bucket.last = bucket.last.max(other.last);
-    }
-
-    /// All that another one has.
-    pub fn merge(&mut self, other: &Buckets) {
-        other.0.iter().for_each(|(index, bucket)| self.add(*index, bucket));
+    /// What was counted.
+    pub fn buckets(self) -> Buckets {
+        let some = self.buckets.into_iter().enumerate().filter(|(_, bucket)| bucket.count > 0);
+        let inside = some.map(|(index, bucket)| (index as u64, bucket)).collect();
+        Buckets { inside, before: self.before, count: self.count }
     }
 }
 
 impl<N: Number> Function for Ranks<N> {
     const NAME: &'static str = N::RANKS;
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const ONLY_READS: bool = true;
     type Argument = Span;
     type Answer = Buckets;
 
     async fn run<P: Place>(place: &P, span: Span) -> Result<Buckets, Fault> {
-        let mut buckets = Buckets::default();
+        let mut histogram = Histogram::new(span.first, span.last);
         let mut walk = Walk::new(&span.pieces, size_of::<N>() as u64);
         let mut numbers: Vec<N> = Vec::new();
-        if span.first > span.last {
-            return Ok(buckets);
-        }
         loop {
             let count = walk.ready();
             if count == 0 {
-                return Ok(buckets);
+                return Ok(histogram.buckets());
             }
             {
                 let bytes = walk.next(place, count).await?;
                 numbers.clear();
                 N::each(&bytes, |number| numbers.push(number));
             }
-            buckets.add_all(&numbers, span.first, span.last);
+            histogram.add_all(&numbers);
         }
     }
 }
@@ -120,6 +151,28 @@ mod tests {
     use crate::Sim;
 
     #[test]
+    fn what_was_counted_elsewhere_counts_as_what_was_counted_here() {
+        let numbers: Vec<f64> = (0..3000).map(|index| f64::from(index * 37 % 1000) - 300.0).chain([f64::NAN]).collect();
+        let span = (f64::image(-100.0), f64::image(500.0));
+        let of = |numbers: &[f64]| {
+            let mut histogram = Histogram::new(span.0, span.1);
+            histogram.add_all(numbers);
+            histogram
+        };
+        let (here, there) = numbers.split_at(700);
+        let (mut both, there) = (of(here), of(there).buckets());
+        assert_eq!(both.merge(&there), Some(()));
+        assert_eq!(both.clone().buckets(), of(&numbers).buckets());
+        let nowhere = Bucket { count: 1, first: 0, last: 0 };
+        for index in [1 << Buckets::BITS, u64::MAX] {
+            assert_eq!(both.merge(&Buckets { inside: [(index, nowhere)].into(), ..Buckets::default() }), None);
+        }
+        let mut none = Histogram::new(7, 3);
+        none.add_all(&numbers);
+        assert!(none.clone().buckets().inside.is_empty() && none.count == 3000);
+    }
+
+    #[test]
     fn every_number_of_the_span_is_in_one_bucket() {
         let numbers: Vec<i64> = (0..20_000i64).map(|index| (index * index * 7919 - 90_000) << (index % 40)).collect();
         let sim = Sim::new(8, numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
@@ -128,9 +181,11 @@ mod tests {
             let span = Span { pieces: pieces.clone(), first: first.image(), last: last.image() };
             let found = sim.run_one::<Ranks<i64>>(span).unwrap();
             let inside = numbers.iter().filter(|number| (first..=last).contains(number)).count() as u64;
-            assert_eq!(found.0.values().map(|bucket| bucket.count).sum::<u64>(), inside);
-            assert!(found.0.len() <= 1 << Buckets::BITS);
-            for ((_, one), (_, next)) in found.0.iter().zip(found.0.iter().skip(1)) {
+            assert_eq!(found.inside.values().map(|bucket| bucket.count).sum::<u64>(), inside);
+            let before = numbers.iter().filter(|number| **number < first).count() as u64;
+            assert_eq!((found.before, found.count), (before, 20_000));
+            assert!(found.inside.len() <= 1 << Buckets::BITS);
+            for ((_, one), (_, next)) in found.inside.iter().zip(found.inside.iter().skip(1)) {
                 assert!(one.first <= one.last && one.last < next.first);
             }
             assert!(postcard::to_stdvec(&found).unwrap().len() <= 64 * 1024);

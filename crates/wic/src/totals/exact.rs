@@ -20,6 +20,15 @@ const EXPONENT_BITS: u32 = 11;
 /// So many significands of 53 bits have room in a bin.
 const BINNED_MAX: usize = (1 << (u64::BITS - 1 - f64::MANTISSA_DIGITS)) - 1;
 
+/// Numbers that are cut together, and what their number has less bits than: the sum of so many, and of two more, has at most so many bits more than each.
+const CUT: usize = 512;
+const CUT_BITS: u64 = 10;
+const _: () = assert!(CUT + 2 <= 1 << CUT_BITS);
+/// How often they are cut: 43 bits each time. Whose rest is longer has exponents far apart.
+const CUTS: usize = 3;
+/// Numbers that the processor works on side by side.
+const LANES: usize = 8;
+
 /// Exponent and significand, with its sign, of a number that is finite.
 #[inline]
 fn taken_apart(number: f64) -> (usize, i64) {
@@ -28,6 +37,36 @@ fn taken_apart(number: f64) -> (usize, i64) {
         (bits & ((1 << FRACTION_BITS) - 1), (bits >> FRACTION_BITS) as usize & ((1 << EXPONENT_BITS) - 1));
     let significand = if exponent == 0 { fraction } else { fraction | 1 << FRACTION_BITS } as i64;
     (exponent, if number.is_sign_negative() { -significand } else { significand })
+}
+
+/// The largest magnitude, if all are finite.
+fn largest(numbers: &[f64; CUT]) -> Option<f64> {
+    let (mut largest, mut nothing) = ([0.0; LANES], [0.0; LANES]);
+    for numbers in numbers.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            let magnitude = numbers[lane].abs();
+            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+            // An infinity, or what is no number, makes it none.
+            nothing[lane] += numbers[lane] * 0.0;
+        }
+    }
+    let is_finite = nothing.iter().all(|nothing| !nothing.is_nan());
+    is_finite.then(|| largest.into_iter().fold(0.0, f64::max))
+}
+
+/// Takes from each number its multiple of the unit of `at`: what these come to, which is exact, and the largest magnitude of the rests.
+fn cut(numbers: &mut [f64; CUT], at: f64) -> (f64, f64) {
+    let (mut sums, mut largest) = ([0.0; LANES], [0.0; LANES]);
+    for numbers in numbers.as_chunks_mut::<LANES>().0 {
+        for lane in 0..LANES {
+            let part = (at + numbers[lane]) - at;
+            numbers[lane] -= part;
+            sums[lane] += part;
+            let rest = numbers[lane].abs();
+            largest[lane] = if rest > largest[lane] { rest } else { largest[lane] };
+        }
+    }
+    (sums.iter().sum(), largest.into_iter().fold(0.0, f64::max))
 }
 
 /// What numbers come to, so far.
@@ -60,18 +99,52 @@ impl ExactSum {
         self.count_unsettled(1);
     }
 
-    /// Many numbers: first those of each exponent together, then what they come to.
-    pub(crate) fn add_all(&mut self, numbers: impl Iterator<Item = f64>) {
-        let mut numbers = numbers.fuse().peekable();
-        while numbers.peek().is_some() {
+    /// Many numbers.
+    pub(crate) fn add_all(&mut self, mut numbers: impl Iterator<Item = f64>) {
+        let mut some = [0.0; CUT];
+        loop {
+            let mut count = 0;
+            for (place, number) in some.iter_mut().zip(numbers.by_ref()) {
+                *place = number;
+                count += 1;
+            }
+            if count == 0 {
+                return;
+            }
+            some[count..].fill(0.0);
+            self.add_cut(&mut some);
+        }
+    }
+
+    /// Numbers that may be changed: their higher parts, as long as there are any.
+    fn add_cut(&mut self, numbers: &mut [f64; CUT]) {
+        let mut most = largest(numbers);
+        for _ in 0..CUTS {
+            if most == Some(0.0) {
+                return;
+            }
+            // Where to cut: a power of two so much larger than all numbers that what is added to it becomes a multiple of a unit of which the sum of all is
+            // at most 2⁵³.
+            let exponent = most.map(|most| (most.to_bits() >> FRACTION_BITS) + 1 + CUT_BITS);
+            let Some(at) = exponent.filter(|exponent| *exponent < (1 << EXPONENT_BITS) - 1) else { break };
+            let (sum, rest) = cut(numbers, f64::from_bits(at << FRACTION_BITS));
+            self.add(sum);
+            most = Some(rest);
+        }
+        self.add_binned(numbers);
+    }
+
+    /// Any numbers: first those of each exponent together, then what they come to.
+    fn add_binned(&mut self, numbers: &[f64]) {
+        for numbers in numbers.chunks(BINNED_MAX) {
             let mut bins = [0i64; 1 << EXPONENT_BITS];
             let (mut least, mut most) = (bins.len(), 0);
-            for number in numbers.by_ref().take(BINNED_MAX) {
+            for number in numbers {
                 if !number.is_finite() {
                     self.special += number;
                     continue;
                 }
-                let (exponent, significand) = taken_apart(number);
+                let (exponent, significand) = taken_apart(*number);
                 (least, most) = (least.min(exponent), most.max(exponent));
                 bins[exponent] += significand;
             }
@@ -238,9 +311,21 @@ mod tests {
         let small: Vec<f64> = (0..3000).map(|index| f64::from_bits(index * 3_000_000_007)).collect();
         let finite: Vec<f64> = any.iter().copied().filter(|number| number.is_finite()).collect();
         let specials = vec![1.0, f64::INFINITY, 2.0];
-        for numbers in
-            [finite, alike.iter().map(|number| -number).collect(), alike, small, specials, any, vec![-0.0], vec![]]
-        {
+        // All bits of numbers whose exponents are as far apart as so many cuts reach, and a little farther; of both signs.
+        let apart = |bits: u64| -> Vec<f64> {
+            let number = |_| {
+                let random = random(&mut seed);
+                let exponent = 900 + random % bits;
+                f64::from_bits(random & (1 << 63 | (1 << 52) - 1) | exponent << 52)
+            };
+            (0..1500).map(number).collect()
+        };
+        let aparts = [1, 30, 60, 90, 130, 200].map(apart);
+        let whole: Vec<f64> = (0..9999).map(|index| f64::from(index * index % 10_007) - 500.0).collect();
+        let largest = vec![f64::from_bits(2034 << 52 | 0xf_ffff_ffff_ffff); 1100];
+        let beyond = vec![f64::from_bits(2036 << 52 | 0xf_ffff_ffff_ffff); 700];
+        let rest = [finite, alike.iter().map(|number| -number).collect(), alike, small, specials, any];
+        for numbers in rest.into_iter().chain(aparts).chain([whole, largest, beyond, vec![-0.0], vec![]]) {
             let (mut one_by_one, mut together) = (ExactSum::default(), ExactSum::default());
             numbers.iter().for_each(|number| one_by_one.add(*number));
             together.add_all(numbers.iter().copied());

@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 /// Bytes looked at between two turns of the others.
 const CHUNK_BYTES: u64 = 32 * 1024;
 
+/// So few are added up sooner one by one.
+const FEW: usize = 8;
+
 /// Adds up numbers that lie side by side.
 #[derive(Debug)]
 pub struct Totals<N>(PhantomData<N>);
@@ -51,18 +54,21 @@ impl<N: Number> Part<N> {
     /// These numbers, too, where their values are wanted.
     pub fn add_all(&mut self, numbers: &[N], values: &(Bound<N>, Bound<N>)) {
         if !is_all(values) {
-            numbers.iter().filter(|number| values.contains(number)).for_each(|number| self.add(*number));
-            return;
+            let wanted: Vec<N> = numbers.iter().copied().filter(|number| values.contains(number)).collect();
+            return self.add_all(&wanted, &(Bound::Unbounded, Bound::Unbounded));
+        }
+        if numbers.len() < FEW {
+            return numbers.iter().for_each(|number| self.add(*number));
         }
         self.count += numbers.len() as u64;
         N::add_all(numbers, &mut self.sum);
-        let images = || numbers.iter().filter(|number| number.is_ordered()).map(|number| number.image());
-        self.take_edges(images().min().map(N::of_image), images().max().map(N::of_image));
+        let (least, most) = N::edges(numbers).unzip();
+        self.take_edges(least, most);
     }
 
     /// One more.
     #[inline]
-    pub(crate) fn add(&mut self, number: N) {
+    fn add(&mut self, number: N) {
         self.count += 1;
         number.add(&mut self.sum);
         if number.is_ordered() {
@@ -188,6 +194,30 @@ mod tests {
         let mut none = Part::default();
         none.add_all(&[f64::NAN], &(Bound::Included(f64::NEG_INFINITY), Bound::Unbounded));
         assert_eq!((none.count(), none.mean(), none.min()), (0, None, None));
+    }
+
+    #[test]
+    fn edges_are_those_of_the_order() {
+        let special = [f64::NAN, -0.0, 0.0, f64::INFINITY, f64::NEG_INFINITY, -f64::NAN, 1.5, -1.5, 5e-324];
+        for round in 0..4000u64 {
+            let len = (round % 40) as usize;
+            let kinds = 1 + round / 40 % special.len() as u64;
+            let numbers: Vec<f64> =
+                (0..len as u64).map(|index| special[((index * 7 + round) * (index + 3) % kinds) as usize]).collect();
+            let one_by_one = numbers.iter().fold(Part::default(), |mut part, number| {
+                part.add(*number);
+                part
+            });
+            let bits = |edges: Option<(f64, f64)>| edges.map(|(least, most)| (least.to_bits(), most.to_bits()));
+            assert_eq!(bits(f64::edges(&numbers)), bits(one_by_one.min.zip(one_by_one.max)), "{numbers:?}");
+            let narrow: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+            let one_by_one = narrow.iter().fold(Part::default(), |mut part, number| {
+                part.add(*number);
+                part
+            });
+            assert_eq!(format!("{:?}", f32::edges(&narrow)), format!("{:?}", one_by_one.min.zip(one_by_one.max)));
+        }
+        assert_eq!((i8::edges(&[3, -7, 100]), u64::edges(&[])), (Some((-7, 100)), None));
     }
 
     #[test]

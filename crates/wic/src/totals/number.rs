@@ -39,6 +39,12 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     fn add_all(numbers: &[Self], part: &mut Self::Part) {
         numbers.iter().for_each(|number| number.add(part));
     }
+    /// The smallest and the largest that have a place in the order.
+    #[doc(hidden)]
+    fn edges(numbers: &[Self]) -> Option<(Self, Self)> {
+        let images = || numbers.iter().map(|number| number.image());
+        Some((Self::of_image(images().min()?), Self::of_image(images().max()?)))
+    }
     #[doc(hidden)]
     fn merge(part: &mut Self::Part, other: &Self::Part);
     #[doc(hidden)]
@@ -170,10 +176,32 @@ macro_rules! floats {
             }
             fn add_all(numbers: &[$number], part: &mut ExactSum) {
                 match numbers.len() {
-                    // Bins would take longer than these do.
-                    ..64 => numbers.iter().for_each(|number| number.add(part)),
+                    // Together they would take longer than these do.
+                    ..128 => numbers.iter().for_each(|number| number.add(part)),
                     _ => part.add_all(numbers.iter().copied().map(f64::from)),
                 }
+            }
+            fn edges(numbers: &[$number]) -> Option<($number, $number)> {
+                const LANES: usize = 8;
+                let (mut least, mut most) = ([<$number>::INFINITY; LANES], [<$number>::NEG_INFINITY; LANES]);
+                // What is no number is neither less nor more.
+                let (side_by_side, others) = numbers.as_chunks::<LANES>();
+                for numbers in side_by_side {
+                    for lane in 0..LANES {
+                        least[lane] = if numbers[lane] < least[lane] { numbers[lane] } else { least[lane] };
+                        most[lane] = if numbers[lane] > most[lane] { numbers[lane] } else { most[lane] };
+                    }
+                }
+                let mut least = least.into_iter().fold(<$number>::INFINITY, <$number>::min);
+                let mut most = most.into_iter().fold(<$number>::NEG_INFINITY, <$number>::max);
+                for number in others {
+                    (least, most) = (least.min(*number), most.max(*number));
+                }
+                // Zeros of both signs are equal.
+                let has = |bits: $bits| numbers.iter().any(|number| number.to_bits() == bits);
+                let least = if least == 0.0 && has(1 << (<$bits>::BITS - 1)) { -0.0 } else { least };
+                let most = if most == 0.0 && !has(0) { -0.0 } else { most };
+                (least <= most).then_some((least, most))
             }
             fn merge(part: &mut ExactSum, other: &ExactSum) {
                 part.merge(other);

@@ -5,12 +5,17 @@ use crate::collections::columns::{Look, OfRows, Table};
 use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::ops::{Bound, Range, RangeBounds};
-use farfield_wic::columns::{Bucket, Buckets, Find, Found, Ranks, Search, Span};
+use farfield_wic::columns::{Bucket, Buckets, Find, Found, Histogram, Ranks, Search, Span};
 use farfield_wic::{CallError, Number, Where};
 use std::collections::VecDeque;
 
-/// Rounds that narrow a span to one value: each leaves a thousandth.
-const ROUNDS_MAX: u32 = 8;
+/// Rounds that narrow a span to one value: each leaves a thousandth, but for one that shows that a guess was wrong.
+const ROUNDS_MAX: u32 = 9;
+/// From so many rows on some are looked at first, to guess where the element is: so many units of the column, from its beginning to its end.
+const GUESSED_ROWS: usize = 1 << 20;
+const GUESS_UNITS: usize = 64;
+/// The share of all that the guess may be wrong by.
+const GUESS_SHARE: f64 = 0.03;
 /// Rows whose indices are put in order together.
 const WINDOW: usize = 1 << 20;
 
@@ -93,40 +98,72 @@ impl<N: Number> Ranking<'_, N> {
     }
 
     /// The element of a rank, which is chosen by how many there are.
-    fn pick(self, rank: impl FnOnce(u64) -> u64) -> Result<Option<N>, OffloadError> {
-        let (mut first, mut last) = (0, u64::MAX);
-        let mut buckets = self.buckets(first, last)?;
-        let count = buckets.0.values().fold(0u64, |count, bucket| count.saturating_add(bucket.count));
-        if count == 0 {
-            return Ok(None);
-        }
-        let mut rank = rank(count);
+    fn pick(self, rank: impl Fn(u64) -> u64) -> Result<Option<N>, OffloadError> {
+        // Where it is for sure, and where it is looked for.
+        let mut sure = (0, u64::MAX);
+        let mut span = self.guess(&rank)?;
         for _ in 0..ROUNDS_MAX {
-            let Some(bucket) = bucket_of(&buckets, &mut rank) else { return Ok(None) };
-            (first, last) = (bucket.first.max(first), bucket.last.min(last));
-            if first == last {
-                return Ok(Some(N::of_image(first)));
+            let found = self.buckets(span)?;
+            if found.count == 0 {
+                return Ok(None);
             }
-            buckets = self.buckets(first, last)?;
+            let rank = rank(found.count);
+            if rank >= found.count {
+                return Ok(None);
+            }
+            match rank.checked_sub(found.before) {
+                None => sure.1 = span.0.saturating_sub(1),
+                Some(rank) => match bucket_of(&found, rank) {
+                    Some(bucket) => sure = (bucket.first.max(sure.0), bucket.last.min(sure.1)),
+                    None => sure.0 = span.1.saturating_add(1),
+                },
+            }
+            if sure.0 == sure.1 {
+                return Ok(Some(N::of_image(sure.0)));
+            }
+            span = sure;
         }
         // Who answers so does not count.
         Err(CallError::Answer.into())
     }
 
-    fn buckets(&self, first: u64, last: u64) -> Result<Buckets, OffloadError> {
-        let mut round = Round { vec: self.vec, first, last, buckets: Buckets::default() };
+    /// The images between which it is likely to be, by some of many rows.
+    fn guess(&self, rank: impl Fn(u64) -> u64) -> Result<(u64, u64), OffloadError> {
+        let (rows, all) = (self.table.rows.clone(), (0, u64::MAX));
+        if rows.len() < GUESSED_ROWS {
+            return Ok(all);
+        }
+        let mut some = Vec::with_capacity(GUESS_UNITS * FarVec::<N>::PER_UNIT);
+        for row in rows.clone().step_by(rows.len() / GUESS_UNITS) {
+            let first = row - row % FarVec::<N>::PER_UNIT;
+            let unit = first..self.vec.len().min(first + FarVec::<N>::PER_UNIT);
+            let scope = self.table.heap.enter();
+            for numbers in self.vec.chunks_in(&scope, unit) {
+                some.extend(numbers?.iter().filter(|number| number.is_ordered()).map(|number| number.image()));
+            }
+        }
+        some.sort_unstable();
+        let share = rank(rows.len() as u64) as f64 / rows.len() as f64;
+        let place = |share: f64| (share * some.len() as f64) as usize;
+        let first = if share < GUESS_SHARE { None } else { some.get(place(share - GUESS_SHARE)) };
+        let last = some.get(place(share + GUESS_SHARE));
+        Ok((first.copied().unwrap_or(all.0), last.copied().unwrap_or(all.1)))
+    }
+
+    fn buckets(&self, (first, last): (u64, u64)) -> Result<Buckets, OffloadError> {
+        let mut round = Round { vec: self.vec, first, last, histogram: Histogram::new(first, last) };
         self.table.run(&mut round)?;
-        Ok(round.buckets)
+        Ok(round.histogram.buckets())
     }
 }
 
-/// The bucket in which this rank is, which becomes the rank inside it.
-fn bucket_of(buckets: &Buckets, rank: &mut u64) -> Option<Bucket> {
-    for bucket in buckets.0.values() {
-        if *rank < bucket.count {
+/// The bucket that has the element which so many come before inside the span.
+fn bucket_of(buckets: &Buckets, mut rank: u64) -> Option<Bucket> {
+    for bucket in buckets.inside.values() {
+        if rank < bucket.count {
             return Some(*bucket);
         }
-        *rank -= bucket.count;
+        rank -= bucket.count;
     }
     None
 }
@@ -135,7 +172,7 @@ struct Round<'v, N: Number> {
     vec: &'v FarVec<N>,
     first: u64,
     last: u64,
-    buckets: Buckets,
+    histogram: Histogram,
 }
 
 impl OfRows for Buckets {
@@ -152,13 +189,12 @@ impl<N: Number> Look for Round<'_, N> {
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Buckets) -> Result<(), OffloadError> {
-        self.buckets.merge(&answer);
-        Ok(())
+        Ok(self.histogram.merge(&answer).ok_or(CallError::Answer)?)
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         for numbers in self.vec.chunks_in(scope, rows) {
-            self.buckets.add_all(numbers?, self.first, self.last);
+            self.histogram.add_all(numbers?);
         }
         Ok(())
     }
