@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Who says how much near memory it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +29,9 @@ pub(crate) enum Advisor {
 
 /// Steps of the search for the best.
 const STEPS: u64 = 10;
+/// A run that takes so many times as long as it may, and so much longer to begin with, is too slow, whatever comes.
+const LATE: f64 = 2.0;
+const START: Duration = Duration::from_secs(5);
 /// As in `farfield run`.
 const NEAR_BYTES_MIN: u64 = 16 << 20;
 
@@ -79,9 +83,9 @@ pub(crate) fn profile(options: &[&str], times: u32, job: &Job) -> Result<PathBuf
 }
 
 /// The least near memory with which the program is within the slowdown, all larger sizes being so, too. What is too slow is tried twice, each time beside the program
-/// alone: a slow moment of the machine is no end of the search.
+/// alone: a slow moment of the machine is no end of the search. What is slower by far is ended.
 fn best(job: &Job, slo: f64, peak_bytes: u64) -> Result<Sample> {
-    let mut alone = contender::native(job)?.ns_per_op;
+    let mut alone = contender::native(job)?;
     let mut found = None;
     for step in (1..=STEPS).rev() {
         // With all near there is room for the program itself, too.
@@ -90,20 +94,32 @@ fn best(job: &Job, slo: f64, peak_bytes: u64) -> Result<Sample> {
         if near_bytes < NEAR_BYTES_MIN {
             break;
         }
-        let mut sample = with_near(job, near_bytes)?;
-        if sample.ns_per_op > alone * slo {
-            alone = contender::native(job)?.ns_per_op;
-            sample = with_near(job, near_bytes)?;
+        let mut sample = unless_late(job, near_bytes, &alone, slo)?;
+        if !is_within(&sample, &alone, slo) {
+            alone = contender::native(job)?;
+            sample = unless_late(job, near_bytes, &alone, slo)?;
         }
-        let is_fast = sample.ns_per_op <= alone * slo;
-        if is_fast || found.is_none() {
-            found = Some(sample);
-        }
-        if !is_fast {
+        if !is_within(&sample, &alone, slo) {
+            found = found.or(sample);
             break;
         }
+        found = sample;
     }
-    found.context("no size was tried")
+    found.context("the program is slower by far with all its memory near")
+}
+
+fn is_within(sample: &Option<Sample>, alone: &Sample, slo: f64) -> bool {
+    sample.as_ref().is_some_and(|sample| sample.ns_per_op <= alone.ns_per_op * slo)
+}
+
+/// With so much near; `None`: it took some times as long as it may.
+fn unless_late(job: &Job, near_bytes: u64, alone: &Sample, slo: f64) -> Result<Option<Sample>> {
+    let wall = alone.figures.get("wall_s").copied().context("a sample without wall_s")?;
+    let patience = job.patience.min(Duration::from_secs_f64(LATE * slo * wall) + START);
+    match with_near(&Job { patience, ..*job }, near_bytes) {
+        Err(error) if error.is::<child::Late>() => Ok(None),
+        sample => sample.map(Some),
+    }
 }
 
 /// Says of each sample with a budget how far it is from the best: how many times the near memory of `farfield-best` it may have, or how many

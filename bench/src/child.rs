@@ -1,7 +1,7 @@
 //! Runs one program with a deadline and never leaves it, or what it started, behind.
 
 use crate::sys::{self, Ended, Gave};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -19,6 +19,18 @@ impl std::fmt::Display for Interrupted {
 }
 
 impl std::error::Error for Interrupted {}
+
+/// It was ended, because it had taken so long.
+#[derive(Debug)]
+pub(crate) struct Late(Duration);
+
+impl std::fmt::Display for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "did not end within {} s", self.0.as_secs())
+    }
+}
+
+impl std::error::Error for Late {}
 
 /// What a program left.
 pub(crate) struct Finished {
@@ -98,7 +110,7 @@ pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> R
     let mut group = Group { pid: child.id(), reaped: false };
     let ended = match sys::wait_for(group.pid, Instant::now() + patience)? {
         Ok(ended) => ended,
-        Err(Gave::TimedOut) => return Err(anyhow!("did not end within {} s", patience.as_secs())),
+        Err(Gave::TimedOut) => return Err(Late(patience).into()),
         Err(Gave::Stopped(signal)) => return Err(Interrupted(signal).into()),
     };
     let wall = started.elapsed();

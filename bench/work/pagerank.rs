@@ -7,6 +7,7 @@ use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, Near, STARS, Size, neigh
 use crate::random::mix;
 use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
+use farfield::collections::PinnedVec;
 use farfield::{FarError, FarVec, Heap, Scope};
 
 const ROUNDS: u64 = 3;
@@ -170,13 +171,13 @@ impl<'a> FarRanks<'a> {
         Ok(made)
     }
 
-    /// What all who point to a vertex give it. Renews the scope for each list.
-    fn given(&self, scope: &mut Scope<'_>, at: usize) -> Result<f64, FarError> {
+    /// What all who point to a vertex give it, of these shares. Renews the scope for each list.
+    fn given(&self, shares: &PinnedVec<'_, f64>, scope: &mut Scope<'_>, at: usize) -> Result<f64, FarError> {
         let (mut given, mut next) = (0.0, Some(at));
         while let Some(at) = next {
             let list = self.sources.lists.at(scope, at)?;
             for from in neighbours(list.newest.get(scope)?) {
-                given += self.shares.at(scope, vertex(from))?;
+                given += shares[vertex(from)];
             }
             next = list.before.map(|before| before.get() as usize);
             scope.renew();
@@ -225,14 +226,15 @@ impl Ranks for FarRanks<'_> {
     fn take(&mut self) -> Result<f64> {
         let vertices = self.ranks.len();
         let mut sum = 0.0;
-        let heap = self.sources.heap;
-        let mut scope = heap.enter();
+        // All of them are used at random, in each round, and there are few beside the edges.
+        let shares = self.shares.pin()?;
+        let mut scope = self.sources.heap.enter();
         let mut found = Vec::with_capacity(RUN);
         for first in (0..vertices).step_by(RUN) {
             let run = first..vertices.min(first + RUN);
             found.clear();
             for at in run.clone() {
-                let rank = rank(self.given(&mut scope, at)?, vertices);
+                let rank = rank(self.given(&shares, &mut scope, at)?, vertices);
                 found.push(rank);
                 sum += rank;
             }

@@ -235,7 +235,7 @@ fn mixture(random: &mut Random) -> RecordBatch {
         (row / CHUNK_ROWS != 1 && !row.is_multiple_of(3) && kinds[row] != Some(1)).then_some(numbers[row] as i32 % 50)
     };
     let rows = || 0..GROUPED;
-    let columns: [(&str, ArrayRef); 16] = [
+    let columns: [(&str, ArrayRef); 18] = [
         ("few", Arc::new(Int8Array::from_iter_values(keys[0].iter().map(|key| *key as i8)))),
         ("some", Arc::new(Date32Array::from_iter_values(keys[1].iter().map(|key| *key as i32)))),
         ("many", Arc::new(UInt64Array::from_iter_values(keys[2].iter().map(|key| *key as u64)))),
@@ -256,6 +256,12 @@ fn mixture(random: &mut Random) -> RecordBatch {
                 rows().map(|row| (row % 4 > 0).then_some(odd[row * row / 5 % odd.len()])).collect::<Float64Array>(),
             ),
         ),
+        // Below a null is a bit of either kind.
+        ("flag", {
+            let (set, valid) = (rows().map(|row| row * row % 7 > 3), rows().map(|row| row * row % 13 > 2));
+            Arc::new(BooleanArray::new(set.collect(), Some(valid.collect::<Vec<_>>().into())))
+        }),
+        ("sure", Arc::new(rows().map(|row| Some(row % 6 > 1)).collect::<BooleanArray>())),
         ("name", Arc::new(rows().map(|row| (row % 3 > 0).then_some("somebody")).collect::<StringArray>())),
     ];
     RecordBatch::try_from_iter(columns).unwrap()
@@ -275,19 +281,21 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
         // Of the last there are too many.
-        let keys: [&[&str]; 10] = [
+        let keys: [&[&str]; 12] = [
             &["few"],
             &["some"],
             &["many"],
             &["few", "some"],
             &["kind"],
+            &["flag"],
+            &["sure", "flag", "few"],
             &["when", "few", "kind"],
             &["kind", "tiny", "few", "when"],
             &["few", "short"],
             &["all"],
             &["late", "some", "kind", "many"],
         ];
-        for by in &keys[..if number == 0 { 10 } else { 7 }] {
+        for by in &keys[..if number == 0 { 12 } else { 9 }] {
             let groups = frame.group_by(by).unwrap();
             let values = ["whole", "unsigned", "short", "odd", "nan", "tip", "late", "mix"];
             let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);
@@ -393,8 +401,9 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             let of_nulls = [Agg::sum("late"), Agg::count("tip"), Agg::mean("tip"), Agg::max("when")];
             // With a column of strings rows are looked at.
             let looked_at = [&asked[..], &of_nulls, &[Agg::count("name")]].concat();
-            let keys: [&[&str]; 6] = [
+            let keys: [&[&str]; 7] = [
                 &["few"],
+                &["flag", "few"],
                 &["many"],
                 &["some", "few"],
                 &["unsigned", "whole"],

@@ -163,6 +163,10 @@ const QUERIES: [&str; 71] = [
     "select id, count(tip), sum(tip), avg(tip), max(tip), sum(paid) from t where id between 500 and 999 group by id order by id",
     "select vendor, count(*), sum(tip), avg(paid) from t where tip >= 0 and tip < 3 group by vendor order by vendor",
     "select day, count(*), avg(fare) from t where day <= date '1970-01-10' and paid between 0 and 4 group by day order by day",
+    "select shared, count(*), sum(fare), avg(tip), max(day) from t group by shared order by shared",
+    "select shared, vendor, paid, count(*), sum(id) from t where fare > 9000 group by shared, vendor, paid order by shared, vendor, paid",
+    "select distinct shared from t where vendor = 2 order by shared",
+    "select shared, max(shared), count(shared), sum(fare) from t where id < 5000 group by shared order by shared",
     "select sum(tip), count(tip), avg(tip), min(tip), count(*) from t where tip between -1 and 3",
     "select sum(fare), count(*), sum(tip), max(paid) from t where paid <= 3 and vendor = 2",
     "select sum(tip), avg(tip), count(tip), min(tip) from t where id < 9000 and tip < -50",
@@ -278,7 +282,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
         }
-        // Groups, too, by up to four columns of numbers, dates or times.
+        // Groups, too, by up to four columns of numbers, dates, times or booleans.
         for query in [
             "select vendor, sum(fare), avg(fare), count(*) from t group by vendor",
             "select distinct vendor from t",
@@ -286,6 +290,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select fare, count(*) from t group by fare",
             "select pickup, max(fare) from t where fare > 100 and vendor = 2 group by pickup order by 2 limit 7",
             "select paid, sum(fare) from t group by paid",
+            "select shared, paid, sum(fare), max(tip), count(*) from t group by shared, paid",
             "select vendor, sum(tip), avg(tip) from t where tip > 2 group by vendor",
             "select vendor, day, fare, paid, count(*) from t group by vendor, day, fare, paid",
         ] {
@@ -298,6 +303,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select vendor % 2, sum(fare) from t group by vendor % 2",
             "select zone, count(*) from t group by zone",
             "select vendor, max(odd) from t group by vendor",
+            "select vendor, max(shared) from t group by vendor",
             "select vendor, count(*) from t where zone like '%1' group by vendor",
             "select vendor, sum(id + 1) from t group by vendor",
         ] {

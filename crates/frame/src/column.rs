@@ -7,7 +7,7 @@
 
 use crate::error::FrameError;
 use crate::zones::{Zone, Zones};
-use arrow::array::{Array, ArrayData, ArrayRef, BooleanBufferBuilder, UInt32Array, make_array};
+use arrow::array::{Array, ArrayData, ArrayRef, BooleanArray, BooleanBufferBuilder, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::compute::{concat, take};
 use arrow::datatypes::{ArrowNativeType, DataType, Field};
@@ -15,6 +15,7 @@ use farfield::collections::KeyColumn;
 use farfield::{FarError, FarVec, Heap, Number};
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows that come near together.
 pub const CHUNK_ROWS: usize = 8192;
@@ -72,7 +73,7 @@ pub(crate) struct Column {
     data_type: DataType,
     rows: usize,
     nulls: usize,
-    /// Bits that say which rows have a value. Empty as long as all have. Numbers of the others are zeros.
+    /// Bits that say which rows have a value. Empty as long as all have. Numbers and bits of the others are zeros.
     valid: FarVec<u64>,
     pub(crate) values: Values,
     /// Of numbers.
@@ -122,28 +123,35 @@ impl Column {
         !matches!(self.values, Values::Bits(_) | Values::Text(_))
     }
 
+    /// Can its values be a part of a key, as words?
+    pub(crate) fn has_images(&self) -> bool {
+        !matches!(self.values, Values::Text(_))
+    }
+
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
         let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
         self.array_of_images([low, high].into_iter(), None)
     }
 
-    /// The numbers with these images ([`Number::image`]), as values of its type. `None`: it has no numbers.
+    /// The numbers with these images ([`Number::image`]), or the bits, as values of its type. `None`: it has none.
     pub(crate) fn array_of_images(
         &self,
         images: impl Iterator<Item = u64>,
         nulls: Option<NullBuffer>,
     ) -> Result<Option<ArrayRef>, FrameError> {
+        let bits = |images: &mut dyn Iterator<Item = u64>| images.map(|image| image == 1).collect();
         with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), nulls).map(Some),
-            Values::Bits(_) | Values::Text(_) => Ok(None))
+            Values::Bits(_) => Ok(Some(Arc::new(BooleanArray::new(bits(&mut { images }), nulls)))),
+            Values::Text(_) => Ok(None))
     }
 
-    /// As a part of keys: whether there is a value, if there are nulls, and its number. Of nulls all numbers are zeros, so they are one group, the first. Nothing: it has
-    /// no numbers.
+    /// As a part of keys: whether there is a value, if there are nulls, and its number or bit. Of nulls all are zeros, so they are one group, the first. Nothing: it has
+    /// neither.
     pub(crate) fn key_columns(&self) -> Vec<KeyColumn<'_>> {
-        let numbers: Option<KeyColumn<'_>> = with_numbers!(&self.values, numbers => Some(numbers.into()),
-            Values::Bits(_) | Values::Text(_) => None);
-        let valid = self.valid().filter(|_| numbers.is_some()).map(|valid| KeyColumn::bits(valid, self.rows));
-        valid.into_iter().chain(numbers).collect()
+        let values: Option<KeyColumn<'_>> = with_numbers!(&self.values, numbers => Some(numbers.into()),
+            Values::Bits(bits) => Some(KeyColumn::bits(bits, self.rows)), Values::Text(_) => None);
+        let valid = self.valid().filter(|_| values.is_some()).map(|valid| KeyColumn::bits(valid, self.rows));
+        valid.into_iter().chain(values).collect()
     }
 
     /// Numbers, as values of its type.
@@ -165,8 +173,10 @@ impl Column {
         self.push_valid(heap, &data)?;
         match &mut self.values {
             Values::Bits(bits) => {
-                let words = words_of(&BooleanBuffer::new(data.buffers()[0].clone(), data.offset(), data.len()));
-                bits.extend_from_slice(&heap.enter(), &words)?;
+                let set = BooleanBuffer::new(data.buffers()[0].clone(), data.offset(), data.len());
+                // Those of nulls are zeros.
+                let set = data.nulls().map_or_else(|| set.clone(), |valid| &set & valid.inner());
+                bits.extend_from_slice(&heap.enter(), &words_of(&set))?;
             }
             Values::Text(text) => text.push(heap, &data)?,
             numbers => with_numbers!(numbers, numbers => {

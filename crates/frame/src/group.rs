@@ -140,7 +140,7 @@ impl GroupBy {
 
 impl Scan {
     /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one to four, without NaN and −0; rows are kept by ranges of
-    /// columns, if at all, of which there are at most fifteen, each column with nulls counted twice; and all columns that are named anywhere have numbers, dates or times.
+    /// columns, if at all, of which there are at most fifteen, each column with nulls counted twice; and all columns that are named anywhere have numbers, dates or times, or those of the groups booleans.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
         let plan = Plan::new(&self.frame.group_by(names)?, what)?;
         plan.are_there(self)
@@ -206,7 +206,8 @@ impl Plan {
 
     fn are_there(&self, scan: &Scan) -> Result<bool, FrameError> {
         let columns = self.columns(&scan.frame)?;
-        Ok(scan.is_of_ranges() && group_there::are_there(&columns[..self.keys.columns()], &columns))
+        let asked = self.asked.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
+        Ok(scan.is_of_ranges() && group_there::are_there(&columns[..self.keys.columns()], asked))
     }
 
     /// The groups of the rows of a scan, found where the columns are. `None`: they cannot be, or are too many.

@@ -1,4 +1,4 @@
-//! Groups that are found where the columns are: by up to four columns of numbers, dates or times, of columns of such.
+//! Groups that are found where the columns are: by up to four columns of numbers, dates, times or booleans, of columns of numbers, dates or times.
 //!
 //! Where there are nulls, bits say which rows have a value: they are a part of keys, and a condition on rows whose numbers are added up. So of a group that has
 //! nothing but nulls nothing is said, and groups are counted by themselves.
@@ -33,11 +33,11 @@ pub(crate) struct Found {
     pub(crate) ends: [ArrayRef; 2],
 }
 
-/// Can groups of rows by these columns, of the others, be found where they are?
-pub(crate) fn are_there(keys: &[&Column], columns: &[&Column]) -> bool {
+/// Can groups of rows by these columns be found where they are, with what others come to?
+pub(crate) fn are_there<'c>(keys: &[&Column], mut others: impl Iterator<Item = &'c Column>) -> bool {
     // Of NaN and of −0 with +0 several are one group.
-    let is_plain = |column: &&Column| !column.zones.is_odd;
-    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && columns.iter().all(|column| column.has_numbers())
+    let is_plain = |column: &&Column| column.has_images() && !column.zones.is_odd;
+    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(Column::has_numbers)
 }
 
 /// How many rows there are of each group by `keys` of the rows of a scan. `None`: the groups are more than `most`.
@@ -95,7 +95,7 @@ fn by<N: Summed>(
     Found::new(of, &parts).map(Some)
 }
 
-/// What is in each of these columns in groups with these keys. `None`: one has no numbers.
+/// What is in each of these columns in groups with these keys. `None`: one has no images.
 pub(crate) fn arrays(columns: &[&Column], counts: &Counts) -> Result<Option<Vec<ArrayRef>>, FrameError> {
     let mut words = 0..;
     let mut images = || {

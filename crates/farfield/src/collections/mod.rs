@@ -49,7 +49,7 @@ pub use queue::FarQueue;
 pub use stack::FarStack;
 pub use string::FarString;
 pub use tables::{ByKey, Grouping, Tallying};
-pub use vec::{Aggregate, Copying, FarVec, Finding, Order, Ranking, Sorting, Taking};
+pub use vec::{Aggregate, Copying, FarVec, Finding, Order, PinnedVec, Ranking, Sorting, Taking};
 
 /// The elements of a range, as std's slices understand it.
 #[track_caller]

@@ -735,3 +735,38 @@ fn vectors_work_on_the_object_plane() {
     drop(boxes);
     heap.verify();
 }
+
+#[test]
+fn a_pinned_vector_stays_near_without_a_scope() {
+    let heap = heap(2);
+    let mut vec = FarVec::new();
+    let mut other = FarVec::new();
+    assert!(FarVec::<u64>::new().pin().unwrap().is_empty());
+    for index in 0..50_000u64 {
+        vec.push(&heap.enter(), index * index).unwrap();
+        other.push(&heap.enter(), [index; 16]).unwrap();
+    }
+    let pinned = vec.pin().unwrap();
+    assert_eq!(heap.stats().pinned_bytes, 98 * 4096);
+    // All near memory is used many times over.
+    for index in (0..50_000).step_by(17) {
+        assert_eq!(other.read(index, |value| value[3]), Ok(Some(index as u64)));
+    }
+    std::thread::scope(|threads| {
+        let read = || (0..50_000).all(|index| pinned[index] == (index * index) as u64);
+        let readers = [threads.spawn(read), threads.spawn(read)];
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
+    });
+    assert_eq!((pinned.len(), pinned.get(49_999), pinned.get(50_000)), (50_000, Some(&2_499_900_001), None));
+    assert!(pinned.iter().copied().eq((0..50_000).map(|index| index * index)));
+    assert!(pinned.slices().all(|slice| slice.len() == 512 || slice.len() == 50_000 % 512));
+    // Too much, and then nothing of it is pinned.
+    assert_eq!(other.pin().unwrap_err(), FarError::PinsFull);
+    assert_eq!(heap.stats().pinned_bytes, 98 * 4096);
+    drop(pinned);
+    assert_eq!(heap.stats().pinned_bytes, 0);
+    *vec.get_mut(&heap.enter(), 7).unwrap().unwrap() = 1;
+    assert_eq!(vec.pin().unwrap()[7], 1);
+    drop((vec, other));
+    heap.verify();
+}

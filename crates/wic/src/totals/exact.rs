@@ -316,7 +316,7 @@ mod tests {
             let number = |_| {
                 let random = random(&mut seed);
                 let exponent = 900 + random % bits;
-                f64::from_bits(random & (1 << 63 | (1 << 52) - 1) | exponent << 52)
+                f64::from_bits(random & (1 << 63 | ((1 << 52) - 1)) | exponent << 52)
             };
             (0..1500).map(number).collect()
         };
