@@ -383,7 +383,7 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             };
             let all = [
                 "few", "some", "many", "whole", "unsigned", "short", "odd", "tip", "kind", "when", "tiny", "late",
-                "name",
+                "flag", "name",
             ];
             let kept =
                 FarFrame::from_batches(heap, scan(&all).schema(), scan(&all).map(|batch| Ok(batch.unwrap()))).unwrap();
