@@ -1,4 +1,4 @@
-//! Finds libfabric and compiles the functions that it has in its headers only.
+//! Finds libfabric's headers and compiles the functions that it has there only. The library is loaded when it is needed.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/shim.c");
@@ -8,7 +8,7 @@ fn main() {
 
 #[cfg(feature = "libfabric")]
 fn link() {
-    let found = pkg_config::Config::new().atleast_version("1.17").probe("libfabric");
+    let found = pkg_config::Config::new().atleast_version("1.17").cargo_metadata(false).probe("libfabric");
     let library = found.unwrap_or_else(|error| {
         panic!("the feature `fabric` needs libfabric 1.17 or newer and pkg-config (Debian: libfabric-dev, pkg-config): {error}")
     });

@@ -1,7 +1,11 @@
 /* What we need of libfabric, as plain functions: most of its interface is inline functions and structures that change.
  *
- * Every function answers 0 or more, or a negative error number of libfabric. Nothing here keeps state of its own.
+ * Every function answers 0 or more, or a negative error number of libfabric. Nothing here keeps state of its own, but for the library itself: it is
+ * loaded when a domain is first wanted. Some of what it needs measures the processor's clock while it is loaded, for a fifth of a second, which is
+ * not to be spent by each process that could use a fabric.
  */
+#include <dlfcn.h>
+#include <pthread.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -41,20 +45,51 @@ struct ff_part {
 
 enum { PARTS_MAX = 4 };
 
+/* What libfabric's headers do not have inline. */
+static struct {
+    int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+    void (*freeinfo)(struct fi_info *);
+    struct fi_info *(*dupinfo)(const struct fi_info *);
+    int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+    const char *(*strerror)(int);
+} library;
+static int is_loaded;
+
+static void load(void) {
+    void *found = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!found)
+        return;
+    /* As POSIX has it for functions that come from dlsym. */
+    *(void **)&library.getinfo = dlsym(found, "fi_getinfo");
+    *(void **)&library.freeinfo = dlsym(found, "fi_freeinfo");
+    *(void **)&library.dupinfo = dlsym(found, "fi_dupinfo");
+    *(void **)&library.fabric = dlsym(found, "fi_fabric");
+    *(void **)&library.strerror = dlsym(found, "fi_strerror");
+    is_loaded = library.getinfo && library.freeinfo && library.dupinfo && library.fabric && library.strerror;
+}
+
+static int loaded(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    return is_loaded;
+}
+
 void ff_domain_close(struct ff_domain *self) {
     if (self->domain)
         fi_close(&self->domain->fid);
     if (self->fabric)
         fi_close(&self->fabric->fid);
     if (self->info)
-        fi_freeinfo(self->info);
+        library.freeinfo(self->info);
     free(self);
 }
 
 /* `node`: the own address (`is_own`), or one that shall be reached. */
 int ff_domain_open(const char *provider, const char *node, int is_own, struct ff_domain **out) {
+    if (!loaded())
+        return -FI_ENOSYS;
     struct ff_domain *self = calloc(1, sizeof(*self));
-    struct fi_info *hints = fi_allocinfo();
+    struct fi_info *hints = library.dupinfo(NULL);
     int result = -FI_ENOMEM;
     if (!self || !hints)
         goto fail;
@@ -65,21 +100,21 @@ int ff_domain_open(const char *provider, const char *node, int is_own, struct ff
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
     hints->fabric_attr->prov_name = strdup(provider);
     /* A service makes the node an address; 0 is any port. */
-    result = fi_getinfo(FI_VERSION(1, 17), node, node ? "0" : NULL, is_own && node ? FI_SOURCE : 0, hints, &self->info);
+    result = library.getinfo(FI_VERSION(1, 17), node, node ? "0" : NULL, is_own && node ? FI_SOURCE : 0, hints, &self->info);
     if (result)
         goto fail;
-    result = fi_fabric(self->info->fabric_attr, &self->fabric, NULL);
+    result = library.fabric(self->info->fabric_attr, &self->fabric, NULL);
     if (result)
         goto fail;
     result = fi_domain(self->fabric, self->info, &self->domain, NULL);
     if (result)
         goto fail;
-    fi_freeinfo(hints);
+    library.freeinfo(hints);
     *out = self;
     return 0;
 fail:
     if (hints)
-        fi_freeinfo(hints);
+        library.freeinfo(hints);
     if (self)
         ff_domain_close(self);
     return result;
@@ -210,4 +245,6 @@ int ff_endpoint_may_sleep(struct ff_endpoint *self) {
     return fi_trywait(self->domain->fabric, fids, 1) == FI_SUCCESS;
 }
 
-const char *ff_error_text(int error) { return fi_strerror(error); }
+const char *ff_error_text(int error) {
+    return loaded() ? library.strerror(error) : "libfabric.so.1 cannot be loaded; install it (Debian: libfabric1)";
+}
