@@ -1,0 +1,43 @@
+//! Elements of a column of which most pages have many: loaded one by one, as they come; each page is compared with its checksum when all are there.
+
+use super::{Pieces, Puts, Target};
+use crate::{Fault, Place};
+
+/// Elements that are loaded together.
+const LOADS: usize = 2048;
+
+/// See the module.
+pub(super) struct Loads<'t, const BYTES: usize> {
+    target: Target<'t>,
+    offsets: Vec<u64>,
+    elements: Vec<[u8; BYTES]>,
+}
+
+impl<'t, const BYTES: usize> Loads<'t, BYTES> {
+    pub(super) fn new(target: Target<'t>) -> Loads<'t, BYTES> {
+        Loads { target, offsets: Vec::with_capacity(LOADS), elements: vec![[0; BYTES]; LOADS] }
+    }
+}
+
+impl<const BYTES: usize> Puts for Loads<'_, BYTES> {
+    fn room(&self) -> usize {
+        LOADS - self.offsets.len()
+    }
+
+    fn add(&mut self, column: &Pieces, index: u64) -> Option<()> {
+        self.offsets.push(column.offset(index)?);
+        Some(())
+    }
+
+    async fn put<P: Place>(&mut self, place: &P, _column: &Pieces) -> Result<(), Fault> {
+        let elements = &mut self.elements[..self.offsets.len()];
+        place.load_many(&self.offsets, elements).await?;
+        self.offsets.clear();
+        self.target.put(place, elements.as_flattened()).await
+    }
+
+    async fn end<P: Place>(&mut self, place: &P, column: &Pieces) -> Result<(), Fault> {
+        self.put(place, column).await?;
+        self.target.end(place).await
+    }
+}
