@@ -9,11 +9,11 @@ mod pieces;
 
 use super::Walk;
 use super::copy::Target;
+use crate::{Fault, Function, Place, Range};
 use batch::{Batch, Entry};
+use farfield_core::geometry::PAGE_BYTES;
 use loads::Loads;
 use pieces::Pieces;
-use crate::{Fault, Function, Place, Range};
-use farfield_core::geometry::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
 const PAGE: u64 = PAGE_BYTES as u64;
