@@ -3,11 +3,11 @@
 fn main() {
     println!("cargo:rerun-if-changed=src/shim.c");
     #[cfg(feature = "libfabric")]
-    link();
+    compile();
 }
 
 #[cfg(feature = "libfabric")]
-fn link() {
+fn compile() {
     let found = pkg_config::Config::new().atleast_version("1.17").cargo_metadata(false).probe("libfabric");
     let library = found.unwrap_or_else(|error| {
         panic!("the feature `fabric` needs libfabric 1.17 or newer and pkg-config (Debian: libfabric-dev, pkg-config): {error}")

@@ -578,12 +578,13 @@ fn ranks_of_long_columns_are_right_whatever_their_first_rows_say() {
     let heap = heap(&urls[2], Plane::Page);
     let mut random = Random::new(0x9c1);
     let rows = (1 << 20) + 4321;
-    let shapes: [&mut dyn FnMut(usize) -> i16; 4] = [
+    let shapes: [&mut dyn FnMut(usize) -> i16; 5] = [
         &mut |_| word(&mut random) as i16,
         &mut |row| (row / 40) as i16,
         &mut |_| -7,
-        // Those of one in seven units are the smallest, or they are all that are not.
+        // One in eight units has the smallest, or the largest, and so has half of those that are looked at.
         &mut |row| if row / 2048 % 8 == 0 { i16::MIN } else { (row % 3) as i16 },
+        &mut |row| if row / 2048 % 8 == 0 { i16::MAX } else { (row % 3) as i16 },
     ];
     for (shape, number) in shapes.into_iter().enumerate() {
         let numbers: Vec<i16> = (0..rows).map(number).collect();

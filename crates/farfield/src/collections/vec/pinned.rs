@@ -30,7 +30,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// let mut squares = FarVec::new();
     /// squares.extend(&heap.enter(), (0..1000u64).map(|number| number * number))?;
     /// let near = squares.pin()?;
-    /// assert_eq!((near[31], near.iter().sum::<u64>()), (961, 332_833_500)); // no scope, no check
+    /// assert_eq!((near[31], near.iter().sum::<u64>()), (961, 332_833_500)); // no scope
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
