@@ -172,6 +172,13 @@ fn a_scan_keeps_what_a_comparison_keeps() {
             check(&near, scan().within("odd", range).unwrap(), |at| odd.is_valid(at) && kept(odd.value(at)));
             check(&near, scan().within("plain", range).unwrap(), |at| kept(plain.value(at)));
         }
+        // One of several kinds of strings, the nulls' number among them, and one that is none.
+        for number in [1, 0, 699, 700] {
+            let kept = |at: usize| !at.is_multiple_of(5) && at % 700 == number;
+            let some = scan().within("id", 0i64..).unwrap().equal_to("name", &format!("name {number}")).unwrap();
+            let found = check(&near, some, |at| kept(at) && id.value(at) >= 0);
+            assert_eq!(found > 0, [1, 699].contains(&number));
+        }
         // Of what has nulls they are never found, whatever is stored for them.
         let tips = [(0.0, 0.5), (-20.0, 99.0), (-1.0, 30.0), (5.0, 7.0), (19.0, 19.5)].map(|(low, high)| low..high);
         for range in tips {
@@ -208,7 +215,10 @@ fn what_cannot_be_scanned_is_said() {
     assert!(matches!(far.scan(&["zones"]), Err(FrameError::NoColumn { name }) if name == "zones"));
     let wrong = |error: Result<_, FrameError>| matches!(error, Err(FrameError::Type { .. }));
     assert!(
-        wrong(far.scan(&[]).unwrap().within("fare", 1i64..)) && wrong(far.scan(&[]).unwrap().within("zone", 1.0..))
+        wrong(far.scan(&[]).unwrap().within("fare", 1i64..))
+            && wrong(far.scan(&[]).unwrap().within("zone", 1.0..))
+            && wrong(far.scan(&[]).unwrap().within("zone", 0u16..))
+            && wrong(far.scan(&[]).unwrap().equal_to("fare", "7.5"))
     );
     let short =
         far.scan(&["fare"]).unwrap().filter(&["fare"], |_| Ok(BooleanArray::from(vec![true, true]))).unwrap().next();
@@ -219,7 +229,7 @@ fn what_cannot_be_scanned_is_said() {
     assert_eq!(far.scan(&[]).unwrap().next().unwrap().unwrap().num_rows(), 1);
 }
 
-/// Keys and numbers with and without nulls, whose groups are found where they are, and a column of strings, of which they are not.
+/// Keys and numbers with and without nulls, whose groups are found where they are, and a column of strings, which has nothing to be added up.
 fn mixture(random: &mut Random) -> RecordBatch {
     let odd = [f64::NAN, -0.0, 0.0, f64::INFINITY, 0.1, 1e300];
     let mut column =
@@ -235,7 +245,7 @@ fn mixture(random: &mut Random) -> RecordBatch {
         (row / CHUNK_ROWS != 1 && !row.is_multiple_of(3) && kinds[row] != Some(1)).then_some(numbers[row] as i32 % 50)
     };
     let rows = || 0..GROUPED;
-    let columns: [(&str, ArrayRef); 18] = [
+    let columns: [(&str, ArrayRef); 20] = [
         ("few", Arc::new(Int8Array::from_iter_values(keys[0].iter().map(|key| *key as i8)))),
         ("some", Arc::new(Date32Array::from_iter_values(keys[1].iter().map(|key| *key as i32)))),
         ("many", Arc::new(UInt64Array::from_iter_values(keys[2].iter().map(|key| *key as u64)))),
@@ -263,6 +273,11 @@ fn mixture(random: &mut Random) -> RecordBatch {
         }),
         ("sure", Arc::new(rows().map(|row| Some(row % 6 > 1)).collect::<BooleanArray>())),
         ("name", Arc::new(rows().map(|row| (row % 3 > 0).then_some("somebody")).collect::<StringArray>())),
+        ("plate", Arc::new(rows().map(|row| Some(format!("plate {}", row % 2000))).collect::<StringArray>())),
+        ("zone", {
+            let zones = ["Harlem", "", "Astoria", "a zone whose name is long", "Æ"];
+            Arc::new(rows().map(|row| (row % 8 > 0).then_some(zones[row * row / 3 % 5])).collect::<StringArray>())
+        }),
     ];
     RecordBatch::try_from_iter(columns).unwrap()
 }
@@ -281,7 +296,9 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
         // Of the last there are too many.
-        let keys: [&[&str]; 12] = [
+        let keys: [&[&str]; 14] = [
+            &["zone"],
+            &["kind", "zone"],
             &["few"],
             &["some"],
             &["many"],
@@ -295,7 +312,7 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
             &["all"],
             &["late", "some", "kind", "many"],
         ];
-        for by in &keys[..if number == 0 { 12 } else { 9 }] {
+        for by in &keys[..if number == 0 { 14 } else { 11 }] {
             let groups = frame.group_by(by).unwrap();
             let values = ["whole", "unsigned", "short", "odd", "nan", "tip", "late", "mix"];
             let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);
@@ -342,6 +359,13 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     }
 }
 
+/// In the order of these columns, if that is another one than that of the numbers of kinds of strings.
+fn sorted(heap: &Arc<Heap>, groups: RecordBatch, by: &[&str]) -> RecordBatch {
+    let keys: Vec<SortBy> = by.iter().map(|name| SortBy::ascending(*name).nulls_first()).collect();
+    let groups = FarFrame::from_batches(heap, groups.schema(), [Ok(groups)]).unwrap();
+    near(&groups.sort(&keys).unwrap())
+}
+
 #[test]
 fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
     let scratch = Scratch::new("kept");
@@ -350,7 +374,7 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
     let end = GROUPED as i64;
     // Of one column that ascends, so that most chunks are kept whole or not at all; of columns of which every chunk has some; and of both.
     // Of columns with nulls, of ranges that have the zeros below them.
-    let ranges: [&[(&str, i64, i64)]; 10] = [
+    let ranges: [&[(&str, i64, i64)]; 12] = [
         &[("all", 9000, end - 9000)],
         &[("whole", 5000, 600_000)],
         &[("all", 9000, end), ("whole", -1000, 300_000)],
@@ -361,6 +385,8 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
         &[("late", -5, 20), ("all", 0, end - 9000)],
         &[("late", -1000, 1000), ("tip", -1, 7000)],
         &[("kind", 0, 2), ("late", 1, 50), ("whole", -1000, 600_000)],
+        &[("zone", 0, 0), ("all", 0, end - 9000)],
+        &[("zone", 2, 2), ("tip", -1, 7000)],
     ];
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
@@ -376,6 +402,7 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
                         "few" => scan.within(name, *low as i8..*end as i8),
                         "kind" => scan.within(name, *low as i16..*end as i16),
                         "tip" => scan.within(name, *low as f64..*end as f64),
+                        "zone" => scan.equal_to(name, ["Harlem", "", "Astoria"][*low as usize]),
                         _ => scan.within(name, *low as i32..*end as i32),
                     }
                     .unwrap()
@@ -383,7 +410,7 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             };
             let all = [
                 "few", "some", "many", "whole", "unsigned", "short", "odd", "tip", "kind", "when", "tiny", "late",
-                "flag", "name",
+                "flag", "name", "zone",
             ];
             let kept =
                 FarFrame::from_batches(heap, scan(&all).schema(), scan(&all).map(|batch| Ok(batch.unwrap()))).unwrap();
@@ -401,7 +428,8 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             let of_nulls = [Agg::sum("late"), Agg::count("tip"), Agg::mean("tip"), Agg::max("when")];
             // With a column of strings rows are looked at.
             let looked_at = [&asked[..], &of_nulls, &[Agg::count("name")]].concat();
-            let keys: [&[&str]; 7] = [
+            let keys: [&[&str]; 8] = [
+                &["few", "zone"],
                 &["few"],
                 &["flag", "few"],
                 &["many"],
@@ -415,6 +443,7 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
                 for asked in [&asked[..], &of_nulls, &[Agg::rows()]] {
                     assert!(scan(&[]).has_groups(by, asked).unwrap());
                     let groups = scan(&[]).groups(by, asked, GROUPED).unwrap().unwrap();
+                    let groups = if by.contains(&"zone") { sorted(heap, groups, by) } else { groups };
                     let names = groups.schema();
                     let right = names.fields().iter().map(|field| right.column_by_name(field.name()).unwrap());
                     assert!(groups.columns().iter().eq(right), "by {by:?} of {ranges:?}");
@@ -431,12 +460,13 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             }
             // Where the order of numbers is not that of their bits, or there are no numbers, rows are looked at.
             assert!(scan(&[]).sums("odd").unwrap().is_none() && scan(&[]).sums("mix").unwrap().is_none());
-            for by in [&["few", "some", "many", "tip", "kind"][..], &["odd"], &["mix"], &["few", "nan"], &["name"]] {
+            for by in [&["few", "some", "many", "tip", "kind"][..], &["odd"], &["mix"], &["few", "nan"], &["plate"]] {
                 assert!(!scan(&[]).has_groups(by, &[Agg::rows()]).unwrap(), "{by:?}");
             }
             // As many conditions as there may be, and one more: each says of a range and of nulls, and one of the nulls of what is looked at.
             let mut many = scan(&[]);
-            let had = ranges.iter().map(|(name, ..)| if ["late", "kind", "tip"].contains(name) { 2 } else { 1 });
+            let had =
+                ranges.iter().map(|(name, ..)| if ["late", "kind", "tip", "zone"].contains(name) { 2 } else { 1 });
             for _ in had.sum::<usize>()..CONDITIONS_MAX - 1 {
                 assert!(many.has_groups(&["few"], &[Agg::rows()]).unwrap());
                 many = many.within("whole", -1000..i32::MAX).unwrap();

@@ -45,6 +45,7 @@ fn schema() -> SchemaRef {
         Field::new("day", DataType::Date32, true),
         Field::new("zone", DataType::Utf8, true),
         Field::new("shared", DataType::Boolean, true),
+        Field::new("plate", DataType::Utf8, true),
     ]))
 }
 
@@ -71,6 +72,8 @@ fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
             rows.clone().map(|row| (row % 13 > 0).then(|| format!("zone {}", below(50)))).collect::<StringArray>(),
         ),
         Arc::new(rows.clone().map(|_| [Some(true), Some(false), None][below(3)]).collect::<BooleanArray>()),
+        // Too many kinds of strings to have numbers.
+        Arc::new(rows.map(|row| (row % 7 > 0).then(|| format!("plate {}", row % 5000))).collect::<StringArray>()),
     ];
     RecordBatch::try_new(schema(), columns).unwrap()
 }
@@ -94,7 +97,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 75] = [
+const QUERIES: [&str; 84] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -170,6 +173,15 @@ const QUERIES: [&str; 75] = [
     "select sum(tip), count(tip), avg(tip), min(tip), count(*) from t where tip between -1 and 3",
     "select sum(fare), count(*), sum(tip), max(paid) from t where paid <= 3 and vendor = 2",
     "select sum(tip), avg(tip), count(tip), min(tip) from t where id < 9000 and tip < -50",
+    "select zone, count(*), sum(fare), avg(tip), max(day) from t group by zone order by zone",
+    "select distinct zone from t where vendor = 2 order by zone",
+    "select zone, vendor, shared, count(*), sum(id) from t where fare > 9000 group by zone, vendor, shared order by zone, vendor, shared",
+    "select zone, max(zone), count(zone), sum(fare) from t where id < 5000 group by zone order by zone",
+    "select vendor, count(*), sum(fare) from t where zone = 'zone 7' group by vendor order by vendor",
+    "select sum(fare), count(*), sum(tip) from t where 'zone 31' = zone and vendor = 2",
+    "select id, zone, plate from t where zone = 'zone 0' and fare > 9000 order by id",
+    "select count(*), sum(fare) from t where zone = 'nowhere'",
+    "select plate, count(*), sum(fare) from t where plate = 'plate 77' and vendor < 4 group by plate",
 ];
 
 async fn rows_of(context: &SessionContext, query: &str) -> RecordBatch {
@@ -267,6 +279,8 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select sum(fare) from t where vendor = 3 and id < 1000",
             "select sum(tip), min(tip) from t where tip > 3",
             "select sum(fare), count(tip) from t where paid = 3",
+            "select sum(fare), count(*) from t where zone = 'zone 7' and vendor = 3",
+            "select count(*) from t where zone = 'zone 7'",
         ] {
             let text = plan(query).await;
             assert!(
@@ -282,7 +296,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
         }
-        // Groups, too, by up to four columns of numbers, dates, times or booleans.
+        // Groups, too, by up to four columns of numbers, dates, times, booleans or few kinds of strings.
         for query in [
             "select vendor, sum(fare), avg(fare), count(*) from t group by vendor",
             "select distinct vendor from t",
@@ -293,6 +307,8 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select shared, paid, sum(fare), max(tip), count(*) from t group by shared, paid",
             "select vendor, sum(tip), avg(tip) from t where tip > 2 group by vendor",
             "select vendor, day, fare, paid, count(*) from t group by vendor, day, fare, paid",
+            "select zone, shared, sum(tip), count(*) from t group by zone, shared",
+            "select vendor, sum(fare) from t where zone = 'zone 7' and fare > 3 group by vendor",
         ] {
             let text = plan(query).await;
             assert!(text.contains("FarGroups: [") && !text.contains("mode=Partial"), "{text}");
@@ -301,7 +317,9 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select odd, count(*) from t group by odd",
             "select vendor, id, fare, paid, day, count(*) from t group by vendor, id, fare, paid, day",
             "select vendor % 2, sum(fare) from t group by vendor % 2",
-            "select zone, count(*) from t group by zone",
+            "select plate, count(*) from t group by plate",
+            "select zone, count(plate) from t group by zone",
+            "select vendor, count(*) from t where plate = 'plate 7' group by vendor",
             "select vendor, max(odd) from t group by vendor",
             "select vendor, max(shared) from t group by vendor",
             "select vendor, count(*) from t where zone like '%1' group by vendor",
@@ -333,14 +351,14 @@ fn what_the_server_finds_does_not_come_near() {
             heap.stats().fetched_bytes - before
         };
         // Columns that nobody asks about are near now.
-        fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
+        fetched("select max(zone), max(plate), max(shared), max(day + 1), max(tip + 1) from t").await;
         let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
         let few = fetched("select sum(fare) from t where id = 70000").await;
         let groups = fetched("select vendor, sum(fare) from t where id > 500 group by vendor").await;
-        fetched("select max(zone), max(shared), max(fare + 1), max(id + 1) from t").await;
-        fetched("select max(zone), max(shared), max(fare + 1), max(id + 1) from t").await;
+        fetched("select max(zone), max(plate), max(shared), max(fare + 1), max(id + 1) from t").await;
+        fetched("select max(zone), max(plate), max(shared), max(fare + 1), max(id + 1) from t").await;
         let nulls = fetched("select paid, vendor, sum(tip), avg(tip) from t where tip > 0 group by paid, vendor").await;
-        fetched("select max(zone), max(shared), max(day + 1), max(tip + 1) from t").await;
+        fetched("select max(zone), max(plate), max(shared), max(day + 1), max(tip + 1) from t").await;
         let near = fetched("select sum(fare + 0.0) from t").await;
         let most = at_server.max(few).max(groups).max(nulls);
         assert!(most * 4 < near, "{at_server}, {few}, {groups} and {nulls} bytes, and {near} to look at them near");

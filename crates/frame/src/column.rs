@@ -1,13 +1,14 @@
 //! A column: its buffers as far vectors, and chunks of it as Arrow arrays.
 //!
 //! All rows of a buffer lie in one far vector, so a whole column is asked for with one `aggregate`. Bits (validity, booleans) are words of 64, and chunks begin at
-//! a word, so a chunk is read without shifting. Offsets of strings count from the beginning of their chunk; where chunks begin is kept near.
+//! a word, so a chunk is read without shifting. Strings are in [`text`](crate::text).
 //!
 //! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word; nulls that are taken for values.
 
 use crate::error::FrameError;
+use crate::text::{Text, Words};
 use crate::zones::{Zone, Zones};
-use arrow::array::{Array, ArrayData, ArrayRef, BooleanArray, BooleanBufferBuilder, UInt32Array, make_array};
+use arrow::array::{Array, ArrayData, ArrayRef, AsArray, BooleanArray, BooleanBufferBuilder, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow::compute::{concat, take};
 use arrow::datatypes::{ArrowNativeType, DataType, Field};
@@ -36,6 +37,7 @@ pub(crate) enum Values {
     F32(FarVec<f32>),
     F64(FarVec<f64>),
     Bits(FarVec<u64>),
+    Words(Words),
     Text(Text),
 }
 
@@ -59,14 +61,18 @@ macro_rules! with_numbers {
 }
 pub(crate) use with_numbers;
 
-/// Strings: bytes without gaps, and for each chunk one offset more than it has rows.
-#[derive(Default)]
-pub(crate) struct Text {
-    bytes: FarVec<u8>,
-    offsets: FarVec<i32>,
-    /// Where chunks begin in `bytes`.
-    starts: Vec<usize>,
+/// The same for all that has images: numbers, and numbers of kinds of strings.
+macro_rules! with_images {
+    ($values:expr, $numbers:ident => $numeric:expr, $($other:tt)*) => {
+        with_numbers!($values, $numbers => $numeric,
+            Values::Words(words) => {
+                let $numbers = &words.numbers;
+                $numeric
+            }
+            $($other)*)
+    };
 }
+pub(crate) use with_images;
 
 /// A column under construction, or finished. It only grows, by whole chunks and a last one that may be shorter.
 pub(crate) struct Column {
@@ -76,7 +82,7 @@ pub(crate) struct Column {
     /// Bits that say which rows have a value. Empty as long as all have. Numbers and bits of the others are zeros.
     valid: FarVec<u64>,
     pub(crate) values: Values,
-    /// Of numbers.
+    /// Of numbers, and of numbers of kinds of strings.
     pub(crate) zones: Zones,
 }
 
@@ -98,7 +104,7 @@ impl Column {
             DataType::Float32 => Values::F32(FarVec::new()),
             DataType::Float64 => Values::F64(FarVec::new()),
             DataType::Boolean => Values::Bits(FarVec::new()),
-            DataType::Utf8 => Values::Text(Text::default()),
+            DataType::Utf8 => Values::Words(Words::default()),
             other => return Err(FrameError::Type { name: field.name().clone(), data_type: other.clone() }),
         };
         let data_type = field.data_type().clone();
@@ -120,7 +126,7 @@ impl Column {
 
     /// Does it have numbers, and not bits or strings?
     pub(crate) fn has_numbers(&self) -> bool {
-        !matches!(self.values, Values::Bits(_) | Values::Text(_))
+        with_numbers!(&self.values, _numbers => true, Values::Bits(_) | Values::Words(_) | Values::Text(_) => false)
     }
 
     /// Can its values be a part of a key, as words?
@@ -129,11 +135,13 @@ impl Column {
     }
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
-        let Some(Zone { low, high }) = self.zones.all() else { return Ok(None) };
+        // Kinds of strings are not in the order of their numbers.
+        let zone = self.zones.all().filter(|_| self.has_numbers());
+        let Some(Zone { low, high }) = zone else { return Ok(None) };
         self.array_of_images([low, high].into_iter(), None)
     }
 
-    /// The numbers with these images ([`Number::image`]), or the bits, as values of its type. `None`: it has none.
+    /// The numbers with these images ([`Number::image`]), bits, or strings of these kinds, as values of its type. `None`: it has none.
     pub(crate) fn array_of_images(
         &self,
         images: impl Iterator<Item = u64>,
@@ -142,13 +150,14 @@ impl Column {
         let bits = |images: &mut dyn Iterator<Item = u64>| images.map(|image| image == 1).collect();
         with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), nulls).map(Some),
             Values::Bits(_) => Ok(Some(Arc::new(BooleanArray::new(bits(&mut { images }), nulls)))),
+            Values::Words(words) => words.strings(images.map(u16::of_image).collect(), nulls).map(Some),
             Values::Text(_) => Ok(None))
     }
 
-    /// As a part of keys: whether there is a value, if there are nulls, and its number or bit. Of nulls all are zeros, so they are one group, the first. Nothing: it has
+    /// As a part of keys: whether there is a value, if there are nulls, and its number, bit or kind. Of nulls all are zeros, so they are one group, the first. Nothing: it has
     /// neither.
     pub(crate) fn key_columns(&self) -> Vec<KeyColumn<'_>> {
-        let values: Option<KeyColumn<'_>> = with_numbers!(&self.values, numbers => Some(numbers.into()),
+        let values: Option<KeyColumn<'_>> = with_images!(&self.values, numbers => Some(numbers.into()),
             Values::Bits(bits) => Some(KeyColumn::bits(bits, self.rows)), Values::Text(_) => None);
         let valid = self.valid().filter(|_| values.is_some()).map(|valid| KeyColumn::bits(valid, self.rows));
         valid.into_iter().chain(values).collect()
@@ -178,11 +187,22 @@ impl Column {
                 let set = data.nulls().map_or_else(|| set.clone(), |valid| &set & valid.inner());
                 bits.extend_from_slice(&heap.enter(), &words_of(&set))?;
             }
+            Values::Words(words) => match words.numbers_of(array.as_string()) {
+                Some(numbers) => {
+                    words.numbers.extend_from_slice(&heap.enter(), &numbers)?;
+                    push_zone(&mut self.zones, &numbers, data.nulls());
+                }
+                None => {
+                    let mut text = words.spelled_out(heap, (self.nulls > 0).then_some(&self.valid))?;
+                    text.push(heap, &data)?;
+                    (self.values, self.zones) = (Values::Text(text), Zones::default());
+                }
+            },
             Values::Text(text) => text.push(heap, &data)?,
             numbers => with_numbers!(numbers, numbers => {
                 numbers.extend_from_slice(&heap.enter(), &with_zeros(&data))?;
-                push_zone(&mut self.zones, numbers, &data);
-            }, Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers")),
+                push_zone(&mut self.zones, zone_numbers(numbers, &data), data.nulls());
+            }, Values::Bits(_) | Values::Words(_) | Values::Text(_) => unreachable!("these are not numbers")),
         }
         self.rows += data.len();
         self.nulls += data.null_count();
@@ -223,7 +243,12 @@ impl Column {
             let some = numbers.take(heap, rows).run()?;
             let nulls = self.valid_at(heap, rows)?.map(NullBuffer::new);
             return self.array_of(read(heap, &some, 0..some.len())?, nulls);
-        }, Values::Bits(_) | Values::Text(_) => {});
+        }, Values::Words(words) => {
+            let some = words.numbers.take(heap, rows).run()?;
+            let nulls = self.valid_at(heap, rows)?.map(NullBuffer::new);
+            return words.strings(read(heap, &some, 0..some.len())?, nulls);
+        }
+        Values::Bits(_) | Values::Text(_) => {});
         let part = |rows: &[u64]| {
             let chunk = chunk_of(rows[0]);
             let rows =
@@ -240,52 +265,21 @@ impl Column {
     /// A chunk as an array of Arrow.
     pub(crate) fn chunk(&self, heap: &Heap, chunk: usize) -> Result<ArrayRef, FrameError> {
         let rows = chunk * CHUNK_ROWS..self.rows.min((chunk + 1) * CHUNK_ROWS);
-        let words = chunk * CHUNK_WORDS..chunk * CHUNK_WORDS + rows.len().div_ceil(WORD_BITS);
+        let nulls = self.valid().map(|valid| nulls_of(heap, valid, rows.clone())).transpose()?;
         let builder = ArrayData::builder(self.data_type.clone()).len(rows.len());
         let builder = match &self.values {
-            Values::Bits(bits) => builder.add_buffer(Buffer::from_vec(read(heap, bits, words.clone())?)),
+            Values::Bits(bits) => builder.add_buffer(Buffer::from_vec(read(heap, bits, words_with(&rows))?)),
+            Values::Words(words) => return words.strings(read(heap, &words.numbers, rows)?, nulls),
             Values::Text(text) => {
                 let (offsets, bytes) = text.read(heap, chunk, rows.len())?;
                 builder.add_buffer(Buffer::from_vec(offsets)).add_buffer(Buffer::from_vec(bytes))
             }
             numbers => {
                 with_numbers!(numbers, numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
-                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers"))
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) => unreachable!("these are not numbers"))
             }
         };
-        let nulls = match self.nulls {
-            0 => None,
-            _ => Some(NullBuffer::new(BooleanBuffer::new(
-                Buffer::from_vec(read(heap, &self.valid, words)?),
-                0,
-                rows.len(),
-            ))),
-        };
         Ok(make_array(builder.nulls(nulls.filter(|nulls| nulls.null_count() > 0)).build()?))
-    }
-}
-
-impl Text {
-    fn push(&mut self, heap: &Heap, data: &ArrayData) -> Result<(), FarError> {
-        let scope = heap.enter();
-        let start = self.bytes.len();
-        let offsets = &data.buffers()[0].typed_data::<i32>();
-        // Of no rows there may be no offset at all.
-        let offsets = if data.is_empty() { &[0][..] } else { &offsets[data.offset()..=data.offset() + data.len()] };
-        let first = offsets[0];
-        let moved: Vec<i32> = offsets.iter().map(|offset| offset - first).collect();
-        let bytes = first as usize..offsets[offsets.len() - 1] as usize;
-        self.offsets.extend_from_slice(&scope, &moved)?;
-        self.bytes.extend_from_slice(&scope, &data.buffers()[1][bytes])?;
-        self.starts.push(start);
-        Ok(())
-    }
-
-    fn read(&self, heap: &Heap, chunk: usize, rows: usize) -> Result<(Vec<i32>, Vec<u8>), FarError> {
-        let first = chunk * (CHUNK_ROWS + 1);
-        let offsets = read(heap, &self.offsets, first..first + rows + 1)?;
-        let end = self.starts.get(chunk + 1).copied().unwrap_or(self.bytes.len());
-        Ok((offsets, read(heap, &self.bytes, self.starts[chunk]..end)?))
     }
 }
 
@@ -301,18 +295,33 @@ fn with_zeros<N: ArrowNativeType>(data: &ArrayData) -> Cow<'_, [N]> {
     }
 }
 
-/// A chunk more of the column whose numbers are these.
-fn push_zone<N: Number + ArrowNativeType>(zones: &mut Zones, _column: &FarVec<N>, data: &ArrayData) {
-    let numbers: &[N] = natives(data);
-    match data.nulls() {
+/// A chunk more of a column, with these numbers.
+fn push_zone<N: Number>(zones: &mut Zones, numbers: &[N], nulls: Option<&NullBuffer>) {
+    match nulls {
         Some(nulls) => zones.push(nulls.valid_indices().map(|row| numbers[row])),
         None => zones.push(numbers.iter().copied()),
     }
 }
 
+/// The numbers of an array, of the type of a column.
+fn zone_numbers<'a, N: ArrowNativeType>(_column: &FarVec<N>, data: &'a ArrayData) -> &'a [N] {
+    natives(data)
+}
+
 /// The numbers with these images, of the type of a column.
 fn numbers_of<N: Number>(_column: &FarVec<N>, images: impl Iterator<Item = u64>) -> Vec<N> {
     images.map(N::of_image).collect()
+}
+
+/// Words of bits that have those of these rows of one chunk.
+fn words_with(rows: &Range<usize>) -> Range<usize> {
+    rows.start / WORD_BITS..rows.end.div_ceil(WORD_BITS)
+}
+
+/// Which of these rows of one chunk have no value.
+pub(crate) fn nulls_of(heap: &Heap, valid: &FarVec<u64>, rows: Range<usize>) -> Result<NullBuffer, FarError> {
+    let words = read(heap, valid, words_with(&rows))?;
+    Ok(NullBuffer::new(BooleanBuffer::new(Buffer::from_vec(words), 0, rows.len())))
 }
 
 pub(crate) fn chunk_of(row: u64) -> usize {

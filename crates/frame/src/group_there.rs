@@ -1,11 +1,11 @@
-//! Groups that are found where the columns are: by up to four columns of numbers, dates, times or booleans, of columns of numbers, dates or times.
+//! Groups that are found where the columns are: by up to four columns of numbers, dates, times, booleans or few kinds of strings, of columns of numbers, dates or times.
 //!
 //! Where there are nulls, bits say which rows have a value: they are a part of keys, and a condition on rows whose numbers are added up. So of a group that has
 //! nothing but nulls nothing is said, and groups are counted by themselves.
 //!
 //! Danger: another answer than rows that are looked at one by one would give; a zero below a null that is taken for a value; a group of nulls that is lost.
 
-use crate::column::{Column, Values, with_numbers};
+use crate::column::{Column, Values, with_images, with_numbers};
 use crate::error::FrameError;
 use crate::kept::narrowed;
 use crate::scan::Scan;
@@ -60,7 +60,7 @@ pub(crate) fn found(
     counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<Found>, FrameError> {
-    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Text(_) => Ok(None))
+    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
 }
 
 fn by<N: Summed>(

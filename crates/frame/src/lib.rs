@@ -37,6 +37,7 @@ mod parquet;
 mod scan;
 mod sort;
 mod sums;
+mod text;
 mod totals;
 mod zones;
 

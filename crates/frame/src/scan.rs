@@ -6,11 +6,12 @@
 //!
 //! Danger: a row that is there twice, not at all, or with another one's values; a range that the server compares otherwise.
 
-use crate::column::{CHUNK_ROWS, Column, Values, chunk_of, natives, read, with_numbers};
+use crate::column::{CHUNK_ROWS, Column, Values, chunk_of, natives, read, with_images, with_numbers};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, same_length};
 use crate::zones::{Images, Share, runs};
-use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, UInt32Array};
+use arrow::compute::kernels::cmp::eq;
 use arrow::compute::take;
 use arrow::datatypes::{ArrowNativeType, SchemaRef};
 use arrow::error::ArrowError;
@@ -64,7 +65,7 @@ pub struct Scan {
     pub(crate) frame: FarFrame,
     columns: Vec<usize>,
     schema: SchemaRef,
-    /// Columns of numbers, and what their values have to be; `None`: nothing is.
+    /// Columns of numbers, or of kinds of strings, and what their values have to be; `None`: nothing is.
     pub(crate) within: Vec<(usize, Option<Images>)>,
     pub(crate) keep: Vec<(Vec<usize>, Keep)>,
     /// Those that nothing was asked of.
@@ -88,12 +89,33 @@ impl Scan {
     pub fn within<N: Number>(mut self, name: &str, values: impl RangeBounds<N>) -> Result<Scan, FrameError> {
         let index = self.frame.index(name)?;
         let values_of = &self.frame.columns[index].values;
-        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Text(_) => false) {
+        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Words(_) | Values::Text(_) => false)
+        {
             let data_type = self.frame.schema.field(index).data_type().clone();
             return Err(FrameError::Type { name: name.to_owned(), data_type });
         }
         self.within.push((index, Images::of(&values)));
         Ok(self)
+    }
+
+    /// Only rows whose value in a column of strings is this one. Of a column of few kinds of strings the memory server finds them, as those in ranges.
+    pub fn equal_to(mut self, name: &str, string: &str) -> Result<Scan, FrameError> {
+        let index = self.frame.index(name)?;
+        match &self.frame.columns[index].values {
+            Values::Words(words) => {
+                let number = words.number(string);
+                self.within.push((index, number.and_then(|number| Images::of(&(number..=number)))));
+                Ok(self)
+            }
+            Values::Text(_) => {
+                let string = StringArray::new_scalar(string);
+                self.filter(&[name], move |batch| eq(batch.column(0), &string))
+            }
+            _ => {
+                let data_type = self.frame.schema.field(index).data_type().clone();
+                Err(FrameError::Type { name: name.to_owned(), data_type })
+            }
+        }
     }
 
     /// Only rows for which `keep` says true, and neither false nor null. It is shown the columns `names` of rows that everything before keeps.
@@ -253,8 +275,8 @@ fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>)
                 rows.extend(present(heap, column, (all.start as u64..all.end as u64).collect())?);
             }
             Share::Some => {
-                with_numbers!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
-                Values::Bits(_) | Values::Text(_) => unreachable!("these are not numbers"))
+                with_images!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
+                Values::Bits(_) | Values::Text(_) => unreachable!("these have no ranges"))
             }
         }
     }

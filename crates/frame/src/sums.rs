@@ -2,7 +2,7 @@
 //!
 //! Danger: numbers that are added up twice, or not, where chunks that are known meet others.
 
-use crate::column::{Column, Values, with_numbers};
+use crate::column::{Column, Values, with_images, with_numbers};
 use crate::error::FrameError;
 use crate::kept::narrowed;
 use crate::scan::Scan;
@@ -71,7 +71,7 @@ impl Scan {
         }
         let index = self.frame.index(name)?;
         with_numbers!(&self.frame.columns[index].values, numbers => self.sums_of(index, numbers).map(Some),
-            Values::Bits(_) | Values::Text(_) => Ok(None))
+            Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
     }
 
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {

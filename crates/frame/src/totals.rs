@@ -102,7 +102,7 @@ impl FarFrame {
         let mut values = [0.0; N];
         for (value, share) in values.iter_mut().zip(shares) {
             let found = with_numbers!(&present.columns[0].values, numbers => ranked(&self.heap, numbers, share)?,
-                Values::Bits(_) | Values::Text(_) => None);
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) => None);
             match found {
                 Some(found) => *value = found,
                 None => return Ok(None),
@@ -140,7 +140,7 @@ fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) ->
     if *values != (Bound::Unbounded, Bound::Unbounded) {
         return Ok(None);
     }
-    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Text(_) => Ok(None))
+    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
 }
 
 fn ranked<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>, share: f64) -> Result<Option<f64>, OffloadError> {

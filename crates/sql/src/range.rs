@@ -1,4 +1,4 @@
-//! Conditions of a query that are ranges of numbers.
+//! Conditions of a query that are ranges of numbers, or ask for one string.
 //!
 //! Danger: a comparison that means something else here than in DataFusion.
 
@@ -8,7 +8,7 @@ use farfield_frame::{FarFrame, FrameError, Scan};
 use std::fmt;
 use std::ops::Bound;
 
-/// A column of numbers, dates or times compared with a value of its type.
+/// A column of numbers, dates or times compared with a value of its type, or one of strings with one that it is to equal.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     column: String,
@@ -65,6 +65,7 @@ impl Range {
             UInt64(Some(value)) => bounds(of, value).map(|bounds| scan.within(name, bounds)),
             Float32(Some(value)) => bounds(of, value).map(|bounds| scan.within(name, bounds)),
             Float64(Some(value)) => bounds(of, value).map(|bounds| scan.within(name, bounds)),
+            Utf8(Some(value)) if of == Operator::Eq => return scan.equal_to(name, value),
             _ => None,
         };
         scan.unwrap_or_else(|| Err(FrameError::Type { name: name.clone(), data_type: self.value.data_type() }))

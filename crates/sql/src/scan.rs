@@ -97,10 +97,18 @@ impl FarScan {
         self.frame.schema().field(column).name().clone()
     }
 
-    /// One that a condition is about: it has a value in all rows that are kept.
-    pub(crate) fn column_of_ranges(&self) -> Option<usize> {
-        let first = self.ranges.first()?;
-        self.frame.schema().index_of(first.column()).ok()
+    /// One that has a value in all rows that are kept, and can be added up: a condition is about it, or it has no nulls.
+    pub(crate) fn column_of_rows(&self) -> Result<Option<usize>, FrameError> {
+        let schema = self.frame.schema();
+        let of_ranges = self.ranges.iter().filter_map(|range| schema.index_of(range.column()).ok());
+        for column in of_ranges.chain(0..schema.fields().len()) {
+            let name = &self.names(&[column])[0];
+            let is_sure = self.ranges.iter().any(|range| range.column() == name) || self.frame.nulls(name)? == 0;
+            if is_sure && self.has_sums(column)? {
+                return Ok(Some(column));
+            }
+        }
+        Ok(None)
     }
 
     pub(crate) fn data_type(&self, column: usize) -> DataType {

@@ -44,8 +44,9 @@ impl FarTotals {
         let mut wanted = Vec::new();
         for function in below.aggr_expr() {
             let Some(mut asked) = Asked::of(function, scan)? else { return Ok(None) };
-            // Rows that are in ranges have a value.
-            asked.column = asked.column.or_else(|| scan.column_of_ranges());
+            if asked.column.is_none() && !scan.is_whole() {
+                asked.column = scan.column_of_rows().map_err(failed)?;
+            }
             let is_there = match asked.column {
                 Some(column) => scan.has_sums(column).map_err(failed)?,
                 None => scan.is_whole(),
