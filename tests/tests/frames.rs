@@ -296,11 +296,13 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
         // Of the last there are too many.
-        let keys: [&[&str]; 12] = [
+        let keys: [&[&str]; 14] = [
             &["zone"],
+            &["few"],
             &["some"],
             &["many"],
             &["few", "some"],
+            &["kind"],
             &["kind", "zone"],
             &["flag"],
             &["sure", "flag", "few"],
@@ -310,7 +312,7 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
             &["all"],
             &["late", "some", "kind", "many"],
         ];
-        for by in &keys[..if number == 0 { 12 } else { 9 }] {
+        for by in &keys[..if number == 0 { 14 } else { 11 }] {
             let groups = frame.group_by(by).unwrap();
             let values = ["whole", "unsigned", "short", "odd", "nan", "tip", "late", "mix"];
             let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);
@@ -372,17 +374,19 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
     let end = GROUPED as i64;
     // Of one column that ascends, so that most chunks are kept whole or not at all; of columns of which every chunk has some; and of both.
     // Of columns with nulls, of ranges that have the zeros below them.
-    let ranges: [&[(&str, i64, i64)]; 10] = [
+    let ranges: [&[(&str, i64, i64)]; 12] = [
         &[("all", 9000, end - 9000)],
         &[("whole", 5000, 600_000)],
         &[("all", 9000, end), ("whole", -1000, 300_000)],
         &[("all", 9000, end), ("all", 0, 20_000), ("unsigned", 100, 3000), ("some", 0, 100)],
         &[("few", 0, 1)],
-        &[("few", 1, 1), ("zone", 2, 2)],
+        &[("few", 1, 1)],
         &[("all", end + 5, end + 9)],
-        &[("late", -5, 20), ("all", 0, end - 9000), ("zone", 0, 0)],
+        &[("late", -5, 20), ("all", 0, end - 9000)],
         &[("late", -1000, 1000), ("tip", -1, 7000)],
         &[("kind", 0, 2), ("late", 1, 50), ("whole", -1000, 600_000)],
+        &[("zone", 0, 0), ("all", 0, end - 9000)],
+        &[("zone", 2, 2), ("tip", -1, 7000)],
     ];
     for (number, heap) in heaps.iter().enumerate() {
         let frame = FarFrame::from_batches(heap, rows.schema(), [Ok(rows.clone())]).unwrap();
@@ -424,8 +428,9 @@ fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
             let of_nulls = [Agg::sum("late"), Agg::count("tip"), Agg::mean("tip"), Agg::max("when")];
             // With a column of strings rows are looked at.
             let looked_at = [&asked[..], &of_nulls, &[Agg::count("name")]].concat();
-            let keys: [&[&str]; 7] = [
+            let keys: [&[&str]; 8] = [
                 &["few"],
+                &["flag", "few"],
                 &["flag", "zone"],
                 &["many"],
                 &["some", "few"],

@@ -97,7 +97,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 84] = [
+const QUERIES: [&str; 90] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -182,6 +182,12 @@ const QUERIES: [&str; 84] = [
     "select id, zone, plate from t where zone = 'zone 0' and fare > 9000 order by id",
     "select count(*), sum(fare) from t where zone = 'nowhere'",
     "select plate, count(*), sum(fare) from t where plate = 'plate 77' and vendor < 4 group by plate",
+    "select count(*), sum(fare) from t where odd > 3",
+    "select count(*), sum(fare) from t where odd >= 0.0 and odd < 2",
+    "select count(*), sum(fare) from t where odd = 0.0",
+    "select count(*) from t where odd > 26 and id < 50000",
+    "select count(*), sum(fare) from t where odd < 0.0",
+    "select vendor, count(*), sum(fare) from t where odd >= 0.0 group by vendor order by vendor",
 ];
 
 async fn rows_of(context: &SessionContext, query: &str) -> RecordBatch {

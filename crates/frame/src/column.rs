@@ -200,8 +200,9 @@ impl Column {
             },
             Values::Text(text) => text.push(heap, &data)?,
             numbers => with_numbers!(numbers, numbers => {
-                numbers.extend_from_slice(&heap.enter(), &with_zeros(&data))?;
-                push_zone(&mut self.zones, zone_numbers(numbers, &data), data.nulls());
+                let stored = with_zeros(&data);
+                numbers.extend_from_slice(&heap.enter(), &stored)?;
+                push_zone(&mut self.zones, &stored, data.nulls());
             }, Values::Bits(_) | Values::Words(_) | Values::Text(_) => unreachable!("these are not numbers")),
         }
         self.rows += data.len();
@@ -239,16 +240,10 @@ impl Column {
 
     /// These rows, which ascend, as an array of Arrow. Numbers are put together where they are.
     pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
-        with_numbers!(&self.values, numbers => {
-            let some = numbers.take(heap, rows).run()?;
-            let nulls = self.valid_at(heap, rows)?.map(NullBuffer::new);
-            return self.array_of(read(heap, &some, 0..some.len())?, nulls);
-        }, Values::Words(words) => {
-            let some = words.numbers.take(heap, rows).run()?;
-            let nulls = self.valid_at(heap, rows)?.map(NullBuffer::new);
-            return words.strings(read(heap, &some, 0..some.len())?, nulls);
-        }
-        Values::Bits(_) | Values::Text(_) => {});
+        let nulls = || Ok::<_, FrameError>(self.valid_at(heap, rows)?.map(NullBuffer::new));
+        with_numbers!(&self.values, numbers => return self.array_of(taken(heap, numbers, rows)?, nulls()?),
+            Values::Words(words) => return words.strings(taken(heap, &words.numbers, rows)?, nulls()?),
+            Values::Bits(_) | Values::Text(_) => {});
         let part = |rows: &[u64]| {
             let chunk = chunk_of(rows[0]);
             let rows =
@@ -303,11 +298,6 @@ fn push_zone<N: Number>(zones: &mut Zones, numbers: &[N], nulls: Option<&NullBuf
     }
 }
 
-/// The numbers of an array, of the type of a column.
-fn zone_numbers<'a, N: ArrowNativeType>(_column: &FarVec<N>, data: &'a ArrayData) -> &'a [N] {
-    natives(data)
-}
-
 /// The numbers with these images, of the type of a column.
 fn numbers_of<N: Number>(_column: &FarVec<N>, images: impl Iterator<Item = u64>) -> Vec<N> {
     images.map(N::of_image).collect()
@@ -336,6 +326,12 @@ pub(crate) fn natives<N: ArrowNativeType>(data: &ArrayData) -> &[N] {
 /// Bits as words, the rest of the last one zero.
 fn words_of(bits: &BooleanBuffer) -> Vec<u64> {
     bits.bit_chunks().iter_padded().take(bits.len().div_ceil(WORD_BITS)).collect()
+}
+
+/// These numbers, put together where they are.
+fn taken<N: Number>(heap: &Heap, numbers: &FarVec<N>, rows: &[u64]) -> Result<Vec<N>, FrameError> {
+    let some = numbers.take(heap, rows).run()?;
+    Ok(read(heap, &some, 0..some.len())?)
 }
 
 /// Copies of these elements.

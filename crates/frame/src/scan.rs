@@ -50,6 +50,12 @@ impl FarFrame {
         Ok(Scan { frame: self.clone(), columns, schema, within, keep, chunks, found })
     }
 
+    /// A column cannot be asked that.
+    fn wrong_type(&self, index: usize) -> FrameError {
+        let field = self.schema.field(index);
+        FrameError::Type { name: field.name().clone(), data_type: field.data_type().clone() }
+    }
+
     fn indices(&self, names: &[&str]) -> Result<Vec<usize>, FrameError> {
         names.iter().map(|name| self.index(name)).collect()
     }
@@ -91,8 +97,7 @@ impl Scan {
         let values_of = &self.frame.columns[index].values;
         if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Words(_) | Values::Text(_) => false)
         {
-            let data_type = self.frame.schema.field(index).data_type().clone();
-            return Err(FrameError::Type { name: name.to_owned(), data_type });
+            return Err(self.frame.wrong_type(index));
         }
         self.within.push((index, Images::of(&values)));
         Ok(self)
@@ -111,10 +116,7 @@ impl Scan {
                 let string = StringArray::new_scalar(string);
                 self.filter(&[name], move |batch| eq(batch.column(0), &string))
             }
-            _ => {
-                let data_type = self.frame.schema.field(index).data_type().clone();
-                Err(FrameError::Type { name: name.to_owned(), data_type })
-            }
+            _ => Err(self.frame.wrong_type(index)),
         }
     }
 

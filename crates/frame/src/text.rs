@@ -38,7 +38,7 @@ impl Words {
         if let Some(number) = self.number(kind) {
             return Some(number);
         }
-        let number = u16::try_from(self.kinds.len()).ok()?;
+        let number = self.kinds.len() as u16;
         self.bytes += kind.len();
         if self.kinds.len() == KINDS_MAX || self.bytes > BYTES_MAX {
             return None;
