@@ -1,7 +1,8 @@
 //! Processes with a deadline, whose descendants are found whatever they do.
 //!
-//! Each command gets a mark in its environment and a session of its own. Whoever has the mark or the session belongs to it: servers
-//! that made themselves daemons have the first, programs that cleaned their environment the second.
+//! Each command gets a mark in its environment and a process group of its own. Whoever has the mark or the group belongs to it: servers
+//! that made themselves daemons have the first, programs that cleaned their environment the second. All stay in one session: the kernel shares
+//! processors out between sessions, not always fairly (docs/design/testing.md).
 
 use crate::usual_deadline;
 use std::ffi::{OsStr, OsString};
@@ -92,17 +93,15 @@ impl Command {
         command.args(&self.words[1..]).current_dir(&self.folder);
         command.env(MARK, &mark).envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(input).stdout(create(&output)).stderr(create(&errors));
-        // SAFETY: `signal` and `setsid` are async-signal-safe, which is all that code between fork and exec must be.
+        command.process_group(0);
+        // SAFETY: `signal` is async-signal-safe, which is all that code between fork and exec must be.
         unsafe {
             command.pre_exec(|| {
                 // Who started the tests in the background may have them ignore these.
                 for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
-                match libc::setsid() {
-                    -1 => Err(io::Error::last_os_error()),
-                    _ => Ok(()),
-                }
+                Ok(())
             });
         }
         let started = Instant::now();
@@ -229,7 +228,7 @@ impl Running {
     }
 
     fn family(&self) -> Vec<i32> {
-        processes_where(|pid| has_mark(pid, &self.mark) || session_of(pid) == Some(self.pid))
+        processes_where(|pid| has_mark(pid, &self.mark) || group_of(pid) == Some(self.pid))
     }
 }
 
@@ -283,8 +282,8 @@ fn is_alive(pid: i32) -> bool {
     stat_fields(pid).is_some_and(|fields| !matches!(fields.first().map(String::as_str), None | Some("Z" | "X")))
 }
 
-fn session_of(pid: i32) -> Option<i32> {
-    stat_fields(pid)?.get(3)?.parse().ok()
+fn group_of(pid: i32) -> Option<i32> {
+    stat_fields(pid)?.get(2)?.parse().ok()
 }
 
 /// `/proc/PID/stat` after the name: state, parent, group, session …

@@ -196,9 +196,11 @@ fn a_private_server_is_private_and_leaves_nothing() {
     let (mut job, program) = job(&folder, &["--quiet"]);
     let (server, socket_folder) = server(&job, program);
     assert_eq!(std::fs::metadata(&socket_folder).unwrap().permissions().mode() & 0o777, 0o700);
-    // A session of its own: no key on the terminal reaches it.
+    // A group of its own: no key on the terminal reaches it. In the session of its job: they share the processors.
     // SAFETY: only asks.
-    assert_eq!(unsafe { libc::getsid(server as i32) }, server as i32);
+    let (group, session, ours) =
+        unsafe { (libc::getpgid(server as i32), libc::getsid(server as i32), libc::getsid(0)) };
+    assert_eq!((group, session), (server as i32, ours));
     drop(job.child.stdin.take());
     assert_eq!(job.wait().code(), Some(5));
     assert!(!is_alive(server), "stopped with the job");

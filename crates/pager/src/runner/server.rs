@@ -51,14 +51,9 @@ impl PrivateServer {
         if quiet {
             command.stderr(Stdio::null());
         }
-        // SAFETY: `setsid` is async-signal-safe and touches no memory. In a session of its own the server gets no
-        // ^C, ^Z or hang-up of the terminal: it must outlive the program.
-        unsafe {
-            command.pre_exec(|| match libc::setsid() {
-                -1 => Err(io::Error::last_os_error()),
-                _ => Ok(()),
-            });
-        }
+        // It must outlive the program: in a group of its own it gets no ^C, ^Z or hang-up of the terminal. Not in a session of its own: where the
+        // kernel shares processors out between sessions (autogroup), it would have to wait for those of a busy job.
+        command.process_group(0);
         let failed = |error: io::Error| Refusal::Server { reason: format!("{}: {error}", program.display()) };
         let child = command.spawn().map_err(failed)?;
         let mut server = PrivateServer { child, reaped: false, socket, _folder: folder };
