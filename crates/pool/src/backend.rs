@@ -360,7 +360,8 @@ pub trait Lane: Send {
     /// operation in flight completes with an error: poll never forgets one.
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize;
 
-    /// Operations submitted and not yet completed.
+    /// Operations submitted and not yet completed. Even with none there may be an answer to come that no operation waits for: of a leg of a mirror or an
+    /// erasure code that was late. It is used again when that is taken, by [`Lane::poll`]; so a lane of a pool that is [`Health::Degraded`] is polled now and then.
     fn in_flight(&self) -> usize;
 
     /// Blocks until a completion is likely or `timeout` has passed: spins first, then sleeps.

@@ -227,6 +227,35 @@ fn heaps_go_on_while_a_server_of_an_erasure_code_cannot_be_reached() {
     go_on(Some((2, 2)), Silence::Cut, Plane::Page);
 }
 
+/// A leg falls silent while a heap writes, and answers when nobody uses the heap any more: it is used again and given what it lacks all the same.
+#[test]
+fn a_heap_at_rest_is_protected_again_when_a_silent_server_answers() {
+    for made in [None, Some((2, 1))] {
+        let (mut random, scratch) = (Random::new(11), Scratch::new("stops-rest"));
+        let (mut legs, _) = legs(made, &scratch, Silence::Stop);
+        let heap = heap(made, &legs, Plane::Page);
+        let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("room")).collect();
+        let mut rounds = vec![0u64; VALUES];
+        legs[0].fall_silent();
+        wait_until("the leg is left out", || {
+            let (index, scope) = (random.below(VALUES), heap.enter());
+            rounds[index] += 1;
+            *values[index].get_mut(&scope).expect("enough servers answer") = value(index, rounds[index]);
+            heap.health() == Health::Degraded
+        });
+        legs[0].speak();
+        wait_until("it holds everything, though nobody uses the heap", || heap.health() == Health::Good);
+        legs.remove(1).server.kill();
+        for (index, held) in values.iter().enumerate() {
+            let scope = heap.enter();
+            assert!(
+                held.get(&scope).expect("enough live")[..] == value(index, rounds[index]),
+                "{made:?}, value {index}"
+            );
+        }
+    }
+}
+
 /// A job under which servers fall silent.
 pub(super) struct Job<'a> {
     scratch: &'a Scratch,

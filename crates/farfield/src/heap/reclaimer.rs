@@ -5,9 +5,10 @@ use super::{Core, CoreAddress, SERVES};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use farfield_pool::PoolError;
+use farfield_pool::{Backend, Health, PoolError};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Handle on the thread.
 pub(crate) struct Reclaimer {
@@ -24,6 +25,9 @@ pub(crate) struct Reclaimer {
 
 /// When nobody has rung for so long, nothing leaves: then nothing need be kept for what leaves next.
 const IDLE: Duration = Duration::from_millis(100);
+
+/// Between two looks at late answers.
+const LATE_LOOK: Duration = Duration::from_millis(20);
 
 /// How long to wait before trying again what did not work, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
@@ -100,12 +104,26 @@ impl Reclaimer {
 
     /// Until somebody rings. When nobody has for a while, vacancies go back to the pool.
     fn sleep(&self, core: &Core) {
+        self.take_late_answers(core);
         let mut discards = true;
         while !self.doze(core, discards) {
             // What cannot be given back now is tried again when the evictor has run.
             discards = self.discard(core).is_ok();
         }
         self.sleeps_long.store(false, Ordering::SeqCst);
+    }
+
+    /// Until somebody rings, or all is well: writes that the pool went on without may still be answered, as long as they may take.
+    fn take_late_answers(&self, core: &Core) {
+        let until = Instant::now() + core.patience * 2;
+        while core.backend.health() == Health::Degraded && Instant::now() < until {
+            let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.bell.wait_timeout_while(rung, LATE_LOOK, |_| !self.is_called()));
+            if self.is_called() {
+                return;
+            }
+            core.evictor.take_answers();
+        }
     }
 
     /// Waits until somebody rings; false if nobody did for a while and something is to be discarded.
