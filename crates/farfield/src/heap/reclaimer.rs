@@ -116,12 +116,9 @@ impl Reclaimer {
     /// Until somebody rings, or all is well: writes that the pool went on without may still be answered, as long as they may take.
     fn take_late_answers(&self, core: &Core) {
         let until = Instant::now() + core.patience * 2;
-        while core.backend.health() == Health::Degraded && Instant::now() < until {
+        while !self.is_called() && core.backend.health() == Health::Degraded && Instant::now() < until {
             let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
             drop(self.bell.wait_timeout_while(rung, LATE_LOOK, |_| !self.is_called()));
-            if self.is_called() {
-                return;
-            }
             core.evictor.take_answers();
         }
     }
