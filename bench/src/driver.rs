@@ -180,6 +180,7 @@ fn run_point(
             if setbacks.contains_key(name) {
                 continue;
             }
+            line.machine.warm(job.data_bytes)?;
             let sample = ensure_data(&point).and_then(|()| contender::known(name)?.sample(&job));
             match sample {
                 // Whoever is no program of ours says nothing of what it read.

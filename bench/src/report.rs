@@ -424,7 +424,11 @@ fn receipt(out: &mut String, line: &Line) {
         machine.cpu,
         machine.cores,
         (machine.memory_bytes as f64 / f64::from(1 << 30)).round(),
-        if machine.virtual_machine { ", virtual" } else { "" },
+        match (machine.virtual_machine, machine.is_warmed) {
+            (true, true) => ", virtual, its memory warmed",
+            (true, false) => ", virtual",
+            (false, _) => "",
+        },
         machine.kernel,
         machine.huge_pages,
         machine.page_cluster,

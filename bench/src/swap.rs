@@ -1,6 +1,6 @@
 //! Linux swap to set ourselves against: a zram device or a file, with a header that names us.
 
-use crate::sys;
+use crate::sys::{self, PAGE_BYTES};
 use crate::undo::{Step, Undo};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File, OpenOptions};
@@ -8,7 +8,6 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-const PAGE_BYTES: usize = 4096;
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
 const HEADER_AT: usize = 1024;
 const LABEL_AT: usize = HEADER_AT + 28;

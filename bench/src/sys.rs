@@ -11,6 +11,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+pub(crate) const PAGE_BYTES: usize = 4096;
+
 /// The signal that asked us to stop; 0 while none did.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
@@ -47,6 +49,23 @@ pub(crate) fn stop_signal() -> Option<i32> {
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes no argument and cannot fail.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// Touches so much new memory, in huge pages where the kernel has them or in small ones, and frees it.
+pub(crate) fn touch(bytes: usize, is_huge: bool) -> io::Result<()> {
+    let advice = if is_huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, of which only this function knows; every byte that is written lies in it, and it is gone at the end.
+    unsafe {
+        let start = libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // A kernel without huge pages refuses either advice, and has only small ones.
+        libc::madvise(start, bytes, advice);
+        (0..bytes).step_by(PAGE_BYTES).for_each(|at| start.cast::<u8>().add(at).write_volatile(1));
+        check(libc::munmap(start, bytes))
+    }
 }
 
 /// Some of this machine's processors.

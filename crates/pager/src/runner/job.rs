@@ -9,6 +9,7 @@ use super::watch::Watch;
 use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
 use crate::control::{ENV_CONTROL, Mode, read_text};
 use core::sync::atomic::Ordering;
+use farfield_core::policy::hold::WINDOW;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -193,7 +194,8 @@ impl Job {
             fds.clear();
             fds.push(self.signals.fd());
             self.watch.descriptors(&mut fds);
-            sys::poll(&fds, SWEEP_EVERY, &mut ready);
+            let every = if self.holder.is_some() { SWEEP_EVERY.min(WINDOW) } else { SWEEP_EVERY };
+            sys::poll(&fds, every, &mut ready);
         }
         self.progress.erase();
     }
@@ -203,7 +205,7 @@ impl Job {
         let Some(holder) = &mut self.holder else { return };
         let window = holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
         let (Some(window), Some(settler)) = (window, &mut self.settler) else { return };
-        if let Some(said) = settler.on_window(&self.control, &window).filter(|_| !self.progress.quiet) {
+        if let Some(said) = settler.update(&self.control, &window).filter(|_| !self.progress.quiet) {
             self.progress.erase();
             say(&said);
         }

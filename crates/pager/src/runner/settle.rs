@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// What the policy calls a window.
+const WINDOW: Duration = Duration::from_millis(500);
 /// Pages that a place is measured with, and those of a run.
 const PAGES: u64 = 256;
 const RUN_PAGES: usize = 16;
@@ -34,6 +36,9 @@ pub(super) struct Settler {
     block: PathBuf,
     state: State,
     moves: u32,
+    /// Since the last window ended.
+    window: Window,
+    last: Instant,
 }
 
 enum State {
@@ -51,7 +56,8 @@ impl Settler {
     /// Of a job that begins at the first of these places.
     pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>, control: &ControlBlock) -> Settler {
         let settle = Settle::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
-        Settler { settle, urls, token, block: control.path().to_owned(), state: State::Watching, moves: 0 }
+        let (state, window) = (State::Watching, Window::default());
+        Settler { settle, urls, token, block: control.path().to_owned(), state, moves: 0, window, last: Instant::now() }
     }
 
     /// How often the job has moved to another place by itself.
@@ -59,8 +65,18 @@ impl Settler {
         self.moves
     }
 
-    /// A window has ended. What the user may want to know of it.
-    pub(super) fn on_window(&mut self, control: &ControlBlock, window: &Window) -> Option<String> {
+    /// What happened since the last call. What the user may want to know of it.
+    pub(super) fn update(&mut self, control: &ControlBlock, since: &Window) -> Option<String> {
+        self.window = self.window.and(since);
+        if self.last.elapsed() < WINDOW {
+            return None;
+        }
+        self.last = Instant::now();
+        let window = core::mem::take(&mut self.window);
+        self.on_window(control, &window)
+    }
+
+    fn on_window(&mut self, control: &ControlBlock, window: &Window) -> Option<String> {
         let status = PoolStatus::read(control);
         self.follow(&status);
         let cause = self.settle.on_window(window, !status.degraded.is_empty());

@@ -215,6 +215,20 @@ pub(super) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
     }
 }
 
+/// Processor time that all threads of a process have used; `None` if it is gone.
+pub(super) fn processor_time(pid: u32) -> Option<Duration> {
+    // 0 would be this process.
+    let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
+    let (mut clock, mut time) = (0, MaybeUninit::<libc::timespec>::uninit());
+    // SAFETY: room for a clock's number and for a time; the time is read only after success.
+    let time = unsafe {
+        let is_read =
+            libc::clock_getcpuclockid(pid, &mut clock) == 0 && libc::clock_gettime(clock, time.as_mut_ptr()) == 0;
+        is_read.then(|| time.assume_init())?
+    };
+    Some(Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?))
+}
+
 /// State letter of a process in `/proc`; `None` if it is gone.
 pub(super) fn state(pid: u32) -> Option<u8> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
