@@ -222,7 +222,8 @@ impl Hold {
     }
 
     fn decide(&mut self, window: Window) {
-        self.recent = self.recent.faded(1.0 - RECENT).and(&window.faded(RECENT));
+        let recent = if self.recent.busy_ns > 0.0 { self.recent } else { window };
+        self.recent = recent.faded(1.0 - RECENT).and(&window.faded(RECENT));
         self.account = self.account.faded(1.0 - ACCOUNT).and(&window);
         self.too_little = self.too_little.and_then(TooLittle::fade);
         self.notice_stage(&window);
@@ -472,6 +473,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_short_wait_at_the_start_says_nothing() {
+        let mut hold = Hold::new(1.4, Cadence::EventDriven, 300 * MIB, 16 * MIB, 1000 * MIB);
+        let window = |waited_ns| Window { busy_ns: 25e6, waited_ns, all_bytes: 1000 * MIB, ..Window::default() };
+        assert_eq!(hold.on_window(window(12e6)), None);
+        assert!((0..3).any(|_| hold.on_window(window(20e6)).is_some()), "but longer ones do");
     }
 
     #[test]
