@@ -78,7 +78,7 @@ impl Machine {
     }
 
     /// Before a sample of so much data, where there is a hypervisor: it takes back what its guest has freed, and gives it again page by
-    /// page when it is touched, which takes 12 µs in place of half a one. Whoever comes first would pay for all. So the memory that a sample
+    /// page when it is touched, which takes 12 µs in place of 2. Whoever comes first would pay for all. So the memory that a sample
     /// may use, in pages of either size, is touched and freed just before.
     pub(crate) fn warm(&self, data_bytes: u64) -> std::io::Result<()> {
         if !self.is_warmed {

@@ -12,7 +12,7 @@ use std::time::Instant;
 /// What a first touch costs also without us.
 const FIRST_TOUCH_NS: f64 = 1200.0;
 /// What a fault costs the program beside our handler: the kernel's signal and the way back, 2.6 µs (probe `signal_fault`), and caches that it
-/// finds cold. Programs lose 4.2 µs a fault more than the handler's time, within a fifth (`docs/design/profile.md`).
+/// finds cold. In the median programs lose 4.2 µs a fault beside the handler's time (`docs/design/profile.md`).
 const SIGNAL_NS: f64 = 4200.0;
 
 /// What to hold.
