@@ -87,7 +87,10 @@ const _: () = assert!(LogClass::from_index(0).capacity() <= 256);
 impl Places {
     /// All of a page of this class.
     fn all(class: LogClass) -> Places {
-        (0..class.capacity()).collect()
+        Places(core::array::from_fn(|word| {
+            let from_here = class.capacity().saturating_sub(word as u32 * u64::BITS);
+            if from_here >= u64::BITS { u64::MAX } else { (1 << from_here) - 1 }
+        }))
     }
 
     /// Takes the first one out.
