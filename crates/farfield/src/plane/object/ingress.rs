@@ -45,8 +45,6 @@ impl Core {
         renewable: bool,
     ) -> Result<Place, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
-        // With its handle: the mark of a first use is a locked access, behind which the processor begins nothing.
-        load_ahead(scope.arena.wrapping_add(guess.offset()));
         if self.confirms_object(objects, object, guess, want) {
             return Ok(guess);
         }

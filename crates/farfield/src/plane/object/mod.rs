@@ -160,3 +160,18 @@ impl Objects {
         Handle(self.handles[object].load(core::sync::atomic::Ordering::SeqCst))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against places that a page does not have, or that nobody takes.
+    use super::*;
+
+    #[test]
+    fn all_places_of_a_page_are_taken_in_order() {
+        for class in (0..LogClass::COUNT).map(LogClass::from_index) {
+            let mut free = Places::all(class);
+            let taken: Vec<u32> = core::iter::from_fn(|| free.take()).collect();
+            assert_eq!(taken, (0..class.capacity()).collect::<Vec<_>>());
+        }
+    }
+}
