@@ -41,9 +41,9 @@ impl Memory for Plain {
         process::now_ns()
     }
 
-    fn announce(&self, offset: u64, _len: usize) {
-        if let Some(byte) = self.0.get(offset as usize) {
-            load_ahead(byte);
+    fn announce(&self, ranges: &mut dyn Iterator<Item = (u64, usize)>) {
+        for (offset, _) in ranges {
+            load_ahead(self.0.as_ptr().wrapping_add(offset as usize));
         }
     }
 }

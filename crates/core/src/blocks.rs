@@ -1,6 +1,6 @@
 //! Parts of pages, checked without reading the whole page each time.
 //!
-//! Each block of 256 bytes of a page gets a short checksum, which is *noted* by whoever has just seen the whole page: who stores it, or who compared
+//! Each block of 128 bytes of a page gets a short checksum, which is *noted* by whoever has just seen the whole page: who stores it, or who compared
 //! it with its checksum. From then on only the blocks of a part are read and compared.
 //!
 //! What is noted of a block is tied to the checksum of its page. So nobody who stores or discards a page need know of this: what was noted of
@@ -13,10 +13,11 @@ use crate::wire::PagePart;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-const BLOCK_BYTES: usize = 256;
+/// Two cache lines: smaller ones would take more notes than they save, larger ones more memory to be brought for a value of some 64 bytes.
+const BLOCK_BYTES: usize = 128;
 const COUNT: usize = PAGE_BYTES / BLOCK_BYTES;
 
-/// What is noted of the blocks of one page: one cache line.
+/// What is noted of the blocks of one page.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Blocks([AtomicU32; COUNT]);
@@ -25,12 +26,17 @@ const _: () = assert!(size_of::<Blocks>() == Blocks::BYTES);
 
 impl Blocks {
     /// Size of the notes of a page.
-    pub const BYTES: usize = 64;
+    pub const BYTES: usize = 4 * COUNT;
 
     /// The bytes of the blocks that a part lies in.
     pub fn span(part: PagePart) -> Range<usize> {
         let end = part.offset() + part.len();
         part.offset() / BLOCK_BYTES * BLOCK_BYTES..end.next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// The first of the notes that [`Blocks::match_part`] looks at.
+    pub fn first(&self, part: PagePart) -> &AtomicU32 {
+        &self.0[part.offset() / BLOCK_BYTES]
     }
 
     /// Notes the blocks of `page`, whose checksum this is.
@@ -65,7 +71,7 @@ mod tests {
         (0..PAGE_BYTES).for_each(|at| page[at] = (at * 7 / 3) as u8);
         let sum = checksum(&page);
         let blocks = Blocks::default();
-        for (offset, len) in [(0, 1), (255, 2), (256, 256), (100, 1000), (4095, 1), (0, PAGE_BYTES)] {
+        for (offset, len) in [(0, 1), (127, 2), (128, 128), (100, 1000), (4095, 1), (0, PAGE_BYTES)] {
             let part = PagePart::new(offset, len).unwrap();
             let span = Blocks::span(part);
             assert!(span.start <= offset && offset - span.start < BLOCK_BYTES);

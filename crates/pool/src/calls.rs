@@ -8,6 +8,7 @@
 
 use crate::PoolError;
 use crate::connection::{Connection, Session};
+use crate::seats::{NeverUsed, Seats};
 use core::ops::Range;
 use core::time::Duration;
 use farfield_core::RegionId;
@@ -16,7 +17,7 @@ use farfield_core::wire::{
 };
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// How long a waiting channel polls before it sleeps; as a lane.
@@ -113,11 +114,12 @@ pub struct CallLane {
     connection: Connection,
     region: RegionId,
     calls_max: usize,
-    /// By the tag on the wire, which is never used twice.
-    pending: BTreeMap<u64, Pending>,
+    /// By the tag on the wire.
+    pending: Seats<Pending>,
     /// Before this no pending call's time is over.
     soonest: u64,
-    next: u64,
+    /// When the first call was submitted since the last look.
+    now: Option<u64>,
     outbox: Vec<u8>,
     sent: usize,
     inbox: Box<[u8]>,
@@ -135,7 +137,7 @@ impl core::fmt::Debug for CallLane {
 
 impl CallLane {
     /// Most calls of one channel that may be under way.
-    pub const CALLS_MAX: usize = 256;
+    pub const CALLS_MAX: usize = Seats::<Pending>::MAX;
     /// Why a backend runs no functions.
     pub const NOWHERE: &'static str = "no code runs where these pages are kept";
     /// Why it runs none now, and perhaps will.
@@ -153,9 +155,9 @@ impl CallLane {
             session: session.clone(),
             region,
             calls_max: Self::CALLS_MAX.min(session.welcome.in_flight_max as usize),
-            pending: BTreeMap::new(),
+            pending: Seats::new(),
             soonest: u64::MAX,
-            next: 0,
+            now: None,
             outbox: Vec::new(),
             sent: 0,
             inbox: vec![0; INBOX_BYTES].into_boxed_slice(),
@@ -186,19 +188,19 @@ impl Calls for CallLane {
             return Ok(());
         }
         let request = Request::Call { region: self.region, steps_max, call: body };
-        let until = now_ns().saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        encode_request(
-            &WireRequest { tag: self.next, background: false, deadline: Some(deadline), request },
-            &mut self.outbox,
-        );
-        self.pending.insert(self.next, Pending { tag, until, wait: deadline });
+        let now = *self.now.get_or_insert_with(now_ns);
+        let until = now.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        let tag = self.pending.add(Pending { tag, until, wait: deadline });
+        encode_request(&WireRequest { tag, background: false, deadline: Some(deadline), request }, &mut self.outbox);
         self.soonest = self.soonest.min(until);
-        self.next += 1;
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
-        self.work();
+        // Who has waited knows what ended, and need not look once more.
+        if self.ended.is_empty() || self.sent < self.outbox.len() {
+            self.work();
+        }
         let count = self.ended.len();
         done.extend(self.ended.drain(..));
         count
@@ -249,6 +251,7 @@ impl CallLane {
                 Err(error) => self.die(error),
             }
         }
+        self.now = None;
         let now = now_ns();
         self.expire(now);
         now
@@ -309,11 +312,8 @@ impl CallLane {
                 Reply::Failed { code, page } => (Err(CallFailure::Server { code, detail: page }), 0),
                 _ => return Err(WireError::Kind(head.kind)),
             };
-            if head.tag >= self.next {
-                return Err(WireError::Unasked);
-            }
             // If it is not pending, its time was over before.
-            if let Some(pending) = self.pending.remove(&head.tag) {
+            if let Some(pending) = self.pending.remove(head.tag).map_err(|NeverUsed| WireError::Unasked)? {
                 self.ended.push_back(CallEnd { tag: pending.tag, result, steps });
             }
             self.unread.start += head.frame_bytes();
@@ -330,15 +330,10 @@ impl CallLane {
             return;
         }
         let server = self.session.server;
-        let ended = &mut self.ended;
-        self.pending.retain(|_, pending| {
-            let is_late = pending.until <= now;
-            if is_late {
-                let error = PoolError::TimedOut { server, after: pending.wait };
-                ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)), steps: 0 });
-            }
-            !is_late
-        });
+        self.ended.extend(self.pending.extract_if(|pending| pending.until <= now).map(|pending| {
+            let error = PoolError::TimedOut { server, after: pending.wait };
+            CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)), steps: 0 }
+        }));
         self.soonest = self.pending.values().map(|pending| pending.until).min().unwrap_or(u64::MAX);
     }
 
@@ -350,9 +345,8 @@ impl CallLane {
         if self.connection.is_joined() {
             self.session.set_gone();
         }
-        for pending in core::mem::take(&mut self.pending).into_values() {
-            self.ended.push_back(CallEnd { tag: pending.tag, result: Err(CallFailure::Pool(error)), steps: 0 });
-        }
+        let failed = |Pending { tag, .. }| CallEnd { tag, result: Err(CallFailure::Pool(error)), steps: 0 };
+        self.ended.extend(self.pending.extract_if(|_| true).map(failed));
     }
 
     fn die_of(&mut self, errno: Errno) {

@@ -27,6 +27,7 @@ mod protection;
 mod ram;
 mod rejoin;
 mod scrub;
+mod seats;
 mod shm;
 mod size;
 mod ssd;

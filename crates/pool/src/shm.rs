@@ -567,7 +567,7 @@ impl ShmLane {
         let (Ok(()), top @ 1..) = (region.check(*page, 1), region.top_number()) else { return };
         memory::load_ahead(region.entry(page.0));
         memory::load_ahead(region.sum(page.0));
-        memory::load_ahead(region.blocks(page.0));
+        memory::load_ahead(region.blocks(page.0).first(*part));
         // Most pages live in the top layer.
         if let Ok(source) = region.address(top, page.0) {
             Blocks::span(*part).step_by(LINE_BYTES).for_each(|at| memory::load_ahead(source.wrapping_add(at)));

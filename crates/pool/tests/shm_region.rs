@@ -3,6 +3,7 @@
 mod common;
 
 use common::frame;
+use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
@@ -35,7 +36,7 @@ fn sealed(bytes: u64) -> OwnedFd {
 
 /// Page map, checksums, notes and layers as they should be.
 fn files(layers: usize) -> Vec<OwnedFd> {
-    let mut files = vec![sealed(4096), sealed(4096), sealed(PAGES * 64)];
+    let mut files = vec![sealed(4096), sealed(4096), sealed(PAGES * Blocks::BYTES as u64)];
     files.extend((0..layers).map(|_| sealed(PAGES * PAGE_BYTES as u64)));
     files
 }

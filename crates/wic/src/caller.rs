@@ -3,13 +3,13 @@
 use crate::client::ClientPlace;
 use crate::crew::{self, Budget, Start};
 use crate::registry::decode;
-use crate::{CallError, Function};
+use crate::{CallError, Function, Stop};
 use core::marker::PhantomData;
+use core::pin::pin;
 use core::time::Duration;
 use farfield_core::policy::place::{Choice, Placement, Side};
 use farfield_core::wire::CallBody;
 use farfield_pool::{Backend, CallLane, Calls as Channel, FarCall, PoolError};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,6 +17,8 @@ use std::time::Instant;
 const WITHIN: Duration = Duration::from_secs(10);
 /// Steps that a function may take if nobody says otherwise.
 const STEPS_MAX: u64 = 1 << 20;
+/// Room for most arguments.
+const ARGUMENT_BYTES: usize = 32;
 /// Functions that run side by side at the client.
 const WINDOW: usize = 64;
 
@@ -40,7 +42,8 @@ pub struct Caller {
     /// For functions that only read, where there is no one server.
     reads: Option<Box<dyn Channel>>,
     ended: Vec<farfield_pool::CallEnd>,
-    placements: BTreeMap<Subject, Placement>,
+    /// In the order of their subjects.
+    placements: Vec<(Subject, Placement)>,
 }
 
 /// What a belief is of.
@@ -68,7 +71,7 @@ impl Caller {
     /// Calls functions over the region of this backend. At the server they see what the pool was told: what a heap has near and
     /// has changed must be written back before.
     pub fn new(backend: Arc<dyn Backend>) -> Caller {
-        Caller { backend, client: None, server: None, reads: None, ended: Vec::new(), placements: BTreeMap::new() }
+        Caller { backend, client: None, server: None, reads: None, ended: Vec::new(), placements: Vec::new() }
     }
 
     /// The same through this channel, whatever it leads to; where they do not run at the client.
@@ -92,47 +95,58 @@ impl Caller {
         self.placements.iter().map(|(subject, placement)| (subject.name, placement.choice()))
     }
 
+    /// Where what is believed of this one lies.
+    fn placement(&mut self, subject: Subject) -> usize {
+        self.placements.binary_search_by_key(&subject, |(subject, _)| *subject).unwrap_or_else(|index| {
+            self.placements.insert(index, (subject, Placement::new()));
+            index
+        })
+    }
+
     /// In rounds: what is to find out how the other side does is no more than a few calls.
-    fn run_anywhere<F: Function>(&mut self, subject: Subject, arguments: Vec<F::Argument>, terms: Terms) -> Answers<F> {
-        let started = Instant::now();
-        let mut answers = Vec::with_capacity(arguments.len());
-        let mut rest = arguments;
+    fn run_anywhere<F: Function>(&mut self, subject: Subject, mut rest: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+        let placement = self.placement(subject);
+        let mut now = Instant::now();
+        let until = now.checked_add(terms.within);
+        let mut answers = Vec::new();
         while !rest.is_empty() {
-            let placement = self.placements.entry(subject).or_default();
-            let (side, count) = placement.round(rest.len() as u64);
+            let (side, count) = self.placements[placement].1.round(rest.len() as u64);
             let later = rest.split_off(count as usize);
-            let within = match answers.len() {
-                0 => terms.within,
-                _ => terms.within.saturating_sub(started.elapsed()),
-            };
-            answers.extend(self.run_at::<F>(subject, side, rest, Terms { within, ..terms }));
+            let within = until.map_or(terms.within, |until| until.saturating_duration_since(now));
+            let round;
+            (round, now) = self.run_at::<F>(placement, side, rest, now, Terms { within, ..terms });
+            match answers.is_empty() {
+                true => answers = round,
+                false => answers.extend(round),
+            }
             rest = later;
         }
         answers
     }
 
-    /// Runs them on the chosen side, remembers what that took, and goes on at the client with what the server does not run.
+    /// Runs them on the chosen side, remembers what that took, and goes on at the client with what the server does not run. Also says what time it is then.
     fn run_at<F: Function>(
         &mut self,
-        subject: Subject,
+        placement: usize,
         side: Side,
         arguments: Vec<F::Argument>,
+        started: Instant,
         terms: Terms,
-    ) -> Answers<F> {
-        let started = Instant::now();
+    ) -> (Answers<F>, Instant) {
         let mut steps = 0;
         let mut answers = match side {
-            Side::Client => self.run_here::<F>(arguments.clone(), terms, &mut steps),
-            Side::Server => self.run_there::<F>(arguments.clone(), terms, &mut steps),
+            Side::Client => self.run_here::<F>(arguments.clone(), started, terms, &mut steps),
+            Side::Server => self.run_there::<F>(arguments.clone(), started, terms, &mut steps),
         };
+        let mut now = Instant::now();
         let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
-        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let placement = self.placements.entry(subject).or_default();
+        let placement = &mut self.placements[placement].1;
         if answered == answers.len() as u64 {
+            let nanos = u64::try_from((now - started).as_nanos()).unwrap_or(u64::MAX);
             placement.on_ended(side, answered, steps, nanos);
-        } else {
-            placement.on_failed(side, answers.len() as u64);
+            return (answers, now);
         }
+        placement.on_failed(side, answers.len() as u64);
         let is_elsewhere = |error: &CallError| {
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })
         };
@@ -147,40 +161,49 @@ impl Caller {
                 Ok(_) => false,
             };
             if goes_on {
-                let within = terms.within.saturating_sub(started.elapsed());
-                let again = self.run_here::<F>(vec![argument], Terms { within, ..terms }, &mut 0);
+                let within = terms.within.saturating_sub(now - started);
+                let again = self.run_here::<F>(vec![argument], now, Terms { within, ..terms }, &mut 0);
                 again.into_iter().for_each(|again| *answer = again);
+                now = Instant::now();
             }
         }
-        answers
+        (answers, now)
     }
 
     fn client(&mut self) -> Result<&ClientPlace, PoolError> {
-        let place = match self.client.take() {
-            Some(place) => place,
-            None => ClientPlace::new(&self.backend)?,
-        };
-        Ok(self.client.insert(place))
+        match &mut self.client {
+            Some(place) => Ok(place),
+            none => Ok(none.insert(ClientPlace::new(&self.backend)?)),
+        }
     }
 
-    fn run_here<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms, steps: &mut u64) -> Answers<F> {
-        let budget = Budget { steps_max: terms.steps_max, until: Instant::now().checked_add(terms.within) };
+    fn run_here<F: Function>(
+        &mut self,
+        arguments: Vec<F::Argument>,
+        started: Instant,
+        terms: Terms,
+        steps: &mut u64,
+    ) -> Answers<F> {
+        let budget = Budget { steps_max: terms.steps_max, until: started.checked_add(terms.within) };
         let place = match self.client() {
             Ok(place) => place,
             Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
         };
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Stuck)).collect();
-        let mut seats: Vec<_> = answers.iter().take(WINDOW).map(|_| Box::pin(None)).collect();
+        let count = arguments.len();
         let mut waiting = arguments.into_iter().enumerate();
-        crew::run(
-            place,
-            &mut seats,
-            || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget }),
-            |id, result, took| {
-                answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));
-                *steps += took;
-            },
-        );
+        let next = || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget });
+        let end = |id: usize, result: Result<F::Answer, Stop>, took| {
+            answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));
+            *steps += took;
+        };
+        match count {
+            1 => crew::run(place, &mut [pin!(None)], next, end),
+            _ => {
+                let mut seats: Vec<_> = (0..count.min(WINDOW)).map(|_| Box::pin(None)).collect();
+                crew::run(place, &mut seats, next, end);
+            }
+        }
         place.flush();
         answers
     }
@@ -203,8 +226,13 @@ impl Caller {
         }
     }
 
-    fn run_there<F: Function>(&mut self, arguments: Vec<F::Argument>, terms: Terms, steps: &mut u64) -> Answers<F> {
-        let started = Instant::now();
+    fn run_there<F: Function>(
+        &mut self,
+        arguments: Vec<F::Argument>,
+        started: Instant,
+        terms: Terms,
+        steps: &mut u64,
+    ) -> Answers<F> {
         let mut ended = core::mem::take(&mut self.ended);
         let lane = match self.channel(F::ONLY_READS) {
             Ok(lane) => lane,
@@ -213,12 +241,12 @@ impl Caller {
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Argument)).collect();
         let mut waiting = arguments.into_iter().enumerate();
         let mut refused = None;
+        let mut deadline = terms.within;
         loop {
-            let deadline = terms.within.saturating_sub(started.elapsed());
             while lane.in_flight() < CallLane::CALLS_MAX {
                 let call = refused.take().or_else(|| {
                     waiting.by_ref().find_map(|(id, argument)| {
-                        let argument = postcard::to_stdvec(&argument).ok()?;
+                        let argument = postcard::to_extend(&argument, Vec::with_capacity(ARGUMENT_BYTES)).ok()?;
                         (argument.len() <= CallBody::ARGUMENT_BYTES_MAX).then(|| FarCall {
                             tag: id as u64,
                             deadline,
@@ -235,13 +263,14 @@ impl Caller {
                     break;
                 }
             }
+            if lane.in_flight() == 0 && refused.is_none() {
+                self.ended = ended;
+                return answers;
+            }
             if lane.poll(&mut ended) == 0 {
-                if lane.in_flight() == 0 && refused.is_none() {
-                    self.ended = ended;
-                    return answers;
-                }
                 lane.wait(terms.within);
                 lane.poll(&mut ended);
+                deadline = terms.within.saturating_sub(started.elapsed());
             }
             for ended in ended.drain(..) {
                 *steps += u64::from(ended.steps);
@@ -311,8 +340,8 @@ impl<F: Function> Calls<'_, F> {
     /// Runs them and waits. The answers are in the order of the arguments.
     pub fn run(self) -> Vec<Result<F::Answer, CallError>> {
         match self.terms.place {
-            Where::Client => self.caller.run_here::<F>(self.arguments, self.terms, &mut 0),
-            Where::Server => self.caller.run_there::<F>(self.arguments, self.terms, &mut 0),
+            Where::Client => self.caller.run_here::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
+            Where::Server => self.caller.run_there::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
             Where::Auto => self.caller.run_anywhere::<F>(self.subject, self.arguments, self.terms),
         }
     }

@@ -39,6 +39,6 @@ pub trait Memory {
     /// Nothing will be asked for a while.
     fn rest(&self) {}
 
-    /// These bytes will be read soon: the processor may begin to bring them.
-    fn announce(&self, _offset: u64, _len: usize) {}
+    /// These ranges, offsets and lengths, will be read soon: the processor may begin to bring them.
+    fn announce(&self, _ranges: &mut dyn Iterator<Item = (u64, usize)>) {}
 }

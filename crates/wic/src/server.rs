@@ -6,6 +6,7 @@
 use crate::bounds::{check, check_lock, check_word};
 use crate::crew::{Host, InLine, Meter, SLEEP_MIN};
 use crate::{Fault, Fence, Memory, Place, RANGE_BYTES_MAX};
+use arrayvec::ArrayVec;
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
 use core::time::Duration;
@@ -52,6 +53,8 @@ pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
     memory: &'m M,
     pace: Pace,
     meter: Meter,
+    /// What those will read that gave way in this sweep. Announced together, so that the processor looks for their places in memory side by side.
+    wanted: RefCell<ArrayVec<(u64, usize), AHEAD_MAX>>,
     /// Buffers that nobody uses.
     buffers: RefCell<Vec<Vec<u8>>>,
 }
@@ -78,7 +81,15 @@ impl Drop for Lent<'_> {
 
 impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
     pub(crate) fn new(memory: &'m M, pace: Pace) -> ServerPlace<'m, M> {
-        ServerPlace { memory, pace, meter: Meter::new(), buffers: RefCell::default() }
+        ServerPlace { memory, pace, meter: Meter::new(), wanted: RefCell::default(), buffers: RefCell::default() }
+    }
+
+    fn want(&self, offset: u64, len: usize) {
+        let mut wanted = self.wanted.borrow_mut();
+        if wanted.is_full() {
+            self.memory.announce(&mut wanted.drain(..));
+        }
+        wanted.push((offset, len));
     }
 
     /// What comes before every access.
@@ -88,7 +99,7 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
         match &self.pace {
             Pace::AtOnce => {}
             Pace::Ahead => {
-                self.memory.announce(offset, len);
+                self.want(offset, len);
                 self.meter.give_way().await;
             }
             Pace::Dice(dice) => {
@@ -176,14 +187,14 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         }
         // The memory of those that come next is brought meanwhile, so nobody need give way for that.
         let ahead = AHEAD_BYTES.checked_div(N).map_or(1, |ahead| ahead.clamp(1, AHEAD_MAX));
-        let announce = |offset: &u64| {
-            if check(self.memory.region_bytes(), *offset, N).is_ok() {
-                self.memory.announce(*offset, N);
-            }
+        let announce = |offsets: &[u64]| {
+            let inside = |offset: &u64| check(self.memory.region_bytes(), *offset, N).is_ok();
+            let inside = offsets.iter().copied().filter(inside);
+            self.memory.announce(&mut inside.map(|offset| (offset, N)));
         };
-        offsets.iter().take(ahead).for_each(announce);
+        announce(&offsets[..ahead.min(offsets.len())]);
         for (index, (offset, bytes)) in offsets.iter().zip(into).enumerate() {
-            offsets.get(index + ahead).into_iter().for_each(announce);
+            announce(offsets.get(index + ahead..=index + ahead).unwrap_or_default());
             self.meter.step(N).await;
             check(self.memory.region_bytes(), *offset, N)?;
             self.memory.read(*offset, bytes)?;
@@ -293,6 +304,10 @@ impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
     }
 
     fn turn(&self, ready: &mut VecDeque<u32>, _may_wait: Option<Duration>) -> bool {
+        let mut wanted = self.wanted.borrow_mut();
+        if !wanted.is_empty() {
+            self.memory.announce(&mut wanted.drain(..));
+        }
         if let Pace::Dice(dice) = &self.pace {
             for last in (1..ready.len()).rev() {
                 ready.swap(last, dice.roll(last as u64 + 1) as usize);

@@ -32,10 +32,15 @@ impl Side {
 
 /// Of eight samples each counts as much as the last.
 const WEIGHT: u64 = 8;
-/// One sample may be so many times what was expected; what is more is believed when it comes again.
-const SAMPLE_MAX: u64 = 8;
+/// One sample may be so many times what was expected: it may be a hiccup.
+const SAMPLE_MAX: u64 = 2;
+/// The next one may, too, if the last one was more.
+const SAMPLE_MAX_AGAIN: u64 = 8;
 /// The other side must take less than so many tenths.
 const CLEARLY_TENTHS: u64 = 8;
+/// Or so many twentieths after each of so many looks, one after the other.
+const SLIGHTLY_TWENTIETHS: u64 = 19;
+const LOOKS_THAT_AGREE: u8 = 4;
 /// Calls from one look at the other side to the next, at least, for each that the look takes.
 const LOOK_EVERY_MIN: u64 = 32;
 /// A look may cost one call in so many.
@@ -53,24 +58,31 @@ const LOADS: usize = 7;
 
 /// A mean that forgets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Mean(Option<u64>);
+struct Mean {
+    value: Option<u64>,
+    /// The last sample was more than it may.
+    was_high: bool,
+}
 
 impl Mean {
+    const NEW: Mean = Mean { value: None, was_high: false };
+
     fn add(&mut self, sample: u64) {
-        self.0 = Some(match self.0 {
-            None => sample,
-            Some(mean) => {
-                let sample = sample.min(mean.saturating_mul(SAMPLE_MAX).max(SAMPLE_MAX));
-                mean - mean / WEIGHT + sample / WEIGHT
-            }
-        });
+        let Some(mean) = self.value else {
+            self.value = Some(sample);
+            return;
+        };
+        let most = |times: u64| mean.saturating_mul(times).max(times);
+        let is_high = sample > most(SAMPLE_MAX);
+        let times = if core::mem::replace(&mut self.was_high, is_high) { SAMPLE_MAX_AGAIN } else { SAMPLE_MAX };
+        self.value = Some(mean - mean / WEIGHT + sample.min(most(times)) / WEIGHT);
     }
 
     /// The same of the side that is looked at. What is believed of it is of a time that is over if it takes less than a third now: one hiccup does
     /// not make so much of a difference.
     fn look(&mut self, sample: u64) {
-        match self.0 {
-            Some(mean) if sample < mean / 3 => self.0 = Some(mean / 2 + sample / 2),
+        match self.value {
+            Some(mean) if sample < mean / 3 => self.value = Some(mean / 2 + sample / 2),
             _ => self.add(sample),
         }
     }
@@ -136,24 +148,27 @@ struct Row {
     look_calls: u64,
     /// Looks that have ended, as far as they are counted.
     looks: u8,
+    /// Looks, one after the other, after which the other side was believed to take slightly less.
+    in_favour: u8,
 }
 
 impl Row {
     const NEW: Row = Row {
         side: Side::Server,
-        client_step: Mean(None),
-        server_call: Mean(None),
+        client_step: Mean::NEW,
+        server_call: Mean::NEW,
         last: None,
         since_look: 0,
         look_rounds: 0,
         look_calls: 0,
         looks: 0,
+        in_favour: 0,
     };
 
     fn estimate(&self, side: Side, steps: Mean) -> Option<u64> {
         match side {
-            Side::Client => Some((self.client_step.0?.saturating_mul(steps.0?) / 1000).max(1)),
-            Side::Server => Some(self.server_call.0?.max(1)),
+            Side::Client => Some((self.client_step.value?.saturating_mul(steps.value?) / 1000).max(1)),
+            Side::Server => Some(self.server_call.value?.max(1)),
         }
     }
 
@@ -175,14 +190,17 @@ impl Row {
         self.looks = self.looks.saturating_add(1);
     }
 
-    /// Calls move if the other side is clearly better. True: they did.
-    fn settle(&mut self, steps: Mean) -> bool {
-        let moves = match (self.estimate(self.side, steps), self.estimate(self.side.other(), steps)) {
-            (Some(ours), Some(theirs)) => is_clearly_less(theirs, ours),
-            _ => false,
-        };
+    /// Calls move if the other side is clearly better, or slightly better in the end of some looks. True: they did.
+    fn settle(&mut self, steps: Mean, has_looked: bool) -> bool {
+        let (ours, theirs) = (self.estimate(self.side, steps), self.estimate(self.side.other(), steps));
+        let (Some(ours), Some(theirs)) = (ours, theirs) else { return false };
+        if has_looked {
+            self.in_favour = if theirs < ours / 20 * SLIGHTLY_TWENTIETHS { self.in_favour + 1 } else { 0 };
+        }
+        let moves = is_clearly_less(theirs, ours) || self.in_favour >= LOOKS_THAT_AGREE;
         if moves {
             self.side = self.side.other();
+            self.in_favour = 0;
             self.end_look();
         }
         moves
@@ -220,7 +238,7 @@ impl Default for Placement {
 impl Placement {
     /// Of a function that has not run yet.
     pub fn new() -> Placement {
-        Placement { rows: [Row::NEW; LOADS], load: 0, steps: Mean(None), calls: [0; 2], moves: 0, is_bound: false }
+        Placement { rows: [Row::NEW; LOADS], load: 0, steps: Mean::NEW, calls: [0; 2], moves: 0, is_bound: false }
     }
 
     /// Of so many calls that are to be made together: where the next ones run, and how many of them.
@@ -253,6 +271,7 @@ impl Placement {
             };
             if side == row.side { belief.add(sample) } else { belief.look(sample) }
         }
+        let mut has_looked = false;
         if side == row.side {
             row.since_look = row.since_look.saturating_add(calls);
         } else {
@@ -260,11 +279,12 @@ impl Placement {
             row.look_rounds += 1;
             let looks_better =
                 row.estimate(row.side, self.steps).is_some_and(|ours| is_clearly_less(nanos / calls, ours));
-            if is_warm && (!looks_better || row.look_rounds >= LOOK_ROUNDS_MAX) {
+            has_looked = is_warm && (!looks_better || row.look_rounds >= LOOK_ROUNDS_MAX);
+            if has_looked {
                 row.end_look();
             }
         }
-        self.moves += u64::from(row.settle(self.steps));
+        self.moves += u64::from(row.settle(self.steps, has_looked));
     }
 
     /// So many calls failed there. How long that took says nothing; who was never heard of is believed to be slow, so that the other is used.
@@ -278,8 +298,7 @@ impl Placement {
             match side {
                 Side::Server => row.server_call.add(slow),
                 Side::Client => {
-                    let steps = self.steps.0.unwrap_or(1000).max(1);
-                    self.steps = Mean(Some(steps));
+                    let steps = (*self.steps.value.get_or_insert(1000)).max(1);
                     row.client_step.add(slow.saturating_mul(1000) / steps);
                 }
             }
@@ -297,7 +316,7 @@ impl Placement {
         let row = &self.rows[self.load];
         Choice {
             side: row.side,
-            steps_thousandths: self.steps.0,
+            steps_thousandths: self.steps.value,
             client_ns: row.estimate(Side::Client, self.steps),
             server_ns: row.estimate(Side::Server, self.steps),
             calls: self.calls,
@@ -366,6 +385,24 @@ mod tests {
             let (took, best) = world.run(100_000, steps);
             assert_eq!(world.placement.choice().side, side, "{steps} of {step} against {server}");
             assert!(took <= best / 100 * 105, "{took} of {best}: {steps} of {step} against {server}");
+        }
+    }
+
+    #[test]
+    fn a_side_that_is_slightly_better_is_found() {
+        for (step, server, side) in [(1_000, 8_800, Side::Server), (880, 10_000, Side::Client)] {
+            for better_later in [false, true] {
+                let mut world = World { hiccup_every: 1000, ..World::new(step, server) };
+                if better_later {
+                    (world.step, world.server) = (server / 10, step * 10);
+                    world.run(20_000, 10);
+                    (world.step, world.server) = (step, server);
+                }
+                world.run(5_000, 10);
+                let (took, best) = world.run(100_000, 10);
+                assert_eq!(world.placement.choice().side, side, "{step} against {server}");
+                assert!(took <= best / 100 * 104, "{took} of {best}: {step} against {server}");
+            }
         }
     }
 

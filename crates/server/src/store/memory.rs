@@ -231,8 +231,9 @@ impl Memory for RegionMemory<'_> {
         self.let_go();
     }
 
-    fn announce(&self, offset: u64, len: usize) {
-        self.with_reader(1, |reader| pages(offset, len).for_each(|(page, part, _)| reader.announce(page, part)));
+    fn announce(&self, ranges: &mut dyn Iterator<Item = (u64, usize)>) {
+        let parts = ranges.flat_map(|(offset, len)| pages(offset, len));
+        self.with_reader(1, |reader| parts.for_each(|(page, part, _)| reader.announce(page, part)));
     }
 }
 

@@ -32,12 +32,13 @@ impl Reader<'_> {
     /// The part will be read soon: the processor begins to bring what [`Reader::part`] will look at. So the parts of a batch do
     /// not wait for memory one after the other.
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
-        let (Ok(()), Ok(Some(found))) = (self.check_run(page, 1), self.page(page)) else { return };
+        let (Ok(()), Ok(Some(bytes))) = (self.check_run(page, 1), self.bytes(page)) else { return };
+        load_ahead(self.sum_at(page));
         if let Some(notes) = self.notes() {
-            load_ahead(notes.at(page));
+            load_ahead(notes.at(page).first(part));
         }
         for offset in Blocks::span(part).step_by(LINE_BYTES) {
-            load_ahead(found.bytes.wrapping_add(offset));
+            load_ahead(bytes.wrapping_add(offset));
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! page map   one byte per page: 0 = absent (zeros), k = the page lives in layer k-1
 //! checksums  one u64 per page, as the writer computed it
-//! notes      16 short checksums per page, of regions that are read in parts (`parts.rs`)
+//! notes      32 short checksums per page, of regions that are read in parts (`parts.rs`)
 //! layers     [frozen, frozen, …, top]: only the top is written; a frozen one may be shared with other regions
 //! ```
 //!
@@ -683,7 +683,12 @@ impl Reader<'_> {
     /// The page, or `None` if it was never written or was discarded. It must lie inside the region.
     pub(crate) fn page(&self, page: PageId) -> Result<Option<Found>, StoreError> {
         let found = self.bytes(page)?;
-        Ok(found.map(|bytes| Found { bytes, sum: self.region.sums.at(page).load(Ordering::Relaxed) }))
+        Ok(found.map(|bytes| Found { bytes, sum: self.sum_at(page).load(Ordering::Relaxed) }))
+    }
+
+    /// Where the checksum of a page inside the region is.
+    pub(super) fn sum_at(&self, page: PageId) -> &AtomicU64 {
+        self.region.sums.at(page)
     }
 
     /// The same without its checksum.

@@ -1,0 +1,123 @@
+//! Numbers for what is on its way to somebody who answers by number: each is used once, and found again without a search.
+//!
+//! Danger that the tests guard against: a late answer that is taken for that of who has the seat by now.
+
+/// What is noted of each that is on its way.
+#[derive(Debug)]
+pub(crate) struct Seats<T> {
+    seats: Vec<Seat<T>>,
+    free: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Seat<T> {
+    /// Of who sits here, or sat here last.
+    number: u64,
+    value: Option<T>,
+}
+
+/// Nobody had this number yet.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct NeverUsed;
+
+impl<T> Seats<T> {
+    /// Most that are on their way at a time.
+    pub(crate) const MAX: usize = 256;
+
+    pub(crate) fn new() -> Seats<T> {
+        Seats { seats: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.seats.len() - self.free.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of this one. There must be room for it.
+    pub(crate) fn add(&mut self, value: T) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            assert!(self.seats.len() < Self::MAX, "there are no more seats");
+            self.seats.push(Seat { number: self.seats.len() as u64, value: None });
+            self.seats.len() - 1
+        });
+        let seat = &mut self.seats[index];
+        seat.number += Self::MAX as u64;
+        seat.value = Some(value);
+        seat.number
+    }
+
+    /// Who has this number leaves; nobody if he left before.
+    pub(crate) fn remove(&mut self, number: u64) -> Result<Option<T>, NeverUsed> {
+        let index = (number % Self::MAX as u64) as usize;
+        let seat = self.seats.get_mut(index).filter(|seat| (Self::MAX as u64..=seat.number).contains(&number));
+        let seat = seat.ok_or(NeverUsed)?;
+        let value = seat.value.take_if(|_| seat.number == number);
+        self.free.extend(value.is_some().then_some(index));
+        Ok(value)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.seats.iter().filter_map(|seat| seat.value.as_ref())
+    }
+
+    /// All that are so leave.
+    pub(crate) fn extract_if(&mut self, is_so: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
+        let free = &mut self.free;
+        self.seats.iter_mut().enumerate().filter_map(move |(index, seat)| {
+            let value = seat.value.take_if(|value| is_so(value))?;
+            free.push(index);
+            Some(value)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn each_number_is_used_once_and_who_has_it_is_found() {
+        let mut seats = Seats::new();
+        let mut twin = BTreeMap::new();
+        let mut gone = Vec::new();
+        let mut dice = 1u64;
+        for round in 0..20_000u32 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match dice >> 62 {
+                0 | 1 if twin.len() < Seats::<u32>::MAX => {
+                    let number = seats.add(round);
+                    assert!(!gone.contains(&number));
+                    assert_eq!(twin.insert(number, round), None);
+                }
+                2 => {
+                    if let Some(number) = twin.keys().copied().nth((dice >> 32) as usize % twin.len().max(1)) {
+                        assert_eq!(seats.remove(number), Ok(twin.remove(&number)));
+                        gone.push(number);
+                    }
+                }
+                _ if round % 512 == 0 => {
+                    let mut left: Vec<u32> = seats.extract_if(|value| value % 3 == 0).collect();
+                    let mut expected: Vec<u32> =
+                        twin.extract_if(.., |_, value| *value % 3 == 0).map(|(_, value)| value).collect();
+                    left.sort_unstable();
+                    expected.sort_unstable();
+                    assert_eq!(left, expected);
+                }
+                _ => {}
+            }
+            if let Some(number) = gone.get((dice >> 40) as usize % gone.len().max(1)) {
+                assert_eq!(seats.remove(*number), Ok(None), "whoever sits there now");
+            }
+            assert_eq!(seats.len(), twin.len());
+        }
+        assert!(seats.values().copied().eq(seats.seats.iter().filter_map(|seat| twin.get(&seat.number).copied())));
+        let next = twin.keys().next_back().map_or(0, |last| last + Seats::<u32>::MAX as u64);
+        for number in [0, 255, next + Seats::<u32>::MAX as u64, u64::MAX] {
+            assert_eq!(seats.remove(number), Err(NeverUsed), "{number}");
+        }
+    }
+}
