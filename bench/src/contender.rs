@@ -166,7 +166,6 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "lane-tcp" => Contender::Peer(Peer::Lane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
         "lane-fabric-tcp" => Contender::Peer(Peer::FabricLane("tcp")),
-        "lane-fabric-shm" => Contender::Peer(Peer::FabricLane("shm")),
         "lane-mirror" => Contender::Peer(Peer::MirrorLane),
         "lane-ec" => Contender::Peer(Peer::EcLane),
         "lane-ec-degraded" => Contender::Peer(Peer::DegradedEcLane),
@@ -191,7 +190,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, lane-fabric-shm, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \

@@ -485,7 +485,7 @@ fn of_bits_and_many(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, bits: Twin<u
     assert_eq!(found, wanted, "{place:?}, {rows:?}");
 }
 
-fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
+fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, places: &[Where], rounds: usize) {
     let count = 60_000;
     let keys: Vec<i16> = (0..count).map(|row| key(random, row)).collect();
     let marks: Vec<f32> = (0..count).map(|_| [0.0, -0.0, 1.5, f32::NAN][random.below(4)]).collect();
@@ -495,7 +495,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, rounds: usize) {
     let (of_keys, of_marks, mut of_fares) = (vec_of(heap, &keys), vec_of(heap, &marks), vec_of(heap, &fares));
     let of_bits = vec_of(heap, &bits_of_rows);
     let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
-    for place in PLACES.repeat(rounds) {
+    for place in places.repeat(rounds) {
         stir(heap, random, &mut of_fares, &mut fares, make);
         let (one, end) = (random.below(count + 1), random.below(count + 1));
         let rows = one.min(end)..one.max(end);
@@ -567,7 +567,46 @@ fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
     let mut random = Random::new(0x9c0);
     let (_server, urls) = serve(Registry::standard());
     for (plane, url) in PLANES.into_iter().zip(&urls) {
-        tally_group_rank_and_find(&heap(url, plane), &mut random, tier(1, 10));
+        tally_group_rank_and_find(&heap(url, plane), &mut random, &PLACES, tier(1, 10));
+    }
+}
+
+#[test]
+fn over_a_stripe_rows_are_asked_for_where_all_their_columns_are() {
+    let mut random = Random::new(0x9c2);
+    let (_one, of_one) = serve(Registry::standard());
+    let (_other, of_other) = serve(Registry::standard());
+    for (plane, url) in [
+        (Plane::Page, format!("stripe({},{})", of_one[0], of_other[2])),
+        (Plane::Hybrid, format!("stripe({},{},{})", of_one[2], of_other[0], of_one[1])),
+    ] {
+        let heap = heap(&url, plane);
+        // The columns of some rows are at different members: these are looked at here.
+        tally_group_rank_and_find(&heap, &mut random, &[Where::Client, Where::Auto], tier(2, 10));
+        let numbers: Vec<u16> = (0..NEAR as usize).map(|row| (row * row) as u16 % 1000).collect();
+        let column = vec_of(&heap, &numbers);
+        heap.write_back(column.far_ranges(..)).unwrap();
+        let before = heap.stats().fetched_bytes;
+        for place in [Where::Server, Where::Auto] {
+            let found = heap.tally(&column).over(7..).at(place).run().unwrap();
+            let mut wanted: BTreeMap<u16, u64> = BTreeMap::new();
+            numbers[7..].iter().for_each(|number| *wanted.entry(*number).or_default() += 1);
+            assert!(found.into_iter().eq(wanted), "{url} {place:?}");
+            let mut sorted = numbers[..numbers.len() - 5].to_vec();
+            sorted.sort_unstable();
+            let nth = column.ranks(&heap).over(..sorted.len()).at(place).nth(1_234_567).unwrap();
+            assert_eq!(nth, Some(sorted[1_234_567]), "{url} {place:?}");
+        }
+        // What finds its guess and its answers is near.
+        let fetched = heap.stats().fetched_bytes - before;
+        assert!(fetched <= NEAR / 2, "{url} fetched {fetched} bytes");
+        for place in [Where::Server, Where::Auto] {
+            let found = column.find(&heap, 17..19).at(place).run().unwrap();
+            let wanted = (0..numbers.len()).filter(|row| (17..19).contains(&numbers[*row]));
+            compare(&heap, &found, &Vec::from_iter(wanted.map(|row| row as u64)));
+        }
+        let apart = heap.group(&column, &vec_of(&heap, &vec![1u64; numbers.len()])).at(Where::Server).run().map(drop);
+        assert_eq!(apart, Err(OffloadError::Call(CallError::Nowhere)));
     }
 }
 
@@ -696,7 +735,7 @@ fn over_a_mirror_columns_are_made_and_asked_at_its_servers() {
     for plane in PLANES {
         let heap = heap(&url, plane);
         copy_and_take(&heap, &mut random, tier(1, 10), |bits| bits);
-        tally_group_rank_and_find(&heap, &mut random, tier(1, 10));
+        tally_group_rank_and_find(&heap, &mut random, &PLACES, tier(1, 10));
     }
     let heap = heap(&url, Plane::Page);
     sorted_and_ordered::<u64>(&heap, &mut random, 300_000, |bits| bits, u64::cmp);

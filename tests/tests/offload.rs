@@ -212,8 +212,10 @@ fn numbers_are_written_back_before_the_server_is_asked() {
 fn pools_without_one_server_and_servers_without_the_function_answer_near() {
     let (_server, urls) = serve(Registry::standard());
     let (_old, of_old) = serve(Registry::new().with::<List>());
-    let pools = ["ram:".to_owned(), "lz:?size=64M".to_owned(), format!("stripe({},{})", urls[0], of_old[0])];
-    for pool in pools.iter().chain(&of_old) {
+    let pools = ["ram:".to_owned(), "lz:?size=64M".to_owned(), format!("stripe({},ram:)", urls[0])];
+    let half_old = format!("stripe({},{})", urls[0], of_old[0]);
+    let of_old: Vec<&String> = of_old.iter().chain([&half_old]).collect();
+    for pool in pools.iter().chain(of_old.iter().copied()) {
         let heap = heap(pool, Plane::Page);
         let (vec, right) = numbers(&heap);
         for _ in 0..2 {
@@ -221,9 +223,9 @@ fn pools_without_one_server_and_servers_without_the_function_answer_near() {
             let refused = vec.aggregate(&heap).at(Where::Server).run();
             let is_named = match refused {
                 Err(OffloadError::Call(CallError::NoFunction { name })) => {
-                    name == "ff.totals.u64" && of_old.contains(pool)
+                    name == "ff.totals.u64" && of_old.contains(&pool)
                 }
-                Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(pool),
+                Err(OffloadError::Call(CallError::Nowhere)) => !of_old.contains(&pool),
                 _ => false,
             };
             assert!(is_named, "{pool}: {refused:?}");
@@ -267,6 +269,45 @@ fn over_a_mirror_the_answer_is_that_of_a_loop_and_what_is_far_stays_far() {
         compare(&vec.aggregate(&heap).at(place).run().unwrap(), &right);
         let fetched = heap.stats().fetched_bytes - before;
         assert!(fetched <= 2 * NEAR, "{place:?} fetched {fetched} bytes");
+    }
+}
+
+#[test]
+fn over_a_stripe_each_member_answers_for_what_it_keeps() {
+    let mut random = Random::new(0x3ff);
+    let (_mirrored, mirror) = mirror_of_two();
+    let (_one, of_one) = serve(Registry::standard());
+    let (_other, of_other) = serve(Registry::standard());
+    for (plane, url) in [
+        (Plane::Page, format!("stripe({},{})", of_one[0], of_other[2])),
+        (Plane::Object, format!("stripe({},{mirror},{})", of_one[2], of_other[1])),
+        (Plane::Hybrid, format!("stripe({mirror},{})", of_one[0])),
+    ] {
+        let heap = heap(&url, plane);
+        ask_and_change::<f64>(&heap, &mut random, tier(1, 10));
+        ask_and_change::<u8>(&heap, &mut random, tier(1, 10));
+        heap.verify();
+        let (vec, right) = numbers(&heap);
+        for place in [Where::Auto, Where::Server] {
+            let before = heap.stats().fetched_bytes;
+            compare(&vec.aggregate(&heap).at(place).run().unwrap(), &right);
+            let fetched = heap.stats().fetched_bytes - before;
+            assert!(fetched <= 2 * NEAR, "{url} {place:?} fetched {fetched} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_member_of_a_stripe_that_dies_gives_an_error_by_name() {
+    for place in PLACES {
+        let (_stays, of_one) = serve(Registry::standard());
+        let (server, of_other) = serve(Registry::standard());
+        let heap = heap(&format!("stripe({},{})", of_one[0], of_other[0]), Plane::Page);
+        let (vec, right) = numbers(&heap);
+        ask_until_gone(server, &format!("{place:?}"), || {
+            compare(&vec.aggregate(&heap).at(place).run()?, &right);
+            Ok(())
+        });
     }
 }
 
@@ -392,7 +433,9 @@ fn answers_are_right_while_the_pool_is_exchanged() {
     let (_two, of_two) = serve(Registry::standard());
     let heap = heap(&of_one[0], Plane::Page);
     let (vec, right) = numbers(&heap);
-    for to in [&of_two[0], &of_one[1], &of_two[2]] {
+    let stripe = format!("stripe({},{})", of_one[1], of_two[2]);
+    let other_way = format!("stripe({},{})", of_two[1], of_one[0]);
+    for to in [&of_two[0], &of_one[1], &stripe, &other_way, &of_two[2]] {
         let switch = heap.switch_pool(to.as_str()).unwrap();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {

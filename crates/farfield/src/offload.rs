@@ -10,9 +10,9 @@ use crate::error::FarError;
 use crate::heap::Core;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, CallLane, PoolError, Writes};
+use farfield_pool::{Backend, CallLane, Deal, PoolError, Writes};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 /// Why something that was to be done where far values are was not done.
@@ -42,8 +42,33 @@ pub(crate) struct Unwritten {
 
 /// Channels that calls of one row go through: who has one question cuts it into so many calls.
 pub(crate) const CHANNELS: usize = 4;
-/// Those that are kept for the next call.
+/// Those to one site that are kept for the next call.
 const IDLE_MAX: usize = 4;
+
+/// Where functions run: at the one server that keeps all pages (or each of several that keep the same), or at one of the members to whom
+/// they are dealt out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Site {
+    Whole,
+    Member(usize),
+}
+
+/// How the pages of the pool are dealt out, and how often the pool was switched before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dealt {
+    deal: Option<Deal>,
+    switches: u64,
+}
+
+impl Dealt {
+    /// Where this byte of the region is kept, and which byte it is there.
+    pub(crate) fn place(&self, offset: u64) -> (Site, u64) {
+        match self.deal.map(|deal| deal.place_byte(offset)) {
+            Some((member, local)) => (Site::Member(member), local),
+            None => (Site::Whole, offset),
+        }
+    }
+}
 
 /// Calls that were not all answered.
 struct Failed {
@@ -61,13 +86,35 @@ pub(crate) struct Offload(Mutex<Channels>);
 struct Channels {
     /// Switches of the pool before these were opened.
     switches: u64,
-    idle: Vec<Caller>,
+    idle: Vec<(Site, Caller)>,
     /// Functions that the server does not run.
     refused: BTreeSet<&'static str>,
 }
 
-/// All answers, in order, or all failures as one.
-fn together<A>(some: impl Iterator<Item = Result<Vec<A>, Failed>>) -> Result<Vec<A>, Failed> {
+/// Calls for one site, with their places among all.
+type Bunch<A> = (Site, Vec<(usize, A)>);
+
+/// The same calls in bunches: some for each site, so that all channels have about as many.
+fn bunches<A>(calls: Vec<(Site, A)>) -> Vec<Bunch<A>> {
+    let mut sites: BTreeMap<Site, Vec<(usize, A)>> = BTreeMap::new();
+    for (place, (site, argument)) in calls.into_iter().enumerate() {
+        sites.entry(site).or_default().push((place, argument));
+    }
+    let channels = (CHANNELS / sites.len().max(1)).max(1);
+    let mut bunches = Vec::new();
+    for (site, mut rest) in sites {
+        let share = rest.len().div_ceil(channels);
+        while rest.len() > share {
+            let others = rest.split_off(share);
+            bunches.push((site, core::mem::replace(&mut rest, others)));
+        }
+        bunches.push((site, rest));
+    }
+    bunches
+}
+
+/// All answers, in the order of the calls, or all failures as one.
+fn together<A>(some: impl Iterator<Item = Result<Vec<(usize, A)>, Failed>>) -> Result<Vec<A>, Failed> {
     let mut all = Ok(Vec::new());
     for some in some {
         match (&mut all, some) {
@@ -77,7 +124,9 @@ fn together<A>(some: impl Iterator<Item = Result<Vec<A>, Failed>>) -> Result<Vec
             (Err(_), Ok(_)) => {}
         }
     }
-    all
+    let mut all = all?;
+    all.sort_unstable_by_key(|(place, _)| *place);
+    Ok(all.into_iter().map(|(_, answer)| answer).collect())
 }
 
 impl Core {
@@ -86,9 +135,20 @@ impl Core {
         self.channels(|channels| !channels.refused.contains(F::NAME))
     }
 
-    /// Calls a function of which the server has the bytes, once for each of these arguments. All answer, or it is an error.
-    pub(crate) fn offload<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
-        self.call::<F>(arguments, None).map_err(|failed| failed.error)
+    /// How the pages of the pool are dealt out now.
+    pub(crate) fn dealt(&self) -> Dealt {
+        // In this order: a switch in between is noticed.
+        let switches = self.backend.progress().switches;
+        Dealt { switches, deal: self.backend.deal() }
+    }
+
+    /// Calls a function that only reads, and of which each site has the bytes, once for each of these arguments. All answer, or it is an error.
+    pub(crate) fn offload<F: Function>(
+        &self,
+        dealt: Dealt,
+        calls: Vec<(Site, F::Argument)>,
+    ) -> Result<Vec<F::Answer>, CallError> {
+        self.call::<F>(dealt.switches, calls, None).map_err(|failed| failed.error)
     }
 
     /// The same for a function that writes these pages (in the region: first byte, and pages), which are [claimed](Core::claim). While it runs the pool is
@@ -105,17 +165,19 @@ impl Core {
         }
         let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
         runs.iter().for_each(|(first, count)| self.backend.will_be_written(*first, *count));
+        let switches = self.backend.progress().switches;
+        let calls = arguments.into_iter().map(|argument| (Site::Whole, argument)).collect();
         let writes = match self.backend.begin_writes(&runs) {
             Ok(writes) => writes,
             Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
-                return self.call::<F>(arguments, None).map_err(|failed| {
+                return self.call::<F>(switches, calls, None).map_err(|failed| {
                     let is_over = failed.callers.into_iter().all(|caller| self.has_ended(caller));
                     Unwritten { error: failed.error, is_over }
                 });
             }
             Err(error) => return Err(Unwritten { error: error.into(), is_over: true }),
         };
-        let answers = self.call::<F>(arguments, Some(&*writes));
+        let answers = self.call::<F>(switches, calls, Some(&*writes));
         let ended = writes.end();
         let is_over = ended.err().is_none_or(|unwritten| unwritten.is_over);
         match answers {
@@ -132,29 +194,25 @@ impl Core {
         matches!(last, Ok(_) | Err(CallError::NoFunction { .. } | CallError::OtherVersion { .. }))
     }
 
-    /// Through several channels at a time, because the server has a thread for each.
+    /// Through several channels at a time, because a server has a thread for each. The calls were made up after so many switches of the pool.
     fn call<F: Function>(
         &self,
-        arguments: Vec<F::Argument>,
+        switches: u64,
+        calls: Vec<(Site, F::Argument)>,
         writes: Option<&dyn Writes>,
     ) -> Result<Vec<F::Answer>, Failed> {
-        let share = arguments.len().div_ceil(CHANNELS).max(1);
-        let mut rest = arguments;
-        let mut shares = Vec::new();
-        while rest.len() > share {
-            let others = rest.split_off(share);
-            shares.push(std::mem::replace(&mut rest, others));
-        }
-        if shares.is_empty() {
-            return self.call_through_one::<F>(rest, writes);
+        let mut bunches = bunches(calls);
+        let Some(last) = bunches.pop() else { return Ok(Vec::new()) };
+        if bunches.is_empty() {
+            return together([self.call_through_one::<F>(switches, last, writes)].into_iter());
         }
         std::thread::scope(|threads| {
-            let ask = |share| {
-                let call = || self.call_through_one::<F>(share, writes);
+            let ask = |bunch| {
+                let call = || self.call_through_one::<F>(switches, bunch, writes);
                 std::thread::Builder::new().name("farfield-call".into()).spawn_scoped(threads, call)
             };
-            let others: Vec<_> = shares.into_iter().map(ask).collect();
-            let last = self.call_through_one::<F>(rest, writes);
+            let others: Vec<_> = bunches.into_iter().map(ask).collect();
+            let last = self.call_through_one::<F>(switches, last, writes);
             let answers = others.into_iter().map(|other| match other {
                 Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // There is no room for a thread.
@@ -166,38 +224,49 @@ impl Core {
 
     fn call_through_one<F: Function>(
         &self,
-        arguments: Vec<F::Argument>,
+        switches: u64,
+        (site, calls): Bunch<F::Argument>,
         writes: Option<&dyn Writes>,
-    ) -> Result<Vec<F::Answer>, Failed> {
+    ) -> Result<Vec<(usize, F::Answer)>, Failed> {
         let was_active = self.backend.progress().is_active;
-        let (switches, idle) = self.channels(|channels| {
-            let idle = if writes.is_some() { None } else { channels.idle.pop() };
-            (channels.switches, idle)
+        let idle = self.channels(|channels| {
+            let is_fit = |(of, _): &(Site, Caller)| *of == site && writes.is_none() && channels.switches == switches;
+            let index = channels.idle.iter().position(is_fit)?;
+            Some(channels.idle.swap_remove(index).1)
         });
-        let caller = match (idle, writes) {
-            (Some(idle), _) => Ok(idle),
-            (None, None) => Ok(Caller::new(self.backend.clone())),
-            (None, Some(writes)) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
+        let caller = match (idle, writes, site) {
+            (Some(idle), ..) => Ok(idle),
+            (None, Some(writes), _) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
+            (None, None, Site::Whole) => Ok(Caller::new(self.backend.clone())),
+            (None, None, Site::Member(index)) => {
+                let nowhere = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
+                self.backend.member(index).map(Caller::new).ok_or(nowhere)
+            }
         };
         let mut caller = match caller {
             Ok(caller) => caller,
             Err(error) => return Err(self.failed::<F>(error.into(), switches, !was_active, None)),
         };
+        let (places, arguments): (Vec<usize>, Vec<F::Argument>) = calls.into_iter().unzip();
         let calls = caller.calls::<F>(arguments).at(Where::Server).within(self.patience);
         let answers: Result<Vec<F::Answer>, CallError> = calls.run().into_iter().collect();
         let progress = self.backend.progress();
         let is_same = progress.switches == switches && !progress.is_active;
         match answers {
             Ok(answers) => {
+                // What comes from the old server when it is none any more is not an answer.
+                if !is_same {
+                    return Err(Failed { error: CallError::Nowhere, callers: Vec::new() });
+                }
                 self.channels(|channels| {
-                    if writes.is_none() && channels.switches == switches && channels.idle.len() < IDLE_MAX {
-                        channels.idle.push(caller);
+                    let is_wanted = channels.idle.iter().filter(|(of, _)| *of == site).count() < IDLE_MAX;
+                    if writes.is_none() && channels.switches == switches && is_wanted {
+                        channels.idle.push((site, caller));
                         return None;
                     }
                     Some(caller)
                 });
-                // What comes from the old server when it is none any more is not an answer.
-                if is_same { Ok(answers) } else { Err(Failed { error: CallError::Nowhere, callers: Vec::new() }) }
+                Ok(places.into_iter().zip(answers).collect())
             }
             Err(error) => {
                 // Whoever began the writes knows what is at it still.

@@ -1,10 +1,11 @@
 //! What makes a place that keeps bytes a backend.
 
-use crate::{Buffer, CallLane, Calls, Protection, Scrubbed, Writes};
+use crate::{Buffer, CallLane, Calls, Deal, Protection, Scrubbed, Writes};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Demand reads go first; everything else (prefetch, write-back, discards) goes after and never in front.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -273,6 +274,17 @@ pub trait Backend: Send + Sync {
     /// nobody else reads or writes the pages, and there is no snapshot. May allocate and block.
     fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+    }
+
+    /// How its pages are dealt out, if each of several members keeps some of them: functions that read what one member keeps may run
+    /// [there](Backend::member), given the offsets that its bytes have there.
+    fn deal(&self) -> Option<Deal> {
+        None
+    }
+
+    /// One of those to whom the pages are [dealt out](Backend::deal).
+    fn member(&self, _index: usize) -> Option<Arc<dyn Backend>> {
+        None
     }
 
     /// The right of other processes to the same region, if one server keeps it: they change its bytes, too, so this is for functions and not

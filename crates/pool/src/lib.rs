@@ -50,6 +50,7 @@ pub use farfield_core::wire::PagePart;
 pub use opener::{OpenError, Opener, resolve_urls};
 pub use protection::Protection;
 pub use scrub::Scrubbed;
+pub use stripe::Deal;
 pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 #[cfg(any(test, feature = "conformance"))]
 pub use url::check_url;

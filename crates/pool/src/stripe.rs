@@ -33,13 +33,20 @@ const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 const _: () = assert!(PART_PAGES.is_multiple_of(GROUP_PAGES));
 
-/// How pages are dealt out.
+/// How the pages of a pool are dealt out to its members: groups of 16, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Deal {
+pub struct Deal {
     members: u64,
 }
 
 impl Deal {
+    /// The member that keeps this byte of the region, and which of its own bytes that is.
+    pub fn place_byte(self, offset: u64) -> (usize, u64) {
+        let page = PageId::containing(offset);
+        let (member, local) = self.place(page.0);
+        (member, PageId(local).offset() + (offset - page.offset()))
+    }
+
     /// The member that keeps `page`, and which of its pages that is.
     fn place(self, page: u64) -> (usize, u64) {
         let group = page / GROUP_PAGES;
@@ -109,6 +116,14 @@ impl Backend for StripeBackend {
             ended: VecDeque::with_capacity(SLOTS),
             next_lane: 0,
         }))
+    }
+
+    fn deal(&self) -> Option<Deal> {
+        Some(self.deal)
+    }
+
+    fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
+        self.members.get(index).cloned()
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {
@@ -473,6 +488,8 @@ mod tests {
                 let (member, local) = deal.place(page);
                 assert!(seen.insert((member, local)));
                 assert_eq!(deal.page(member, local), page);
+                let (byte, place) = (PageId(page).offset() + page % 4096, PageId(local).offset() + page % 4096);
+                assert_eq!(deal.place_byte(byte), (member, place));
                 assert_eq!(deal.share(page, member), local, "page {page} of {members} members");
                 let shares: u64 = (0..members as usize).map(|member| deal.share(page, member)).sum();
                 assert_eq!(shares, page);

@@ -3,11 +3,11 @@
 use super::{FarVec, range_of};
 use crate::error::FarError;
 use crate::heap::{Core, FarRange, Heap, Scope};
-use crate::offload::{CHANNELS, OffloadError};
+use crate::offload::{CHANNELS, Dealt, OffloadError, Site};
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, Key, Rows, keep};
 use farfield_wic::{CallError, Function, Number, Where};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes of each column that one call looks at, at most,
 const CALL_BYTES: u64 = 16 << 20;
@@ -150,6 +150,9 @@ impl core::fmt::Debug for Table<'_> {
     }
 }
 
+/// Rows by the site that has them.
+type Sites = BTreeMap<Site, VecDeque<Range<usize>>>;
+
 /// What a server has said of rows.
 pub(super) trait OfRows {
     /// How many of those that it was asked for, from the first on; `None`: all.
@@ -212,21 +215,27 @@ impl<'v> Table<'v> {
             Where::Server => {
                 let ranges = self.columns.iter().flat_map(|column| column.any().ranges(self.rows.clone()));
                 self.heap.write_back(ranges)?;
-                self.ask_server(look, self.units(self.rows.clone()).collect(), 0).map_err(|(error, _)| error)
+                let dealt = self.heap.core().dealt();
+                let (sites, apart) = self.sites(dealt, self.units(self.rows.clone()));
+                if !apart.is_empty() {
+                    return Err(CallError::Nowhere.into());
+                }
+                self.ask_servers(look, dealt, sites, 0).map_err(|(error, _)| error)
             }
             Where::Auto if self.heap.core().may_offload::<L::Function>() => {
                 let units = self.units(self.rows.clone());
-                let (far, near): (VecDeque<_>, VecDeque<_>) = units.partition(|rows| self.is_far(rows.start));
-                let far = joined(far);
-                let rest = match far.iter().map(Range::len).sum::<usize>() {
-                    0..=FEW_ROWS => far,
-                    _ => match self.ask_server(look, far, FULL_ROWS) {
-                        Ok(()) => VecDeque::new(),
+                let (far, near): (Vec<_>, Vec<_>) = units.partition(|rows| self.is_far(rows.start));
+                let dealt = self.heap.core().dealt();
+                let (sites, apart) = self.sites(dealt, far.into_iter());
+                let rest = match sites.values().flatten().map(Range::len).sum::<usize>() {
+                    0..=FEW_ROWS => sites.into_values().flatten().collect(),
+                    _ => match self.ask_servers(look, dealt, sites, FULL_ROWS) {
+                        Ok(()) => Vec::new(),
                         Err((OffloadError::Call(_), rest)) => rest,
                         Err((error, _)) => return Err(error),
                     },
                 };
-                self.look_here(look, near.into_iter().chain(rest))
+                self.look_here(look, near.into_iter().chain(apart).chain(rest))
             }
             _ => self.look_here(look, core::iter::once(self.rows.clone())),
         }
@@ -249,48 +258,64 @@ impl<'v> Table<'v> {
         self.columns.iter().all(|column| column.any().is_far(row / column.any().per_unit()))
     }
 
+    /// These units by the site that has them in all columns, and those of which there is none.
+    fn sites(&self, dealt: Dealt, units: impl Iterator<Item = Range<usize>>) -> (Sites, Vec<Range<usize>>) {
+        let (mut sites, mut apart) = (Sites::new(), Vec::new());
+        for rows in units {
+            let starts = self.columns.iter().flat_map(|column| column.any().ranges(rows.start..rows.start + 1));
+            let mut places = starts.map(|range| dealt.place(range.start).0);
+            match places.next() {
+                Some(site) if places.all(|other| other == site) => {
+                    let runs = sites.entry(site).or_default();
+                    add_run(runs, rows);
+                }
+                _ => apart.push(rows),
+            }
+        }
+        (sites, apart)
+    }
+
     /// Asks for these rows; on an error, those that no answer was taken of are given back. An answer of fewer rows than `few` that is not of all is the
     /// last one.
-    fn ask_server<L: Look>(
+    fn ask_servers<L: Look>(
         &self,
         look: &mut L,
-        rows: VecDeque<Range<usize>>,
+        dealt: Dealt,
+        mut rest: Sites,
         few: u64,
-    ) -> Result<(), (OffloadError, VecDeque<Range<usize>>)> {
-        let mut rest = joined(rows);
+    ) -> Result<(), (OffloadError, Vec<Range<usize>>)> {
         while !rest.is_empty() {
-            let mut calls: VecDeque<VecDeque<Range<usize>>> = VecDeque::new();
-            let room = self.call_rows(rest.iter().map(Range::len).sum());
+            let mut calls: Vec<(Site, VecDeque<Range<usize>>)> = Vec::new();
+            let room = self.call_rows(rest.values().flatten().map(Range::len).sum());
             while calls.len() < CHANNELS && !rest.is_empty() {
-                calls.push_back(self.share(&mut rest, room));
+                calls.extend(rest.iter_mut().map(|(site, runs)| (*site, self.share(runs, room))));
+                rest.retain(|_, runs| !runs.is_empty());
             }
-            let arguments = calls.iter().map(|runs| look.argument(self.pieces(runs))).collect();
-            let answers = match self.heap.core().offload::<L::Function>(arguments) {
+            let arguments = calls.iter().map(|(site, runs)| (*site, look.argument(self.pieces(dealt, runs)))).collect();
+            let answers = match self.heap.core().offload::<L::Function>(dealt, arguments) {
                 Ok(answers) => answers,
                 Err(error) => {
-                    rest.extend(calls.into_iter().flatten());
-                    return Err((error.into(), rest));
+                    let asked = calls.into_iter().flat_map(|(_, runs)| runs);
+                    return Err((error.into(), rest.into_values().flatten().chain(asked).collect()));
                 }
             };
             let mut is_slow = false;
-            let mut left = VecDeque::new();
-            for (runs, answer) in calls.into_iter().zip(answers) {
+            for ((site, runs), answer) in calls.into_iter().zip(answers) {
                 let all = runs.iter().map(|run| run.len() as u64).sum::<u64>();
                 let done = answer.rows().unwrap_or(all);
                 let is_wrong = done > all || done == 0;
+                let mut left = runs;
                 if !is_wrong {
-                    if let Err(error) = look.merge(&runs, answer) {
-                        return Err((error, VecDeque::new()));
+                    if let Err(error) = look.merge(&left, answer) {
+                        return Err((error, Vec::new()));
                     }
-                    left.extend(skip(runs, done));
-                } else {
-                    left.extend(runs);
+                    left = skip(left, done);
                 }
+                left.into_iter().for_each(|run| add_run(rest.entry(site).or_default(), run));
                 is_slow |= is_wrong || done < all && done < few;
             }
-            rest.extend(left);
             if is_slow && !rest.is_empty() {
-                return Err((CallError::Answer.into(), rest));
+                return Err((CallError::Answer.into(), rest.into_values().flatten().collect()));
             }
         }
         Ok(())
@@ -319,11 +344,23 @@ impl<'v> Table<'v> {
         runs
     }
 
-    /// Where these rows lie, in each column.
-    fn pieces(&self, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
+    /// Where these rows, all of one site, lie there, in each column.
+    fn pieces(&self, dealt: Dealt, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
         let of_column = |column: &KeyColumn<'_>| {
-            let mut pieces = Vec::new();
-            runs.iter().for_each(|run| column.any().add_pieces(run.clone(), &mut pieces));
+            let column = column.any();
+            // Places of bits are counted in bits.
+            let (width, unit) = match column.cell() {
+                Cell::Bit => (1, 8),
+                cell => (cell.bits() / 8, 1),
+            };
+            let (mut pieces, mut of_run) = (Vec::new(), Vec::new());
+            for run in runs {
+                column.add_pieces(run.clone(), &mut of_run);
+                for piece in of_run.drain(..) {
+                    let start = unit * dealt.place(piece.offset / unit).1 + piece.offset % unit;
+                    super::vec::add(&mut pieces, start, piece.count, width);
+                }
+            }
             pieces
         };
         self.columns.iter().map(of_column).collect()
@@ -337,16 +374,12 @@ impl<'v> Table<'v> {
     }
 }
 
-/// The same rows in as few runs as there can be.
-fn joined(rows: VecDeque<Range<usize>>) -> VecDeque<Range<usize>> {
-    let mut joined: VecDeque<Range<usize>> = VecDeque::new();
-    for run in rows {
-        match joined.back_mut() {
-            Some(last) if last.end == run.start => last.end = run.end,
-            _ => joined.push_back(run),
-        }
+/// These rows, too, in as few runs as there can be.
+fn add_run(runs: &mut VecDeque<Range<usize>>, rows: Range<usize>) {
+    match runs.back_mut() {
+        Some(last) if last.end == rows.start => last.end = rows.end,
+        _ => runs.push_back(rows),
     }
-    joined
 }
 
 /// These rows without the first so many.

@@ -16,7 +16,9 @@ mod tests;
 
 use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
 use crate::touched::Touched;
-use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, Mapped, PoolError, Protection, Scrubbed, Writes};
+use crate::{
+    Backend, CallLane, Calls, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, Scrubbed, Writes,
+};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use lane::{Berth, Inner, SwitchLane};
@@ -220,6 +222,16 @@ impl Backend for SwitchBackend {
     /// The same. The caller [holds still](SwitchBackend::hold_still) and has said that it [will be written](SwitchBackend::will_be_written).
     fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
         self.only_side()?.begin_writes(runs)
+    }
+
+    /// Of the side that holds everything and will. Who uses it compares [`SwitchBackend::progress`] from before he asked with that after the answer.
+    fn deal(&self) -> Option<Deal> {
+        self.only_side().ok()?.deal()
+    }
+
+    /// The same.
+    fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
+        self.only_side().ok()?.member(index)
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {

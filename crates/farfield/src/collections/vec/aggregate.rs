@@ -8,10 +8,11 @@ use super::FarVec;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
 use crate::heap::{FarRange, Heap};
-use crate::offload::{CHANNELS, OffloadError};
+use crate::offload::{CHANNELS, OffloadError, Site};
 use core::ops::{Bound, Range, RangeBounds, RangeInclusive};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{Number, Part, Totals, Wanted, Where};
+use std::collections::BTreeMap;
 
 /// Bytes that one call looks at, at least and at most: a server gives others their turn in between, and its budget for a call is not used up.
 const CALL_BYTES: RangeInclusive<u64> = 512 << 10..=64 << 20;
@@ -24,7 +25,7 @@ const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
     /// Number, sum, smallest, largest and mean of the elements, or of [some](Aggregate::over), [chosen](Aggregate::filter) by value. They are
-    /// found where the elements are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far.
+    /// found where the elements are: with a pool of memory servers that run functions, of mirrors of such, or a stripe of either, far elements stay far.
     ///
     /// ```
     /// use farfield::{Heap, collections::FarVec};
@@ -146,21 +147,37 @@ impl<N: Number> Aggregate<'_, N> {
     }
 
     fn ask_server(&self, ranges: impl Iterator<Item = FarRange>) -> Result<Part<N>, OffloadError> {
+        let core = self.heap.core();
+        let dealt = core.dealt();
+        let mut sites: BTreeMap<Site, Vec<FarRange>> = BTreeMap::new();
+        for FarRange { start, len } in ranges {
+            // One page, and so at one site.
+            let (site, start) = dealt.place(start);
+            sites.entry(site).or_default().push(FarRange { start, len });
+        }
+        let calls = sites.into_iter().map(|(site, ranges)| {
+            let calls = calls_of(ranges, size_of::<N>() as u64).into_iter();
+            calls.map(move |pieces| (site, Wanted { pieces, values: self.values }))
+        });
+        // By turns, so that all sites are busy.
+        let mut calls: Vec<_> = calls.collect();
         let mut whole = Part::default();
-        let mut calls = calls_of(ranges, size_of::<N>() as u64).into_iter().peekable();
-        while calls.peek().is_some() {
-            let some = calls.by_ref().take(CALLS).map(|pieces| Wanted { pieces, values: self.values }).collect();
-            let parts = self.heap.core().offload::<Totals<N>>(some)?;
-            parts.iter().for_each(|part| whole.merge(part));
+        let mut some = Vec::new();
+        while !calls.is_empty() {
+            some.extend(calls.iter_mut().filter_map(Iterator::next));
+            calls.retain(|calls| calls.len() > 0);
+            if some.len() >= CALLS || calls.is_empty() {
+                let parts = core.offload::<Totals<N>>(dealt, core::mem::take(&mut some))?;
+                parts.iter().for_each(|part| whole.merge(part));
+            }
         }
         Ok(whole)
     }
 }
 
 /// The same bytes as pieces without gaps, some for each call, which are equally long.
-fn calls_of(ranges: impl Iterator<Item = FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::Range>> {
+fn calls_of(ranges: Vec<FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::Range>> {
     let mut calls: Vec<Vec<farfield_wic::Range>> = Vec::new();
-    let ranges: Vec<FarRange> = ranges.collect();
     let all: u64 = ranges.iter().map(|range| range.len).sum();
     let share = all.div_ceil(CHANNELS as u64).next_multiple_of(PAGE_BYTES as u64);
     let most = share.clamp(*CALL_BYTES.start(), *CALL_BYTES.end());
