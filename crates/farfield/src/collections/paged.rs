@@ -103,7 +103,8 @@ impl<T: Send + 'static> Paged<T> {
         if ahead.count > 0 {
             let units =
                 (1..=i64::from(ahead.count)).filter_map(|step| usize::try_from(unit as i64 + step * ahead.stride).ok());
-            self.prefetch(scope, units);
+            let brought = self.prefetch(scope, units);
+            scope.record.streams.borrow_mut().on_brought(brought as u32);
         }
     }
 
