@@ -270,6 +270,8 @@ impl Caller {
             if lane.poll(&mut ended) == 0 {
                 lane.wait(terms.within);
                 lane.poll(&mut ended);
+            }
+            if waiting.len() > 0 || refused.is_some() {
                 deadline = terms.within.saturating_sub(started.elapsed());
             }
             for ended in ended.drain(..) {
