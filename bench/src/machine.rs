@@ -24,7 +24,7 @@ pub struct Machine {
     pub kernel: String,
     /// Is there a hypervisor below?
     pub virtual_machine: bool,
-    /// Was memory [warmed](Machine::warm) before each sample? Where it was not, whoever touched memory that the hypervisor had taken back paid for that.
+    /// Was memory warmed before each sample? Where it was not, whoever touched memory that the hypervisor had taken back paid for that.
     #[serde(default)]
     pub is_warmed: bool,
     /// Transparent huge pages.

@@ -1,6 +1,6 @@
 //! `vfork`, and `clone` with `CLONE_VM`: whoever goes on in the same memory.
 //!
-//! The call is made in the SIGSYS handler. The new thread or process begins on the alternate stack that it keeps, in [`begin`],
+//! The call is made in the SIGSYS handler. The new thread or process begins on the alternate stack that it keeps, in `begin`,
 //! and enters the program by returning from a copy of the handler's frame: so it has its signal stack and its record from its
 //! first instruction on, its stack may be far, and the program's registers, stacks and return addresses are as the
 //! program left them. The parent of a `vfork` waits inside the handler, on its own alternate stack, which the child never touches.

@@ -2,7 +2,7 @@
 //!
 //! A program fills the submission queue and enters the kernel, which is when we look: the entries that the kernel is about to
 //! take are read, their buffers held, and submitted by our own call; the waiting half of the program's call follows in the
-//! stub of the [guard](super::guard). Completions are counted in the completion queue, which we map too: by whoever enters
+//! stub of the [guard]. Completions are counted in the completion queue, which we map too: by whoever enters
 //! next, and by the monitor.
 //!
 //! What cannot be followed is refused as an older kernel refuses it: a kernel thread that takes entries by itself, memory
