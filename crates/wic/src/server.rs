@@ -84,14 +84,6 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
         ServerPlace { memory, pace, meter: Meter::new(), wanted: RefCell::default(), buffers: RefCell::default() }
     }
 
-    fn want(&self, offset: u64, len: usize) {
-        let mut wanted = self.wanted.borrow_mut();
-        if wanted.is_full() {
-            self.memory.announce(&mut wanted.drain(..));
-        }
-        wanted.push((offset, len));
-    }
-
     /// What comes before every access.
     async fn begin(&self, offset: u64, len: usize) -> Result<(), Fault> {
         self.meter.step(len).await;
@@ -99,7 +91,8 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
         match &self.pace {
             Pace::AtOnce => {}
             Pace::Ahead => {
-                self.want(offset, len);
+                // A hint: whoever finds no room goes without.
+                let _ = self.wanted.borrow_mut().try_push((offset, len));
                 self.meter.give_way().await;
             }
             Pace::Dice(dice) => {

@@ -5,7 +5,7 @@
 //! than one alone, and costs less. Neither says anything of the other, so beliefs are kept for each load (how many calls are made together), and
 //! few calls may run where many do not.
 //!
-//! The other side is asked now and then, so seldom that it costs some two per cent, and must be clearly better before calls move there. A side
+//! The other side is asked now and then, so seldom that it costs some two per cent, and must be clearly better, or slightly better in the end of several looks, before calls move there. A side
 //! that was left for a while is slow to begin with (threads sleep, connections are opened): its first round does not count. As long as the other
 //! side looks clearly better it is asked again at once, and what was believed of it is soon forgotten if it is of a time that is over.
 

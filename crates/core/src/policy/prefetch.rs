@@ -9,7 +9,8 @@
 //! The pager does not see the use of a page that was prefetched, because it is mapped: there a stream's window counts as used
 //! when the fault after it comes where the stream was expected to go on. The far heap sees it ([`Prefetcher::on_use`]), asks for more
 //! in the middle of the window, and so need not wait at its end; what is needed and still on its way widens the window, until
-//! it covers what the pool delivers in the time of one answer.
+//! it covers what the pool delivers in the time of one answer. It also sees how much of what was brought is passed over: a stream
+//! for which that is most of it ends.
 
 /// Streams followed at once.
 const STREAMS: usize = 8;
@@ -142,7 +143,6 @@ impl Prefetcher {
         let stream = &mut self.streams[index];
         self.asker = index;
         (stream.last, stream.brought) = (page, 0);
-
         self.hits += u64::from(stream.window);
         self.doubts = 0;
         stream.window = (stream.window * 2).min(WINDOW_MAX);

@@ -25,7 +25,7 @@ const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
     /// Number, sum, smallest, largest and mean of the elements, or of [some](Aggregate::over), [chosen](Aggregate::filter) by value. They are
-    /// found where the elements are: with a pool of memory servers that run functions, of mirrors of such, or a stripe of either, far elements stay far.
+    /// found where the elements are: with one memory server that runs functions as pool, a mirror of such, or a stripe of either, far elements stay far.
     ///
     /// ```
     /// use farfield::{Heap, collections::FarVec};
