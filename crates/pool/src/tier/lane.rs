@@ -49,6 +49,8 @@ struct Job {
     offset: u64,
     count: u64,
     from: usize,
+    /// All tiers were full for it: it is tried once more, when this is cleared (see [`TierTable::clearing`]).
+    clearing: Option<u64>,
 }
 
 /// What became of a job.
@@ -74,6 +76,7 @@ pub(super) enum Task {
         parent: usize,
         offset: u64,
         bid: Bid,
+        clearing: Option<u64>,
     },
     /// Old copies are given back, for a parent or for nobody.
     Sweep {
@@ -222,6 +225,11 @@ impl TierLane {
     }
 
     fn cut_write(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
+        if self.waits_for_room(job.parent, job.clearing) {
+            // That is what this lane does meanwhile.
+            self.care.iter_mut().for_each(Care::on_change);
+            return Cut::Later;
+        }
         let usable = self.usable();
         let choose = |page: u64| self.table.choose(self.table.word(page), usable, job.from);
         let choice = choose(first);
@@ -262,7 +270,8 @@ impl TierLane {
                 buffer.sums_mut()[index] = whole.sums()[from];
             }
         }
-        let task = Task::Write { parent: job.parent, offset: job.offset, bid: self.table.bid(tier, added) };
+        let bid = self.table.bid(tier, added);
+        let task = Task::Write { parent: job.parent, offset: job.offset, bid, clearing: job.clearing };
         self.send(Piece { task, tier, page: first, count: begun }, Op::Write { page: PageId(first), buffer });
         Cut::Pages(begun)
     }
@@ -378,17 +387,26 @@ impl TierLane {
             (Task::Read { parent, offset, stamp }, Some(buffer)) => {
                 self.read_ended(piece, parent, offset, stamp, result, buffer);
             }
-            (Task::Write { parent, offset, bid }, Some(buffer)) => {
+            (Task::Write { parent, offset, bid, clearing }, Some(buffer)) => {
+                // What it leaves itself where it had no room makes none.
+                let garbage = self.table.clearing();
                 if !matches!(result, Err(PoolError::TimedOut { .. })) {
                     self.table.end_write(page, count, tier, result.is_ok());
                 }
                 self.give_buffer(parent, tier, buffer);
-                let from = match result {
+                let job = Job { parent, offset, count, from: 0, clearing };
+                let next = match result {
                     Err(PoolError::PoolFull { .. }) => {
                         self.table.set_full(tier, bid);
-                        self.next_after_full(parent, tier)
+                        let is_last = self.usable().iter().last() == Some(tier);
+                        if is_last && clearing.is_none() && garbage.is_some() {
+                            // There is going to be room.
+                            Job { clearing: garbage, ..job }
+                        } else {
+                            Job { from: tier + 1, ..job }
+                        }
                     }
-                    Err(PoolError::ServerGone { .. }) => 0,
+                    Err(PoolError::ServerGone { .. }) => job,
                     Ok(()) | Err(_) => {
                         if result.is_ok() {
                             self.table.took(tier, bid);
@@ -396,7 +414,7 @@ impl TierLane {
                         return self.end_pages(parent, count, result);
                     }
                 };
-                self.jobs.push_back(Job { parent, offset, count, from });
+                self.jobs.push_back(next);
             }
             (Task::Sweep { parent }, _) => {
                 self.sweep_ended(piece, result);
@@ -411,15 +429,9 @@ impl TierLane {
         }
     }
 
-    /// Where a page goes that this tier had no room for.
-    fn next_after_full(&mut self, parent: usize, tier: usize) -> usize {
-        let is_last = self.usable().iter().last() == Some(tier);
-        if is_last && self.table.has_garbage() && !self.is_over_time(parent) {
-            // There is going to be room.
-            self.care.iter_mut().for_each(Care::on_change);
-            return 0;
-        }
-        tier + 1
+    /// Is there going to be room for what no tier had room for?
+    fn waits_for_room(&self, parent: usize, clearing: Option<u64>) -> bool {
+        clearing.is_some_and(|clearing| !self.table.is_cleared(clearing)) && !self.is_over_time(parent)
     }
 
     fn read_ended(
@@ -446,7 +458,7 @@ impl TierLane {
             self.end_pages(parent, count, result);
         } else {
             // It was written, or moved, meanwhile.
-            self.jobs.push_back(Job { parent, offset, count, from: 0 });
+            self.jobs.push_back(Job { parent, offset, count, from: 0, clearing: None });
         }
     }
 
@@ -530,7 +542,7 @@ impl Lane for TierLane {
             self.end_pages(index, 0, Ok(()));
             return Ok(());
         }
-        self.jobs.push_back(Job { parent: index, offset: 0, count, from: 0 });
+        self.jobs.push_back(Job { parent: index, offset: 0, count, from: 0, clearing: None });
         if self.jobs.len() == 1 {
             self.start();
         }

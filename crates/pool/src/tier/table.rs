@@ -110,8 +110,9 @@ pub(super) struct TierTable {
     pub(super) pages: u64,
     places: Places,
     tiers: Vec<Tier>,
-    /// Copies that can be given back.
+    /// Copies that can be given back, and those that were, or that count again, ever.
     garbage: AtomicU64,
+    cleared: AtomicU64,
     /// Pages that went to the next tier, ever.
     moved: AtomicU64,
     /// Until then nobody begins to move anything.
@@ -156,6 +157,7 @@ impl TierTable {
             pages: places.pages,
             places,
             garbage: AtomicU64::new(0),
+            cleared: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             rests_until: AtomicU64::new(0),
             is_abandoned: AtomicBool::new(false),
@@ -228,6 +230,7 @@ impl TierTable {
         let (was, is) = (before.garbage().count() as u64, after.garbage().count() as u64);
         if was != is {
             self.garbage.fetch_add(is.wrapping_sub(was), Ordering::SeqCst);
+            self.cleared.fetch_add(was.saturating_sub(is), Ordering::SeqCst);
         }
     }
 
@@ -352,6 +355,17 @@ impl TierTable {
 
     pub(super) fn has_garbage(&self) -> bool {
         self.garbage.load(Ordering::SeqCst) != 0
+    }
+
+    /// When all that can be given back now will have been, for [`TierTable::is_cleared`]. `None`: there is nothing.
+    pub(super) fn clearing(&self) -> Option<u64> {
+        let cleared = self.cleared.load(Ordering::SeqCst);
+        let garbage = self.garbage.load(Ordering::SeqCst);
+        (garbage != 0).then_some(cleared + garbage)
+    }
+
+    pub(super) fn is_cleared(&self, clearing: u64) -> bool {
+        self.cleared.load(Ordering::SeqCst) >= clearing || !self.has_garbage()
     }
 
     fn lives(&self, tier: usize) -> bool {
