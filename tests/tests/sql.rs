@@ -73,7 +73,7 @@ fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
         ),
         Arc::new(rows.clone().map(|_| [Some(true), Some(false), None][below(3)]).collect::<BooleanArray>()),
         // Too many kinds of strings to have numbers.
-        Arc::new(rows.map(|row| (row % 7 > 0).then(|| format!("plate {}", row % 5000))).collect::<StringArray>()),
+        Arc::new(rows.map(|row| (row % 7 > 0).then(|| format!("plate {}", row % 20_000))).collect::<StringArray>()),
     ];
     RecordBatch::try_new(schema(), columns).unwrap()
 }

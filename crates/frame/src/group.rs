@@ -141,7 +141,7 @@ impl GroupBy {
 impl Scan {
     /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one to four, without NaN and −0; rows are kept by ranges of
     /// columns, if at all, of which there are at most fifteen, each column with nulls counted twice; and all columns that are named anywhere have numbers, dates or times, or those of the groups booleans
-    /// or strings of up to 1024 kinds.
+    /// or strings of up to 8192 kinds.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
         let plan = Plan::new(&self.frame.group_by(names)?, what)?;
         plan.are_there(self)

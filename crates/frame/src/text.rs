@@ -1,6 +1,6 @@
 //! Strings: as numbers of kinds, as long as there are few of these, else as their bytes.
 //!
-//! A flag, a name of a zone, a kind of payment has a hundred values in a million rows. Numbers of kinds take two bytes a row, and what the memory server does with numbers it does
+//! A flag, a name of a zone, a kind of payment has a hundred or a thousand values in a million rows. Numbers of kinds take two bytes a row, and what the memory server does with numbers it does
 //! with them: it groups by them and finds the rows of one. The kinds themselves are near.
 //!
 //! Danger: a row that gets another's string; the zero below a null that is taken for the first kind; rows that are lost when kinds become too many.
@@ -12,12 +12,12 @@ use arrow::buffer::NullBuffer;
 use arrow::compute::take;
 use farfield::{FarError, FarVec, Heap};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Kinds of a column: as many as groups that a memory server says of at a time.
-const KINDS_MAX: usize = 1024;
+/// Kinds of a column: as many as groups that are kept near, and as rows of a chunk.
+const KINDS_MAX: usize = 8192;
 /// Bytes of all kinds of a column.
-const BYTES_MAX: usize = 32 << 10;
+const BYTES_MAX: usize = 256 << 10;
 
 /// Strings of few kinds: for each row the number of its kind, and zero where there is no value.
 #[derive(Default)]
@@ -26,6 +26,8 @@ pub(crate) struct Words {
     kinds: Vec<Arc<str>>,
     number_of: HashMap<Arc<str>, u16>,
     bytes: usize,
+    /// All kinds, since somebody has asked for strings.
+    array: OnceLock<StringArray>,
 }
 
 impl Words {
@@ -44,6 +46,7 @@ impl Words {
             return None;
         }
         let kind: Arc<str> = kind.into();
+        self.array.take();
         self.kinds.push(kind.clone());
         self.number_of.insert(kind, number);
         Some(number)
@@ -56,8 +59,8 @@ impl Words {
 
     /// The strings with these numbers.
     pub(crate) fn strings(&self, numbers: Vec<u16>, nulls: Option<NullBuffer>) -> Result<ArrayRef, FrameError> {
-        let kinds = StringArray::from_iter_values(&self.kinds);
-        Ok(take(&kinds, &UInt16Array::new(numbers.into(), nulls), None)?)
+        let kinds = self.array.get_or_init(|| StringArray::from_iter_values(&self.kinds));
+        Ok(take(kinds, &UInt16Array::new(numbers.into(), nulls), None)?)
     }
 
     /// The same strings as their bytes; `valid` says which rows have one, if not all have.

@@ -69,13 +69,15 @@ fn strings_of_few_kinds_and_of_many_are_those_that_were_put_in() {
         (1, 0, ROWS),
         (3, 0, 0),
         (1000, 3, ROWS / 2),
+        // More than a memory server says of at a time.
+        (3000, 3, ROWS / 2),
         // Too many, from some chunk on, or from the first.
-        (1500, 3, 2 * CHUNK_ROWS + 5),
-        (1500, 3, ROWS),
-        (1200, 3, 0),
+        (12_000, 3, 2 * CHUNK_ROWS + 5),
+        (12_000, 3, ROWS),
+        (10_000, 3, 0),
         (1 << 20, 3, 0),
         // Too long.
-        (50, 1000, ROWS / 3),
+        (300, 1000, ROWS / 3),
     ]
     .into_iter()
     .enumerate()
