@@ -98,11 +98,8 @@ fn a_small_vector() {
 }
 
 /// Small values: flights, by threads, batches, hints and tasks, and pages that are emptied.
-#[test]
-fn a_small_history_of_the_object_plane() {
-    let (near, count) = if cfg!(miri) { (1 << 18, 3000) } else { (1 << 20, 12_000) };
-    let builder = Heap::builder().near(near).near_max(near).far(1).plane(Plane::Object);
-    let heap = builder.patience(Duration::from_secs(3600)).build().unwrap();
+fn small_values(heap: &Heap) {
+    let count = if cfg!(miri) { 3000 } else { 12_000 };
     let mut values: Vec<FarBox<[u64; 16]>> = (0..count).map(|index| heap.alloc([index; 16]).unwrap()).collect();
     for (index, value) in values.iter_mut().enumerate().step_by(300) {
         let scope = heap.enter();
@@ -110,15 +107,19 @@ fn a_small_history_of_the_object_plane() {
         assert_eq!(value.get(&scope).unwrap()[..2], [index as u64, index as u64 + 1]);
     }
     assert!(heap.stats().misses > 0, "{:?}", heap.stats());
+    // All of some pages, while others leave, and of those in between every thirtieth.
+    for index in (0..500).chain((500..count as usize).step_by(30)).chain(0..500) {
+        let scope = heap.enter();
+        assert_eq!(values[index].get(&scope).unwrap()[15], index as u64);
+    }
     heap.prefetch(&values[10..20]);
     {
         let scope = heap.enter();
         let seen = heap.get_many(&scope, &values[10..30]).unwrap();
         assert!(seen.iter().zip(10..).all(|(seen, index)| **seen == [index; 16]));
     }
-    let executor = Executor::new(&heap);
+    let executor = Executor::new(heap);
     for (index, value) in values.iter().enumerate().skip(40).take(8) {
-        let heap = &heap;
         executor.spawn(async move {
             let scope = heap.enter();
             assert_eq!(*value.fetch(&scope).await.unwrap(), [index as u64; 16]);
@@ -128,7 +129,7 @@ fn a_small_history_of_the_object_plane() {
     drop(executor);
     heap.prefetch(&values[50..60]);
     std::thread::scope(|threads| {
-        let (heap, values) = (&heap, &values);
+        let values = &values;
         threads.spawn(move || assert_eq!(values[55].get(&heap.enter()).unwrap()[15], 55));
         assert_eq!(values[55].get(&heap.enter()).unwrap()[15], 55);
     });
@@ -144,4 +145,26 @@ fn a_small_history_of_the_object_plane() {
     heap.verify();
     drop(values);
     heap.verify();
+}
+
+fn heap_of(plane: Plane) -> Heap {
+    let near = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
+    let builder = Heap::builder().near(near).near_max(near).far(1).plane(plane).car_threshold(0.5);
+    builder.patience(Duration::from_secs(3600)).build().unwrap()
+}
+
+#[test]
+fn a_small_history_of_the_object_plane() {
+    let heap = heap_of(Plane::Object);
+    small_values(&heap);
+    assert!(heap.stats().object_misses > 0, "{:?}", heap.stats());
+}
+
+/// Some pages come whole, of others values come alone.
+#[test]
+fn a_small_history_of_the_hybrid_plane() {
+    let heap = heap_of(Plane::Hybrid);
+    small_values(&heap);
+    let stats = heap.stats();
+    assert!(stats.whole_pages > 0 && stats.object_misses > 0, "{stats:?}");
 }
