@@ -306,7 +306,11 @@ fn sides(mean: &Mean) -> String {
 
 /// A row of the table of bars without spread and aim.
 fn bound_row(out: &mut String, name: &str, at: &str, what: &str, value: Option<f64>, bar: &str, passes: bool) {
-    let verdict = if passes { "held" } else { "**missed**" };
+    let verdict = match (value, passes) {
+        (None, _) => "not measured",
+        (_, true) => "held",
+        (_, false) => "**missed**",
+    };
     let value = value.map_or("–".into(), |value| format!("{value:.3}"));
     writeln!(out, "| [{name}](#{}) | {at} | {what} | {value} | | {bar} | | {verdict} |", anchor(name)).ok();
 }
