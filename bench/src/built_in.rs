@@ -25,6 +25,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/aifm/unpack.toml"),
         include_str!("../experiments/aifm/frame.toml"),
         include_str!("../experiments/aifm/fig7.toml"),
+        include_str!("../experiments/aifm/sql.toml"),
         include_str!("../experiments/aifm/fig8.toml"),
         include_str!("../experiments/aifm/churn.toml"),
         include_str!("../experiments/aifm/crowd.toml"),

@@ -181,7 +181,7 @@ fn run_point(
                 continue;
             }
             line.machine.warm(job.data_bytes)?;
-            let sample = ensure_data(&point).and_then(|()| contender::known(name)?.sample(&job));
+            let sample = ensure_possible(&point).and_then(|()| contender::known(name)?.sample(&job));
             match sample {
                 // Whoever is no program of ours says nothing of what it read.
                 Ok(sample)
@@ -234,8 +234,11 @@ fn run_point(
     })
 }
 
-/// Real data is not part of the project.
-fn ensure_data(point: &Point) -> Result<()> {
+/// Real data is not part of the project, and DataFusion not of every build.
+fn ensure_possible(point: &Point) -> Result<()> {
+    if workload(point)?.name == "sql" && !cfg!(feature = "sql") {
+        return Err(unavailable("this harness was built without SQL", "build farfield-bench with --features sql"));
+    }
     if number(point, "real").is_ok_and(|real| real == 1) && std::env::var_os(REAL_DATA).is_none() {
         return Err(unavailable("no real data", format!("name its folder in {REAL_DATA}")));
     }

@@ -82,6 +82,7 @@ const WORKLOADS: &[Workload] = &[
     rust("count-views-uniform", "count", "view"),
     rust("shuffle", "move", "element"),
     rust("trips", "ask", "row"),
+    rust("sql", "ask", "row"),
     rust("switch", "during", "access"),
 ];
 /// What sources in C include.

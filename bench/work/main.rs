@@ -23,6 +23,8 @@ mod real;
 mod remote;
 mod served;
 mod shuffle;
+#[cfg(feature = "sql")]
+mod sql;
 mod switch;
 mod tasks;
 mod triangles;
@@ -191,6 +193,8 @@ enum Workload {
     Shuffle,
     /// Columns copied, shuffled, and asked about.
     Trips,
+    /// Questions in SQL.
+    Sql,
     /// Pages in random order while far memory moves.
     Switch,
 }
@@ -292,6 +296,10 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::CountViewsUniform => views::run(options, views::Input::Uniform),
         Workload::Shuffle => shuffle::run(options),
         Workload::Trips => trips::run(options),
+        #[cfg(feature = "sql")]
+        Workload::Sql => sql::run(options),
+        #[cfg(not(feature = "sql"))]
+        Workload::Sql => anyhow::bail!("build farfield-bench with --features sql"),
         Workload::Switch => switch::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

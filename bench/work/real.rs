@@ -21,6 +21,13 @@ pub(crate) const TRIP_NUMBERS: [usize; 3] = [8, 9, 16];
 /// Of these: vendor, start and end (in seconds), passengers, miles, fare, tip, and all that was paid.
 pub(crate) const TRIP_COLUMNS: [usize; 8] = [0, 1, 2, 7, 8, 9, 12, 16];
 
+/// Of these: vendor, start (in seconds), places of start and end, passengers, miles, fare and tip.
+#[cfg(feature = "sql")]
+pub(crate) const TRIP_PLACES: [usize; 8] = [0, 1, 5, 6, 7, 8, 9, 12];
+/// Places of New York: number, borough, name.
+#[cfg(feature = "sql")]
+pub(crate) const PLACES: &str = "nyc-green-taxi/taxi_zone_centroids.csv";
+
 pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
     let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
     let path = Path::new(&folder).join(name);

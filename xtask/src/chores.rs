@@ -61,7 +61,7 @@ pub(crate) fn lint() -> Result<()> {
             "--workspace",
             "--all-targets",
             "--features",
-            "farfield/serde,farfield-bench/grpc,farfield-tests/sql",
+            "farfield/serde,farfield-bench/grpc,farfield-bench/sql,farfield-tests/sql",
             "--",
             "-D",
             "warnings",
@@ -79,7 +79,7 @@ pub(crate) fn doc() -> Result<()> {
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {
     build()?;
-    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc"];
+    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc,sql"];
     cargo(&[&["build"], &of[..]].concat(), &[])?;
     let mut words: Vec<String> = [&["run"], &of[..], &["--"]].concat().into_iter().map(String::from).collect();
     words.extend(rest.iter().cloned());

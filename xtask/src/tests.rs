@@ -53,7 +53,16 @@ const FABRIC: [&str; 12] = [
 ];
 
 /// Nothing else is built with DataFusion, which takes longer than all of ours.
-const SQL: [&str; 6] = ["-p", "farfield-sql", "-p", "farfield-tests", "--features", "farfield-tests/sql"];
+const SQL: [&str; 8] = [
+    "-p",
+    "farfield-sql",
+    "-p",
+    "farfield-tests",
+    "-p",
+    "farfield-bench",
+    "--features",
+    "farfield-tests/sql,farfield-bench/sql",
+];
 
 impl Part {
     pub(crate) fn run(self, runner_words: &[String], environment: &[(&str, &OsStr)]) -> Result<()> {
