@@ -79,7 +79,7 @@ pub(crate) fn doc() -> Result<()> {
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {
     build()?;
-    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc,sql"];
+    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc"];
     cargo(&[&["build"], &of[..]].concat(), &[])?;
     let mut words: Vec<String> = [&["run"], &of[..], &["--"]].concat().into_iter().map(String::from).collect();
     words.extend(rest.iter().cloned());
