@@ -273,7 +273,7 @@ fn mixture(random: &mut Random) -> RecordBatch {
         }),
         ("sure", Arc::new(rows().map(|row| Some(row % 6 > 1)).collect::<BooleanArray>())),
         ("name", Arc::new(rows().map(|row| (row % 3 > 0).then_some("somebody")).collect::<StringArray>())),
-        ("plate", Arc::new(rows().map(|row| Some(format!("plate {}", row % 2000))).collect::<StringArray>())),
+        ("plate", Arc::new(rows().map(|row| Some(format!("plate {}", row % 20_000))).collect::<StringArray>())),
         ("zone", {
             let zones = ["Harlem", "", "Astoria", "a zone whose name is long", "Æ"];
             Arc::new(rows().map(|row| (row % 8 > 0).then_some(zones[row * row / 3 % 5])).collect::<StringArray>())

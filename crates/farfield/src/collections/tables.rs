@@ -6,7 +6,7 @@ use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
 use core::ops::{Range, RangeBounds};
-use farfield_wic::columns::{Group, Grouped, Groups, Tallied, Tallies, Tally};
+use farfield_wic::columns::{self, Group, Grouped, Groups, Tallied, Tallies, Tally};
 use farfield_wic::{Number, Part, Where};
 use std::collections::VecDeque;
 
@@ -130,9 +130,13 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
         let Tallying { table, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
-        let mut count = Count { keys, conditions, images: Images::default(), tallies: Tallies::default(), most };
+        let (near, far) = (columns::Tallying::default(), Tallies::default());
+        let mut count = Count { keys, conditions, images: Images::default(), near, far, most };
         table.run(&mut count)?;
-        Ok(count.tallies.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
+        let Count { near, mut far, .. } = count;
+        far.merge(near.finish());
+        check(far.counts.len(), most)?;
+        Ok(far.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
     }
 }
 
@@ -141,7 +145,8 @@ struct Count<'v> {
     keys: Vec<KeyColumn<'v>>,
     conditions: Conditions<'v>,
     images: Images,
-    tallies: Tallies,
+    near: columns::Tallying,
+    far: Tallies,
     most: usize,
 }
 
@@ -160,13 +165,13 @@ impl Look for Count<'_> {
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
-        self.tallies.merge(answer);
-        check(self.tallies.counts.len(), self.most)
+        self.far.merge(answer);
+        check(self.far.counts.len(), self.most)
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         let rows = self.images.read(scope, &self.keys, &self.conditions, rows)?;
-        let is_all = self.tallies.add_all(&rows, self.most);
+        let is_all = self.near.add_all(&rows, self.most);
         if is_all { Ok(()) } else { Err(OffloadError::TooMany { most: self.most }) }
     }
 }
@@ -236,10 +241,13 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
-        let (images, groups) = (Images::default(), Groups::default());
-        let mut sums = Sums { keys, values, conditions, images, groups, most };
+        let (near, far) = (columns::Grouping::default(), Groups::default());
+        let mut sums = Sums { keys, values, conditions, images: Images::default(), near, far, most };
         table.run(&mut sums)?;
-        Ok(sums.groups.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
+        let Sums { near, mut far, .. } = sums;
+        far.merge(&near.finish());
+        check(far.groups.len(), most)?;
+        Ok(far.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
     }
 }
 
@@ -249,7 +257,8 @@ struct Sums<'v, N: Number> {
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
     images: Images,
-    groups: Groups<N>,
+    near: columns::Grouping<N>,
+    far: Groups<N>,
     most: usize,
 }
 
@@ -269,8 +278,8 @@ impl<N: Number> Look for Sums<'_, N> {
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
-        self.groups.merge(&answer);
-        check(self.groups.groups.len(), self.most)
+        self.far.merge(&answer);
+        check(self.far.groups.len(), self.most)
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
@@ -279,7 +288,7 @@ impl<N: Number> Look for Sums<'_, N> {
             let values = values?;
             let rows;
             (rows, rest) = rest.split_at(values.len());
-            if !self.groups.add_all(&rows, values, self.most) {
+            if !self.near.add_all(&rows, values, self.most) {
                 return Err(OffloadError::TooMany { most: self.most });
             }
         }

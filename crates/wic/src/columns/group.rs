@@ -1,11 +1,13 @@
 //! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
 
-use super::{Column, Condition, KEYS_MAX, Key, NONE, Numbering, RowWalk, Rows, Walk, by_columns, room, widened};
+use super::numbering::{NONE, Numbering};
+use super::{Column, Condition, Key, RowWalk, Rows, Walk, room};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
 use core::ops::Bound;
 use farfield_core::wire::CallBody;
+use postcard::ser_flavors::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -43,64 +45,106 @@ impl<N: Number> Default for Groups<N> {
 impl<N: Number> Groups<N> {
     /// Most keys of an answer; of more than two columns, fewer.
     pub const MOST: usize = 1024;
-    /// So many fit an answer whatever there is to say of them: exact sums of floating-point numbers are some 400 bytes at most.
-    const FITTING: usize = 128;
-    /// Bytes from which on an answer is full: what is looked at before anybody sees it makes it hardly longer.
-    const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
-
-    /// Is there no room for more rows?
-    fn is_full(&self) -> bool {
-        let bytes = || postcard::serialize_with_flavor(self, postcard::ser_flavors::Size::default());
-        self.groups.len() > Self::FITTING && bytes().is_ok_and(|bytes| bytes > Self::FULL_BYTES)
-    }
-
-    /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there.
-    pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
-        by_columns!(rows.columns(), K => self.add::<K>(rows, values, most))
-    }
-
-    fn add<const K: usize>(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
-        let mut numbering = Numbering::<K>::new();
-        let done = rows.number(&mut numbering, |key| {
-            let has_room = self.groups.len() < most || self.groups.contains_key(key);
-            if has_room {
-                self.groups.entry(*key).or_default();
-            }
-            has_room
-        });
-        // The values of each key side by side: many are added up sooner than one by one.
-        let kept = || numbering.rows.iter().zip(values).filter(|(number, _)| **number != NONE);
-        let mut ends = vec![0; numbering.keys.len()];
-        kept().for_each(|(number, _)| ends[*number as usize] += 1);
-        let mut before = 0;
-        for end in &mut ends {
-            before += core::mem::replace(end, before);
-        }
-        let mut sorted = vec![N::of_image(N::FIRST); before];
-        for (number, value) in kept() {
-            let next = &mut ends[*number as usize];
-            sorted[*next] = *value;
-            *next += 1;
-        }
-        // Both are in one order, and all keys of these rows are among those of all.
-        let mut numbers = numbering.numbers.iter().peekable();
-        for (key, part) in &mut self.groups {
-            if let Some((_, number)) = numbers.next_if(|(seen, _)| widened(**seen) == *key) {
-                let number = *number as usize;
-                let start = number.checked_sub(1).map_or(0, |before| ends[before]);
-                part.add_all(&sorted[start..ends[number]], &(Bound::Unbounded, Bound::Unbounded));
-            }
-        }
-        self.rows += done as u64;
-        done == rows.count
-    }
-
     /// All that another one has.
     pub fn merge(&mut self, other: &Groups<N>) {
         self.rows = self.rows.saturating_add(other.rows);
         for (key, part) in &other.groups {
             self.groups.entry(*key).or_default().merge(part);
         }
+    }
+}
+
+/// Adds up rows, many at a time, and makes [`Groups`] of them in the end.
+#[derive(Debug)]
+pub struct Grouping<N: Number> {
+    numbering: Numbering,
+    /// What there is to say of each key, by its number.
+    parts: Vec<Part<N>>,
+    rows: u64,
+    /// Rows were added so often.
+    times: u32,
+    /// Keys when it was last looked at whether an answer is full.
+    keys_looked_at: usize,
+    /// Of the rows that are added now: their keys, where the values of each end, and the values of each side by side.
+    seen: Vec<u32>,
+    ends: Vec<u32>,
+    sorted: Vec<N>,
+}
+
+impl<N: Number> Default for Grouping<N> {
+    fn default() -> Grouping<N> {
+        Grouping {
+            numbering: Numbering::default(),
+            parts: Vec::new(),
+            rows: 0,
+            times: 0,
+            keys_looked_at: 0,
+            seen: Vec::new(),
+            ends: Vec::new(),
+            sorted: Vec::new(),
+        }
+    }
+}
+
+impl<N: Number> Grouping<N> {
+    /// So many fit an answer whatever there is to say of them: exact sums of floating-point numbers are some 400 bytes at most.
+    const FITTING: usize = 128;
+    /// Bytes from which on an answer is full: what is looked at before anybody sees it makes it hardly longer.
+    const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
+    /// Sums get longer slowly: while there are no new keys, it is seen so seldom.
+    const LOOKS: u32 = 8;
+
+    /// Is there no room for more rows in an answer?
+    fn is_full(&mut self) -> bool {
+        let keys = self.numbering.len();
+        if keys <= Self::FITTING || keys == self.keys_looked_at && !self.times.is_multiple_of(Self::LOOKS) {
+            return false;
+        }
+        self.keys_looked_at = keys;
+        let bytes = |entry: (Key, &Part<N>)| postcard::serialize_with_flavor(&entry, Size::default()).unwrap_or(0);
+        self.numbering.keys().zip(&self.parts).map(bytes).sum::<usize>() > Self::FULL_BYTES
+    }
+
+    /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there. All rows ever have keys of equally many
+    /// columns.
+    pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
+        let done = self.numbering.number(rows, most);
+        self.parts.resize_with(self.numbering.len(), Part::default);
+        self.ends.resize(self.numbering.len(), 0);
+        // The values of each key side by side: many are added up sooner than one by one.
+        for number in self.numbering.rows.iter().filter(|number| **number != NONE) {
+            let count = &mut self.ends[*number as usize];
+            if *count == 0 {
+                self.seen.push(*number);
+            }
+            *count += 1;
+        }
+        let mut before = 0;
+        for number in &self.seen {
+            let end = &mut self.ends[*number as usize];
+            before += core::mem::replace(end, before);
+        }
+        self.sorted.clear();
+        self.sorted.resize(before as usize, N::of_image(N::FIRST));
+        for (number, value) in self.numbering.rows.iter().zip(values).filter(|(number, _)| **number != NONE) {
+            let next = &mut self.ends[*number as usize];
+            self.sorted[*next as usize] = *value;
+            *next += 1;
+        }
+        let mut start = 0;
+        for number in self.seen.drain(..) {
+            let end = core::mem::take(&mut self.ends[number as usize]) as usize;
+            self.parts[number as usize].add_all(&self.sorted[start..end], &(Bound::Unbounded, Bound::Unbounded));
+            start = end;
+        }
+        self.rows += done as u64;
+        self.times = self.times.wrapping_add(1);
+        done == rows.count
+    }
+
+    /// What was added.
+    pub fn finish(self) -> Groups<N> {
+        Groups { groups: self.numbering.keys().zip(self.parts).collect(), rows: self.rows }
     }
 }
 
@@ -112,24 +156,24 @@ impl<N: Number> Function for Group<N> {
     type Answer = Groups<N>;
 
     async fn run<P: Place>(place: &P, grouped: Grouped) -> Result<Groups<N>, Fault> {
-        let mut groups = Groups::default();
-        let Some(mut rows) = RowWalk::new(&grouped.keys, &grouped.conditions) else { return Ok(groups) };
+        let mut grouping = Grouping::default();
+        let Some(mut rows) = RowWalk::new(&grouped.keys, &grouped.conditions) else { return Ok(grouping.finish()) };
         let mut values = Walk::new(&grouped.values, size_of::<N>() as u64);
         let most = room(&grouped.keys, Groups::<N>::MOST);
         let mut numbers = Vec::new();
         loop {
             let count = rows.ready().min(values.ready());
             if count == 0 {
-                return Ok(groups);
+                return Ok(grouping.finish());
             }
             {
                 let bytes = values.next(place, count).await?;
                 numbers.clear();
                 N::each(&bytes, |number| numbers.push(number));
             }
-            let is_all = groups.add_all(&rows.next(place, count).await?, &numbers, most);
-            if !is_all || groups.is_full() {
-                return Ok(groups);
+            let is_all = grouping.add_all(&rows.next(place, count).await?, &numbers, most);
+            if !is_all || grouping.is_full() {
+                return Ok(grouping.finish());
             }
         }
     }
@@ -139,7 +183,7 @@ impl<N: Number> Function for Group<N> {
 mod tests {
     //! Guards against numbers in the group of another row, and against answers that are too long.
     use super::*;
-    use crate::columns::Cell;
+    use crate::columns::{Cell, KEYS_MAX};
     use crate::{Sim, Stop};
 
     /// Sums by keys of which there are so many, asked for until all rows are there; how often.
@@ -165,7 +209,7 @@ mod tests {
         }
         let mut right: BTreeMap<Key, Part<f64>> = BTreeMap::new();
         for (key, number) in keys.iter().zip(&numbers) {
-            let part = right.entry(widened([u64::from(*key)])).or_default();
+            let part = right.entry([u64::from(*key), 0, 0, 0, 0, 0, 0, 0]).or_default();
             part.add_all(&[*number], &(Bound::Unbounded, Bound::Unbounded));
         }
         let said = |groups: &BTreeMap<Key, Part<f64>>| {
@@ -206,7 +250,7 @@ mod tests {
             let mut right: BTreeMap<Key, (u64, u128)> = BTreeMap::new();
             for (index, row) in rows.iter().enumerate().filter(|(_, row)| is_kept(**row)) {
                 let key = |key: usize| keys.get(key).map_or(0, |offset| u64::from(bytes[*offset as usize + row]));
-                let (count, sum) = right.entry(widened([key(0), key(1)])).or_default();
+                let (count, sum) = right.entry([key(0), key(1), 0, 0, 0, 0, 0, 0]).or_default();
                 (*count, *sum) = (*count + 1, *sum + u128::from(bytes[2000 + index]));
             }
             let keys = keys.iter().map(|offset| column(*offset)).collect();

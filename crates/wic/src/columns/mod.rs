@@ -7,6 +7,7 @@ mod copy;
 mod find;
 mod group;
 mod merge;
+mod numbering;
 mod ranks;
 mod sort;
 mod take;
@@ -14,18 +15,16 @@ mod tally;
 
 pub use copy::{Copied, CopyBytes};
 pub use find::{Find, Found, Search};
-pub use group::{Group, Grouped, Groups};
+pub use group::{Group, Grouped, Grouping, Groups};
 pub use merge::{Merge, Merged, Runs};
 pub use ranks::{Bucket, Buckets, Histogram, Ranks, Span};
 pub use sort::{Form, Sort, Unsorted};
 pub use take::{Indices, Take, Taken};
-pub use tally::{Tallied, Tallies, Tally};
+pub use tally::{Tallied, Tallies, Tally, Tallying};
 
 use crate::totals::Number;
 use crate::{Fault, Place, Range};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 /// Bytes looked at between two turns of the others.
 const CHUNK_BYTES: u64 = 32 * 1024;
@@ -182,104 +181,7 @@ impl<'r> Rows<'r> {
     fn is_kept(&self, row: usize) -> bool {
         self.kept.is_none_or(|kept| kept[row])
     }
-
-    /// Gives each row the number of its key, or [`NONE`] if it is not kept, until a key is new for which there is no room; how many rows were gone
-    /// through.
-    fn number<const K: usize>(&self, numbering: &mut Numbering<K>, mut has_room: impl FnMut(&Key) -> bool) -> usize {
-        numbering.rows.clear();
-        for row in 0..self.count {
-            let number = match self.is_kept(row) {
-                false => Some(NONE),
-                true => numbering.number(self.key(row), &mut has_room),
-            };
-            match number {
-                Some(number) => numbering.rows.push(number),
-                None => break,
-            }
-        }
-        numbering.rows.len()
-    }
 }
-
-/// The number of a row that is not kept.
-const NONE: u32 = u32::MAX;
-const LATELY_BITS: u32 = 8;
-
-/// Keys of so many columns, numbered as they are seen first. There is one for each number of columns, as most keys are of one or two.
-struct Numbering<const K: usize> {
-    keys: Vec<[u64; K]>,
-    numbers: BTreeMap<[u64; K], u32>,
-    /// Keys seen lately, by some of their bits: a map is slow to find one for each row.
-    lately: [([u64; K], u32); 1 << LATELY_BITS],
-    /// The number of the key of each row.
-    rows: Vec<u32>,
-}
-
-impl<const K: usize> Numbering<K> {
-    fn new() -> Numbering<K> {
-        let lately = [([0; K], NONE); _];
-        Numbering { keys: Vec::new(), numbers: BTreeMap::new(), lately, rows: Vec::new() }
-    }
-
-    #[inline]
-    fn number(&mut self, key: [u64; K], has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
-        let mix = |mixed: u64, image: &u64| mixed.rotate_left(1) ^ image.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let place = key.iter().fold(0, mix) >> (u64::BITS - LATELY_BITS);
-        match self.lately[place as usize] {
-            (known, number) if known == key && number != NONE => Some(number),
-            _ => {
-                let number = self.find(key, has_room)?;
-                self.lately[place as usize] = (key, number);
-                Some(number)
-            }
-        }
-    }
-
-    fn find(&mut self, key: [u64; K], has_room: &mut impl FnMut(&Key) -> bool) -> Option<u32> {
-        match self.numbers.entry(key) {
-            Entry::Occupied(known) => Some(*known.get()),
-            Entry::Vacant(new) => {
-                if !has_room(&widened(key)) {
-                    return None;
-                }
-                self.keys.push(key);
-                Some(*new.insert(self.keys.len() as u32 - 1))
-            }
-        }
-    }
-}
-
-/// A key of fewer columns.
-fn widened<const K: usize>(key: [u64; K]) -> Key {
-    let mut all = Key::default();
-    all[..K].copy_from_slice(&key);
-    all
-}
-
-/// Does something with as few columns as a key may have, all others being zeros.
-macro_rules! by_columns {
-    ($columns:expr, $K:ident => $work:expr) => {
-        match $columns {
-            0 | 1 => {
-                const $K: usize = 1;
-                $work
-            }
-            2 => {
-                const $K: usize = 2;
-                $work
-            }
-            3 | 4 => {
-                const $K: usize = 4;
-                $work
-            }
-            _ => {
-                const $K: usize = KEYS_MAX;
-                $work
-            }
-        }
-    };
-}
-use by_columns;
 
 /// So many keys of these columns an answer has room for, of which it has as many as `most` of two columns: bits take no room.
 fn room(keys: &[Column], most: usize) -> usize {

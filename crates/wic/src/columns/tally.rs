@@ -1,6 +1,7 @@
 //! `ff.tally`: how often each value, or values of several columns together, are there.
 
-use super::{Column, Condition, KEYS_MAX, Key, NONE, Numbering, RowWalk, Rows, by_columns, room, widened};
+use super::numbering::{NONE, Numbering};
+use super::{Column, Condition, Key, RowWalk, Rows, room};
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,31 +32,6 @@ impl Tallies {
     /// Most keys of an answer; of more than two columns, fewer.
     pub const MOST: usize = 2048;
 
-    /// Counts rows until there are more keys than so many; `false` if it stopped there.
-    pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
-        by_columns!(rows.columns(), K => self.add::<K>(rows, most))
-    }
-
-    fn add<const K: usize>(&mut self, rows: &Rows<'_>, most: usize) -> bool {
-        let mut numbering = Numbering::<K>::new();
-        let done = rows.number(&mut numbering, |key| {
-            let has_room = self.counts.len() < most || self.counts.contains_key(key);
-            if has_room {
-                self.counts.entry(*key).or_default();
-            }
-            has_room
-        });
-        let mut counts = vec![0; numbering.keys.len()];
-        for number in numbering.rows.iter().filter(|number| **number != NONE) {
-            counts[*number as usize] += 1;
-        }
-        for (key, count) in numbering.keys.iter().zip(counts) {
-            *self.counts.entry(widened(*key)).or_default() += count;
-        }
-        self.rows += done as u64;
-        done == rows.count
-    }
-
     /// All that another one has.
     pub fn merge(&mut self, other: Tallies) {
         self.rows = self.rows.saturating_add(other.rows);
@@ -63,6 +39,33 @@ impl Tallies {
             let here = self.counts.entry(key).or_default();
             *here = here.saturating_add(count);
         }
+    }
+}
+
+/// Counts rows, many at a time, and makes [`Tallies`] of them in the end.
+#[derive(Default, Debug)]
+pub struct Tallying {
+    numbering: Numbering,
+    /// By the number of a key.
+    counts: Vec<u64>,
+    rows: u64,
+}
+
+impl Tallying {
+    /// Counts rows until there are more keys than so many; `false` if it stopped there. All rows ever have keys of equally many columns.
+    pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
+        let done = self.numbering.number(rows, most);
+        self.counts.resize(self.numbering.len(), 0);
+        for number in self.numbering.rows.iter().filter(|number| **number != NONE) {
+            self.counts[*number as usize] += 1;
+        }
+        self.rows += done as u64;
+        done == rows.count
+    }
+
+    /// What was counted.
+    pub fn finish(self) -> Tallies {
+        Tallies { counts: self.numbering.keys().zip(self.counts).collect(), rows: self.rows }
     }
 }
 
@@ -74,14 +77,14 @@ impl Function for Tally {
     type Answer = Tallies;
 
     async fn run<P: Place>(place: &P, tallied: Tallied) -> Result<Tallies, Fault> {
-        let mut tallies = Tallies::default();
+        let mut tallying = Tallying::default();
         let walk = RowWalk::new(&tallied.keys, &tallied.conditions).filter(|_| !tallied.keys.is_empty());
-        let Some(mut walk) = walk else { return Ok(tallies) };
+        let Some(mut walk) = walk else { return Ok(tallying.finish()) };
         let most = room(&tallied.keys, Tallies::MOST);
         loop {
             let count = walk.ready();
-            if count == 0 || !tallies.add_all(&walk.next(place, count).await?, most) {
-                return Ok(tallies);
+            if count == 0 || !tallying.add_all(&walk.next(place, count).await?, most) {
+                return Ok(tallying.finish());
             }
         }
     }
@@ -91,7 +94,7 @@ impl Function for Tally {
 mod tests {
     //! Guards against rows that are counted twice or never where an answer has no room for more keys.
     use super::*;
-    use crate::columns::Cell;
+    use crate::columns::{Cell, KEYS_MAX};
     use crate::{Number, Range, Sim};
     use farfield_core::wire::CallBody;
 
@@ -114,7 +117,12 @@ mod tests {
             all.merge(found);
         }
         assert_eq!((all.rows, all.counts.len()), (9000, 3000));
-        assert!(all.counts.iter().zip(0..).all(|((key, count), number)| (*key, *count) == (widened([number]), 3)));
+        assert!(
+            all.counts
+                .iter()
+                .zip(0..)
+                .all(|((key, count), number)| (*key, *count) == ([number, 0, 0, 0, 0, 0, 0, 0], 3))
+        );
     }
 
     #[test]
@@ -127,13 +135,13 @@ mod tests {
         let found = sim.run_one::<Tally>(Tallied { keys: vec![one, other], conditions: Vec::new() }).unwrap();
         let ones = bytes[..70].iter().chain(&bytes[100..1030]);
         let words = [&bytes[4096..5096], &bytes[10..1010]].concat();
-        let mut right = Tallies::default();
+        let mut right = Tallying::default();
         for (one, word) in ones.zip(words.as_chunks().0) {
             let (one, other) = ([one.image()], [i16::from_le_bytes(*word).image()]);
             let images = [&one[..], &other, &[], &[], &[], &[], &[], &[]];
             right.add_all(&Rows { count: 1, images, kept: None }, usize::MAX);
         }
-        assert_eq!(found, right);
+        assert_eq!(found, right.finish());
         let nothing = Tallied { keys: Vec::new(), conditions: Vec::new() };
         assert_eq!(sim.run_one::<Tally>(nothing), Ok(Tallies::default()));
     }
