@@ -571,6 +571,40 @@ fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
     }
 }
 
+/// So many that several threads look at them, all of them near or most.
+#[test]
+fn many_near_rows_are_counted_as_by_a_loop() {
+    let (_server, urls) = serve(Registry::standard());
+    let mut random = Random::new(17);
+    let keys: Vec<u16> = (0..700_000).map(|_| random.below(5000) as u16).collect();
+    let fares: Vec<f64> = keys.iter().map(|key| f64::from(*key) * 0.1 - random.below(90) as f64).collect();
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    let (mut counts, mut parts) = (BTreeMap::<u16, u64>::new(), BTreeMap::<u16, Part<f64>>::new());
+    for (key, fare) in keys.iter().zip(&fares) {
+        *counts.entry(*key).or_default() += 1;
+        parts.entry(*key).or_default().add_all(&[*fare], &all);
+    }
+    let mut sorted = fares.clone();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let dear = (0..700_000u64).filter(|row| fares[*row as usize] > 490.0).collect::<Vec<_>>();
+    let said = |part: &Part<f64>| bits((part.count(), part.sum(), part.min(), part.max()));
+    for (near, plane) in [(16, Plane::Page), (6, Plane::Page), (16, Plane::Hybrid)] {
+        let heap = Heap::builder().near(near * MIB).far(1 << 28).plane(plane).pool(&urls[1]).patience(PATIENCE);
+        let heap = heap.build().unwrap();
+        let (of_keys, of_fares) = (vec_of(&heap, &keys), vec_of(&heap, &fares));
+        assert!(heap.tally(&of_keys).run().unwrap().into_iter().eq(counts.clone()), "{near} MiB near");
+        let groups = heap.group(&of_keys, &of_fares).run().unwrap();
+        let wanted = parts.iter().map(|(key, part)| (*key, said(part)));
+        assert!(groups.iter().map(|(key, part)| (*key, said(part))).eq(wanted), "{near} MiB near");
+        let median = of_fares.ranks(&heap).median().unwrap();
+        assert_eq!(median.map(f64::to_bits), Some(sorted[349_999].to_bits()), "{near} MiB near");
+        let few = heap.group(&of_keys, &of_fares).most(counts.len() - 1).run();
+        assert_eq!(few.unwrap_err(), OffloadError::TooMany { most: counts.len() - 1 });
+        let found = of_fares.find(&heap, (Bound::Excluded(490.0), Bound::Unbounded)).run().unwrap();
+        compare(&heap, &found, &dear);
+    }
+}
+
 #[test]
 fn over_a_stripe_rows_are_asked_for_where_all_their_columns_are() {
     let mut random = Random::new(0x9c2);

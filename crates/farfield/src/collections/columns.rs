@@ -19,9 +19,11 @@ const CALL_RUNS: usize = 256;
 const FEW_ROWS: usize = 2048;
 /// An answer that is full with so few rows says that there are many different values: they are had sooner here.
 const FULL_ROWS: u64 = 64 * 1024;
+/// Near rows that are worth a thread more: they take a millisecond or two.
+const THREAD_ROWS: usize = 128 * 1024;
 
 /// A vector of numbers, or of bits, as a column, whatever they are.
-pub(super) trait AnyColumn {
+pub(super) trait AnyColumn: Sync {
     fn cell(&self) -> Cell;
     fn rows(&self) -> usize;
     /// Rows of a unit.
@@ -160,8 +162,13 @@ pub(super) trait OfRows {
 }
 
 /// What is done with rows at both ends.
-pub(super) trait Look {
+pub(super) trait Look: Send + Sized {
     type Function: Function<Answer: OfRows>;
+
+    /// The same, nothing looked at: for another thread.
+    fn apart(&self) -> Self;
+    /// Takes what another thread has looked at.
+    fn join(&mut self, other: Self) -> Result<(), OffloadError>;
 
     /// Asks for rows that lie there in each of the columns.
     fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> <Self::Function as Function>::Argument;
@@ -235,7 +242,8 @@ impl<'v> Table<'v> {
                         Err((error, _)) => return Err(error),
                     },
                 };
-                self.look_here(look, near.into_iter().chain(apart).chain(rest))
+                self.look_near(look, &near)?;
+                self.look_here(look, apart.into_iter().chain(rest))
             }
             _ => self.look_here(look, core::iter::once(self.rows.clone())),
         }
@@ -366,12 +374,55 @@ impl<'v> Table<'v> {
         self.columns.iter().map(of_column).collect()
     }
 
+    /// Looks at units that are near: several threads share them, if they are many.
+    fn look_near<L: Look>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
+        let rows: usize = units.iter().map(Range::len).sum();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut parts = parts(units, (rows / THREAD_ROWS).clamp(1, processors));
+        let own = parts.next().unwrap_or_default();
+        std::thread::scope(|threads| {
+            let mut others = Vec::new();
+            let mut result = Ok(());
+            for part in parts {
+                let mut apart = look.apart();
+                let work = move || self.look_here(&mut apart, part.iter().cloned()).map(|()| apart);
+                match std::thread::Builder::new().name("farfield-look".into()).spawn_scoped(threads, work) {
+                    Ok(thread) => others.push(thread),
+                    // It has no thread more.
+                    Err(_) => result = result.and_then(|()| self.look_here(look, part.iter().cloned())),
+                }
+            }
+            result = result.and_then(|()| self.look_here(look, own.iter().cloned()));
+            for thread in others {
+                let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and_then(|()| look.join(other?));
+            }
+            result
+        })
+    }
+
     fn look_here<L: Look>(&self, look: &mut L, rows: impl Iterator<Item = Range<usize>>) -> Result<(), OffloadError> {
         for run in rows.flat_map(|rows| self.units(rows).collect::<Vec<_>>()) {
             look.look(&self.heap.enter(), run)?;
         }
         Ok(())
     }
+}
+
+/// These rows, cut into so many parts that have about equally many.
+fn parts(units: &[Range<usize>], count: usize) -> impl Iterator<Item = &[Range<usize>]> {
+    let share = units.iter().map(Range::len).sum::<usize>().div_ceil(count).max(1);
+    let mut rest = units;
+    core::iter::from_fn(move || {
+        let mut rows = 0;
+        let end = rest.iter().position(|unit| {
+            rows += unit.len();
+            rows >= share
+        });
+        let (part, others) = rest.split_at(end.map_or(rest.len(), |end| end + 1));
+        rest = others;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// These rows, too, in as few runs as there can be.
@@ -524,7 +575,7 @@ pub(super) fn named(columns: &[KeyColumn<'_>], pieces: Vec<Vec<farfield_wic::Ran
 }
 
 /// What rows have to be, to be looked at: columns, and the smallest and the largest image that their numbers may have.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Conditions<'v>(Vec<(KeyColumn<'v>, u64, u64)>);
 
 impl core::fmt::Debug for Conditions<'_> {
@@ -619,5 +670,29 @@ impl Images {
         }
         let kept = (!conditions.0.is_empty()).then_some(&self.kept[..]);
         Ok(Rows { count: rows.len(), images: self.keys.each_ref().map(Vec::as_slice), kept })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against rows that no thread looks at, or two.
+    use super::*;
+
+    #[test]
+    fn parts_are_all_units_in_order() {
+        for units in [
+            vec![],
+            vec![0..512],
+            vec![0..512, 700..1024, 1024..1025],
+            (0..99).map(|unit| 3 * unit..3 * unit + 2).collect(),
+        ] {
+            for count in 1..9 {
+                let parts: Vec<_> = parts(&units, count).collect();
+                assert!(parts.len() <= count && parts.concat() == units);
+                assert!(parts.iter().all(|part| !part.is_empty()));
+            }
+        }
+        let even: Vec<Range<usize>> = (0..8).map(|unit| 10 * unit..10 * unit + 10).collect();
+        assert!(parts(&even, 4).map(<[_]>::len).eq([2, 2, 2, 2]));
     }
 }

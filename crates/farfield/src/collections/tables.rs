@@ -130,13 +130,13 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
         let Tallying { table, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
-        let (near, far) = (columns::Tallying::default(), Tallies::default());
-        let mut count = Count { keys, conditions, images: Images::default(), near, far, most };
+        let (near, others) = (columns::Tallying::default(), Tallies::default());
+        let mut count = Count { keys, conditions, images: Images::default(), near, others, most };
         table.run(&mut count)?;
-        let Count { near, mut far, .. } = count;
-        far.merge(near.finish());
-        check(far.counts.len(), most)?;
-        Ok(far.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
+        let Count { near, mut others, .. } = count;
+        others.merge(near.finish());
+        check(others.counts.len(), most)?;
+        Ok(others.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
     }
 }
 
@@ -145,8 +145,10 @@ struct Count<'v> {
     keys: Vec<KeyColumn<'v>>,
     conditions: Conditions<'v>,
     images: Images,
+    /// What this thread has looked at here,
     near: columns::Tallying,
-    far: Tallies,
+    /// and what servers and other threads have.
+    others: Tallies,
     most: usize,
 }
 
@@ -159,14 +161,25 @@ impl OfRows for Tallies {
 impl Look for Count<'_> {
     type Function = Tally;
 
+    fn apart(&self) -> Self {
+        let (near, others) = (columns::Tallying::default(), Tallies::default());
+        let (keys, conditions) = (self.keys.clone(), self.conditions.clone());
+        Count { keys, conditions, images: Images::default(), near, others, most: self.most }
+    }
+
+    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+        self.others.merge(other.near.finish());
+        check(self.others.counts.len(), self.most)
+    }
+
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Tallied {
         let conditions = self.conditions.named(pieces.split_off(self.keys.len()));
         Tallied { keys: named(&self.keys, pieces), conditions }
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
-        self.far.merge(answer);
-        check(self.far.counts.len(), self.most)
+        self.others.merge(answer);
+        check(self.others.counts.len(), self.most)
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
@@ -241,13 +254,13 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
-        let (near, far) = (columns::Grouping::default(), Groups::default());
-        let mut sums = Sums { keys, values, conditions, images: Images::default(), near, far, most };
+        let (near, others) = (columns::Grouping::default(), Groups::default());
+        let mut sums = Sums { keys, values, conditions, images: Images::default(), near, others, most };
         table.run(&mut sums)?;
-        let Sums { near, mut far, .. } = sums;
-        far.merge(&near.finish());
-        check(far.groups.len(), most)?;
-        Ok(far.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
+        let Sums { near, mut others, .. } = sums;
+        others.merge(&near.finish());
+        check(others.groups.len(), most)?;
+        Ok(others.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
     }
 }
 
@@ -257,8 +270,10 @@ struct Sums<'v, N: Number> {
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
     images: Images,
+    /// What this thread has looked at here,
     near: columns::Grouping<N>,
-    far: Groups<N>,
+    /// and what servers and other threads have.
+    others: Groups<N>,
     most: usize,
 }
 
@@ -271,6 +286,17 @@ impl<N: Number> OfRows for Groups<N> {
 impl<N: Number> Look for Sums<'_, N> {
     type Function = Group<N>;
 
+    fn apart(&self) -> Self {
+        let (near, others) = (columns::Grouping::default(), Groups::default());
+        let (keys, values, conditions) = (self.keys.clone(), self.values, self.conditions.clone());
+        Sums { keys, values, conditions, images: Images::default(), near, others, most: self.most }
+    }
+
+    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+        self.others.merge(&other.near.finish());
+        check(self.others.groups.len(), self.most)
+    }
+
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Grouped {
         let conditions = self.conditions.named(pieces.split_off(self.keys.len() + 1));
         let values = pieces.pop().unwrap_or_default();
@@ -278,8 +304,8 @@ impl<N: Number> Look for Sums<'_, N> {
     }
 
     fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
-        self.far.merge(&answer);
-        check(self.far.groups.len(), self.most)
+        self.others.merge(&answer);
+        check(self.others.groups.len(), self.most)
     }
 
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {

@@ -188,6 +188,14 @@ impl OfRows for Buckets {
 impl<N: Number> Look for Round<'_, N> {
     type Function = Ranks<N>;
 
+    fn apart(&self) -> Self {
+        Round { vec: self.vec, first: self.first, last: self.last, histogram: Histogram::new(self.first, self.last) }
+    }
+
+    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+        Ok(self.histogram.merge(&other.histogram.buckets()).ok_or(CallError::Answer)?)
+    }
+
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Span {
         Span { pieces: pieces.pop().unwrap_or_default(), first: self.first, last: self.last }
     }
@@ -261,6 +269,15 @@ impl OfRows for Found {
 
 impl<N: Number> Look for Window<'_, N> {
     type Function = Find<N>;
+
+    fn apart(&self) -> Self {
+        Window { vec: self.vec, values: self.values, indices: Vec::new() }
+    }
+
+    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+        self.indices.extend(other.indices);
+        Ok(())
+    }
 
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Search<N> {
         Search { pieces: pieces.pop().unwrap_or_default(), values: self.values }
