@@ -680,12 +680,9 @@ mod tests {
 
     #[test]
     fn parts_are_all_units_in_order() {
-        for units in [
-            vec![],
-            vec![0..512],
-            vec![0..512, 700..1024, 1024..1025],
-            (0..99).map(|unit| 3 * unit..3 * unit + 2).collect(),
-        ] {
+        // With gaps, and of unequal lengths.
+        let some = |count: usize| (0..count).map(|unit| 700 * unit..700 * unit + 2 + 100 * (unit % 7)).collect();
+        for units in [0, 1, 2, 3, 99].map(|count| -> Vec<Range<usize>> { some(count) }) {
             for count in 1..9 {
                 let parts: Vec<_> = parts(&units, count).collect();
                 assert!(parts.len() <= count && parts.concat() == units);

@@ -18,7 +18,7 @@ pub struct Group<N>(PhantomData<N>);
 /// Columns of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Grouped {
-    /// Those that are a key together, at most [`KEYS_MAX`]. Of none, all rows have the same key.
+    /// Those that are a key together, at most [`KEYS_MAX`](super::KEYS_MAX). Of none, all rows have the same key.
     pub keys: Vec<Column>,
     /// Where the numbers lie that are added up.
     pub values: Vec<Range>,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Tally;
 
-/// The columns that are a key together: one to [`KEYS_MAX`], of equal length.
+/// The columns that are a key together: one to [`KEYS_MAX`](super::KEYS_MAX), of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tallied {
     /// In this order.
