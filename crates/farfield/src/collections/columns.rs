@@ -21,6 +21,8 @@ const FEW_ROWS: usize = 2048;
 const FULL_ROWS: u64 = 64 * 1024;
 /// Near rows that are worth a thread more: they take a millisecond or two.
 const THREAD_ROWS: usize = 128 * 1024;
+/// Threads of a question, at most: each may come upon all the keys that there are, and has room of its own for them.
+const THREADS_MAX: usize = 8;
 
 /// A vector of numbers, or of bits, as a column, whatever they are.
 pub(super) trait AnyColumn: Sync {
@@ -378,7 +380,7 @@ impl<'v> Table<'v> {
     fn look_near<L: Look>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
         let rows: usize = units.iter().map(Range::len).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut parts = parts(units, (rows / THREAD_ROWS).clamp(1, processors));
+        let mut parts = parts(units, (rows / THREAD_ROWS).clamp(1, processors.min(THREADS_MAX)));
         let own = parts.next().unwrap_or_default();
         std::thread::scope(|threads| {
             let mut others = Vec::new();
