@@ -28,6 +28,11 @@ pub(crate) const TRIP_PLACES: [usize; 8] = [0, 1, 5, 6, 7, 8, 9, 12];
 #[cfg(feature = "sql")]
 pub(crate) const PLACES: &str = "nyc-green-taxi/taxi_zone_centroids.csv";
 
+/// Dollars and miles as whole cents and hundredths, so that sums are exact in any order. (0.0 takes the sign of a zero away.)
+pub(crate) fn in_hundredths(numbers: &mut [f64]) {
+    numbers.iter_mut().for_each(|number| *number = (*number * 100.0).round() + 0.0);
+}
+
 pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
     let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
     let path = Path::new(&folder).join(name);

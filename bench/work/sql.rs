@@ -23,7 +23,7 @@ use std::io::BufRead;
 use std::sync::Arc;
 use tokio::runtime::Builder;
 
-/// Bytes of a row in plain memory: six numbers, vendor, and two names of 16 bytes with their offsets.
+/// Bytes of a row in plain memory: five numbers, the vendor, and two names of 16 bytes with their offsets.
 const ROW_BYTES: u64 = 5 * 8 + 4 + 2 * 20;
 /// Rows that are made at a time.
 const BATCH: usize = 8192;
@@ -100,7 +100,7 @@ fn ask(
         "places",
         Arc::new(MemTable::try_new(trips.places.schema(), vec![vec![trips.places.clone()]])?),
     )?;
-    let runtime = Builder::new_multi_thread().worker_threads(2).build()?;
+    let runtime = Builder::new_multi_thread().build()?;
     let mut checksum = 0;
     let mut seconds = std::collections::BTreeMap::new();
     let answers = outcome.phase("ask", rows as u64, || {
@@ -189,8 +189,7 @@ impl Trips {
     fn next_trip(&mut self) -> Result<Trip> {
         let Some(rows) = &mut self.real else { return Ok(made_up(self.made as u64, self.seed)) };
         let mut trip = rows.next()?;
-        // Whole cents and hundredths of miles. (0.0 takes the sign of a zero away.)
-        trip[5..].iter_mut().for_each(|number| *number = (*number * 100.0).round() + 0.0);
+        real::in_hundredths(&mut trip[5..]);
         let places = self.names.len() as f64;
         ensure!(
             trip[2..4].iter().all(|place| (0.0..places).contains(place)),

@@ -164,9 +164,8 @@ fn fill<P: Place>(options: &Options, rows: usize, place: &P, columns: &mut [P::N
     Ok(sums)
 }
 
-/// Whole cents and hundredths of miles. (0.0 takes the sign of a zero away.)
 fn of_file(mut row: [f64; FILLED]) -> [f64; FILLED] {
-    row[MILES..].iter_mut().for_each(|number| *number = (*number * 100.0).round() + 0.0);
+    real::in_hundredths(&mut row[MILES..]);
     row
 }
 

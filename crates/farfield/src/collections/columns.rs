@@ -379,8 +379,12 @@ impl<'v> Table<'v> {
     /// Looks at units that are near: several threads share them, if they are many.
     fn look_near<L: Look>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
         let rows: usize = units.iter().map(Range::len).sum();
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut parts = parts(units, (rows / THREAD_ROWS).clamp(1, processors.min(THREADS_MAX)));
+        // How many processors there are is asked of several files, so not for few rows.
+        let count = match (rows / THREAD_ROWS).min(THREADS_MAX) {
+            0 | 1 => 1,
+            count => std::thread::available_parallelism().map_or(1, |processors| count.min(processors.get())),
+        };
+        let mut parts = parts(units, count);
         let own = parts.next().unwrap_or_default();
         std::thread::scope(|threads| {
             let mut others = Vec::new();

@@ -130,8 +130,7 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
         let Tallying { table, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
-        let (near, others) = (columns::Tallying::default(), Tallies::default());
-        let mut count = Count { keys, conditions, images: Images::default(), near, others, most };
+        let mut count = Count::new(keys, conditions, most);
         table.run(&mut count)?;
         let Count { near, mut others, .. } = count;
         others.merge(near.finish());
@@ -152,6 +151,13 @@ struct Count<'v> {
     most: usize,
 }
 
+impl<'v> Count<'v> {
+    fn new(keys: Vec<KeyColumn<'v>>, conditions: Conditions<'v>, most: usize) -> Count<'v> {
+        let (near, others) = (columns::Tallying::default(), Tallies::default());
+        Count { keys, conditions, images: Images::default(), near, others, most }
+    }
+}
+
 impl OfRows for Tallies {
     fn rows(&self) -> Option<u64> {
         Some(self.rows)
@@ -162,9 +168,7 @@ impl Look for Count<'_> {
     type Function = Tally;
 
     fn apart(&self) -> Self {
-        let (near, others) = (columns::Tallying::default(), Tallies::default());
-        let (keys, conditions) = (self.keys.clone(), self.conditions.clone());
-        Count { keys, conditions, images: Images::default(), near, others, most: self.most }
+        Count::new(self.keys.clone(), self.conditions.clone(), self.most)
     }
 
     fn join(&mut self, other: Self) -> Result<(), OffloadError> {
@@ -254,8 +258,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
-        let (near, others) = (columns::Grouping::default(), Groups::default());
-        let mut sums = Sums { keys, values, conditions, images: Images::default(), near, others, most };
+        let mut sums = Sums::new(keys, values, conditions, most);
         table.run(&mut sums)?;
         let Sums { near, mut others, .. } = sums;
         others.merge(&near.finish());
@@ -277,6 +280,13 @@ struct Sums<'v, N: Number> {
     most: usize,
 }
 
+impl<'v, N: Number> Sums<'v, N> {
+    fn new(keys: Vec<KeyColumn<'v>>, values: &'v FarVec<N>, conditions: Conditions<'v>, most: usize) -> Sums<'v, N> {
+        let (near, others) = (columns::Grouping::default(), Groups::default());
+        Sums { keys, values, conditions, images: Images::default(), near, others, most }
+    }
+}
+
 impl<N: Number> OfRows for Groups<N> {
     fn rows(&self) -> Option<u64> {
         Some(self.rows)
@@ -287,9 +297,7 @@ impl<N: Number> Look for Sums<'_, N> {
     type Function = Group<N>;
 
     fn apart(&self) -> Self {
-        let (near, others) = (columns::Grouping::default(), Groups::default());
-        let (keys, values, conditions) = (self.keys.clone(), self.values, self.conditions.clone());
-        Sums { keys, values, conditions, images: Images::default(), near, others, most: self.most }
+        Sums::new(self.keys.clone(), self.values, self.conditions.clone(), self.most)
     }
 
     fn join(&mut self, other: Self) -> Result<(), OffloadError> {

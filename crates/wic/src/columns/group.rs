@@ -61,10 +61,9 @@ pub struct Grouping<N: Number> {
     /// What there is to say of each key, by its number.
     parts: Vec<Part<N>>,
     rows: u64,
-    /// Rows were added so often.
-    times: u32,
-    /// Keys when it was last looked at whether an answer is full.
+    /// Keys when it was last looked at whether an answer is full, and rows from which on it is looked at again.
     keys_looked_at: usize,
+    looks_again: u64,
     /// Of the rows that are added now: their keys, where the values of each end, and the values of each side by side.
     seen: Vec<u32>,
     ends: Vec<u32>,
@@ -77,8 +76,8 @@ impl<N: Number> Default for Grouping<N> {
             numbering: Numbering::default(),
             parts: Vec::new(),
             rows: 0,
-            times: 0,
             keys_looked_at: 0,
+            looks_again: 0,
             seen: Vec::new(),
             ends: Vec::new(),
             sorted: Vec::new(),
@@ -91,18 +90,20 @@ impl<N: Number> Grouping<N> {
     const FITTING: usize = 128;
     /// Bytes from which on an answer is full: what is looked at before anybody sees it makes it hardly longer.
     const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
-    /// Sums get longer slowly: while there are no new keys, it is seen so seldom.
-    const LOOKS: u32 = 8;
+    /// Bytes by which a row may make an answer longer while nobody looks, if its key is not new.
+    const ROW_BYTES: usize = 8;
 
     /// Is there no room for more rows in an answer?
     fn is_full(&mut self) -> bool {
         let keys = self.numbering.len();
-        if keys <= Self::FITTING || keys == self.keys_looked_at && !self.times.is_multiple_of(Self::LOOKS) {
+        if keys <= Self::FITTING || keys == self.keys_looked_at && self.rows < self.looks_again {
             return false;
         }
-        self.keys_looked_at = keys;
         let bytes = |entry: (Key, &Part<N>)| postcard::serialize_with_flavor(&entry, Size::default()).unwrap_or(0);
-        self.numbering.keys().zip(&self.parts).map(bytes).sum::<usize>() > Self::FULL_BYTES
+        let bytes = self.numbering.keys().zip(&self.parts).map(bytes).sum::<usize>();
+        let room = CallBody::ANSWER_BYTES_MAX.saturating_sub(bytes);
+        (self.keys_looked_at, self.looks_again) = (keys, self.rows + (room / Self::ROW_BYTES) as u64);
+        bytes > Self::FULL_BYTES
     }
 
     /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there. All rows ever have keys of equally many
@@ -138,7 +139,6 @@ impl<N: Number> Grouping<N> {
             start = end;
         }
         self.rows += done as u64;
-        self.times = self.times.wrapping_add(1);
         done == rows.count
     }
 

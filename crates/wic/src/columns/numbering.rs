@@ -15,7 +15,6 @@ pub(super) struct Numbering {
     /// Images of each key, as many as it has columns, by number.
     images: Vec<u64>,
     columns: usize,
-    len: usize,
     /// Numbers by their keys,
     table: HashTable<u32>,
     /// and those that were seen last, by some bits of the key's hash.
@@ -27,7 +26,7 @@ pub(super) struct Numbering {
 impl Default for Numbering {
     fn default() -> Numbering {
         let lately = vec![NONE; 1 << LATELY_BITS];
-        Numbering { images: Vec::new(), columns: 0, len: 0, table: HashTable::new(), lately, rows: Vec::new() }
+        Numbering { images: Vec::new(), columns: 1, table: HashTable::new(), lately, rows: Vec::new() }
     }
 }
 
@@ -39,12 +38,16 @@ fn hash<const K: usize>(key: &[u64; K]) -> u64 {
 impl Numbering {
     /// How many keys there are.
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.images.len() / self.columns
     }
 
     /// Numbers rows, until there are more keys than so many; how many rows were gone through. All rows ever have keys of equally many columns.
     pub(super) fn number(&mut self, rows: &Rows<'_>, most: usize) -> usize {
         self.rows.clear();
+        // No rows do not tell how many columns they have.
+        if rows.count == 0 {
+            return 0;
+        }
         // Most keys are of one column or two.
         match rows.columns() {
             0 | 1 => self.number_by::<1>(rows, most),
@@ -55,7 +58,7 @@ impl Numbering {
     }
 
     fn number_by<const K: usize>(&mut self, rows: &Rows<'_>, most: usize) -> usize {
-        debug_assert!(self.len == 0 || self.columns == K, "keys of one table");
+        debug_assert!(self.images.is_empty() || self.columns == K, "keys of one table");
         self.columns = K;
         for row in 0..rows.count {
             let number = match rows.is_kept(row) {
@@ -84,24 +87,24 @@ impl Numbering {
     }
 
     fn find<const K: usize>(&mut self, hash: u64, key: [u64; K], most: usize) -> Option<u32> {
-        let Numbering { images, len, table, .. } = self;
+        let Numbering { images, table, .. } = self;
         let key_of = |images: &[u64], number: u32| images.as_chunks::<K>().0[number as usize];
         if let Some(number) = table.find(hash, |number| key_of(images, *number) == key) {
             return Some(*number);
         }
-        if *len >= most {
+        let len = images.len() / K;
+        if len >= most {
             return None;
         }
-        let number = *len as u32;
+        let number = len as u32;
         images.extend_from_slice(&key);
-        *len += 1;
         table.insert_unique(hash, number, |number| self::hash(&key_of(images, *number)));
         Some(number)
     }
 
     /// All keys, by number; columns that are not there are zeros.
     pub(super) fn keys(&self) -> impl Iterator<Item = Key> + '_ {
-        self.images.chunks_exact(self.columns.max(1)).map(|images| {
+        self.images.chunks_exact(self.columns).map(|images| {
             let mut key = Key::default();
             key[..images.len()].copy_from_slice(images);
             key
@@ -149,6 +152,12 @@ mod tests {
         assert_eq!(number(&mut numbering, &[5, 6, 5, 7, 8], 3), 4);
         assert_eq!((numbering.len(), &numbering.rows[..]), (3, &[0, 1, 0, 2][..]));
         assert_eq!(number(&mut numbering, &[7, 7, 9, 5], 3), 2);
+        // Of no rows nobody knows how many columns they have.
+        let mut pairs = Numbering::default();
+        let of_two = |images| Rows { count: 1, images: [images, images, &[], &[], &[], &[], &[], &[]], kept: None };
+        assert_eq!(pairs.number(&of_two(&[1]), 9), 1);
+        assert_eq!(number(&mut pairs, &[], 9), 0);
+        assert!((pairs.len(), pairs.keys().count()) == (1, 1) && pairs.keys().all(|key| key[..3] == [1, 1, 0]));
         assert_eq!(number(&mut numbering, &[8, 5], 4), 2);
     }
 }

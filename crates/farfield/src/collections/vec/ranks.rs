@@ -155,7 +155,7 @@ impl<N: Number> Ranking<'_, N> {
     }
 
     fn buckets(&self, (first, last): (u64, u64)) -> Result<Buckets, OffloadError> {
-        let mut round = Round { vec: self.vec, first, last, histogram: Histogram::new(first, last) };
+        let mut round = Round::new(self.vec, first, last);
         self.table.run(&mut round)?;
         Ok(round.histogram.buckets())
     }
@@ -179,6 +179,12 @@ struct Round<'v, N: Number> {
     histogram: Histogram,
 }
 
+impl<'v, N: Number> Round<'v, N> {
+    fn new(vec: &'v FarVec<N>, first: u64, last: u64) -> Round<'v, N> {
+        Round { vec, first, last, histogram: Histogram::new(first, last) }
+    }
+}
+
 impl OfRows for Buckets {
     fn rows(&self) -> Option<u64> {
         None
@@ -189,7 +195,7 @@ impl<N: Number> Look for Round<'_, N> {
     type Function = Ranks<N>;
 
     fn apart(&self) -> Self {
-        Round { vec: self.vec, first: self.first, last: self.last, histogram: Histogram::new(self.first, self.last) }
+        Round::new(self.vec, self.first, self.last)
     }
 
     fn join(&mut self, other: Self) -> Result<(), OffloadError> {
