@@ -23,13 +23,17 @@ pub(crate) fn farfield() -> PathBuf {
 
 /// Runs cargo in the project, with these additions to the environment.
 pub(crate) fn cargo(words: &[impl AsRef<OsStr>], environment: &[(&str, &OsStr)]) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(project()).args(words).envs(environment.iter().copied());
-    let status = command.status().context("cannot start cargo")?;
+    let status = cargo_command(words, environment).status().context("cannot start cargo")?;
     let text: Vec<_> = words.iter().map(|word| word.as_ref().to_string_lossy()).collect();
     ensure!(status.success(), "failed: cargo {}", text.join(" "));
     Ok(())
+}
+
+/// Cargo in the project, not started yet.
+pub(crate) fn cargo_command(words: &[impl AsRef<OsStr>], environment: &[(&str, &OsStr)]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(project()).args(words).envs(environment.iter().copied());
+    command
 }
 
 /// What users get: the command and the library, optimised.

@@ -1,7 +1,7 @@
 //! The second tier: every part of the tests with larger jobs, then under sanitizers and Miri, fuzzed and soaked.
 
 use crate::chores::{self, cargo, farfield, nightly};
-use crate::tests::PARTS;
+use crate::tests::{PARTS, Suite};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ const SANITIZED: [&str; 3] = ["farfield-pool", "farfield-server", "farfield"];
 
 const SANITIZERS: [&str; 2] = ["address", "thread"];
 
-type Action = Box<dyn Fn() -> Result<()>>;
+type Action = Box<dyn Fn(&Suite) -> Result<()>>;
 
 /// Runs all of it, or the parts that are named, and prints what each took and how it ended.
 pub(crate) fn deep(words: &[String]) -> Result<()> {
@@ -24,12 +24,13 @@ pub(crate) fn deep(words: &[String]) -> Result<()> {
         let names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
         ensure!(names.iter().any(|name| name.starts_with(word.as_str())), "no part is called {word:?}: {names:?}");
     }
-    chores::build()?;
+    let of_suite: Vec<_> = PARTS.into_iter().filter(|part| is_chosen(part.name)).collect();
+    let suite = Suite::build(&of_suite, &[], true)?;
     let mut table = format!("{:<28} {:>7}  result\n", "part", "seconds");
     let mut failures = 0;
     for (name, run) in parts.iter().filter(|(name, _)| is_chosen(name)) {
         let started = Instant::now();
-        let result = run();
+        let result = run(&suite);
         failures += u32::from(result.is_err());
         let verdict = result.map_or_else(|error| format!("FAILED: {error:#}"), |()| "ok".into());
         table += &format!("{name:<28} {:>7.0}  {verdict}\n", started.elapsed().as_secs_f64());
@@ -42,20 +43,16 @@ pub(crate) fn deep(words: &[String]) -> Result<()> {
 fn parts(minutes: u64) -> Vec<(String, Action)> {
     let mut parts: Vec<(String, Action)> = Vec::new();
     for part in PARTS {
-        let run = move || {
-            let farfield = farfield();
-            part.run(&[], &[("FARFIELD_BIN", farfield.as_os_str()), ("FARFIELD_DEEP", OsStr::new("1"))])
-        };
-        parts.push((part.name.into(), Box::new(run)));
+        parts.push((part.name.into(), Box::new(move |suite| suite.run(part))));
     }
     for sanitizer in SANITIZERS {
-        parts.push((format!("sanitize {sanitizer}"), Box::new(move || sanitize_by(sanitizer, &SANITIZED))));
+        parts.push((format!("sanitize {sanitizer}"), Box::new(move |_| sanitize_by(sanitizer, &SANITIZED))));
     }
-    parts.push(("miri".into(), Box::new(miri)));
+    parts.push(("miri".into(), Box::new(|_| miri())));
     for target in chores::fuzz_targets() {
-        parts.push((format!("fuzz {target}"), Box::new(move || chores::fuzz_one(&target, minutes * 60))));
+        parts.push((format!("fuzz {target}"), Box::new(move |_| chores::fuzz_one(&target, minutes * 60))));
     }
-    parts.push(("soak".into(), Box::new(move || soak_for(Duration::from_secs(minutes * 60)))));
+    parts.push(("soak".into(), Box::new(move |_| soak_for(Duration::from_secs(minutes * 60)))));
     parts
 }
 
