@@ -550,16 +550,13 @@ pub(crate) fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<B
     Ok(figures)
 }
 
-/// The `farfield` binary: the one named, or this one, or the one beside it.
+/// Finds the `farfield` binary: the one named, or the one beside this program.
 pub(crate) fn find_farfield(named: Option<PathBuf>) -> Result<Option<PathBuf>> {
     if let Some(path) = named {
         ensure!(path.is_file(), "there is no {}", path.display());
         return Ok(Some(path));
     }
     let this = std::env::current_exe().context("cannot find this program")?;
-    if this.file_stem().is_some_and(|name| name == "farfield") {
-        return Ok(Some(this));
-    }
     Ok(Some(this.with_file_name("farfield")).filter(|path| path.is_file()))
 }
 

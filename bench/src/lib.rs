@@ -45,10 +45,17 @@ pub const EXIT_BAR_MISSED: i32 = 4;
 /// Lock and ledger for what is set up on the machine. Gone after a restart, as is what was set up.
 const LEDGER: &str = "/run/farfield-bench";
 
+const EXAMPLES: &str = "\
+Examples:
+  farfield bench list                     What can be measured
+  farfield bench run --quick all          Does everything work? Small sizes, one sample
+  farfield bench run paging/ --check      The paging experiments; ends with 4 if a bar is missed
+  farfield bench report                   Tables and plots of the newest results";
+
 /// Measure Farfield against Linux swap and against memory that is all near.
 #[derive(Debug, Parser)]
-#[command(name = "farfield bench")]
-pub struct Cli {
+#[command(name = "farfield bench", after_help = EXAMPLES, max_term_width = 110)]
+struct Cli {
     #[command(subcommand)]
     command: Command,
 }
@@ -89,7 +96,7 @@ struct Run {
     /// End with code 4 unless every bar is held.
     #[arg(long)]
     check: bool,
-    /// The farfield binary [default: this one, or the one beside it].
+    /// The farfield binary [default: the one beside this program].
     #[arg(long)]
     farfield: Option<PathBuf>,
     /// Folder for result lines [default: bench/results of the tree].
@@ -132,7 +139,7 @@ pub fn cli(args: Vec<String>) -> Result<i32> {
 
 impl Cli {
     /// Does what the command line says. Gives the exit code.
-    pub fn run(self) -> Result<i32> {
+    fn run(self) -> Result<i32> {
         match self.command {
             Command::List => list(),
             Command::Run(run) => run.execute(),
@@ -244,9 +251,7 @@ impl Run {
 /// This program again, as keeper.
 fn keeper_command() -> Result<Vec<OsString>> {
     let this = std::env::current_exe().context("cannot find this program")?;
-    let words: &[&str] =
-        if this.file_stem().is_some_and(|name| name == "farfield") { &["bench", "keeper"] } else { &["keeper"] };
-    Ok(std::iter::once(this.into_os_string()).chain(words.iter().map(OsString::from)).collect())
+    Ok(vec![this.into_os_string(), "keeper".into()])
 }
 
 fn scratch_of(root: &Path) -> PathBuf {

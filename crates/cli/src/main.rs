@@ -1,6 +1,7 @@
 //! The farfield command.
 
 mod advise;
+mod bench;
 mod doctor;
 mod pipe;
 mod pool;
@@ -42,16 +43,8 @@ enum Command {
     Top(top::TopArgs),
     Pool(pool::PoolArgs),
     Doctor(doctor::DoctorArgs),
-    #[command(after_help = BENCH_EXAMPLES)]
-    Bench(farfield_bench::Cli),
+    Bench(bench::BenchArgs),
 }
-
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  farfield bench list                     What can be measured
-  farfield bench run --quick all          Does everything work? Small sizes, one sample
-  farfield bench run paging/ --check      The paging experiments; ends with 4 if a bar is missed
-  farfield bench report                   Tables and plots of the newest results";
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -66,10 +59,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::Pool(args) => pool::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Bench(args) => match args.run() {
-            Ok(code) => ExitCode::from(code as u8),
-            Err(error) => finish(Err(error)),
-        },
+        Command::Bench(args) => finish(bench::run(&args)),
     }
 }
 

@@ -292,3 +292,17 @@ fn every_command_explains_itself_with_examples() {
     let version = farfield().arg("--version").output().unwrap();
     assert_eq!(text(&version), format!("farfield {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+#[test]
+fn experiments_are_a_program_beside_the_command() {
+    let folder = Folder::new("bench");
+    let command = folder.program("farfield", std::fs::read(env!("CARGO_BIN_EXE_farfield")).unwrap());
+    let bench = || std::process::Command::new(&command).args(["bench", "run", "--quick", "all"]).output().unwrap();
+    let absent = bench();
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(text(&absent).contains("cargo build --release -p farfield-bench"), "{}", text(&absent));
+
+    folder.program("farfield-bench", "#!/bin/sh\necho \"$@\"\nexit 4\n");
+    let present = bench();
+    assert_eq!((text(&present).as_str(), present.status.code()), ("run --quick all\n", Some(4)));
+}
