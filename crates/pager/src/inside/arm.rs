@@ -76,6 +76,7 @@ pub fn start_monitor(runtime: &Runtime) {
 extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
+    runtime.enlist();
     let mut idle = Idle::default();
     let mut ticks = 0u32;
     let mut turn = 0usize;
@@ -377,6 +378,7 @@ fn open_uffd(asked: u32) -> (Uffd, Mode) {
 extern "C" fn serve_faults(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
+    runtime.enlist();
     let mut faults = [Fault { address: 0, write: false }; 16];
     let mut idle = 0u32;
     loop {
@@ -385,7 +387,7 @@ extern "C" fn serve_faults(_: usize) -> ! {
             _ => 0,
         };
         for fault in &faults[..served] {
-            super::fault::on_fault(fault.address, fault.write);
+            super::fault::on_fault(fault.address, fault.write, None);
             // Whoever brought the page, this thread may have missed the wake-up.
             let _ = runtime.armed().uffd.wake(fault.address, PAGE_BYTES);
         }

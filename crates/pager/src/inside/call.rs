@@ -2,7 +2,7 @@
 
 use farfield_os::signals::SignalSet;
 
-/// Registers of an interrupted thread.
+/// Registers of a thread of the program that a signal has interrupted: whoever has one runs in its handler, in that thread.
 pub struct Context {
     context: *mut libc::ucontext_t,
 }

@@ -4,24 +4,25 @@
 //!
 //! 0. Victims that share memory with another process (after fork) or with the zero page get memory of their own.
 //! 1. Victims become Leaving, so that nobody else touches their words.
-//! 2. Pages whose far copy may still be right are asked for the kernel's written bit.
-//! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
-//! 4. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory that the pipe holds;
+//! 2. `vmsplice` takes a reference to each victim's memory into a pipe.
+//! 3. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory that the pipe holds;
 //!    whatever is written later faults and waits for the page to have left.
-//! 5. If no fault was counted in this process between 2 and 4, and nobody borrowed its memory, no clean page can have been
-//!    written (a first write to a protected page is a fault, counted before the write is retried), and their memory is let
-//!    go unread. Otherwise they are read and compared by checksum.
-//! 6. Dirty pages are read from the pipe: zeros vanish, the rest is written to the pool.
+//! 4. Victims are read from the pipe: zeros vanish, what equals its far copy by checksum has left with that, the rest is
+//!    written to the pool.
+//!
+//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]). Then, before 2, pages whose far
+//! copy may still be right are asked for the kernel's written bit, and those that were not written need neither 2 nor 4.
 //!
 //! Victims that the program may not access no pipe can hold: `inaccessible.rs`.
-//!
-//! A program of one thread that evicts in this thread writes nothing meanwhile: its clean pages need neither 3 nor 5.
 
 mod inaccessible;
 
+use super::alone::{Alone, FirstWrites};
+use super::call::Context;
 use super::huge;
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
+use super::sync::moment;
 use super::table::Table;
 use crate::control::exit;
 use crate::window;
@@ -32,7 +33,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::Requeue;
 use farfield_core::{PageId, checksum};
 use farfield_os::pagemap::{PageRun, category};
-use farfield_os::{memory, pipe::PagePipe, process};
+use farfield_os::{Errno, memory, pipe::PagePipe, process};
 use farfield_pool::Buffer;
 
 /// Victims of one batch.
@@ -60,7 +61,9 @@ pub struct Evictor {
     count: usize,
     vectored: bool,
     /// When the epoch began.
-    writes: Option<Writes>,
+    writes: Option<FirstWrites>,
+    /// Victims of this batch that were read and had no far copy that equals them.
+    differing: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -73,28 +76,13 @@ struct Victim {
     epoch: u32,
 }
 
-/// What changes when a page is written for the first time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Writes {
-    faults: u64,
-    loans: u64,
-}
-
-impl Writes {
-    /// `None` while somebody borrows this memory (vfork), whose faults are counted elsewhere.
-    fn count(runtime: &Runtime) -> Option<Writes> {
-        let faults = process::faults();
-        runtime.loans.none().map(|loans| Writes { faults, loans })
-    }
-}
-
 const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
 
 /// Why a batch is evicted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Urgency {
-    /// A thread waits for the room.
-    Direct,
+#[derive(Clone, Copy)]
+pub enum Urgency<'a> {
+    /// A thread waits for the room: one of the program, interrupted in this context, or another.
+    Direct(Option<&'a Context>),
     /// Ahead of need.
     Background,
 }
@@ -125,6 +113,7 @@ impl Evictor {
             count: 0,
             vectored: true,
             writes: None,
+            differing: 0,
         }
     }
 
@@ -136,29 +125,33 @@ impl Evictor {
     }
 
     /// Evicts up to one batch; how many pages left.
-    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency, share: Share) -> usize {
+    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency<'_>, share: Share) -> usize {
         let started = process::now_ns();
         self.choose(runtime, share as usize);
+        self.unshare(runtime);
         if self.count == 0 {
             return 0;
         }
-        self.unshare();
         huge::split(runtime.table(), self.victims[..self.count].iter().map(|victim| victim.page));
-        let before = Writes::count(runtime);
-        let epoch = self.look_at_epoch(runtime, before);
-        let clean = self.find_dirty(runtime, armed, epoch);
-        let free = if urgency == Urgency::Direct && clean > 0 && runtime.is_alone() { clean } else { 0 };
-        let (taken, surplus) = self.take_away(armed, free);
+        let alone = match urgency {
+            Urgency::Direct(Some(context)) => Alone::prove(runtime, armed, context),
+            Urgency::Direct(None) | Urgency::Background => None,
+        };
+        let clean = alone.as_ref().map_or(0, |alone| self.find_clean(runtime, armed, alone));
+        let (taken, surplus) = self.take_away(armed, clean);
         let space = self.keep_inaccessible(runtime, taken);
-        let undisturbed = free > 0 || before.is_some() && Writes::count(runtime) == before;
-        self.settle(runtime, armed, taken, free, undisturbed);
+        self.settle(runtime, armed, taken, clean);
+        if alone.is_none() && taken > 0 {
+            // Only now is it known.
+            runtime.dirty_share.count(self.differing, taken);
+        }
         let copied = space.map_or(0, |space| self.leave_inaccessible(runtime, armed, taken, space));
         if surplus > 0 && self.pipe.release(armed.null, surplus * PAGE_BYTES).is_err() {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
         }
         let counters = runtime.counters();
         let counter = match urgency {
-            Urgency::Direct => &counters.direct_reclaims,
+            Urgency::Direct(_) => &counters.direct_reclaims,
             Urgency::Background => &counters.background_reclaims,
         };
         counter.fetch_add((taken + copied) as u64, Ordering::Relaxed);
@@ -200,30 +193,44 @@ impl Evictor {
     }
 
     /// Gives victims whose memory the kernel would replace at a write memory of their own: the pipe's reference must be
-    /// to what a late write hits. Where writing is not allowed nobody writes, and failure is fine.
-    fn unshare(&self) {
-        for victim in self.victims[..self.count].iter().filter(|victim| victim.shared) {
+    /// to what a late write hits. Where writing is not allowed nobody writes. Those that cannot be given any stay.
+    fn unshare(&mut self, runtime: &Runtime) {
+        let has_own = |victim: &Victim| {
             let address = window::address_of(victim.page);
             // SAFETY: changes no content.
-            let _ = unsafe { memory::madvise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+            let populated = unsafe { memory::madvise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+            // The kernel calls it invalid where writing is not allowed.
+            populated.is_ok() || populated == Err(Errno(libc::EINVAL))
+        };
+        let mut count = 0;
+        for index in 0..self.count {
+            let victim = self.victims[index];
+            if victim.shared && !has_own(&victim) {
+                inaccessible::stay(runtime, victim.page);
+            } else {
+                self.victims[count] = victim;
+                count += 1;
+            }
         }
+        self.count = count;
     }
 
     /// Begins another epoch if a page may have been written for the first time since this one began.
-    fn look_at_epoch(&mut self, runtime: &Runtime, writes: Option<Writes>) -> u32 {
+    fn look_at_epoch(&mut self, runtime: &Runtime, writes: FirstWrites) -> u32 {
         let epoch = runtime.epoch.load(Ordering::SeqCst);
-        if writes.is_some() && writes == self.writes {
+        if self.writes == Some(writes) {
             return epoch;
         }
-        self.writes = writes;
+        self.writes = Some(writes);
         let next = epoch.wrapping_add(1).max(1);
         runtime.epoch.store(next, Ordering::SeqCst);
         next
     }
 
     /// Asks the kernel which of the clean-looking victims were written, run by run. Those that arrived in this epoch
-    /// were not. How many are clean; they come first.
-    fn find_dirty(&mut self, runtime: &Runtime, armed: &Armed, epoch: u32) -> usize {
+    /// were not. How many are clean; they come first. That is still so when they are unmapped, because nobody else runs.
+    fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, alone: &Alone<'_>) -> usize {
+        let epoch = self.look_at_epoch(runtime, alone.first_writes());
         let mut at = 0;
         let in_doubt = |victim: &Victim| !victim.dirty && victim.epoch != epoch;
         while at < self.count {
@@ -261,16 +268,18 @@ impl Evictor {
         self.count - dirty
     }
 
-    /// Takes references to all but the first `free` victims, then unmaps. The number of victims that are gone, and of
+    /// Takes references to all but the first `clean` victims, then unmaps. The number of victims that are gone, and of
     /// references in the pipe to pages that are not.
-    fn take_away(&mut self, armed: &Armed, free: usize) -> (usize, usize) {
+    fn take_away(&mut self, armed: &Armed, clean: usize) -> (usize, usize) {
         let mut ranges = [NO_RANGE; BATCH];
-        let mut held = free;
-        if free < self.count {
-            let count = merge(&self.victims[free..self.count], &mut ranges);
+        let mut held = clean;
+        moment();
+        if clean < self.count {
+            let count = merge(&self.victims[clean..self.count], &mut ranges);
             held += self.pipe.take(&ranges[..count]).unwrap_or(0) / PAGE_BYTES;
         }
         let held = held.min(self.count);
+        moment();
         let count = merge(&self.victims[..held], &mut ranges);
         let mut gone = 0;
         if self.vectored && held > 0 {
@@ -293,34 +302,26 @@ impl Evictor {
                 gone += range.iov_len / PAGE_BYTES;
             }
         }
-        (gone, held - gone.max(free))
+        (gone, held - gone.max(clean))
     }
 
-    /// The victims are unmapped: decides for each where it is now. The pipe has nothing of the first `free`.
-    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, free: usize, undisturbed: bool) {
+    /// The first `gone` victims are unmapped: decides for each where it is now. The first `clean` equal their far copies, and the
+    /// pipe has nothing of them.
+    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, clean: usize) {
+        self.differing = 0;
         if gone == 0 {
             return;
         }
         let table = runtime.table();
-        let counters = runtime.counters();
         let now = runtime.evictions.fetch_add(gone as u32, Ordering::Relaxed);
-        let clean = self.victims[..gone].iter().take_while(|victim| !victim.dirty).count();
-        let first_read = if undisturbed {
-            let held = clean.saturating_sub(free);
-            if held > 0 && self.pipe.release(armed.null, held * PAGE_BYTES).is_err() {
-                fail(exit::INTERNAL, format_args!("references to pages could not be released"));
-            }
-            for victim in &self.victims[..clean] {
-                table.update(victim.page, |word| Some(word.left(now)));
-            }
-            counters.clean_drops.fetch_add(clean as u64, Ordering::Relaxed);
-            clean
-        } else {
-            0
-        };
-        runtime.charge(-(first_read as i64));
+        let clean = clean.min(gone);
+        for victim in &self.victims[..clean] {
+            table.update(victim.page, |word| Some(word.left(now)));
+        }
+        runtime.counters().clean_drops.fetch_add(clean as u64, Ordering::Relaxed);
+        runtime.charge(-(clean as i64));
         let mut changed = 0;
-        if first_read < gone {
+        if clean < gone {
             let from_pipe = |_, bytes: &mut [u8]| {
                 // SAFETY: a slice is writable as long as it says.
                 if unsafe { self.pipe.read_exact(bytes.as_mut_ptr(), bytes.len()) }.is_err() {
@@ -328,7 +329,8 @@ impl Evictor {
                 }
                 true
             };
-            (_, changed) = self.read_and_write(runtime, armed, first_read..gone, now, from_pipe);
+            let read = self.read_and_write(runtime, armed, clean..gone, now, from_pipe);
+            (self.differing, changed) = (read.differing, read.changed);
         }
         let stored = self.victims[..gone].iter().filter(|victim| victim.stored).count();
         if stored > 0 {
@@ -337,7 +339,7 @@ impl Evictor {
     }
 
     /// Reads victims that nobody can write any more, run by run, in their order, until `read` fails, and writes those that
-    /// changed. How many were read, and how many of these are others than their far copy.
+    /// changed.
     fn read_and_write(
         &self,
         runtime: &Runtime,
@@ -345,7 +347,7 @@ impl Evictor {
         range: Range<usize>,
         now: u32,
         read: impl Fn(PageId, &mut [u8]) -> bool,
-    ) -> (usize, usize) {
+    ) -> Read {
         let table = runtime.table();
         let victims = &self.victims[range];
         let mut fates = [Fate::Unchanged; BATCH];
@@ -390,9 +392,17 @@ impl Evictor {
             }
         }
         runtime.charge(-(at as i64));
-        let differs = |(victim, fate): &(&Victim, &Fate)| victim.stored && !matches!(fate, Fate::Unchanged);
-        (at, read().filter(differs).count())
+        let differing = || read().filter(|(_, fate)| !matches!(fate, Fate::Unchanged));
+        let changed = differing().filter(|(victim, _)| victim.stored).count();
+        Read { pages: at, differing: differing().count(), changed }
     }
+}
+
+/// How many victims were read, how many of these have no far copy that equals them, and how many of those have another one.
+struct Read {
+    pages: usize,
+    differing: usize,
+    changed: usize,
 }
 
 /// What becomes of a victim that was read.
@@ -408,7 +418,7 @@ enum Fate {
 
 impl Victim {
     fn fate(&self, table: &Table, bytes: &[u8]) -> Fate {
-        if self.dirty && is_zero(bytes) {
+        if is_zero(bytes) {
             return Fate::Zero;
         }
         let sum = checksum(bytes);
@@ -461,8 +471,9 @@ fn is_zero(page: &[u8]) -> bool {
     head.is_empty() && tail.is_empty() && words.iter().all(|word| *word == 0)
 }
 
-/// Makes room for `pages` pages, evicting in this thread if need be, and charges them.
-pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
+/// Makes room for `pages` pages, evicting in this thread if need be, and charges them. `context` is that of the program thread that
+/// needs them, if this is one in its handler.
+pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
     let mut spins = 0;
     let mut deadline = None;
@@ -473,7 +484,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share) {
         }
         let armed = runtime.armed();
         let evicted = match armed.evictor.try_lock() {
-            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct, share),
+            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct(context), share),
             None if near + need <= limit + slack_bytes(limit) => break,
             None => 0,
         };
@@ -515,7 +526,7 @@ pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
             return runtime.expect_heap(bytes);
         }
         let armed = runtime.armed();
-        if armed.evictor.lock().run(runtime, armed, Urgency::Direct, Share::Batch) == 0 {
+        if armed.evictor.lock().run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
             process::sleep(Duration::from_millis(1));
         }
     }
@@ -544,21 +555,21 @@ pub fn reclaim_ahead(runtime: &Runtime) -> bool {
 
 /// Before a fork: this process would be there twice. Evicts, and waits a moment for other processes to do so, until
 /// both fit the budget. Other threads of this process may bring pages near as fast as they leave.
-pub fn make_room_for_copy(runtime: &Runtime) {
+pub fn make_room_for_copy(runtime: &Runtime, context: &Context) {
     let deadline = process::now_ns() + COPY_PATIENCE_NS;
-    while !shrink_for_copy(runtime, deadline) && process::now_ns() < deadline {
+    while !shrink_for_copy(runtime, context, deadline) && process::now_ns() < deadline {
         process::sleep(Duration::from_millis(1));
     }
 }
 
 /// While nobody else of this process brings pages near: evicts until a second process like this one fits the budget, as
 /// far as this process can help.
-pub fn make_room_for_copy_frozen(runtime: &Runtime) {
-    shrink_for_copy(runtime, u64::MAX);
+pub fn make_room_for_copy_frozen(runtime: &Runtime, context: &Context) {
+    shrink_for_copy(runtime, context, u64::MAX);
 }
 
 /// A small share is kept for the two to run with. Does it fit?
-fn shrink_for_copy(runtime: &Runtime, deadline: u64) -> bool {
+fn shrink_for_copy(runtime: &Runtime, context: &Context, deadline: u64) -> bool {
     let armed = runtime.armed();
     let mut fruitless = 0;
     loop {
@@ -570,7 +581,7 @@ fn shrink_for_copy(runtime: &Runtime, deadline: u64) -> bool {
         if own <= limit / COPY_SHARE || fruitless == 64 || process::now_ns() > deadline {
             return false;
         }
-        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct, Share::Batch);
+        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct(Some(context)), Share::Batch);
         fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
     }
 }

@@ -1,5 +1,6 @@
 //! Ingress: a page that is not near is needed.
 
+use super::call::Context;
 use super::evict::{Share, make_room};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
@@ -24,12 +25,12 @@ static ZEROS: AtomicU64 = AtomicU64::new(0);
 static SPURIOUS: AtomicU64 = AtomicU64::new(0);
 
 /// A thread of the program touched a page that the kernel does not have. `false` if it is not ours to provide: a file
-/// that the program mapped into the window and that has become shorter.
-pub fn on_fault(address: usize, write: bool) -> bool {
+/// that the program mapped into the window and that has become shorter. `context` is the thread's, if its own handler serves it.
+pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool {
     let runtime = &RUNTIME;
     let started = process::now_ns();
     let page = window::page_of(address);
-    let served = bring(runtime, page, write);
+    let served = bring_for(runtime, page, write, context);
     let counters = runtime.counters();
     counters.faults.fetch_add(1, Ordering::Relaxed);
     let took = process::now_ns() - started;
@@ -69,6 +70,11 @@ pub fn leave(runtime: &Runtime) {
 
 /// Makes `page` near. Did this call do it?
 pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
+    bring_for(runtime, page, write, None)
+}
+
+/// The same for the program thread that is interrupted in `context`.
+fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) -> bool {
     // Before anything is owned: the thread's storage may be far itself, even in this very page.
     let me = thread::current();
     enter(runtime);
@@ -86,8 +92,8 @@ pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
                     matches!(fault, Fault::Zero | Fault::Read).then_some(next)
                 });
                 match need {
-                    Fault::Zero => touch(runtime, page, write),
-                    Fault::Read => read_in(runtime, me, page, write),
+                    Fault::Zero => touch(runtime, page, write, context),
+                    Fault::Read => read_in(runtime, me, page, write, context),
                     Fault::Retry | Fault::Wait => continue,
                 }
                 break true;
@@ -99,7 +105,7 @@ pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
 }
 
 /// A page that is nowhere: zeros. Pages touched in order come several at a time.
-fn touch(runtime: &Runtime, page: PageId, write: bool) {
+fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) {
     runtime.counters().first_touches.fetch_add(1, Ordering::Relaxed);
     let mut count = 1;
     if write && LAST_TOUCH.load(Ordering::Relaxed) + 1 == page.0 {
@@ -113,7 +119,7 @@ fn touch(runtime: &Runtime, page: PageId, write: bool) {
         }
     }
     LAST_TOUCH.store(page.0 + count - 1, Ordering::Relaxed);
-    make_room(runtime, count as i64, Share::Batch);
+    make_room(runtime, count as i64, Share::Batch, context);
     install(runtime, page, zeros(), count as usize, Track::Dirty, false);
 }
 
@@ -130,7 +136,7 @@ fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
 }
 
 /// A page in the pool: reads it, and what will be wanted next behind it.
-fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: bool) {
+fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: bool, context: Option<&Context>) {
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
     runtime.armed().store.will_need(page);
@@ -144,7 +150,7 @@ fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: 
     };
     let mut runs = [(PageId(0), 0usize); 64];
     let count = own_ahead(runtime, page, ahead, &mut runs);
-    runtime.armed().store.fetch(page, write, &runs[..count]);
+    runtime.armed().store.fetch(page, write, &runs[..count], context);
 }
 
 /// Takes the pages to bring ahead that are far and idle, as runs. Number of runs.

@@ -17,22 +17,26 @@ use farfield_os::{gate, process};
 use farfield_pool::PoolError;
 
 /// Makes the call `clone(args)` without `CLONE_VM`.
-pub fn fork(_context: &Context, args: [usize; 6]) -> Outcome {
+pub fn fork(context: &Context, args: [usize; 6]) -> Outcome {
     let runtime = &RUNTIME;
     let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
     if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {
         arm::arm(runtime, None);
     }
-    if fault::settled_phase(runtime) == Phase::Armed { fork_armed(runtime, args) } else { fork_dormant(runtime, args) }
+    if fault::settled_phase(runtime) == Phase::Armed {
+        fork_armed(runtime, context, args)
+    } else {
+        fork_dormant(runtime, context, args)
+    }
 }
 
-fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
     // Nobody arms while the space is held; but somebody may have, before.
     if runtime.phase() != Phase::Dormant {
         drop((space, end));
-        return fork_armed(runtime, args);
+        return fork_armed(runtime, context, args);
     }
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), flights::BOOKS.lock());
     let heap = heap::lock();
@@ -54,8 +58,8 @@ fn fork_dormant(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     done(result)
 }
 
-fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
-    evict::make_room_for_copy(runtime);
+fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
+    evict::make_room_for_copy(runtime, context);
     // Before everything else that whoever moves to another pool might need.
     let still = runtime.armed().store.backend().hold_still();
     // Before freezing: who holds the space may wait for the world to thaw.
@@ -73,7 +77,7 @@ fn fork_armed(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();
-    evict::make_room_for_copy_frozen(runtime);
+    evict::make_room_for_copy_frozen(runtime, context);
     let evictor = armed.evictor.lock();
     let heirloom = arm::with_descriptors(|| take_snapshot(&armed.store));
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
@@ -163,6 +167,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inher
     runtime.set_slot(slot);
     runtime.monitor.store(0, Ordering::Relaxed);
     runtime.keeper.store(0, Ordering::Relaxed);
+    runtime.own_threads.store(0, Ordering::SeqCst);
     runtime.busy.store(0, Ordering::SeqCst);
     // SAFETY: no other thread exists.
     unsafe { runtime.loans.forked() };

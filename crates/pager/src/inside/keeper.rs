@@ -37,6 +37,7 @@ fn is_degraded(runtime: &Runtime) -> bool {
 extern "C" fn keep(_: usize) -> ! {
     signals::set_mask(!signal::OURS);
     let runtime = &RUNTIME;
+    runtime.enlist();
     let (mut restored, mut vain) = (0, 0u32);
     loop {
         let mut pause = LOOK;

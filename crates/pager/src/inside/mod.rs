@@ -6,6 +6,7 @@
 //! lock, allocate or set up thread-locals.
 
 pub mod aio;
+pub mod alone;
 pub mod arm;
 pub mod call;
 pub mod clone;

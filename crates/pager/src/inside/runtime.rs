@@ -5,9 +5,9 @@ use super::evict::Evictor;
 use super::lock::Lock;
 use super::queue::Queue;
 use super::store::Store;
-use super::sync::{AtomicI64, AtomicPtr, AtomicU32, KERNEL_KNOWS_THREADS, Ordering};
+use super::sync::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use super::table::Table;
-use super::thread::{self, Threads};
+use super::thread::Threads;
 use crate::control::{Control, Counters, Mode, Slot};
 use crate::space::{Range, Space};
 use crate::window;
@@ -73,13 +73,15 @@ pub struct Runtime {
     pub queue: Lock<Queue>,
     /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
-    /// Ends whenever the evictor finds that the process has faulted, or has lent its memory: no page is written for the first time in an epoch
-    /// that has not ended. Never 0.
+    /// Ends whenever whoever evicts [alone](super::alone::Alone) finds that the process has faulted, or has lent its memory: no page was
+    /// written for the first time in an epoch that such an evictor finds not ended. Never 0.
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
     /// 1 once the keeper thread runs.
     pub keeper: AtomicU32,
+    /// Threads of ours that run. Each counts itself, and none ever ends.
+    pub own_threads: AtomicU64,
     /// Thread that froze the world for a fork, or for another pool; 0 = nobody.
     pub frozen_by: AtomicU32,
     /// Threads inside a fault or an emulated call.
@@ -126,6 +128,7 @@ impl Runtime {
             epoch: AtomicU32::new(1),
             monitor: AtomicU32::new(0),
             keeper: AtomicU32::new(0),
+            own_threads: AtomicU64::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),
             break_end: Lock::new(window::BASE),
@@ -227,16 +230,9 @@ impl Runtime {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
     }
 
-    /// Is the calling thread the only one that can write the program's memory now? The monitor and the keeper do not, and nobody can
-    /// start another thread meanwhile.
-    pub fn is_alone(&self) -> bool {
-        let armed = self.armed();
-        let ours = u64::from(self.monitor.load(Ordering::Relaxed) + self.keeper.load(Ordering::Relaxed));
-        KERNEL_KNOWS_THREADS
-            && armed.mode == Mode::Signal
-            && thread::current().is_some()
-            && self.loans.none().is_some()
-            && armed.threads.as_ref().and_then(ThreadCount::count).is_some_and(|count| count <= 1 + ours)
+    /// A thread of ours begins.
+    pub fn enlist(&self) {
+        self.own_threads.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Sets it.

@@ -47,7 +47,7 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
         prepare_stack(&context_);
-        if fault::on_fault(address, context_.is_write_fault()) {
+        if fault::on_fault(address, context_.is_write_fault(), Some(&context_)) {
             return;
         }
     }

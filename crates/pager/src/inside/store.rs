@@ -3,6 +3,7 @@
 //! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page polls its lane until
 //! that page is near and goes on; pages still under way are completed by whoever polls the lane next.
 
+use super::call::Context;
 use super::evict::{Share, make_room};
 use super::lock::{Guard, Lock};
 use super::runtime::{RUNTIME, Runtime, fail};
@@ -153,18 +154,18 @@ impl Store {
     /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
     /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too, and so is
     /// every page while most pages leave changed: that saves the kernel a fault a page, and costs a checksum at egress if
-    /// it is wrong.
-    pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) {
+    /// it is wrong. `context` is that of the thread that needs the page, if it is in a handler.
+    pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)], context: Option<&Context>) {
         let runtime = &RUNTIME;
         let write = write || runtime.changed_share.get() > MOST;
         let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
         let Some(mapped) = self.backend.mapped() else {
             runtime.charge(pages);
             let place = self.request(page, write, ahead);
-            make_room(runtime, 0, Share::while_waiting(runtime));
+            make_room(runtime, 0, Share::while_waiting(runtime), context);
             return self.await_page(page, place);
         };
-        make_room(runtime, pages, Share::Batch);
+        make_room(runtime, pages, Share::Batch, context);
         let track = if write { TAG_WRITE } else { 0 };
         self.load(mapped, page, 1, track);
         for &(start, count) in ahead {

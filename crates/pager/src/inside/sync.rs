@@ -15,8 +15,20 @@ pub use crate::model::schedule::{
     AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, thread_exists, tid,
 };
 
-/// Does the kernel know every thread? Not those of a model.
-pub const KERNEL_KNOWS_THREADS: bool = cfg!(not(feature = "model"));
+/// The threads of this process, ours among them.
+pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
+    #[cfg(feature = "model")]
+    if let Some(threads) = crate::model::schedule::thread_count() {
+        return Some(threads);
+    }
+    kernel.count()
+}
+
+/// Between two system calls that must not be told apart by what happens in between: a moment at which models let others go on.
+pub fn moment() {
+    #[cfg(feature = "model")]
+    (0..8).for_each(|_| crate::model::schedule::point());
+}
 
 /// One step of waiting: spin first, then give the processor away.
 pub fn pause(spins: &mut u32) {

@@ -11,6 +11,8 @@ pub mod scenarios;
 pub mod schedule;
 
 use crate::control::Mode;
+use crate::inside::call::Context;
+use crate::inside::evict::{Share, Urgency};
 use crate::inside::runtime::{Phase, RUNTIME, Runtime};
 use crate::inside::{arm, emulate, fault, queue::Queue, table::Table, thread};
 use crate::runner::{Settings, create_control};
@@ -106,13 +108,17 @@ struct Start {
     armed: bool,
     /// Near bytes of other processes of the job.
     others_bytes: i64,
+    /// Threads of the scenario that are the program's; with more than one it does not matter how many.
+    program_threads: u64,
 }
 
 impl Start {
-    const ARMED: Start = Start { armed: true, others_bytes: 0 };
-    const DORMANT: Start = Start { armed: false, others_bytes: 0 };
+    const ARMED: Start = Start { armed: true, others_bytes: 0, program_threads: 2 };
+    const DORMANT: Start = Start { armed: false, ..Start::ARMED };
     /// There is never room, so that every fault evicts.
-    const TIGHT: Start = Start { armed: true, others_bytes: LIMIT_BYTES as i64 };
+    const TIGHT: Start = Start { others_bytes: LIMIT_BYTES as i64, ..Start::ARMED };
+    /// A program of one thread.
+    const ONE: Start = Start { program_threads: 1, ..Start::ARMED };
 }
 
 /// Everything as before the first schedule, but for `start`.
@@ -148,7 +154,7 @@ fn empty_queue() {
 fn run(start: Start, threads: Vec<Box<dyn FnOnce() + Send>>) {
     reset(start);
     RUNTIME.control().near_bytes.fetch_add(start.others_bytes, Ordering::Relaxed);
-    schedule::begin();
+    schedule::begin(start.program_threads);
     let handles: Vec<_> = threads.into_iter().map(shuttle::thread::spawn).collect();
     handles.into_iter().for_each(|handle| handle.join().expect("a thread of the model"));
     schedule::end();
@@ -221,12 +227,18 @@ fn access(call: libc::c_long, address: usize, value: &mut u64) -> bool {
     copied == Ok(8)
 }
 
+/// What only a handler has: nothing is interrupted here, and nobody looks at the registers.
+fn context() -> Context {
+    // SAFETY: the registers are not looked at, and as in a handler the thread does nothing else as long as this lives.
+    unsafe { Context::new(core::ptr::null_mut()) }
+}
+
 /// The same until it succeeds, with what the handler of SIGBUS does in between.
 fn insist(call: libc::c_long, address: usize, value: &mut u64) {
     while !access(call, address, value) {
         let phase = fault::settled_phase(&RUNTIME);
         if phase == Phase::Armed {
-            assert!(fault::on_fault(address, call == libc::SYS_process_vm_writev));
+            assert!(fault::on_fault(address, call == libc::SYS_process_vm_writev, Some(&context())));
         }
     }
 }
@@ -236,11 +248,13 @@ struct Writer {
     number: usize,
     /// Of each page: the discards that were over when the last value was stored.
     over: [u64; PAGES as usize],
+    /// Moments between its look at a page and its store, at which others may go on.
+    slowness: u32,
 }
 
 impl Writer {
     fn new(number: usize) -> Writer {
-        Writer { number, over: [0; PAGES as usize] }
+        Writer { number, over: [0; PAGES as usize], slowness: 1 }
     }
 
     /// Values as they lie in memory; each third is zero, so that whole pages are.
@@ -276,6 +290,8 @@ impl Writer {
     /// Checks, then stores the next value.
     fn write(&mut self, index: u64) {
         self.check(index);
+        // The page is near, and may be clean.
+        (0..self.slowness).for_each(|_| schedule::point());
         self.over[index as usize] = KNOWN.over[index as usize].load(Ordering::Relaxed);
         let next = KNOWN.stored[self.number][index as usize].load(Ordering::Relaxed) + 1;
         let mut value = Writer::encode(next);
@@ -306,8 +322,8 @@ fn monitor() {
     }
 }
 
+/// One batch leaves, ahead of need.
 fn evict() {
-    use crate::inside::evict::{Share, Urgency};
     let armed = RUNTIME.armed();
     if let Some(mut evictor) = armed.evictor.try_lock() {
         evictor.run(&RUNTIME, armed, Urgency::Background, Share::Batch);

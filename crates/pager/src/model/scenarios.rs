@@ -1,7 +1,7 @@
 //! What the threads of a model do.
 
 use super::*;
-use crate::inside::call::{Context, Outcome};
+use crate::inside::call::Outcome;
 use crate::inside::thread::{FramePages, RUNS, Run};
 use crate::inside::{forking, guard, remap, sync};
 
@@ -9,9 +9,10 @@ use crate::inside::{forking, guard, remap, sync};
 pub type Scenario = (&'static str, fn());
 
 /// All of them.
-pub const ALL: [Scenario; 6] = [
+pub const ALL: [Scenario; 7] = [
     ("faults, eviction, discards and holds of the same pages", same_pages),
     ("every fault makes its own room", tight),
+    ("threads of ours evict beside a program of one thread", beside_one),
     ("two threads bring pages ahead of need", ahead),
     ("a fork while memory changes", fork),
     ("memory moves where late faults arrive", moving),
@@ -54,6 +55,31 @@ fn tight() {
         thread(|| (0..2).for_each(|_| system_call(2, 2))),
     ];
     run(Start::TIGHT, threads);
+}
+
+/// The program's thread evicts in its own handler, where it may go by the written bits; the keeper and the monitor evict while it runs,
+/// and must not.
+fn beside_one() {
+    let program = || {
+        let mut writer = Writer { slowness: 24, ..Writer::new(0) };
+        (1..PAGES).for_each(|index| writer.write(index));
+        for turn in 0..20 {
+            // Mostly it reads: where most pages leave changed, all are expected to be written, and none is ever clean.
+            (1..PAGES).for_each(|index| writer.check(index));
+            writer.write(0);
+            if turn % 4 == 0 {
+                evict_directly(Some(&context()));
+            }
+        }
+    };
+    let keeper = || (0..30).for_each(|_| evict_directly(None));
+    run(Start::ONE, vec![thread(program), thread(keeper), thread(|| (0..2).for_each(|_| monitor()))]);
+}
+
+/// A batch leaves because a thread waits for the room: one of the program in its handler, or another.
+fn evict_directly(context: Option<&Context>) {
+    let armed = RUNTIME.armed();
+    armed.evictor.lock().run(&RUNTIME, armed, Urgency::Direct(context), Share::Batch);
 }
 
 fn ahead() {
@@ -171,9 +197,7 @@ fn system_call(number: usize, index: u64) {
 
 /// Forks. The child must find every word as it was at one moment, and go on independently.
 fn fork_and_check() {
-    // SAFETY: the context is not looked at.
-    let context = unsafe { Context::new(core::ptr::null_mut()) };
-    match forking::fork(&context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
+    match forking::fork(&context(), [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
         Outcome::Done(0) => process::exit_group(child()),
         Outcome::Done(child) if child > 0 => {
             let mut status = -1;

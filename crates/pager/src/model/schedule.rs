@@ -12,9 +12,18 @@ std::thread_local! {
 /// Every access to this one lets the scheduler choose.
 static POINT: shuttle::sync::atomic::AtomicBool = shuttle::sync::atomic::AtomicBool::new(false);
 
-/// From here to the end of the schedule the scheduler chooses who runs.
-pub fn begin() {
+/// Threads of the program in this schedule.
+static PROGRAM_THREADS: atomic::AtomicU64 = atomic::AtomicU64::new(0);
+
+/// From here to the end of the schedule the scheduler chooses who runs. Of the threads so many are the program's, the others ours.
+pub fn begin(program_threads: u64) {
+    PROGRAM_THREADS.store(program_threads, Ordering::Relaxed);
     SCHEDULED.set(process::pid());
+}
+
+/// Threads of the process, as the kernel would count them: `None` outside of a schedule. (Those of ours do not count themselves here.)
+pub fn thread_count() -> Option<u64> {
+    is_scheduled().then(|| PROGRAM_THREADS.load(Ordering::Relaxed))
 }
 
 /// From here on there is one thread.
@@ -28,7 +37,8 @@ fn is_scheduled() -> bool {
     pid != 0 && pid == process::pid()
 }
 
-fn point() {
+/// A moment at which another thread may go on.
+pub fn point() {
     if is_scheduled() {
         POINT.load(Ordering::SeqCst);
     }

@@ -3,7 +3,7 @@
 //! They are copied through `/proc/self/mem`, which asks for no protection, and then unmapped. No write is lost: nobody can write
 //! them before an `mprotect`, which needs the lock of the address space, which is held here.
 
-use super::{Evictor, Victim};
+use super::{Evictor, Read, Victim};
 use crate::inside::lock::Guard;
 use crate::inside::runtime::{Armed, Runtime};
 use crate::space::Space;
@@ -49,7 +49,8 @@ impl Evictor {
         let range = first..self.count;
         self.victims[range.clone()].sort_unstable_by_key(|victim| victim.page);
         let now = runtime.evictions.fetch_add(range.len() as u32, Ordering::Relaxed);
-        let (left, _) = self.read_and_write(runtime, armed, range, now, |page, into| copy_and_unmap(armed, page, into));
+        let Read { pages: left, .. } =
+            self.read_and_write(runtime, armed, range, now, |page, into| copy_and_unmap(armed, page, into));
         // With a kernel that was told to respect protections even here.
         self.victims[first + left..self.count].iter().for_each(|victim| stay(runtime, victim.page));
         left
@@ -57,7 +58,7 @@ impl Evictor {
 }
 
 /// A victim is not one any more.
-fn stay(runtime: &Runtime, page: PageId) {
+pub(super) fn stay(runtime: &Runtime, page: PageId) {
     runtime.table().update(page, |word| Some(word.stayed()));
     runtime.queue.lock().push(page, |_| false);
 }
