@@ -12,6 +12,10 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 
+/// How long, in milliseconds, a server may leave data of a client unacknowledged, or have no room for them, before the connection ends; the kernel
+/// would wait for up to 15 minutes. It is three times as long as an operation of a job may take.
+pub const SERVER_TIMEOUT_MS: i32 = 60_000;
+
 /// No descriptor made here is below this; 0: wherever the kernel puts them.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
@@ -131,7 +135,9 @@ impl Target {
             .and_then(|()| set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1))
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5))
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2))
-            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3));
+            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3))
+            // And so is one that vanishes while data are on their way to it, for which nobody sends keepalives.
+            .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, SERVER_TIMEOUT_MS));
         configured.map(|()| fd).inspect_err(|_| file::close(fd))
     }
 
@@ -297,6 +303,25 @@ mod tests {
             poll(fd, libc::POLLOUT, Duration::from_secs(60))?;
         }
         Ok(fd)
+    }
+
+    #[test]
+    fn a_connection_has_a_bound_on_what_is_not_acknowledged() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = connected(&Target::tcp(listener.local_addr().unwrap())).unwrap();
+        let (mut value, mut len) = (0i32, size_of::<i32>());
+        let args = [
+            fd as usize,
+            libc::IPPROTO_TCP as usize,
+            libc::TCP_USER_TIMEOUT as usize,
+            &raw mut value as usize,
+            &raw mut len as usize,
+            0,
+        ];
+        // SAFETY: the kernel writes one i32 and its length.
+        unsafe { syscall(libc::SYS_getsockopt, args) }.unwrap();
+        file::close(fd);
+        assert_eq!(value, SERVER_TIMEOUT_MS);
     }
 
     #[test]

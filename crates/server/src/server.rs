@@ -473,17 +473,35 @@ impl Drop for Member {
     }
 }
 
+/// How often connections are looked at whose client may have vanished.
+const LOOK_FOR_VANISHED: Duration = Duration::from_secs(1);
+
+/// Ends connections to machines that do not answer any more: then their threads end, and the leases of their sessions begin.
+fn end_vanished(shared: &Shared) {
+    let vanished: Vec<_> =
+        shared.connections().values().filter(|fd| serving::has_vanished(fd.as_fd())).cloned().collect();
+    for fd in vanished {
+        tracing::info!("a client's machine does not answer any more; connection ended");
+        serving::shut_down(fd.as_fd());
+    }
+}
+
 /// Ends what nobody holds any more, and gives back what nobody reaches.
 fn clean_up(shared: &Shared) {
     let often = shared.config.lease.min(shared.config.ticket_life) / 8;
     let often = often.clamp(Duration::from_millis(5), Duration::from_millis(100));
     let mut next_sweep = Instant::now() + shared.config.sweep_every;
+    let mut next_look = Instant::now();
     while !shared.stopping() {
         shared.wait_for_change(often);
         let now = Instant::now();
         for session in shared.sessions.expire(now) {
             shared.counters.expired_sessions.fetch_add(1, Ordering::Relaxed);
             tracing::info!(session = session.number, client = session.client_name, "lease over, regions freed");
+        }
+        if now >= next_look {
+            end_vanished(shared);
+            next_look = now + LOOK_FOR_VANISHED;
         }
         if now < next_sweep {
             continue;
