@@ -2,6 +2,7 @@
 
 pub mod advice;
 pub mod curve;
+pub mod give_up;
 pub mod hold;
 pub mod link;
 pub mod place;
