@@ -184,6 +184,12 @@ struct Slot<C> {
     operation: Option<Operation<C>>,
 }
 
+/// Slot and generation of a tag.
+fn split_tag(tag: u64) -> (u32, u32) {
+    let [s0, s1, s2, s3, g0, g1, g2, g3] = tag.to_le_bytes();
+    (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([g0, g1, g2, g3]))
+}
+
 /// One lane, as the client sees it.
 #[derive(Debug)]
 pub struct ClientConversation<C> {
@@ -238,7 +244,11 @@ impl<C> ClientConversation<C> {
         let queue = if background { &mut self.background } else { &mut self.demand };
         queue.push_back(slot);
         let state = State::Queued;
-        self.slots[slot as usize].operation = Some(Operation { state, background, call, wait, deadline, carried });
+        let operation = Operation { state, background, call, wait, deadline, carried };
+        match self.slots.get_mut(slot as usize) {
+            Some(place) => place.operation = Some(operation),
+            None => return Err(operation.carried),
+        }
         Ok(())
     }
 
@@ -258,8 +268,8 @@ impl<C> ClientConversation<C> {
     /// The next operation to send, demand first.
     pub fn poll_send(&mut self, now: Moment) -> Option<Outgoing> {
         let slot = self.next_queued()?;
-        let generation = self.slots[slot as usize].generation;
-        let operation = self.slots[slot as usize].operation.as_mut()?;
+        let Slot { generation, operation } = self.slots.get_mut(slot as usize)?;
+        let (generation, operation) = (*generation, operation.as_mut()?);
         let queue = if operation.background { &mut self.background } else { &mut self.demand };
         queue.pop_front();
         operation.state = State::Sending;
@@ -272,10 +282,10 @@ impl<C> ClientConversation<C> {
             other => other.run(),
         };
         let body = match operation.call {
-            Call::Write { count, .. } => write_body_bytes(count) as u32,
+            Call::Write { count, .. } => u32::try_from(write_body_bytes(count)).unwrap_or(u32::MAX),
             _ => 0,
         };
-        let left = operation.deadline.since(now).as_micros().clamp(1, u32::MAX.into()) as u32;
+        let left = u32::try_from(operation.deadline.since(now).as_micros().max(1)).unwrap_or(u32::MAX);
         let head = Head {
             body,
             kind: operation.call.kind() as u8,
@@ -300,7 +310,7 @@ impl<C> ClientConversation<C> {
 
     /// A head arrived. An error means that the server does not keep to the protocol: give the connection up.
     pub fn on_head(&mut self, head: &Head) -> Result<Answer, WireError> {
-        let (slot, generation) = (head.tag as u32, (head.tag >> 32) as u32);
+        let (slot, generation) = split_tag(head.tag);
         let known = self.slots.get_mut(slot as usize).ok_or(WireError::Unasked)?;
         if known.generation != generation {
             // Generations wrap; one that is not behind was never given out.
@@ -392,10 +402,9 @@ impl<C> ClientConversation<C> {
             return None;
         }
         let mut next = Moment::NEVER;
-        for (slot, known) in self.slots.iter().enumerate() {
+        for (slot, known) in (0..).zip(&self.slots) {
             let Some(operation) = &known.operation else { continue };
             if operation.deadline <= now {
-                let slot = slot as u32;
                 return Some(match operation.state {
                     State::Queued | State::Waiting => Expired::Quiet { slot },
                     State::Sending => Expired::Sending { slot },
@@ -413,7 +422,7 @@ impl<C> ClientConversation<C> {
         if self.free.len() == self.slots.len() {
             return None;
         }
-        self.slots.iter().position(|slot| slot.operation.is_some()).map(|slot| slot as u32)
+        (0..).zip(&self.slots).find(|(_, slot)| slot.operation.is_some()).map(|(slot, _)| slot)
     }
 
     fn operation(&self, slot: u32) -> Option<&Operation<C>> {

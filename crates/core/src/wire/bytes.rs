@@ -1,4 +1,4 @@
-//! Reading little-endian fields from bytes that may be anything.
+//! Reading little-endian fields from bytes that may be anything, and lengths as the wire has them.
 
 /// Takes fields from the front; `None` when the bytes run out.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
@@ -29,6 +29,16 @@ impl<'a> Fields<'a> {
     pub(super) fn u128(&mut self) -> Option<u128> {
         self.array().map(u128::from_le_bytes)
     }
+}
+
+/// A length as the head has it. What does not fit becomes the longest, which every reader refuses.
+pub(crate) fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// A length of two bytes. What does not fit becomes the longest, which every reader refuses.
+pub(super) fn short_length(bytes: usize) -> u16 {
+    u16::try_from(bytes).unwrap_or(u16::MAX)
 }
 
 /// The `index`-th little-endian u64 of `bytes`.

@@ -1,6 +1,6 @@
 //! Calls: a function that the server has by name runs over a region, and what it answers comes back.
 
-use super::bytes::Fields;
+use super::bytes::{Fields, short_length};
 use super::reply::append;
 use super::{Head, Kind};
 use alloc::vec::Vec;
@@ -57,7 +57,7 @@ impl<'a> CallBody<'a> {
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.version.to_le_bytes());
-        out.extend_from_slice(&(self.name.len() as u16).to_le_bytes());
+        out.extend_from_slice(&short_length(self.name.len()).to_le_bytes());
         out.extend_from_slice(self.name.as_bytes());
         out.extend_from_slice(self.argument);
     }

@@ -1,6 +1,6 @@
 //! Answers about memory that is read over a fabric: where, and with which keys.
 
-use super::bytes::Fields;
+use super::bytes::{Fields, short_length};
 use super::reply::append;
 use super::{Head, Kind};
 use alloc::vec::Vec;
@@ -51,7 +51,7 @@ impl<'a> StationReply<'a> {
         {
             return None;
         }
-        let (provider, address) = texts.split_at(provider);
+        let (provider, address) = texts.split_at_checked(provider)?;
         Some(StationReply { provider: core::str::from_utf8(provider).ok()?, address })
     }
 }
@@ -114,8 +114,8 @@ impl<'a> ExposeReply<'a> {
 /// Appends a [`StationReply`].
 pub fn encode_station(tag: u64, station: &StationReply<'_>, out: &mut Vec<u8>) {
     let mut body = Vec::with_capacity(4 + station.provider.len() + station.address.len());
-    body.extend_from_slice(&(station.provider.len() as u16).to_le_bytes());
-    body.extend_from_slice(&(station.address.len() as u16).to_le_bytes());
+    body.extend_from_slice(&short_length(station.provider.len()).to_le_bytes());
+    body.extend_from_slice(&short_length(station.address.len()).to_le_bytes());
     body.extend_from_slice(station.provider.as_bytes());
     body.extend_from_slice(station.address);
     append(Head { kind: Kind::Station.answer(), tag, ..Head::default() }, &body, out);

@@ -1,6 +1,6 @@
 //! How a connection starts: the client says who it is, the server takes it or says why not.
 
-use super::bytes::Fields;
+use super::bytes::{Fields, length, short_length};
 use super::{Head, Kind, MAGIC, WireError};
 use crate::Incarnation;
 use alloc::vec::Vec;
@@ -66,13 +66,13 @@ impl<'a> Hello<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         assert!(self.token.len() <= Self::TOKEN_BYTES_MAX && self.client_name.len() <= Self::NAME_BYTES_MAX);
         let body = 40 + self.token.len() + self.client_name.len();
-        let head = Head { body: body as u32, kind: Kind::Hello as u8, ..Head::default() };
+        let head = Head { body: length(body), kind: Kind::Hello as u8, ..Head::default() };
         out.extend_from_slice(&head.encode());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.version_min.to_le_bytes());
         out.extend_from_slice(&self.version_max.to_le_bytes());
-        out.extend_from_slice(&(self.token.len() as u16).to_le_bytes());
-        out.extend_from_slice(&(self.client_name.len() as u16).to_le_bytes());
+        out.extend_from_slice(&short_length(self.token.len()).to_le_bytes());
+        out.extend_from_slice(&short_length(self.client_name.len()).to_le_bytes());
         out.extend_from_slice(&self.features.to_le_bytes());
         out.extend_from_slice(&self.session.map_or(0, |secret| secret.0).to_le_bytes());
         out.extend_from_slice(self.token);
@@ -84,10 +84,7 @@ impl<'a> Hello<'a> {
         if head.kind != Kind::Hello as u8 {
             return Err(WireError::Kind(head.kind));
         }
-        if !body.starts_with(&MAGIC) {
-            return Err(WireError::Magic);
-        }
-        let mut fields = Fields(&body[MAGIC.len()..]);
+        let mut fields = Fields(body.strip_prefix(&MAGIC).ok_or(WireError::Magic)?);
         let hello = Self::fields(&mut fields).ok_or(head.length_error())??;
         if hello.version_min > hello.version_max {
             return Err(WireError::Field("version"));
@@ -142,7 +139,7 @@ impl Welcome {
 
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let head = Head { body: Self::BODY_BYTES as u32, kind: Kind::Hello.answer(), ..Head::default() };
+        let head = Head { body: length(Self::BODY_BYTES), kind: Kind::Hello.answer(), ..Head::default() };
         out.extend_from_slice(&head.encode());
         out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
@@ -256,16 +253,15 @@ impl<'a> Refusal<'a> {
     pub const TEXT_BYTES_MAX: usize = 256;
 
     fn decode(head: &Head, body: &'a [u8]) -> Refusal<'a> {
-        let body = &body[..body.len().min(Self::TEXT_BYTES_MAX)];
-        let text = match core::str::from_utf8(body) {
-            Ok(text) => text,
-            // Cut where it stops being text: a refusal with odd text is still a refusal.
-            Err(error) => core::str::from_utf8(&body[..error.valid_up_to()]).unwrap_or(""),
-        };
+        let body = body.get(..Self::TEXT_BYTES_MAX).unwrap_or(body);
+        // Cut where it stops being text: a refusal with odd text is still a refusal.
+        let text = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        // Two versions of sixteen bits each.
+        let [_, _, _, _, min_high, min_low, max_high, max_low] = head.page.to_be_bytes();
         Refusal {
             code: RefuseCode::from_number(head.code),
-            version_min: (head.page >> 16) as u16,
-            version_max: head.page as u16,
+            version_min: u16::from_be_bytes([min_high, min_low]),
+            version_max: u16::from_be_bytes([max_high, max_low]),
             text,
         }
     }
@@ -273,9 +269,9 @@ impl<'a> Refusal<'a> {
 
 /// Appends the frame of a refusal; a text that is too long is cut.
 pub fn encode_refusal(refusal: &Refusal<'_>, out: &mut Vec<u8>) {
-    let text = &refusal.text[..refusal.text.floor_char_boundary_at(Refusal::TEXT_BYTES_MAX)];
+    let text = refusal.text.get(..refusal.text.floor_char_boundary_at(Refusal::TEXT_BYTES_MAX)).unwrap_or("");
     let head = Head {
-        body: text.len() as u32,
+        body: length(text.len()),
         kind: Kind::REFUSAL,
         code: refusal.code.number(),
         page: u64::from(refusal.version_min) << 16 | u64::from(refusal.version_max),

@@ -117,6 +117,7 @@ pub struct Head {
 impl Head {
     /// The forty bytes.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        // Constant ranges of an array of forty bytes: the compiler checks them.
         let mut bytes = [0; HEAD_BYTES];
         bytes[0..4].copy_from_slice(&self.body.to_le_bytes());
         bytes[4] = self.kind;

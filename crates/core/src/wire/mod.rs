@@ -7,6 +7,9 @@
 //!
 //! Decoders take whatever bytes come, never panic and never allocate. `docs/design/wire.md` is the full description.
 
+// Numbers from the wire are anything: no place in a slice and no narrower number without a check.
+#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation, clippy::unreachable, clippy::panic)]
+
 mod bytes;
 mod call;
 mod fabric;

@@ -1,6 +1,6 @@
 //! What a server answers.
 
-use super::bytes::{Fields, u64_at};
+use super::bytes::{Fields, length, u64_at};
 use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
@@ -252,15 +252,17 @@ impl<'a> ReadReply<'a> {
         if prefix.len() != Self::prefix_bytes(head, asked)? {
             return Err(head.length_error());
         }
-        let (map, sums) = prefix.split_at(present_words(asked) * 8);
-        let present = (sums.len() / 8) as u32;
+        let (map, sums) = prefix.split_at_checked(present_words(asked) * 8).ok_or(head.length_error())?;
+        let present = length(sums.len() / 8);
         let mut ones = 0;
-        for (index, word) in map.as_chunks::<8>().0.iter().enumerate() {
+        let mut bits_left = asked;
+        for word in map.as_chunks::<8>().0 {
             let word = u64::from_le_bytes(*word);
-            let valid = match asked as usize - index * 64 {
+            let valid = match bits_left {
                 bits @ 0..64 => (1 << bits) - 1,
                 _ => u64::MAX,
             };
+            bits_left = bits_left.saturating_sub(64);
             if word & !valid != 0 {
                 return Err(WireError::Field("presence map"));
             }
@@ -440,7 +442,7 @@ impl WireReply {
 }
 
 pub(super) fn append(head: Head, body: &[u8], out: &mut Vec<u8>) {
-    let head = Head { body: body.len() as u32, ..head };
+    let head = Head { body: length(body.len()), ..head };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(body);
 }
@@ -474,7 +476,7 @@ pub fn encode_ticket(tag: u64, secret: u128, out: &mut Vec<u8>) {
 /// Appends [`Reply::Stat`].
 pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
     let words = stat.to_array();
-    let head = Head { kind: Kind::Stat.answer(), tag, body: words.len() as u32 * 8, ..Head::default() };
+    let head = Head { kind: Kind::Stat.answer(), tag, body: length(words.len() * 8), ..Head::default() };
     out.extend_from_slice(&head.encode());
     for word in words {
         out.extend_from_slice(&word.to_le_bytes());
@@ -505,7 +507,7 @@ pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
 /// Appends the answer to `ReadPart`: `bytes` are those of the part, `sum` their checksum.
 pub fn encode_part(tag: u64, part: PagePart, sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
     assert_eq!(bytes.len(), part.len());
-    let body = part_body_bytes(part) as u32;
+    let body = length(part_body_bytes(part));
     let head = Head { kind: Kind::ReadPart.answer(), tag, count: part.count(), body, ..Head::default() };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(&sum.to_le_bytes());
@@ -521,11 +523,15 @@ pub fn encode_read(tag: u64, count: u32, sums: impl Iterator<Item = (u32, u64)>,
     let mut present = 0;
     for (index, sum) in sums {
         debug_assert!(index < count);
-        out[map_at + index as usize / 8] |= 1 << (index % 8);
+        if let Some(bits) = out.get_mut(map_at + index as usize / 8) {
+            *bits |= 1 << (index % 8);
+        }
         out.extend_from_slice(&sum.to_le_bytes());
         present += 1;
     }
     let body = read_prefix_bytes(count, present) + present as usize * PAGE_BYTES;
-    let head = Head { body: body as u32, kind: Kind::Read.answer(), tag, count, ..Head::default() };
-    out[start..map_at].copy_from_slice(&head.encode());
+    let head = Head { body: length(body), kind: Kind::Read.answer(), tag, count, ..Head::default() };
+    if let Some(place) = out.get_mut(start..map_at) {
+        place.copy_from_slice(&head.encode());
+    }
 }

@@ -1,6 +1,6 @@
 //! What a client asks.
 
-use super::bytes::{Fields, u64_at};
+use super::bytes::{Fields, length, u64_at};
 use super::{BATCH_PAGES_LIMIT, CallBody, Head, Kind, WireError, flags};
 use crate::geometry::PAGE_BYTES;
 use crate::{PageId, RegionId};
@@ -131,7 +131,7 @@ impl core::fmt::Debug for WritePages<'_> {
 impl<'a> WritePages<'a> {
     /// Number of pages.
     pub fn count(&self) -> u32 {
-        (self.bytes.len() / PAGE_BYTES) as u32
+        length(self.bytes.len() / PAGE_BYTES)
     }
     /// Checksum that the client computed of the `index`-th page.
     pub fn sum(&self, index: u32) -> u64 {
@@ -158,8 +158,9 @@ pub struct PagePart {
 impl PagePart {
     /// `len` bytes from `offset` on; `None` unless they are some bytes of a page.
     pub fn new(offset: usize, len: usize) -> Option<PagePart> {
-        let fits = len > 0 && offset < PAGE_BYTES && len <= PAGE_BYTES - offset;
-        fits.then_some(PagePart { offset: offset as u16, len: len as u16 })
+        let fits = len > 0 && offset.checked_add(len)? <= PAGE_BYTES;
+        let (offset, len) = (u16::try_from(offset).ok()?, u16::try_from(len).ok()?);
+        fits.then_some(PagePart { offset, len })
     }
 
     /// Where it begins.
@@ -246,7 +247,7 @@ impl<'a> WireRequest<'a> {
                     return Err(WireError::Field("count"));
                 }
                 head.expect_body(write_body_bytes(count))?;
-                let (sums, bytes) = body.split_at(count as usize * 8);
+                let (sums, bytes) = body.split_at_checked(count as usize * 8).ok_or(head.length_error())?;
                 Request::Write { region, page, pages: WritePages { sums, bytes } }
             }
             Kind::Call => {
@@ -278,7 +279,10 @@ impl<'a> WireRequest<'a> {
                     Kind::Bye => Request::Bye,
                     Kind::Station => Request::Station,
                     Kind::Expose => Request::Expose { region, first_layer: count },
-                    Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => unreachable!("handled above"),
+                    // Above, with their bodies.
+                    Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => {
+                        return Err(WireError::Kind(head.kind));
+                    }
                 }
             }
         };
@@ -292,7 +296,7 @@ impl<'a> WireRequest<'a> {
             tag: self.tag,
             flags: if self.background { flags::BACKGROUND } else { 0 },
             // A deadline too short to express is one microsecond, not none; one too long is the longest there is.
-            deadline_us: self.deadline.map_or(0, |wait| wait.as_micros().clamp(1, u32::MAX.into()) as u32),
+            deadline_us: self.deadline.map_or(0, |wait| u32::try_from(wait.as_micros().max(1)).unwrap_or(u32::MAX)),
             ..Head::default()
         };
         head.kind = self.request.kind() as u8;
@@ -308,12 +312,12 @@ impl<'a> WireRequest<'a> {
             Request::Write { region, page, pages } => {
                 let count = pages.count();
                 (head.region, head.page, head.count) = (region.0, page.0, count);
-                head.body = write_body_bytes(count) as u32;
+                head.body = length(write_body_bytes(count));
             }
             Request::ClaimRegion { .. } => head.body = 16,
             Request::Call { region, steps_max, call } => {
                 (head.region, head.count) = (region.0, steps_max);
-                head.body = call.body_bytes() as u32;
+                head.body = length(call.body_bytes());
             }
             Request::MapRegion { region, first_layer } | Request::Expose { region, first_layer } => {
                 (head.region, head.count) = (region.0, first_layer);
