@@ -42,6 +42,7 @@ probes! {
     counters,
     contexts,
     signals,
+    delivery,
     itimer,
     system_calls,
     big_io,

@@ -13,8 +13,6 @@ core::arch::global_asm!(
     // Callers are inlined into other crates, so the name must be visible to the linker, but not beyond.
     ".globl farfield_local_gate",
     ".hidden farfield_local_gate",
-    ".globl farfield_local_gate",
-    ".hidden farfield_local_gate",
     "farfield_local_gate:",
     "syscall",
     "ret",
@@ -26,7 +24,7 @@ unsafe extern "C" {
 }
 
 /// Address of the gate in force; 0 means the local stub.
-static GATE: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static GATE: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes all later calls go through the code at `address`, which must be `syscall; ret`.
 ///

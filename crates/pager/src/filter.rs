@@ -72,7 +72,6 @@ enum Rule {
 
 /// Frequent calls whose pointers are known, most frequent first, with one bit for each argument that is one.
 const POINTERS: &[(libc::c_long, u8)] = &[
-    (libc::SYS_rt_sigreturn, 0),
     (libc::SYS_read, 0b10),
     (libc::SYS_write, 0b10),
     (libc::SYS_futex, 0b11001),
@@ -134,10 +133,6 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     use Rule::*;
     let mut rules = vec![
         (libc::SYS_brk, TrapUnlessZero(0)),
-        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGBUS as u32)),
-        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGSYS as u32)),
-        (libc::SYS_rt_sigaction, TrapIfEqual(0, libc::SIGSEGV as u32)),
-        (libc::SYS_rt_sigaction, TrapUnlessZero(1)),
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
         (libc::SYS_dup3, TrapIfOurDescriptor(1)),
@@ -159,6 +154,9 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     for call in [
         libc::SYS_exit_group,
         libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigaction,
+        // Its frame names the program's alternate stack and mask, and may be far.
+        libc::SYS_rt_sigreturn,
         libc::SYS_sigaltstack,
         libc::SYS_fork,
         libc::SYS_vfork,

@@ -56,6 +56,11 @@ impl Context {
         self.get(libc::REG_ERR) & 2 != 0
     }
 
+    /// What the call returned to the program.
+    pub fn result(&self) -> isize {
+        self.get(libc::REG_RAX) as isize
+    }
+
     /// What the call returns to the program.
     pub fn set_result(&self, value: isize) {
         self.set(libc::REG_RAX, value as usize);
@@ -96,19 +101,109 @@ impl Context {
         unsafe { (*self.context).uc_stack }
     }
 
+    /// Address and length of the processor's state behind the registers, as the kernel wrote it.
+    fn floats(&self) -> (*mut u8, usize) {
+        // SAFETY: by `new`. The kernel wrote the length with the state.
+        unsafe {
+            let floats = (*self.context).uc_mcontext.fpregs.cast::<u8>();
+            match floats.add(FLOATS_EXTENDED).cast::<[u32; 2]>().read_unaligned() {
+                [FLOATS_MAGIC, bytes] => (floats, bytes as usize),
+                _ => (floats, FLOATS_BYTES),
+            }
+        }
+    }
+
+    /// Where the kernel would put the floating-point state and the frame of a signal on a stack that is free below `top`.
+    pub fn frame_below(&self, top: usize) -> SignalFrame {
+        let floats = (top - self.floats().1) & !63;
+        SignalFrame { address: ((floats - FRAME_BYTES) & !15) - 8, floats }
+    }
+
+    /// Writes a copy of the kernel's frame there, which returns to `restorer`.
+    ///
+    /// # Safety
+    /// The place must be one that the program has given to handlers of signals; `info` is the handler's second argument.
+    pub unsafe fn write_frame(&self, frame: &SignalFrame, restorer: usize, info: *const libc::siginfo_t) -> Context {
+        let (floats, floats_bytes) = self.floats();
+        // SAFETY: by `new` and the caller; a page that is far comes near when it is touched.
+        unsafe {
+            core::ptr::copy_nonoverlapping(floats, frame.floats as *mut u8, floats_bytes);
+            core::ptr::copy_nonoverlapping(info.cast::<u8>(), frame.info() as *mut u8, size_of::<libc::siginfo_t>());
+            core::ptr::copy_nonoverlapping(self.context.cast::<u8>(), frame.context() as *mut u8, CONTEXT_BYTES);
+            let copy = frame.context() as *mut libc::ucontext_t;
+            (&raw mut (*copy).uc_mcontext.fpregs).write(frame.floats as *mut _);
+            (frame.address as *mut usize).write(restorer);
+            Context { context: copy }
+        }
+    }
+
+    /// The thread begins `handler` when this frame is returned from, as the kernel begins one: its frame is at `frame`, and its
+    /// floating-point state is new.
+    pub fn begin_handler(&self, handler: usize, signal: i32, frame: usize, info: usize) {
+        self.set_ip(handler);
+        self.set_sp(frame);
+        self.set(libc::REG_RDI, signal as usize);
+        self.set(libc::REG_RSI, info);
+        self.set(libc::REG_RDX, frame + FRAME_CONTEXT);
+        self.set(libc::REG_RAX, 0);
+        self.set(libc::REG_EFL, self.get(libc::REG_EFL) & !FLAGS_CLEARED);
+        self.forget_floats();
+    }
+
+    fn forget_floats(&self) {
+        // SAFETY: by `new`; without state the kernel gives the thread that of a new one.
+        unsafe { (&raw mut (*self.context).uc_mcontext.fpregs).write(core::ptr::null_mut()) };
+    }
+
+    /// Takes over registers and floating-point state of a frame of the program's at `address`, which `peek` reads. The mask and the
+    /// alternate stack that stand in it; `None` if it cannot be read.
+    pub fn load(&self, address: usize, peek: impl Fn(usize, &mut [u8]) -> bool) -> Option<(SignalSet, libc::stack_t)> {
+        let mut bytes = ContextCopy([0; CONTEXT_BYTES]);
+        if !peek(address, &mut bytes.0) {
+            return None;
+        }
+        let theirs = Context { context: (&raw mut bytes).cast() };
+        // SAFETY: fields of a copied context, all of them numbers.
+        let theirs_floats = unsafe { (*theirs.context).uc_mcontext.fpregs } as usize;
+        let (floats, room) = self.floats();
+        if theirs_floats == 0 {
+            self.forget_floats();
+        } else {
+            // SAFETY: the kernel wrote as much there for the handler that runs; nobody else uses it.
+            let ours = unsafe { core::slice::from_raw_parts_mut(floats, room) };
+            if !peek(theirs_floats, &mut ours[..FLOATS_BYTES]) {
+                return None;
+            }
+            let [magic, len] = [FLOATS_EXTENDED, FLOATS_EXTENDED + 4]
+                .map(|at| u32::from_ne_bytes([ours[at], ours[at + 1], ours[at + 2], ours[at + 3]]));
+            let extended = magic == FLOATS_MAGIC && (FLOATS_BYTES..=room).contains(&(len as usize));
+            if extended && !peek(theirs_floats + FLOATS_BYTES, &mut ours[FLOATS_BYTES..len as usize]) {
+                return None;
+            }
+            if !extended {
+                // As the kernel does with what it does not know.
+                ours[FLOATS_EXTENDED..FLOATS_EXTENDED + 4].fill(0);
+            }
+        }
+        // SAFETY: both are contexts; the pointer to the floating-point state stays ours.
+        unsafe {
+            let kept = (*self.context).uc_mcontext.fpregs;
+            let mut registers = (*theirs.context).uc_mcontext;
+            registers.fpregs = kept;
+            (&raw mut (*self.context).uc_mcontext).write(registers);
+            (&raw mut (*self.context).uc_flags).write((*theirs.context).uc_flags);
+        }
+        Some((theirs.mask(), theirs.alternate_stack()))
+    }
+
     /// A copy of the frame that the handler returns to, with its floating-point state, below `top`.
     ///
     /// # Safety
     /// The 64 KiB below `top` must be the caller's.
     pub unsafe fn copy_below(&self, top: usize) -> Context {
-        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64; the kernel wrote it so, and
-        // its length with it.
+        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64; the kernel wrote it so.
         unsafe {
-            let floats = (*self.context).uc_mcontext.fpregs.cast::<u8>();
-            let floats_bytes = match floats.add(FLOATS_EXTENDED).cast::<[u32; 2]>().read_unaligned() {
-                [FLOATS_MAGIC, bytes] => bytes as usize,
-                _ => FLOATS_BYTES,
-            };
+            let (floats, floats_bytes) = self.floats();
             let floats_copy = ((top - floats_bytes) & !63) as *mut u8;
             core::ptr::copy_nonoverlapping(floats, floats_copy, floats_bytes);
             let copy = ((floats_copy as usize - CONTEXT_BYTES) & !63) as *mut libc::ucontext_t;
@@ -125,11 +220,46 @@ impl Context {
 
     /// Sets it to `len` bytes at `base`.
     pub fn set_alternate_stack(&self, base: usize, len: usize) {
-        let stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+        self.name_alternate_stack(libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len });
+    }
+
+    /// Sets it.
+    pub fn name_alternate_stack(&self, stack: libc::stack_t) {
         // SAFETY: by `new`; the handler is its only user.
         unsafe { (*self.context).uc_stack = stack }
     }
 }
+
+/// Where the frame of a signal is: the kernel's `struct rt_sigframe`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalFrame {
+    /// First byte: the address that the handler returns to.
+    pub address: usize,
+    floats: usize,
+}
+
+impl SignalFrame {
+    /// The `ucontext`.
+    pub fn context(&self) -> usize {
+        self.address + FRAME_CONTEXT
+    }
+
+    /// The `siginfo`.
+    pub fn info(&self) -> usize {
+        self.context() + CONTEXT_BYTES
+    }
+}
+
+/// Bytes in front of the `ucontext` in a frame, and of the whole frame without floating-point state.
+pub const FRAME_CONTEXT: usize = 8;
+const FRAME_BYTES: usize = FRAME_CONTEXT + CONTEXT_BYTES + size_of::<libc::siginfo_t>();
+
+/// A copied `ucontext`, aligned as one.
+#[repr(C, align(16))]
+struct ContextCopy([u8; CONTEXT_BYTES]);
+
+/// Bits of the flags register that are off when a handler begins: direction, trap after each instruction, resume.
+const FLAGS_CLEARED: usize = 1 << 10 | 1 << 8 | 1 << 16;
 
 /// `ucontext` as the kernel pushes it: up to the mask, which has 8 bytes here.
 const CONTEXT_BYTES: usize = core::mem::offset_of!(libc::ucontext_t, uc_sigmask) + 8;

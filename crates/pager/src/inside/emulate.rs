@@ -4,9 +4,9 @@
 use super::call::{Context, Outcome, done, error};
 use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
-use super::signal::{OURS, action_index};
+use super::signal::OURS;
 use super::table::CHUNK;
-use super::{aio, arm, clone, exec, forking, guard, huge, keys, rings, store, thread};
+use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, rings, store, thread};
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
@@ -15,7 +15,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::{PageWord, State};
 use farfield_os::seccomp::{Instruction, Program};
-use farfield_os::signals::{self, Action, SignalSet};
+use farfield_os::signals::SignalSet;
 use farfield_os::{gate, memory, process};
 use farfield_pool::Backend;
 
@@ -45,8 +45,9 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_mlockall => error(libc::ENOMEM),
         libc::SYS_munlock => Outcome::Done(0),
         libc::SYS_rt_sigprocmask => return change_mask(context, args),
-        libc::SYS_rt_sigaction => return set_action(context, args),
-        libc::SYS_sigaltstack => return set_stack(context, args),
+        libc::SYS_rt_sigaction => return delivery::set_action(args),
+        libc::SYS_rt_sigreturn => return delivery::return_from_handler(context),
+        libc::SYS_sigaltstack => return delivery::set_stack(context, args),
         libc::SYS_rt_sigsuspend
         | libc::SYS_ppoll
         | libc::SYS_pselect6
@@ -434,96 +435,6 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     context.set_mask(after & !OURS);
     record.hidden_mask.store(after & OURS, Ordering::Relaxed);
     super::signal::send_postponed(record);
-    Outcome::Done(0)
-}
-
-/// `rt_sigaction`: no handler of the program blocks our signals; its handlers for them are ours to call.
-fn set_action(_context: &Context, args: [usize; 6]) -> Outcome {
-    let [signal, new, old, size, ..] = args;
-    if size != 8 {
-        return error(libc::EINVAL);
-    }
-    let before = if new == 0 {
-        match action_index(signal as i32) {
-            Some(index) if signal as i32 != libc::SIGSEGV => RUNTIME.program_actions.lock()[index],
-            _ => match signals::action(signal as i32) {
-                Ok(action) if action.handler == super::signal::segv_handler() => RUNTIME.program_actions.lock()[2],
-                Ok(action) => action,
-                Err(errno) => return error(errno.0),
-            },
-        }
-    } else {
-        let Some(action) = guard::peek::<Action>(new) else { return error(libc::EFAULT) };
-        match replace_action(signal as i32, action) {
-            Ok(Some(before)) => before,
-            Ok(None) => return Outcome::Done(0),
-            Err(errno) => return error(errno.0),
-        }
-    };
-    if old != 0 && !guard::poke(old, before) {
-        return error(libc::EFAULT);
-    }
-    Outcome::Done(0)
-}
-
-/// Sets an action; the one before. `None`: it would change the parent of a vfork child.
-fn replace_action(signal: i32, mut action: Action) -> farfield_os::Result<Option<Action>> {
-    match action_index(signal) {
-        // A child that shares our memory until it executes something: its own setting ends there.
-        Some(_) if RUNTIME.is_borrowed() && signal != libc::SIGSEGV => Ok(None),
-        Some(index) if signal == libc::SIGSEGV => replace_segv(index, action),
-        Some(index) => Ok(Some(core::mem::replace(&mut RUNTIME.program_actions.lock()[index], action))),
-        None => {
-            action.mask &= !OURS;
-            // SAFETY: the program's own handler.
-            unsafe { signals::set_action(signal, &action) }.map(Some)
-        }
-    }
-}
-
-/// SIGSEGV stays the program's, with a handler of ours in front of its own.
-fn replace_segv(index: usize, mut action: Action) -> farfield_os::Result<Option<Action>> {
-    action.mask &= !OURS;
-    let mut ours = action;
-    if !matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
-        ours.handler = super::signal::segv_handler();
-        ours.flags |= libc::SA_SIGINFO as u64;
-    }
-    // SAFETY: the program's own action, or our handler which calls the program's.
-    let mut before = unsafe { signals::set_action(libc::SIGSEGV, &ours) }?;
-    if before.handler == super::signal::segv_handler() {
-        before = RUNTIME.program_actions.lock()[index];
-    }
-    if !RUNTIME.is_borrowed() {
-        RUNTIME.program_actions.lock()[index] = action;
-    }
-    Ok(Some(before))
-}
-
-/// `sigaltstack`: the kernel's stays ours (it cannot be changed by a handler that runs on it, and the program's may be
-/// far); the program sees what it set, and its handlers run on ours.
-fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
-    let [new, old, ..] = args;
-    let Some(record) = thread::current() else { return error(libc::ENOMEM) };
-    // SAFETY: only this thread touches the field.
-    let program = unsafe { &mut *record.program_stack.get() };
-    if program.ss_size == 0 {
-        program.ss_flags = libc::SS_DISABLE;
-    }
-    let before = *program;
-    if new != 0 {
-        let Some(stack) = guard::peek::<libc::stack_t>(new) else { return error(libc::EFAULT) };
-        if stack.ss_flags & libc::SS_DISABLE == 0 && stack.ss_size < libc::MINSIGSTKSZ {
-            return error(libc::ENOMEM);
-        }
-        if record.on_alternate_stack(context.sp()) {
-            return error(libc::EPERM);
-        }
-        *program = stack;
-    }
-    if old != 0 && !guard::poke(old, before) {
-        return error(libc::EFAULT);
-    }
     Outcome::Done(0)
 }
 

@@ -18,7 +18,7 @@ use super::fault::{bring, bring_and_hold, settled_phase};
 use super::rings;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
-use super::thread::{self, Frame, FramePages, RUNS, Run};
+use super::thread::{self, Frame, FramePages, NO_MASK, RUNS, Record, Run};
 use crate::space::{FOREIGN, Range};
 use crate::submission::{Part, SYS_IO_PGETEVENTS};
 use crate::window;
@@ -30,6 +30,8 @@ use farfield_os::{file, gate, process};
 
 const RED_ZONE: usize = 128;
 const SCRATCH: usize = 1024;
+/// All that the stub has on the stack.
+const STUB_BYTES: usize = RED_ZONE + SCRATCH + 16;
 /// What a call whose pointers we do not know in detail may touch behind each of them.
 const UNKNOWN_BYTES: usize = 4096;
 /// End of user addresses.
@@ -80,7 +82,8 @@ pub fn forward(number: usize, context: &Context) {
 /// The same for the waiting half of `io_uring_enter`, whose submitting half is done: with a copy of its mask that leaves our
 /// signals open. The program gets `submitted`, if there were any.
 pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
-    let args = context.arguments();
+    let (args, sp) = (context.arguments(), context.sp());
+    let mut waits_with = None;
     let (flags, argument, size) = (args[3] as u32, args[4], args[5]);
     let stub = if submitted > 0 { farfield_forward_rest_stub } else { farfield_forward_stub };
     let prepared = resume_in_stub(libc::SYS_io_uring_enter as usize, context, stub, |scratch| {
@@ -102,6 +105,7 @@ pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
             }
         };
         let open = if pointer == 0 { 0 } else { peek::<SignalSet>(pointer)? & !OURS };
+        waits_with = (pointer != 0).then_some(open);
         // SAFETY: inside the scratch.
         unsafe {
             (result as *mut usize).write(submitted as usize);
@@ -113,14 +117,38 @@ pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
         context.set_argument(1, 0);
         Some(())
     });
+    wait_with(sp, waits_with);
     if prepared { Outcome::Resume } else { error(libc::EFAULT) }
+}
+
+/// The mask of a call that has just been interrupted while it waited with one of its own. (The frame of the signal has the
+/// mask that is in force again after the call.)
+pub fn mask_of_wait(record: &Record, context: &Context) -> Option<SignalSet> {
+    // Behind the `syscall` of the gate, which the stub has called.
+    if context.ip() != window::GATE_FORWARD + 2 || context.result() != -(libc::EINTR as isize) {
+        return None;
+    }
+    let sp = context.sp() + size_of::<usize>() + STUB_BYTES;
+    let mask = record.frame_at(sp)?.mask.load(Ordering::Relaxed);
+    (mask != NO_MASK).then_some(mask)
+}
+
+/// Remembers the mask with which the call that is prepared on this stack will wait.
+fn wait_with(sp: usize, mask: Option<SignalSet>) {
+    if let (Some(mask), Some(frame)) = (mask, thread::current().and_then(|record| record.frame_at(sp))) {
+        frame.mask.store(mask, Ordering::Relaxed);
+    }
 }
 
 /// The same for calls that set a signal mask while they wait: with a copy of the mask that leaves our signals open.
 pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
-    let args = context.arguments();
+    let (args, sp) = (context.arguments(), context.sp());
+    let mut waits_with = None;
     let prepared = resume_in_stub(number, context, farfield_forward_stub, |scratch| {
-        let masked = |pointer: usize| peek::<SignalSet>(pointer).map(|mask| mask & !OURS);
+        let mut masked = |pointer: usize| {
+            waits_with = peek::<SignalSet>(pointer).map(|mask| mask & !OURS);
+            waits_with
+        };
         match number as i64 {
             libc::SYS_pselect6 | SYS_IO_PGETEVENTS if args[5] == 0 => {}
             libc::SYS_pselect6 | SYS_IO_PGETEVENTS => {
@@ -151,6 +179,7 @@ pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
         }
         Some(())
     });
+    wait_with(sp, waits_with);
     if prepared { Outcome::Resume } else { error(libc::EFAULT) }
 }
 
@@ -164,7 +193,7 @@ fn resume_in_stub(
 ) -> bool {
     let runtime = &RUNTIME;
     let sp = context.sp();
-    let base = sp - RED_ZONE - SCRATCH - 16;
+    let base = sp - STUB_BYTES;
     // A stack in far memory (a coroutine's) must be near for the writes below.
     touch_near(runtime, base, SCRATCH + 16);
     if prepare(base + 16).is_none() {

@@ -10,6 +10,7 @@ pub mod alone;
 pub mod arm;
 pub mod call;
 pub mod clone;
+pub mod delivery;
 pub mod emulate;
 pub mod evict;
 pub mod exec;

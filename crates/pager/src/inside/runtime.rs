@@ -100,8 +100,9 @@ pub struct Runtime {
     heap_expected: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
     pub wiped: Lock<Vec<Range>>,
-    /// Handlers that the program set for SIGBUS, SIGSYS and SIGSEGV.
-    pub program_actions: Lock<[farfield_os::signals::Action; 3]>,
+    /// The program's own actions, by number of the signal less one: of SIGBUS and SIGSYS those in force, of the others its last
+    /// handlers.
+    pub program_actions: Lock<[farfield_os::signals::Action; 64]>,
     /// 256 + exit code, once the program is ending and has said goodbye to the pool.
     pub ending: AtomicU32,
 }
@@ -139,7 +140,7 @@ impl Runtime {
             heap_expected: AtomicI64::new(0),
             wiped: Lock::new(Vec::new()),
             program_actions: Lock::new(
-                [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 3],
+                [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 64],
             ),
             ending: AtomicU32::new(0),
         }

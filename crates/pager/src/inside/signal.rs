@@ -1,8 +1,8 @@
-//! The two handlers.
+//! Our handlers: of the two signals that are ours, and of those that the program has handlers for.
 
 use super::call::{Context, Outcome};
 use super::runtime::{Phase, RUNTIME};
-use super::{emulate, fault, guard, thread};
+use super::{delivery, emulate, fault, guard, thread};
 use crate::filter::TRAP_DATA;
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -27,17 +27,18 @@ pub fn install() -> farfield_os::Result<()> {
     unsafe {
         let bus = signals::set_action(libc::SIGBUS, &Action::handler(on_bus, !OURS))?;
         let sys = signals::set_action(libc::SIGSYS, &Action::handler(on_sys, !OURS))?;
-        RUNTIME.program_actions.lock()[..2].copy_from_slice(&[bus, sys]);
+        let mut actions = RUNTIME.program_actions.lock();
+        actions[libc::SIGBUS as usize - 1] = bus;
+        actions[libc::SIGSYS as usize - 1] = sys;
     }
     Ok(())
 }
 
-/// Index of a signal in [`super::runtime::Runtime::program_actions`].
-pub fn action_index(signal: i32) -> Option<usize> {
+/// Where what was sent of one of our signals is kept in a record.
+fn postponed_index(signal: i32) -> Option<usize> {
     match signal {
         libc::SIGBUS => Some(0),
         libc::SIGSYS => Some(1),
-        libc::SIGSEGV => Some(2),
         _ => None,
     }
 }
@@ -51,7 +52,7 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
             return;
         }
     }
-    pass_on(signal, info, context);
+    pass_on(signal, info, &context_);
 }
 
 extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -59,7 +60,7 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let (code, data, number, context_) =
         unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
     if code != SYS_SECCOMP || data != TRAP_DATA || fault::settled_phase(&RUNTIME) == Phase::Off {
-        return pass_on(signal, info, context);
+        return pass_on(signal, info, &context_);
     }
     prepare_stack(&context_);
     match emulate::on_call(number as usize, &context_) {
@@ -69,27 +70,25 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     }
 }
 
-/// The program's handler for SIGSEGV, behind ours: the window is reserved as a whole, so the kernel calls a hole in it
-/// "access not allowed" where without us it would say "not mapped", which is what the program is told.
-extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// Stands before the program's handlers. For SIGSEGV it looks at the fault first: the window is reserved as a whole, so the kernel
+/// calls a hole in it "access not allowed" where without us it would say "not mapped", which is what the program is told.
+extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's arguments of this handler.
-    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
-    if code == SEGV_ACCERR && window::contains(address) {
-        // Our locks are held with signals blocked only.
-        let blocked = signals::set_mask(!OURS);
+    let (address, code, context) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
+    prepare_stack(&context);
+    if signal == libc::SIGSEGV && code == SEGV_ACCERR && window::contains(address) {
         let mapped = RUNTIME.space.lock().stretch(window::page_of(address).0).is_some();
-        signals::set_mask(blocked);
         if !mapped {
             // SAFETY: ours to change until the handler returns.
             unsafe { (*info).si_code = SEGV_MAPERR };
         }
     }
-    pass_on(signal, info, context);
+    delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal));
 }
 
-/// Address of the handler that stands in front of a program's own for SIGSEGV.
-pub fn segv_handler() -> usize {
-    on_segv as *const () as usize
+/// The handler that the kernel gets in place of one of the program's.
+pub fn program_handler() -> extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) {
+    on_program_signal
 }
 
 /// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
@@ -110,7 +109,7 @@ fn prepare_stack(context: &Context) {
 /// Keeps a signal that was sent to a thread whose program believes to have blocked it, until it opens it again
 /// ([`send_postponed`]). As in the kernel, a second one of the same kind is lost.
 fn postpone(signal: i32, info: *mut libc::siginfo_t) -> bool {
-    let (Some(record), Some(index)) = (thread::current(), action_index(signal)) else { return false };
+    let (Some(record), Some(index)) = (thread::current(), postponed_index(signal)) else { return false };
     if record.hidden_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
         return false;
     }
@@ -131,7 +130,7 @@ pub fn send_postponed(record: &thread::Record) {
         }
         signals::set_mask(!0);
         record.postponed_mask.fetch_and(!bit(signal), Ordering::Relaxed);
-        let index = action_index(signal).expect("one of ours");
+        let index = postponed_index(signal).expect("one of ours");
         // SAFETY: the mask said that it is there.
         let info = unsafe { (*record.postponed.get())[index].assume_init_ref() };
         signals::send_again(signal, info);
@@ -139,34 +138,25 @@ pub fn send_postponed(record: &thread::Record) {
 }
 
 /// Not ours: does what the program asked for.
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let action = match action_index(signal) {
-        Some(index) => RUNTIME.program_actions.lock()[index],
-        None => return,
-    };
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) {
+    prepare_stack(context);
     // SAFETY: the kernel's argument of a handler.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent && postpone(signal, info) {
         return;
     }
+    let action = delivery::action_to_deliver(signal);
     match action.handler {
         libc::SIG_IGN if sent => {}
         // What an instruction raised cannot be ignored: the kernel ends the process.
         libc::SIG_IGN | libc::SIG_DFL => {
-            let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
             // SAFETY: the default action.
-            let _ = unsafe { signals::set_action(signal, &default) };
+            let _ = unsafe { signals::set_action(signal, &Action::default()) };
             // An instruction is tried again, and the default action ends the process; what was sent is sent again.
             if sent {
                 farfield_os::process::send_to_self(signal);
             }
         }
-        handler => {
-            // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the
-            // x86-64 convention lets a callee ignore further arguments.
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { core::mem::transmute(handler) };
-            handler(signal, info, context);
-        }
+        _ => delivery::deliver(signal, info, context, &action),
     }
 }

@@ -31,12 +31,14 @@ pub const RECORDS: usize = 8192;
 pub const FRAMES: usize = 6;
 /// Runs of pages that one system call can hold.
 pub const RUNS: usize = 40;
-/// Size of our alternate stacks, on which the program's handlers run too. The kernel's frame alone can take 11 KiB (AVX-512
-/// and AMX state).
+/// Size of our alternate stacks. The kernel's frame alone can take 11 KiB (AVX-512 and AMX state).
 const STACK_BYTES: usize = 256 << 10;
 
 /// What our handlers touch of a stack.
 const STACK_TOUCHED: i64 = 48 << 10;
+
+/// In place of a mask: no call has it, because SIGKILL cannot be blocked.
+pub const NO_MASK: u64 = !0;
 
 /// A run of held pages.
 #[derive(Clone, Copy)]
@@ -54,6 +56,8 @@ pub struct Frame {
     pub active: AtomicU32,
     /// Stack pointer of the call.
     pub sp: AtomicUsize,
+    /// The mask with which it waits, if it has one of its own; else [`NO_MASK`].
+    pub mask: AtomicU64,
     /// The pages, and whether they are held yet.
     pub pages: Lock<FramePages>,
 }
@@ -76,6 +80,8 @@ pub struct Record {
     pub stack: AtomicUsize,
     /// The alternate stack that the program believes to have.
     pub program_stack: UnsafeCell<libc::stack_t>,
+    /// Where the alternate stack is on which a handler of the program began last: base and length.
+    pub handler_stack: [AtomicUsize; 2],
     /// Which of our signals the program believes blocked.
     pub hidden_mask: AtomicU64,
     /// Of these, which were sent meanwhile, and by whom: SIGBUS, then SIGSYS.
@@ -317,6 +323,25 @@ impl Record {
         base != 0 && address >= base && address < base + STACK_BYTES
     }
 
+    /// Is the address on the alternate stack of the program on which a handler began last?
+    fn on_handler_stack(&self, address: usize) -> bool {
+        let [base, len] = [0, 1].map(|index| self.handler_stack[index].load(Ordering::Relaxed));
+        address >= base && address - base <= len
+    }
+
+    /// A handler of the program begins on an alternate stack.
+    pub fn enter_handler_stack(&self, base: usize, len: usize) {
+        self.handler_stack[0].store(base, Ordering::Relaxed);
+        self.handler_stack[1].store(len, Ordering::Relaxed);
+    }
+
+    /// The call under way whose stack pointer was `sp`.
+    pub fn frame_at(&self, sp: usize) -> Option<&Frame> {
+        let is_it =
+            |frame: &&Frame| frame.active.load(Ordering::Relaxed) != 0 && frame.sp.load(Ordering::Relaxed) == sp;
+        self.frames.iter().find(is_it)
+    }
+
     /// Lets the pages of finished calls go.
     pub fn reap(&self) {
         for frame in self.all_frames() {
@@ -334,11 +359,11 @@ impl Record {
     pub fn enter(&self, sp: usize) -> &Frame {
         const STACK_SPAN: usize = 1 << 20;
         self.reap();
-        let on_alternate = self.on_alternate_stack(sp);
         for frame in &self.frames {
             let old = frame.sp.load(Ordering::Relaxed);
             // A call deeper in the same stack than we are now cannot still be under way.
-            if frame.active.load(Ordering::Relaxed) != 0 && !on_alternate && old <= sp && sp - old < STACK_SPAN {
+            let same_stack = self.on_handler_stack(sp) == self.on_handler_stack(old);
+            if frame.active.load(Ordering::Relaxed) != 0 && same_stack && old <= sp && sp - old < STACK_SPAN {
                 frame.active.store(0, Ordering::Release);
             }
         }
@@ -351,6 +376,7 @@ impl Record {
         let mut pages = frame.pages.lock();
         pages.release(&RUNTIME);
         frame.sp.store(sp, Ordering::Relaxed);
+        frame.mask.store(NO_MASK, Ordering::Relaxed);
         frame.active.store(1, Ordering::SeqCst);
         drop(pages);
         frame

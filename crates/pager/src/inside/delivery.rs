@@ -1,0 +1,275 @@
+//! Delivery of the program's signals: its handlers run on the stack, and with the mask, that it asked for.
+//!
+//! The kernel knows one alternate stack per thread. It must be ours: the frame of a SIGBUS has to be written without a fault, and
+//! the program's stacks may be far. So the kernel delivers every signal for which the program has a handler to a handler of ours
+//! ([`super::signal`]), on our stack and with all signals blocked. That one writes the frame where the kernel would have written
+//! it without us, on the program's alternate stack or below its stack pointer; far pages come near when they are touched.
+//! Then it changes its own frame so that returning from it begins the program's handler. From there on our stack is free
+//! for the faults of the handler, which may return, jump away, or never end.
+//!
+//! When the program's handler returns (`rt_sigreturn`), the filter sends the call to us, because what the frame says about mask and
+//! alternate stack is the program's view of them.
+
+use super::call::{Context, Outcome, error};
+use super::guard;
+use super::runtime::RUNTIME;
+use super::signal::{self, OURS};
+use super::thread::{self, Record};
+use core::sync::atomic::Ordering;
+use farfield_os::signals::{self, Action, SA_RESTORER, SignalSet, bit};
+use farfield_os::{Result, process};
+
+/// The alternate stack is given up while a handler runs on it, until the handler returns. (libc has no name for it.)
+const SS_AUTODISARM: i32 = i32::MIN;
+
+/// Flags of an action that the kernel gets from us; all others are the program's.
+const OUR_FLAGS: u64 = libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | libc::SA_NODEFER as u64 | SA_RESTORER;
+
+/// No mask has these.
+const UNBLOCKABLE: SignalSet = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
+
+const NO_STACK: libc::stack_t = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+
+/// Begins the program's handler when the caller, a handler of ours, returns.
+pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
+    let Some(record) = thread::current() else {
+        // Too many threads: on this stack, with all signals blocked.
+        // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a
+        // callee ignore further arguments.
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+            unsafe { core::mem::transmute(action.handler) };
+        return handler(signal, info, context.address() as *mut libc::c_void);
+    };
+    // SAFETY: only this thread uses the field.
+    let stack = unsafe { &mut *record.program_stack.get() };
+    let before = *stack;
+    let (sp, red_zone) = (context.sp(), 128);
+    let enters = action.flags & libc::SA_ONSTACK as u64 != 0 && before.ss_size > 0 && !is_on(&before, sp - red_zone);
+    let top = if enters { before.ss_sp as usize + before.ss_size } else { sp - red_zone };
+    let frame = context.frame_below(top);
+    let overflows = (enters || is_on(&before, sp)) && !contains(&before, frame.address);
+    if overflows || action.flags & SA_RESTORER == 0 {
+        return end_by_fault(context);
+    }
+    if enters {
+        record.enter_handler_stack(before.ss_sp as usize, before.ss_size);
+    }
+    let hidden = record.hidden_mask.load(Ordering::Relaxed);
+    let restored = context.mask() | hidden;
+    let defer = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(signal) } else { 0 };
+    let blocked = guard::mask_of_wait(record, context).unwrap_or(context.mask()) | action.mask | defer;
+    record.hidden_mask.store((hidden | blocked) & OURS, Ordering::Relaxed);
+    if before.ss_flags & SS_AUTODISARM != 0 {
+        *stack = NO_STACK;
+    }
+    let is_ours = record.on_alternate_stack(context.address());
+    if is_ours || enters {
+        // SAFETY: where the kernel would have written it; not where the handler that runs has its own frame.
+        let theirs = unsafe { context.write_frame(&frame, action.restorer, info) };
+        theirs.set_mask(restored);
+        theirs.name_alternate_stack(before);
+        context.begin_handler(action.handler, signal, frame.address, frame.info());
+        context.set_mask(blocked & !OURS);
+    } else {
+        // The first signal of a thread that had no alternate stack: the kernel's frame is where the program's belongs.
+        begin_in_place(record, signal, info, context, action, blocked & !OURS, |theirs| {
+            theirs.set_mask(restored);
+            theirs.name_alternate_stack(before);
+        })
+    }
+}
+
+/// Begins the handler with the kernel's frame as its own, from a frame on our stack, where nothing runs yet.
+fn begin_in_place(
+    record: &Record,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: &Context,
+    action: &Action,
+    blocked: SignalSet,
+    change: impl FnOnce(&Context),
+) {
+    let Ok((base, len)) = record.alternate_stack() else { return end_by_fault(context) };
+    // A signal of ours that somebody sends now would be delivered where the frame is built.
+    signals::set_mask(!0);
+    // SAFETY: our stack of this thread, which is not on it.
+    let ours = unsafe { context.copy_below(base + len) };
+    let frame = context.address() - super::call::FRAME_CONTEXT;
+    change(context);
+    // SAFETY: in front of the context the kernel has put the address to which the handler returns.
+    unsafe { (frame as *mut usize).write(action.restorer) };
+    ours.begin_handler(action.handler, signal, frame, info as usize);
+    ours.set_mask(blocked);
+    ours.set_alternate_stack(base, len);
+    // SAFETY: a copy of what the kernel pushed, changed as the kernel would have begun the handler.
+    unsafe { signals::return_to(ours.address()) }
+}
+
+/// `rt_sigreturn`: the thread goes on as a frame of the program's says.
+pub fn return_from_handler(context: &Context) -> Outcome {
+    let Some(record) = thread::current() else { return error(libc::EAGAIN) };
+    let Some((mask, stack)) = context.load(context.sp(), |address, into| guard::peek_slice(address, into)) else {
+        end_by_fault(context);
+        return Outcome::Resume;
+    };
+    context.set_mask(mask & !OURS);
+    // Not so a frame that the kernel wrote itself, for a handler that a child of vfork has set.
+    if !record.on_alternate_stack(stack.ss_sp as usize) {
+        record.hidden_mask.store(mask & OURS, Ordering::Relaxed);
+        // SAFETY: only this thread uses the field.
+        let _ = set_to(unsafe { &mut *record.program_stack.get() }, stack, context.sp());
+    }
+    signal::send_postponed(record);
+    Outcome::Resume
+}
+
+/// `sigaltstack`: the kernel's stays ours; the program's is where its handlers will run.
+pub fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
+    let [new, old, ..] = args;
+    let Some(record) = thread::current() else { return error(libc::ENOMEM) };
+    let asked = if new == 0 { None } else { guard::peek::<libc::stack_t>(new) };
+    if new != 0 && asked.is_none() {
+        return error(libc::EFAULT);
+    }
+    // SAFETY: only this thread uses the field.
+    let stack = unsafe { &mut *record.program_stack.get() };
+    let mut before = *stack;
+    before.ss_flags &= SS_AUTODISARM;
+    if before.ss_size == 0 {
+        before.ss_flags |= libc::SS_DISABLE;
+    } else if is_on(stack, context.sp()) {
+        before.ss_flags |= libc::SS_ONSTACK;
+    }
+    if let Some(asked) = asked
+        && let Err(errno) = set_to(stack, asked, context.sp())
+    {
+        return error(errno);
+    }
+    if old != 0 && !guard::poke(old, before) {
+        return error(libc::EFAULT);
+    }
+    Outcome::Done(0)
+}
+
+/// Sets the program's alternate stack as the kernel would, for a thread whose stack pointer is `sp`.
+fn set_to(stack: &mut libc::stack_t, asked: libc::stack_t, sp: usize) -> core::result::Result<(), i32> {
+    if is_on(stack, sp) {
+        return Err(libc::EPERM);
+    }
+    let mode = asked.ss_flags & !SS_AUTODISARM;
+    match mode {
+        libc::SS_DISABLE => *stack = libc::stack_t { ss_flags: asked.ss_flags, ..NO_STACK },
+        0 | libc::SS_ONSTACK if asked.ss_size < libc::MINSIGSTKSZ => return Err(libc::ENOMEM),
+        0 | libc::SS_ONSTACK => *stack = asked,
+        _ => return Err(libc::EINVAL),
+    }
+    Ok(())
+}
+
+/// Is the address on this stack?
+fn contains(stack: &libc::stack_t, address: usize) -> bool {
+    let base = stack.ss_sp as usize;
+    stack.ss_size > 0 && address > base && address - base <= stack.ss_size
+}
+
+/// Does a thread with this stack pointer run on it? One that is given up meanwhile is not asked about.
+fn is_on(stack: &libc::stack_t, sp: usize) -> bool {
+    stack.ss_flags & SS_AUTODISARM == 0 && contains(stack, sp)
+}
+
+/// Ends the program as the kernel does when there is no room for the frame of a signal, or none where one should be.
+fn end_by_fault(context: &Context) {
+    // SAFETY: the default action.
+    let _ = unsafe { signals::set_action(libc::SIGSEGV, &Action::default()) };
+    context.set_mask(context.mask() & !bit(libc::SIGSEGV));
+    process::send_to_self(libc::SIGSEGV);
+}
+
+/// `rt_sigaction`: the kernel gets a handler of ours for each of the program's.
+pub fn set_action(args: [usize; 6]) -> Outcome {
+    let [signal, new, old, size, ..] = args;
+    if size != size_of::<SignalSet>() {
+        return error(libc::EINVAL);
+    }
+    let signal = signal as i32;
+    let asked = if new == 0 { None } else { guard::peek::<Action>(new) };
+    if new != 0 && asked.is_none() {
+        return error(libc::EFAULT);
+    }
+    let before = match asked {
+        None => action(signal),
+        Some(asked) => replace_action(signal, asked),
+    };
+    match before {
+        Err(errno) => error(errno.0),
+        Ok(before) if old != 0 && !guard::poke(old, before) => error(libc::EFAULT),
+        Ok(_) => Outcome::Done(0),
+    }
+}
+
+/// The program's action for a signal.
+pub fn action(signal: i32) -> Result<Action> {
+    let remembered = RUNTIME.program_actions.lock();
+    if is_ours(signal) {
+        return Ok(remembered[signal as usize - 1]);
+    }
+    let kernel = signals::action(signal)?;
+    Ok(as_set(kernel, &remembered[signal as usize - 1]))
+}
+
+/// The action that a handler of ours has been called for. A handler that is gone again is still known to those who got its signal before.
+pub fn action_to_deliver(signal: i32) -> Action {
+    let mut remembered = RUNTIME.program_actions.lock();
+    let action = &mut remembered[signal as usize - 1];
+    let delivered = *action;
+    if is_ours(signal) && delivered.flags & libc::SA_RESETHAND as u64 != 0 && delivered.handler > libc::SIG_IGN {
+        action.handler = libc::SIG_DFL;
+    }
+    delivered
+}
+
+fn is_ours(signal: i32) -> bool {
+    matches!(signal, libc::SIGBUS | libc::SIGSYS)
+}
+
+/// Sets an action; the one before.
+fn replace_action(signal: i32, mut asked: Action) -> Result<Action> {
+    asked.mask &= !UNBLOCKABLE;
+    // A process that shares our memory until it executes something: what it sets is not its parent's.
+    let borrowed = RUNTIME.is_borrowed();
+    // Over both steps, so that whoever is called for the new action finds it.
+    let mut remembered = RUNTIME.program_actions.lock();
+    if is_ours(signal) {
+        let action = &mut remembered[signal as usize - 1];
+        let before = *action;
+        if !borrowed {
+            *action = asked;
+        }
+        return Ok(before);
+    }
+    let has_handler = !matches!(asked.handler, libc::SIG_DFL | libc::SIG_IGN);
+    // Without a restorer the kernel ends the program at the first signal, and shall.
+    let wrapped = has_handler && asked.flags & SA_RESTORER != 0 && !borrowed;
+    let kernel = if wrapped {
+        let ours = Action::handler(signal::program_handler(), !OURS);
+        Action { flags: asked.flags & !OUR_FLAGS | ours.flags, ..ours }
+    } else {
+        Action { mask: asked.mask & !OURS, ..asked }
+    };
+    // SAFETY: a handler of ours that calls the program's, or the program's own action.
+    let before = unsafe { signals::set_action(signal, &kernel) }?;
+    let action = &mut remembered[signal as usize - 1];
+    let before = as_set(before, action);
+    if wrapped {
+        *action = asked;
+    }
+    Ok(before)
+}
+
+/// What the program has set, of what the kernel has. (The kernel leaves out flags that it does not know.)
+fn as_set(kernel: Action, remembered: &Action) -> Action {
+    if kernel.handler != signal::program_handler() as *const () as usize {
+        return kernel;
+    }
+    Action { flags: kernel.flags & !OUR_FLAGS | remembered.flags & OUR_FLAGS, ..*remembered }
+}
