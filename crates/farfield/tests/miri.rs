@@ -4,7 +4,7 @@
 //! assembly block that makes ordinary bytes of those (`launder` in the evictor).
 
 use farfield::task::Executor;
-use farfield::{FarBox, FarVec, Heap, Plane};
+use farfield::{Change, FarBox, FarMap, FarVec, Heap, Plane, Scope};
 use std::time::Duration;
 
 struct Pair([FarBox<[u64; 2]>; 2]);
@@ -167,4 +167,55 @@ fn a_small_history_of_the_hybrid_plane() {
     small_values(&heap);
     let stats = heap.stats();
     assert!(stats.whole_pages > 0 && stats.object_misses > 0, "{stats:?}");
+}
+
+/// Keys, closures and destructors that use the scope of the operation that they run in.
+fn user_code(heap: &Heap) {
+    const KEYS: u64 = 8;
+    let rounds = if cfg!(miri) { 2 } else { 10 };
+    let map: FarMap<u64, [u64; 200]> = FarMap::new(heap).unwrap();
+    (0..KEYS).for_each(|key| map.insert(&heap.enter(), key, [key; 200]).map(drop).unwrap());
+    // Needs more than a scope can have.
+    let fill = |scope: &Scope<'_>| {
+        let mut other = FarVec::new();
+        while other.len() < 600 && other.push(scope, [7u64; 64]).is_ok() {}
+    };
+    let stays = |scope: &Scope<'_>, value: &[u64; 200], key: u64| {
+        fill(scope);
+        assert_eq!(*value, [key; 200]);
+    };
+    for key in (0..rounds).map(|round| round % KEYS) {
+        let scope = heap.enter();
+        let updated = map.update(&scope, key, |old| {
+            old.inspect(|value| stays(&scope, value, key));
+            Change::Put([key; 200])
+        });
+        if let Ok(Some(old)) = updated {
+            stays(&scope, old, key);
+        }
+        let scope = heap.enter();
+        let kept = map.remove_if(&scope, &key, |value| {
+            stays(&scope, value, key);
+            false
+        });
+        assert!(matches!(kept, Ok(Some(_))));
+        // References that a closure was given outlive the search.
+        let scope = heap.enter();
+        let mut numbers = FarVec::new();
+        numbers.extend(&scope, 0..4u64).unwrap();
+        let mut kept = None;
+        let found = numbers.binary_search_by(&scope, |number| {
+            kept = map.get(&scope, &key).ok().flatten();
+            number.cmp(&key)
+        });
+        assert!(found.is_ok());
+        kept.inspect(|value| stays(&scope, value, key));
+    }
+    drop(map);
+    heap.verify();
+}
+
+#[test]
+fn user_code_on_the_scope_of_an_operation() {
+    [Plane::Page, Plane::Object].map(heap_of).iter().for_each(user_code);
 }

@@ -130,6 +130,7 @@ impl FarBytes {
     /// Looks at the bytes. The scope keeps nothing for it afterwards.
     pub(super) fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&[u8]) -> R) -> Result<R, FarError> {
         let Some(slot) = self.cell.load() else { return Ok(look(&[])) };
+        let _brief = scope.briefly();
         let address = scope.with_room(|| self.cell.address(scope, slot, Want::Read))?;
         // SAFETY: as in `get`; nothing in `look` renews the scope.
         Ok(look(unsafe { core::slice::from_raw_parts(address, self.len) }))
@@ -138,6 +139,7 @@ impl FarBytes {
     /// The same, to change them, if there are any.
     fn change(&mut self, scope: &Scope<'_>, change: impl FnOnce(&mut [u8])) -> Result<(), FarError> {
         if let Some(slot) = self.cell.load() {
+            let _brief = scope.briefly();
             let address = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
             // SAFETY: as in `read`, and `&mut self` makes it exclusive.
             change(unsafe { core::slice::from_raw_parts_mut(address, self.len) });
@@ -148,6 +150,7 @@ impl FarBytes {
     /// More bytes, at the end.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
+        let _brief = scope.briefly();
         let target = match self.cell.load() {
             _ if len > self.room => self.grow(scope, len)?,
             Some(slot) => scope.with_room(|| self.cell.address(scope, slot, Want::Write))?,

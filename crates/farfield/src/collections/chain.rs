@@ -289,6 +289,7 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Puts a value in at an end.
     pub(super) fn push(&mut self, scope: &Scope<'_>, end: End, value: T) -> Result<(), AllocError<T>> {
+        let _brief = scope.briefly();
         match scope.with_room(|| self.room_at(scope, end)) {
             Ok((chunk, address)) => {
                 let chunk = self.chunk_mut(chunk);
@@ -352,6 +353,7 @@ impl<T: Send + 'static> Chain<T> {
         if at.chunk == NONE {
             return Ok(None);
         }
+        let _brief = scope.briefly();
         let elements = scope.with_room(|| self.elements(scope, at.chunk, Want::Write))?;
         let chunk = self.chunk_mut(at.chunk);
         let len = usize::from(chunk.len);
@@ -421,6 +423,7 @@ impl<T: Send + 'static> Chain<T> {
             let end = if at.chunk == NONE { End::Back } else { End::Front };
             return self.push(scope, end, value).map(|()| self.end(end));
         }
+        let _brief = scope.briefly();
         match scope.with_room(|| self.room_inside(scope, at)) {
             Ok((at, address)) => {
                 // SAFETY: a free place among the elements of a chunk.

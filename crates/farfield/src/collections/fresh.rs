@@ -124,6 +124,7 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
             Unit::Made => unreachable!("a unit is made once"),
         }
         self.units[unit] = Unit::Empty;
+        let _brief = scope.briefly();
         let address: *mut T = scope.bring_unit(self.paged.page(unit), Want::Create)?.cast();
         // SAFETY: the unit has room for so many, is ours alone, and is near until the scope is used again.
         unsafe { address.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };

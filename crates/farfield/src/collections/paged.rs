@@ -136,7 +136,7 @@ impl<T: Send + 'static> Paged<T> {
     pub(super) fn make(&mut self, scope: &Scope<'_>) -> Result<*mut T, FarError> {
         let (extent, _) = Self::EXTENTS.locate(self.made);
         if extent == self.extents.len() {
-            if self.extents.first().is_some_and(|page| scope.page(*page).is_none()) {
+            if self.extents.first().is_some_and(|page| scope.number(*page).is_none()) {
                 return Err(FarError::OtherHeap);
             }
             self.take_extent(scope.core)?;

@@ -70,6 +70,7 @@ impl<T: Send + 'static> Paged<T> {
             let unit = if toward == Toward::End { first + step } else { last - step };
             let low = at.saturating_sub(unit * Self::PER_UNIT);
             let high = (end - unit * Self::PER_UNIT).min(Self::PER_UNIT - 1);
+            let _brief = scope.briefly();
             let address = self.unit(scope, unit, Want::Write).map_err(|error| (error, unit))?.cast::<MaybeUninit<T>>();
             // SAFETY: slots `low..=high` are in the unit, which is near and ours alone (`&mut self`).
             let slots = unsafe { core::slice::from_raw_parts_mut(address.add(low), high - low + 1) };

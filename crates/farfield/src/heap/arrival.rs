@@ -333,7 +333,7 @@ impl<'a> Arrival<'a> {
 /// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for room.
 fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
     let open = scope.open;
-    open.used.get() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)
+    open.is_used() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)
 }
 
 impl Future for Arrival<'_> {

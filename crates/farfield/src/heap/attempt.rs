@@ -106,7 +106,6 @@ impl Scope<'_> {
                         if held.is_only() && since.get_or_insert_with(Instant::now).elapsed() < self.core.patience =>
                     {
                         self.record.renew(&self.core.epoch, self.open);
-                        self.open.used.set(true);
                     }
                     other => other?,
                 },

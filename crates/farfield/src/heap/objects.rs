@@ -157,10 +157,13 @@ impl Core {
 
     /// Where an object that the caller owns is, near.
     pub(super) fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
-        if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
-            return self.seek(inside.record, objects, object, want, inside.is_outermost());
-        }
-        Ok(Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card))
+        let place = match (&self.objects, number.checked_sub(self.pages)) {
+            (Some(objects), Some(object)) => self.seek(inside.record, objects, object, want, inside.is_outermost())?,
+            _ => Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
+        };
+        // It may have begun anew while there was no room. What it has found from here on stays, whatever a destructor does.
+        inside.open.touched.set(true);
+        Ok(place)
     }
 
     /// Frees an object that the caller owned; true if a reference to the heap is the caller's to give up.

@@ -147,7 +147,7 @@ impl Slot {
     /// A hint: the object is used soon. The processor loads what says where it is, and its first line if it is where the slot guesses.
     #[inline]
     pub(crate) fn load_ahead(self, scope: &Scope<'_>) {
-        match scope.page(self.number()) {
+        match scope.number(self.number()) {
             Some(page) => load_ahead(scope.words.wrapping_add(page as usize)),
             None => scope.core.load_handle_ahead(self.number()),
         }
@@ -157,7 +157,7 @@ impl Slot {
     /// The same, a little later: of an object with a handle, what is known of its page.
     #[inline]
     pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
-        if scope.page(self.number()).is_none() {
+        if scope.number(self.number()).is_none() {
             scope.core.load_page_ahead(self.number());
         }
     }
@@ -165,7 +165,8 @@ impl Slot {
     /// Its address, as long as the scope lasts, if it is near and nobody has to be waited for.
     #[inline]
     pub(crate) fn address_now(self, scope: &Scope<'_>) -> Option<*mut u8> {
-        let place = match scope.page(self.number()) {
+        scope.touch();
+        let place = match scope.number(self.number()) {
             Some(page) => {
                 // SAFETY: `page` is below `scope.pages`, the length of the table.
                 let word = unsafe { &*scope.words.add(page as usize) };
@@ -236,8 +237,9 @@ impl SlotCell {
     /// The address of the object that `slot`, loaded from here, names; near as long as the scope lasts. Never renews the scope.
     #[inline]
     pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
+        scope.touch();
         let mut place = slot.place();
-        let Some(page) = scope.page(slot.number()) else {
+        let Some(page) = scope.number(slot.number()) else {
             let place = self.find_object(scope, slot, want)?;
             // SAFETY: as below.
             return Ok(unsafe { scope.arena.add(place.offset()) });
@@ -283,18 +285,27 @@ impl SlotCell {
 }
 
 impl Scope<'_> {
-    /// Does what may need room, again if the scope has used up its share and holds nothing for the caller: then the scope is
+    /// Does what may need room, again if the scope has used up its share and holds nothing for anybody: then the scope is
     /// renewed, and what `action` has seen is seen anew.
+    ///
+    /// It holds something for somebody if an address was known before (the operation runs inside another one), or if user code in
+    /// `action` was given a reference.
+    #[inline]
     pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
+        let before = core::mem::ManuallyDrop::new(self.briefly());
+        match action() {
+            Err(FarError::NearFull) => {}
+            other => return other,
+        }
         let mut patience = super::Patience::new(self.core.patience);
-        loop {
+        while self.forget(&before) {
+            patience.wait()?;
+            self.core.make_room(self.record)?;
             match action() {
-                Err(FarError::NearFull) if self.is_renewable() => {
-                    patience.wait()?;
-                    self.core.make_room(self.record)?;
-                }
+                Err(FarError::NearFull) => {}
                 other => return other,
             }
         }
+        Err(FarError::NearFull)
     }
 }

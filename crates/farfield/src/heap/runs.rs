@@ -16,20 +16,22 @@ impl Scope<'_> {
     /// call, relies on the first.
     #[inline]
     pub(crate) fn near_unit(&self, page: u32, want: Want) -> Option<*mut u8> {
-        let page = self.page(page)?;
+        let page = self.number(page)?;
         // SAFETY: `page` is below `self.pages`, the length of the table.
         let word = unsafe { &*self.words.add(page as usize) };
         // Acquire: who brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
         let FrameId(frame) = if want == Want::Read { word.near() } else { word.near_dirty() }?;
+        self.touch();
         // SAFETY: a page's word names a frame of the arena.
         Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
     }
 
     /// The same for a unit that has to be brought, or made.
     pub(crate) fn bring_unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
-        let Some(page) = self.page(page) else { return Err(FarError::OtherHeap) };
+        let Some(page) = self.number(page) else { return Err(FarError::OtherHeap) };
         let frame = self.core.bring(self.record, page, want, self.is_renewable())?;
+        self.touch();
         Ok(self.core.frames.address(frame))
     }
 

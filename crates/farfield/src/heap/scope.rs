@@ -86,15 +86,30 @@ impl<'heap> Scope<'heap> {
         self.open.used.set(true);
     }
 
-    /// Nobody has a reference from a scope of this thread, so nothing is lost if it begins anew.
+    /// No address in the heap that this scope keeps valid is known to anybody: neither a reference, nor an operation that is not over,
+    /// whose user code may have come back to the same scope. So nothing is lost if it begins anew, and it is the thread's only one.
+    ///
+    /// Whatever gives an address out says so first ([`Scope::touch`] or [`Scope::mark_used`]), so no code that runs inside an operation
+    /// (`Eq` of a key, a closure, a destructor) can end what the operation has found.
     pub(crate) fn is_renewable(&self) -> bool {
-        !self.open.used.get() && self.record.is_single()
+        self.knows_nothing() && self.record.is_single()
     }
 
-    /// Something is looked up, without [`Scope::page`].
+    fn knows_nothing(&self) -> bool {
+        !self.open.is_used() && !self.open.touched.get()
+    }
+
+    /// An address is given out, which is good as long as the scope lasts.
     #[inline]
     pub(crate) fn touch(&self) {
         self.open.touched.set(true);
+    }
+
+    /// For an operation that gives no reference out: when the guard goes, the addresses that it has found are forgotten, unless
+    /// somebody else had some before, or has been given a reference meanwhile.
+    #[inline]
+    pub(crate) fn briefly(&self) -> Brief<'_> {
+        Brief { scope: self, is_outermost: self.knows_nothing() }
     }
 
     /// Until the guard goes, what is brought near with this scope stays, as if references had been given out. For operations that
@@ -103,17 +118,22 @@ impl<'heap> Scope<'heap> {
         if self.is_renewable() {
             self.record.renew(&self.core.epoch, self.open);
         }
-        Hold { scope: self, used: self.open.used.replace(true) }
+        let brief = self.briefly();
+        self.open.holds.set(self.open.holds.get() + 1);
+        Hold { holds: Holds(self), brief }
+    }
+
+    /// The addresses that an operation has found are forgotten, if it was [the outermost](Brief) and nobody has been given a reference.
+    /// True if the scope can begin anew.
+    pub(crate) fn forget(&self, brief: &Brief<'_>) -> bool {
+        let forgets = brief.is_outermost && !self.open.is_used();
+        if forgets {
+            self.open.touched.set(false);
+        }
+        forgets && self.record.is_single()
     }
 
     /// Is it a scope of the heap that this page belongs to? Its number within the heap.
-    #[inline]
-    pub(crate) fn page(&self, page: u32) -> Option<u32> {
-        self.touch();
-        self.number(page)
-    }
-
-    /// The same for those who mark the scope as used before they rely on what they see, and for hints.
     #[inline]
     pub(crate) fn number(&self, page: u32) -> Option<u32> {
         let page = page.wrapping_sub(self.first_page);
@@ -121,22 +141,44 @@ impl<'heap> Scope<'heap> {
     }
 }
 
-/// See [`Scope::hold`].
-pub(crate) struct Hold<'a> {
+/// See [`Scope::briefly`].
+pub(crate) struct Brief<'a> {
     scope: &'a Scope<'a>,
-    used: bool,
+    /// Nobody knew an address when it began.
+    is_outermost: bool,
 }
 
-impl Hold<'_> {
-    /// Nobody has had a reference from the scope.
-    pub(crate) fn is_only(&self) -> bool {
-        !self.used
+impl Drop for Brief<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_outermost {
+            self.scope.forget(self);
+        }
     }
 }
 
-impl Drop for Hold<'_> {
+/// See [`Scope::hold`].
+pub(crate) struct Hold<'a> {
+    // Dropped in this order: what was found is forgotten when nobody holds it any more.
+    holds: Holds<'a>,
+    brief: Brief<'a>,
+}
+
+/// Counted in its scope.
+struct Holds<'a>(&'a Scope<'a>);
+
+impl Drop for Holds<'_> {
     fn drop(&mut self) {
-        self.scope.open.used.set(self.used);
+        let holds = &self.0.open.holds;
+        holds.set(holds.get() - 1);
+    }
+}
+
+impl Hold<'_> {
+    /// Nobody else has an address from the scope.
+    pub(crate) fn is_only(&self) -> bool {
+        let open = self.holds.0.open;
+        self.brief.is_outermost && !open.used.get() && open.holds.get() == 1
     }
 }
 

@@ -11,9 +11,11 @@ pub(crate) struct Open {
     epoch: Cell<u64>,
     /// It has given out references.
     pub(crate) used: Cell<bool>,
-    /// Something was looked up with it, perhaps by an operation that is not over and has seen addresses. Until then it can
-    /// begin anew at any moment, and nobody notices.
+    /// It has given out an address, perhaps to an operation that is not over. As long as it has not, it can begin anew at any moment,
+    /// and nobody notices.
     pub(crate) touched: Cell<bool>,
+    /// Operations that need several places at a time, and keep what they have found.
+    pub(crate) holds: Cell<u32>,
     is_open: Cell<bool>,
     /// Pages that are under way for it: when they land, they shall stay until it has seen them.
     pub(crate) awaited: Cell<u32>,
@@ -58,6 +60,7 @@ impl Open {
             epoch: Cell::new(0),
             used: Cell::new(false),
             touched: Cell::new(false),
+            holds: Cell::new(0),
             is_open: Cell::new(false),
             awaited: Cell::new(0),
             hungry: Cell::new(0),
@@ -73,7 +76,12 @@ impl Open {
 
     /// Something would be lost if it began anew.
     pub(crate) fn keeps(&self) -> bool {
-        self.is_open.get() && (self.used.get() || self.touched.get() || self.awaited.get() > 0)
+        self.is_open.get() && (self.is_used() || self.touched.get() || self.awaited.get() > 0)
+    }
+
+    /// References were given out, or an operation keeps what it has found.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.get() || self.holds.get() > 0
     }
 
     /// Does a task that holds it wait for room?
@@ -91,6 +99,7 @@ impl Open {
     fn close(&self) {
         self.used.set(false);
         self.touched.set(false);
+        self.holds.set(0);
         self.is_open.set(false);
         self.awaited.set(0);
     }
@@ -232,11 +241,12 @@ impl Scopes {
         }
     }
 
-    /// The only one that is open, renewed; the epoch of the oldest.
+    /// Renews the only one that is open, unless it has given out references: what wakes tasks while their thread waits for room is
+    /// code of users, too. The epoch of the oldest.
     pub(crate) fn renew_only(&self, epoch: u64) -> Option<u64> {
         if self.len() == 1 {
             let only = if self.first.is_open.get() { Some(&self.first) } else { self.next(None) };
-            only.map(|open| self.renew(open, epoch));
+            only.filter(|open| !open.is_used()).map(|open| self.renew(open, epoch));
         }
         self.oldest()
     }
@@ -300,6 +310,23 @@ impl Table {
 mod tests {
     //! Guards against a record that shows an epoch younger than that of a scope that is open.
     use super::*;
+
+    #[test]
+    fn only_a_scope_without_references_begins_anew_while_somebody_waits() {
+        let scopes = Scopes::default();
+        let open = scopes.enter(1);
+        assert_eq!(scopes.renew_only(2), Some(2));
+        open.used.set(true);
+        assert_eq!(scopes.renew_only(3), Some(2));
+        open.used.set(false);
+        open.holds.set(1);
+        assert_eq!(scopes.renew_only(3), Some(2));
+        open.holds.set(0);
+        let other = scopes.enter(3);
+        assert_eq!(scopes.renew_only(4), Some(2));
+        scopes.leave(other);
+        assert_eq!(scopes.renew_only(4), Some(4));
+    }
 
     #[test]
     fn the_oldest_is_what_a_list_says() {

@@ -28,4 +28,5 @@ mod switch;
 mod tasks;
 mod tokio;
 mod vacancies;
+mod user_code;
 mod vec;

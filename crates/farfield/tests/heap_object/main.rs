@@ -43,5 +43,7 @@ mod tasks;
 mod tokio;
 #[path = "../heap/vacancies.rs"]
 mod vacancies;
+#[path = "../heap/user_code.rs"]
+mod user_code;
 #[path = "../heap/vec.rs"]
 mod vec;

@@ -118,6 +118,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     fn end_path(&self, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
         self.check(scope)?;
+        let _brief = scope.briefly();
         scope.with_room(|| Path::end::<K, V>(self.root.load(), self.height, scope, last))
     }
 }
@@ -133,6 +134,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.root.load().is_none() {
             return Ok(None);
         }
+        let _brief = scope.briefly();
         let found = scope.with_room(|| {
             let mut node = Node::load(scope, &self.root, self.height, want)?;
             loop {
@@ -143,7 +145,9 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
                 }
             }
         })?;
-        scope.mark_used();
+        if found.is_some() {
+            scope.mark_used();
+        }
         Ok(found)
     }
 
@@ -156,6 +160,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.root.load().is_none() {
             return Ok(None);
         }
+        let _brief = scope.briefly();
         scope.with_room(|| {
             let mut node = Node::<K, V>::load(scope, &self.root, self.height, Want::Write)?;
             let mut numbers = Vec::with_capacity(self.height as usize + 1);
@@ -249,6 +254,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     /// Puts an entry in, whose key the map has not; where it is.
     fn put_new(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<At<K, V>, AllocError<(K, V)>> {
+        let _brief = scope.briefly();
         match scope.with_room(|| self.make_room(scope, &key)) {
             Ok((leaf, index)) => {
                 // SAFETY: the leaf has room, and the tree is ours.
@@ -274,6 +280,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
     {
         let Some(mut place) = self.place_of(scope, key)? else { return Ok(None) };
+        let _brief = scope.briefly();
         let entry = scope.with_room(|| self.take(scope, &mut place))?;
         self.len -= 1;
         Ok(Some(entry))
@@ -294,6 +301,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.is_empty() {
             return Ok(None);
         }
+        let _brief = scope.briefly();
         let entry = scope.with_room(|| {
             let root = Node::load(scope, &self.root, self.height, Want::Write)?;
             self.take_end(scope, root, last)

@@ -122,6 +122,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     where
         K: Borrow<Q>,
     {
+        let _brief = scope.briefly();
         scope.with_room(|| Path::to::<K, V, Q>(self.root.load(), self.height, scope, key, behind))
     }
 }

@@ -38,6 +38,7 @@ impl<T: Send + 'static> Chain<T> {
             chunk = self.chunk(chunk).next;
         }
         if index > 0 {
+            let _brief = scope.briefly();
             scope.with_room(|| {
                 let elements = self.elements(scope, chunk, Want::Write)?;
                 self.part(scope, Position { chunk, index }, elements)

@@ -45,11 +45,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
             slot.note(once, scope);
             cell.address(scope, slot, Want::Read)
         };
+        let _brief = scope.briefly();
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
             self.body.table.find_by(scope, hash, address, |at, _| unsafe { Self::is_key(key, at) })
         })?;
-        scope.mark_used();
+        if found.is_some() {
+            scope.mark_used();
+        }
         Ok(found.map(|(_, at)| at))
     }
 

@@ -252,11 +252,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        let _brief = scope.briefly();
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
             self.body.table.find(scope, hash, want, |at, _| unsafe { Self::is_key(key, at) })
         })?;
-        scope.mark_used();
+        if found.is_some() {
+            scope.mark_used();
+        }
         Ok(found.map(|(_, at)| at))
     }
 
@@ -288,6 +291,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         value: B,
         when: impl Fn(Option<&V>) -> bool,
     ) -> Result<Put<'a, V>, AllocError<(A, B)>> {
+        let _brief = scope.briefly();
         let hash = self.hash::<K>(key.borrow());
         let mut search = Search::default();
         let result = self.body.anchor.check(scope).and_then(|()| {
@@ -325,6 +329,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         key: A,
         mut change: impl FnMut(Option<&V>) -> Change<B>,
     ) -> Result<Option<&'a V>, AllocError<A>> {
+        let _brief = scope.briefly();
         let hash = self.hash::<K>(key.borrow());
         let mut search = Search::default();
         let mut step = || {
@@ -441,6 +446,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         self.body.anchor.check(scope)?;
         let hash = self.hash(key);
         let mut search = Search::default();
+        let _brief = scope.briefly();
         let result = scope.with_room(|| {
             loop {
                 // SAFETY: the index names entries of this map.

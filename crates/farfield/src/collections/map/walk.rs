@@ -43,6 +43,7 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         'map: 'a,
     {
         self.map.body.anchor.check(scope)?;
+        let _brief = scope.briefly();
         let addresses = self.step(scope, |slots| slots.iter().map(|slot| slot.address(scope)).collect())?;
         let Some(addresses) = addresses else { return Ok(None) };
         scope.mark_used();
@@ -87,6 +88,8 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         if self.buckets_ahead == 0 {
             self.ahead = Some(at);
         }
+        // What the index names now lives as long as the scope.
+        let _held = scope.hold();
         let mut numbers = Vec::new();
         while self.buckets_ahead < WINDOW
             && let Some(ahead) = self.ahead
@@ -97,7 +100,6 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
             self.buckets_ahead += 1;
         }
         if !numbers.is_empty() {
-            // What the index names now lives as long as the scope.
             scope.core.prefetch(scope.record, numbers);
         }
     }

@@ -158,6 +158,7 @@ impl<N: Number> Copying<'_, N> {
             elements.clear();
             let mut rest = self.elements(unit);
             while !rest.is_empty() {
+                let _brief = scope.briefly();
                 let source = self.vec.element(&scope, rest.start, Want::Read)?;
                 let count = rest.len().min(FarVec::<N>::PER_UNIT - rest.start % FarVec::<N>::PER_UNIT);
                 // SAFETY: so many elements lie there in one unit, near until something else is looked for; they are plain numbers.

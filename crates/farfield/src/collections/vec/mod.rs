@@ -210,6 +210,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// One element more, at the end.
     #[inline]
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
+        let _brief = scope.briefly();
         let (unit, within) = (self.len / Self::PER_UNIT, self.len % Self::PER_UNIT);
         let made = unit < self.units.made();
         let address = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) };
@@ -227,6 +228,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Takes the last element out.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         let Some(last) = self.len.checked_sub(1) else { return Ok(None) };
+        let _brief = scope.briefly();
         let address = self.element(scope, last, Want::Read)?;
         // SAFETY: initialised and near; not an element any more from the next line on.
         let value = unsafe { address.read() };
@@ -270,11 +272,13 @@ impl<T: Send + 'static> FarVec<T> {
     /// If the index is beyond the end.
     pub fn insert(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<(), AllocError<T>> {
         assert!(index <= self.len, "insertion index (is {index}) should be <= len (is {})", self.len);
+        let brief = scope.briefly();
         if self.len / Self::PER_UNIT == self.units.made()
             && let Err(error) = self.units.make(scope)
         {
             return Err(AllocError { error, value });
         }
+        drop(brief);
         let mut carry = MaybeUninit::new(value);
         match self.units.shift_to_end(scope, index..=self.len, &mut carry) {
             // What came out is the free slot at the end.
@@ -361,6 +365,7 @@ impl<T: Send + 'static> FarVec<T> {
             let unit = (self.len - 1) / Self::PER_UNIT;
             let first = len.max(unit * Self::PER_UNIT);
             let count = self.len - first;
+            let brief = scope.briefly();
             let address = self.units.unit(scope, unit, Want::Read)?;
             let mut taken: Vec<T> = Vec::with_capacity(count);
             // SAFETY: initialised elements, near; `taken` has room for them and owns them from here on, because they are beyond
@@ -370,6 +375,7 @@ impl<T: Send + 'static> FarVec<T> {
                 taken.as_mut_ptr().copy_from_nonoverlapping(source, count);
                 taken.set_len(count);
             }
+            drop(brief);
             self.len = first;
         }
         self.len = self.len.min(len);

@@ -304,6 +304,7 @@ impl<N: Number> Taking<'_, N> {
             elements.clear();
             for index in indices {
                 self.check(index);
+                let _brief = scope.briefly();
                 let element = self.vec.element(&scope, index as usize, Want::Read)?;
                 // SAFETY: an element, near until the next one is looked for; a plain number.
                 elements.push(unsafe { element.read() });
