@@ -195,8 +195,15 @@ impl Segments {
         }
     }
 
-    /// The owner of a segment leaves it to others.
+    /// The owner of a segment leaves it to others: who takes it over if there is room in it, else who frees an object of it.
     pub(crate) fn disown(&self, id: SegmentId, class: Class) -> Freed {
+        let head = &self.heads[id];
+        head.status.store(FULL, Ordering::SeqCst);
+        // As in `take_object`.
+        let has_room = head.live.load(Ordering::SeqCst) < class.per_segment();
+        if !has_room || head.status.compare_exchange(FULL, LISTED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return Freed::Stays;
+        }
         self.list(id, class)
     }
 
@@ -385,6 +392,42 @@ impl Drop for Segments {
             if kind >= CLASS {
                 self.drop_bits(head, Class::from_index(usize::from(kind - CLASS)));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a segment that nobody fills any more and that nobody finds either.
+    use super::*;
+
+    #[test]
+    fn a_segment_is_left_to_others_whether_it_is_full_or_not() {
+        let class = Class::of(4096, 8).unwrap();
+        let segments = Segments::new(64 * SEGMENT_PAGES, 1).unwrap();
+        for missing in [2, 1, 0] {
+            let id = segments.own(class).unwrap();
+            let objects: Vec<u32> =
+                (missing..class.per_segment()).map(|_| segments.take_object(id, class).unwrap().0).collect();
+            // Its owner has not seen that it is full.
+            assert_eq!(segments.disown(id, class), Freed::Stays);
+            segments.verify();
+            let again = segments.own(class).unwrap();
+            assert_eq!(again == id, missing > 0, "a full segment is of no use to others");
+            assert_eq!(segments.disown(again, class), if again == id { Freed::Stays } else { Freed::Release });
+            if again != id {
+                segments.give_back(again * SEGMENT_PAGES);
+            }
+            for (left, object) in objects.iter().enumerate().rev() {
+                let (page, card) = class.locate(*object);
+                let (freed, last) = segments.free_object(id * SEGMENT_PAGES + page, card);
+                assert_eq!((freed, last), (if left == 0 { Freed::Release } else { Freed::Stays }, left == 0));
+                if left > 0 {
+                    segments.verify();
+                }
+            }
+            segments.give_back(id * SEGMENT_PAGES);
+            segments.verify();
         }
     }
 }
