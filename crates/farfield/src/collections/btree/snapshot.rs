@@ -18,7 +18,10 @@ impl<K: Send + Serialize + 'static, V: Send + Serialize + 'static> Serialize for
             let mut near = || {
                 let scope = Scope::new(anchor.core());
                 match &mut path {
-                    Some(path) => scope.with_room(|| path.advance::<K, V>(&scope, true))?,
+                    Some(path) => {
+                        let _brief = scope.briefly();
+                        scope.with_room(|| path.advance::<K, V>(&scope, true))?;
+                    }
                     None => path = Some(self.end_path(&scope, false)?),
                 }
                 let Some(path) = &path else { return Ok(None) };

@@ -94,7 +94,10 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Takes the entry at a place out, and drops it when the next one is found; the place of that.
     fn drop_entry(&mut self, scope: &Scope<'_>, path: &Path) -> Result<Path, FarError> {
         let mut place = path.numbers();
-        let (key, _value) = scope.with_room(|| self.take(scope, &mut place))?;
+        let (key, _value) = {
+            let _brief = scope.briefly();
+            scope.with_room(|| self.take(scope, &mut place))?
+        };
         self.len -= 1;
         self.path_to(scope, &key, true)
     }
