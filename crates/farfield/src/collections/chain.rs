@@ -6,7 +6,7 @@
 mod parts;
 
 use crate::error::{AllocError, FarError};
-use crate::heap::{Anchor, Bury, Core, Scope, Slot, SlotCell, Want, bury_later};
+use crate::heap::{Anchor, Bury, Core, Panics, Scope, Slot, SlotCell, Want, drop_collection};
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use farfield_core::geometry::PAGE_BYTES;
@@ -483,11 +483,9 @@ impl<T: Send + 'static> Drop for Chain<T> {
     fn drop(&mut self) {
         let Some(anchor) = &self.anchor else { return };
         let core: *const Core = anchor.core();
-        let mut remains = Remains(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
-        if !remains.bury(false) {
-            // SAFETY: its anchor keeps the heap.
-            unsafe { bury_later(core, Box::new(remains)) };
-        }
+        let remains = Remains(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
+        // SAFETY: its anchor keeps the heap.
+        unsafe { drop_collection(core, Box::new(remains)) };
     }
 }
 
@@ -495,7 +493,7 @@ impl<T: Send + 'static> Drop for Chain<T> {
 struct Remains<T: Send + 'static>(ManuallyDrop<Chain<T>>);
 
 impl<T: Send + 'static> Bury for Remains<T> {
-    fn bury(&mut self, finally: bool) -> bool {
+    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let chain = &mut *self.0;
         let Some(anchor) = chain.anchor.take() else { return true };
         let core = anchor.core();
@@ -525,7 +523,7 @@ impl<T: Send + 'static> Bury for Remains<T> {
             chunk.len = 0;
             chain.len -= len;
             chain.remove_chunk(core, number);
-            taken.clear();
+            panics.catch(|| taken.clear());
         }
         core.uncharge((chain.chunks.capacity() * size_of::<Chunk>()) as u64);
         chain.chunks = Vec::new();

@@ -1,7 +1,7 @@
 //! Paged storage: units of elements in far space, found by their number. What vectors and arrays are made of.
 
 use crate::error::FarError;
-use crate::heap::{Bury, Core, FarRange, Once, Scope, Want, bury_later, free_run, heap_of};
+use crate::heap::{Bury, Core, FarRange, Once, Panics, Scope, Want, drop_collection, free_run, heap_of};
 use core::marker::PhantomData;
 use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
@@ -222,11 +222,8 @@ impl<T: Send + 'static> Paged<T> {
             return;
         }
         let Some(core) = self.core() else { unreachable!("elements without an extent") };
-        let mut remains = Remains { paged: self, at: 0, len };
-        if !remains.bury(false) {
-            // SAFETY: the extents in `remains` keep it.
-            unsafe { bury_later(core, Box::new(remains)) };
-        }
+        // SAFETY: the extents in it keep the heap.
+        unsafe { drop_collection(core, Box::new(Remains { paged: self, at: 0, len })) };
     }
 }
 
@@ -245,7 +242,7 @@ struct Remains<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Bury for Remains<T> {
-    fn bury(&mut self, finally: bool) -> bool {
+    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let Some(core) = self.paged.core() else { return true };
         // SAFETY: our extents keep the heap.
         let core = unsafe { &*core };
@@ -266,7 +263,7 @@ impl<T: Send + 'static> Bury for Remains<T> {
                 Ok(()) => unsafe { taken.set_len(count) },
             }
             self.at += count;
-            taken.clear();
+            panics.catch(|| taken.clear());
         }
         true
     }

@@ -29,6 +29,7 @@ mod access;
 mod arrival;
 mod attempt;
 mod directory;
+mod drops;
 mod errands;
 mod evictor;
 mod fetch;
@@ -62,11 +63,12 @@ pub(crate) use access::{Want, count_use};
 pub(crate) use arrival::Arrival;
 pub(crate) use attempt::{NOT_NEAR, Time, attempt};
 pub(crate) use directory::heap_of;
+pub(crate) use drops::Panics;
 pub(crate) use frames::{Purse, launder};
 pub use gather::Batches;
 pub(crate) use io::{Flight, Landing};
 pub(crate) use memory::{Table, Zeroed};
-pub(crate) use objects::{Bury, bury_later, drop_far, drop_far_with, dropped_in_place, take, take_with};
+pub(crate) use objects::{Bury, drop_collection, drop_far, drop_far_with, dropped_in_place, take, take_with};
 pub(crate) use once::Once;
 pub(crate) use pins::{Bring, Pin};
 pub(crate) use raw::{Slot, SlotCell};
@@ -326,10 +328,11 @@ impl Heap {
 impl Drop for Heap {
     fn drop(&mut self) {
         let core = self.core();
-        core.bury_all(true);
+        let panics = core.bury_all(true);
         core.closed.store(true, Ordering::SeqCst);
         // SAFETY: not used afterwards.
         unsafe { Core::unreference(self.core.as_ptr()) };
+        panics.resume();
     }
 }
 

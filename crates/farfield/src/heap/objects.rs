@@ -1,6 +1,7 @@
 //! Making and freeing objects.
 
 use super::access::Want;
+use super::drops::{Panics, drop_or_queue};
 use super::scopes::Open;
 use super::segments::{Freed, Unit};
 use super::threads::{Record, count};
@@ -49,18 +50,19 @@ pub(crate) struct Graves {
     count: AtomicUsize,
 }
 
-enum Waiting {
+/// Something whose destructors are to run: see [`settle_any`].
+pub(super) enum Waiting {
     Value(Grave),
     Collection(Box<dyn Bury>),
 }
 
 /// What is left of a collection that was dropped.
 pub(crate) trait Bury: Send {
-    /// Drops its elements. False if some have to wait; `finally`: those are lost.
-    fn bury(&mut self, finally: bool) -> bool;
+    /// Drops its elements, and catches their panics. False if some have to wait; `finally`: those are lost.
+    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool;
 }
 
-struct Grave {
+pub(super) struct Grave {
     number: u32,
     card: u8,
     bury: BuryFn,
@@ -262,7 +264,7 @@ impl Core {
     }
 
     /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no destructor, and frees its
-    /// place. A destructor that panics leaves the place in use for good.
+    /// place.
     ///
     /// # Safety
     /// As for `take_out`.
@@ -272,13 +274,14 @@ impl Core {
         number: u32,
         card: u8,
         bury: Option<impl FnOnce(*mut u8)>,
-    ) -> Result<bool, FarError> {
+    ) -> Result<(bool, Panics), FarError> {
+        let mut panics = Panics::default();
         if let Some(bury) = bury {
             let place = self.seek_own(inside, number, card, Want::Write)?;
             // SAFETY: its page stays there until our scope ends.
-            bury(unsafe { self.frames.base().add(place.offset()) });
+            panics.catch(|| bury(unsafe { self.frames.base().add(place.offset()) }));
         }
-        Ok(self.free(inside, number, card))
+        Ok((self.free(inside, number, card), panics))
     }
 
     /// Will the value whose bytes could not be had never be had again?
@@ -302,24 +305,18 @@ impl Core {
     /// Runs destructors that had to wait. `finally`: those that still cannot run never will. The caller has a reference to the
     /// heap and is in no scope.
     #[cold]
-    pub(crate) fn bury_all(&self, finally: bool) {
+    pub(crate) fn bury_all(&self, finally: bool) -> Panics {
         let waiting = {
             let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             self.graves.count.store(0, Ordering::Relaxed);
             core::mem::take(&mut *waiting)
         };
+        let mut panics = Panics::default();
         for what in waiting {
-            match what {
-                // SAFETY: the value's owner has forgotten it, and the entry is its only owner. The caller's reference keeps
-                // the heap.
-                Waiting::Value(grave) => unsafe { settle(self, grave, finally) },
-                Waiting::Collection(mut remains) => {
-                    if !remains.bury(finally) {
-                        self.bury_later(Waiting::Collection(remains));
-                    }
-                }
-            }
+            // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's reference keeps the heap.
+            panics.catch(|| unsafe { settle_any(self, what, finally) });
         }
+        panics
     }
 }
 
@@ -359,8 +356,13 @@ pub(crate) unsafe fn take_with<R>(
 /// # Safety
 /// As for [`take`], except that the value is the heap's from now on, whatever happens.
 pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
-    // SAFETY: passed on to the caller.
-    unsafe { drop_far_with(core, number, card, bury::<T>) };
+    if core::mem::needs_drop::<T>() {
+        // SAFETY: passed on to the caller.
+        unsafe { drop_far_with(core, number, card, bury::<T>) };
+    } else {
+        // SAFETY: passed on to the caller. No code of a user runs.
+        unsafe { settle(core, Grave { number, card, bury: bury::<T> }, false) };
+    }
 }
 
 /// The same for an object that only the caller knows: `bury` drops it and frees its place, as [`take_with`] or
@@ -369,8 +371,36 @@ pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
 /// # Safety
 /// As for [`drop_far`]; `bury` may be called later, and by another thread.
 pub(crate) unsafe fn drop_far_with(core: *const Core, number: u32, card: u8, bury: BuryFn) {
+    // SAFETY: passed on to the caller; the value keeps the heap.
+    unsafe { drop_or_queue(core, Waiting::Value(Grave { number, card, bury })) };
+}
+
+/// Drops what is left of a collection, now or later.
+///
+/// # Safety
+/// The collection keeps the heap.
+pub(crate) unsafe fn drop_collection(core: *const Core, remains: Box<dyn Bury>) {
     // SAFETY: passed on to the caller.
-    unsafe { settle(core, Grave { number, card, bury }, false) };
+    unsafe { drop_or_queue(core, Waiting::Collection(remains)) };
+}
+
+/// Runs the destructors, or decides what else becomes of them.
+///
+/// # Safety
+/// As for [`drop_far`]; a collection keeps the heap.
+pub(super) unsafe fn settle_any(core: *const Core, what: Waiting, finally: bool) {
+    match what {
+        // SAFETY: passed on to the caller.
+        Waiting::Value(grave) => unsafe { settle(core, grave, finally) },
+        Waiting::Collection(mut remains) => {
+            let mut panics = Panics::default();
+            if !remains.bury(finally, &mut panics) {
+                // SAFETY: passed on to the caller.
+                unsafe { bury_later(core, remains) };
+            }
+            panics.resume();
+        }
+    }
 }
 
 /// Buries, or decides what else becomes of the value.
@@ -399,7 +429,7 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
 ///
 /// # Safety
 /// The collection keeps the heap.
-pub(crate) unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
+unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
     // As soon as it is in the list, others may bury it, and it keeps the heap no more.
     // SAFETY: passed on to the caller.
     unsafe { &*core }.references.fetch_add(1, Ordering::Relaxed);
@@ -441,7 +471,7 @@ pub(crate) unsafe fn dropped_in_place(
     card: u8,
     bury: Option<impl FnOnce(*mut u8)>,
 ) -> Result<(), FarError> {
-    let last = {
+    let (last, panics) = {
         // SAFETY: as in `take_with`.
         let inside = Inside::new(unsafe { &*core });
         // SAFETY: as in `take_with`, and passed on to the caller.
@@ -449,6 +479,7 @@ pub(crate) unsafe fn dropped_in_place(
     };
     // SAFETY: `bury_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
+    panics.resume();
     Ok(())
 }
 

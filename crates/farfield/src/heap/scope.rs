@@ -186,7 +186,7 @@ impl Drop for Scope<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.record.leave(self.open) && self.core.has_graves() {
-            self.core.bury_all(false);
+            self.core.bury_all(false).resume();
         }
     }
 }

@@ -17,6 +17,8 @@ mod boxes;
 mod btree;
 #[path = "../heap/bytes.rs"]
 mod bytes;
+#[path = "../heap/drops.rs"]
+mod drops;
 #[path = "../heap/faults.rs"]
 mod faults;
 #[path = "../heap/fetch.rs"]
@@ -41,9 +43,9 @@ mod switch;
 mod tasks;
 #[path = "../heap/tokio.rs"]
 mod tokio;
-#[path = "../heap/vacancies.rs"]
-mod vacancies;
 #[path = "../heap/user_code.rs"]
 mod user_code;
+#[path = "../heap/vacancies.rs"]
+mod vacancies;
 #[path = "../heap/vec.rs"]
 mod vec;

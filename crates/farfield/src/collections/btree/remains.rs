@@ -1,7 +1,7 @@
 //! Dropping a tree, whose nodes may be far. Inner nodes come near for it, leaves only if entries have destructors.
 
 use super::node::Node;
-use crate::heap::{Anchor, Bury, Core, Slot, bury_later};
+use crate::heap::{Anchor, Bury, Core, Panics, Slot, drop_collection};
 use core::marker::PhantomData;
 
 /// Subtrees that nobody has any more.
@@ -17,17 +17,15 @@ pub(super) struct Remains<K: Send + 'static, V: Send + 'static> {
 impl<K: Send + 'static, V: Send + 'static> Remains<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
     pub(super) fn drop_now(anchor: Anchor, root: Slot, height: u32, left: usize) {
-        let mut remains = Remains { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
-        if !remains.bury(false) {
-            let core: *const Core = remains.anchor.core();
-            // SAFETY: its anchor keeps the heap.
-            unsafe { bury_later(core, Box::new(remains)) };
-        }
+        let core: *const Core = anchor.core();
+        let remains = Remains { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
+        // SAFETY: its anchor keeps the heap.
+        unsafe { drop_collection(core, Box::new(remains)) };
     }
 }
 
 impl<K: Send + 'static, V: Send + 'static> Bury for Remains<K, V> {
-    fn bury(&mut self, finally: bool) -> bool {
+    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let core = self.anchor.core();
         let has_destructors = core::mem::needs_drop::<(K, V)>();
         while let Some((slot, height)) = self.subtrees.pop() {
@@ -64,7 +62,8 @@ impl<K: Send + 'static, V: Send + 'static> Bury for Remains<K, V> {
             }
             // SAFETY: in no tree any more, and empty. The anchor keeps the heap.
             unsafe { Node::<K, V>::free(core, slot) };
-            // Destructors run here, in no scope of ours.
+            // In no scope of ours.
+            panics.catch(|| drop((keys, values)));
         }
         if has_destructors {
             core.lose_values(self.left);

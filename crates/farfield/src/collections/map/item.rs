@@ -1,7 +1,7 @@
 //! What keys and values of a map can be: any sized type, and bytes and text of any length. And how an entry lies in far memory.
 
 use crate::error::FarError;
-use crate::heap::{Core, dropped_in_place, take_with};
+use crate::heap::{Core, Panics, dropped_in_place, take_with};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -288,11 +288,12 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
             return Ok(());
         }
         let drop_both = |at: *mut u8| {
+            let mut panics = Panics::default();
             // SAFETY: passed on to the caller.
-            unsafe {
-                K::drop_at(at.add(Self::KEY_AT));
-                V::drop_at(value_of(at));
-            }
+            panics.catch(|| unsafe { K::drop_at(at.add(Self::KEY_AT)) });
+            // SAFETY: as above.
+            panics.catch(|| unsafe { V::drop_at(value_of(at)) });
+            panics.resume();
         };
         // SAFETY: passed on to the caller.
         unsafe { dropped_in_place(core, page, card, Self::NEEDS_DROP.then_some(drop_both)) }

@@ -24,7 +24,7 @@ pub use snapshot::Restored;
 pub use walk::Walk;
 
 use crate::error::{AllocError, BuildError, FarError};
-use crate::heap::{Anchor, Core, Heap, Retired, Scope, Slot, Want};
+use crate::heap::{Anchor, Core, Heap, Panics, Retired, Scope, Slot, Want};
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 use core::marker::PhantomData;
@@ -417,10 +417,12 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
     /// # Safety
     /// The entry was in this map's index, and the caller has taken it out.
     unsafe fn retire(&self, core: &Core, slot: Slot, bytes: usize) {
+        let mut panics = Panics::default();
         for over in self.body.retired.push(core, slot, bytes) {
             // SAFETY: it was an entry of this map, and no scope can see it any more.
-            unsafe { drop_entry::<K, V>(core, over) };
+            panics.catch(|| unsafe { drop_entry::<K, V>(core, over) });
         }
+        panics.resume();
     }
 
     /// Takes an entry out; its value.
@@ -444,9 +446,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Q: Hash + Eq + ?Sized,
     {
         self.body.anchor.check(scope)?;
+        let _brief = scope.briefly();
         let hash = self.hash(key);
         let mut search = Search::default();
-        let _brief = scope.briefly();
         let result = scope.with_room(|| {
             loop {
                 // SAFETY: the index names entries of this map.

@@ -2,7 +2,7 @@
 
 use super::Body;
 use super::item::{Item, Shape};
-use crate::heap::{Bury, Core, Scope, Slot, bury_later, drop_far_with};
+use crate::heap::{Bury, Core, Panics, Scope, Slot, drop_collection, drop_far_with};
 
 /// A map that nobody has any more, dropped up to a bucket.
 pub(super) struct Remains<K: Item + ?Sized, V: Item + ?Sized> {
@@ -18,22 +18,19 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Remains<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
     pub(super) fn drop_now(mut body: Body<K, V>, entries: u64) {
         let slots = body.retired.take_all();
-        let mut remains = Remains { body, bucket: 0, left: entries, slots };
-        if !remains.bury(false) {
-            let core: *const Core = remains.body.anchor.core();
-            // SAFETY: its anchor keeps the heap.
-            unsafe { bury_later(core, Box::new(remains)) };
-        }
+        let core: *const Core = body.anchor.core();
+        // SAFETY: its anchor keeps the heap.
+        unsafe { drop_collection(core, Box::new(Remains { body, bucket: 0, left: entries, slots })) };
     }
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
-    fn bury(&mut self, finally: bool) -> bool {
+    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let core = self.body.anchor.core();
         loop {
             for slot in self.slots.drain(..) {
                 // SAFETY: an entry of this map, which nobody uses any more.
-                unsafe { drop_entry::<K, V>(core, slot) };
+                panics.catch(|| unsafe { drop_entry::<K, V>(core, slot) });
             }
             if self.bucket == self.body.table.count() {
                 break;

@@ -1,0 +1,104 @@
+//! Destructors of far values: in a stack that has an end, and all of them though some panic.
+//!
+//! A destructor drops the far values that its value owns, whose destructors do so again: a chain of owners would need as much stack as
+//! it is long. So what is dropped inside of [`DEPTH_MAX`] destructors waits in a queue of its thread, which the outermost drop works
+//! off before it returns. Whoever drops a value from outside finds all of it dropped; a destructor that drops a deep part of its value
+//! finds that done after it has returned itself.
+//!
+//! A destructor that panics keeps no other from running, as in std: the first panic goes on when all have run.
+
+use super::Core;
+use super::objects::{Waiting, settle_any};
+use core::any::Any;
+use core::cell::{Cell, RefCell};
+use core::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// Destructors inside of each other, at most.
+const DEPTH_MAX: u32 = 8;
+
+/// What waits for the outermost drop of its thread. Each value keeps the heap that it is in.
+struct Queue {
+    depth: Cell<u32>,
+    /// The last one is the next.
+    // Without a destructor, so that it can be used as long as the thread lasts. It is empty, and owns nothing, outside of drops.
+    waiting: RefCell<ManuallyDrop<Vec<(*const Core, Waiting)>>>,
+}
+
+thread_local! {
+    static QUEUE: Queue = const { Queue { depth: Cell::new(0), waiting: RefCell::new(ManuallyDrop::new(Vec::new())) } };
+}
+
+/// The first panic of several destructors.
+#[derive(Default)]
+#[must_use = "the panic goes on"]
+pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+
+impl Panics {
+    /// Runs destructors of a user.
+    pub(crate) fn catch(&mut self, action: impl FnOnce()) {
+        // What it has broken is broken for those who catch the panic in the end, as in std.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(action)) {
+            self.0.get_or_insert(panic);
+        }
+    }
+
+    /// The panic goes on, if there was one.
+    pub(crate) fn resume(self) {
+        if let Some(panic) = self.0 {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Drops something, or has the outermost drop of this thread do so.
+///
+/// # Safety
+/// What is dropped keeps the heap, and is the heap's from now on, whatever happens.
+pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
+    QUEUE.with(|queue| {
+        if queue.depth.get() >= DEPTH_MAX {
+            queue.waiting.borrow_mut().push((core, what));
+            return;
+        }
+        let mut panics = Panics::default();
+        let is_outermost = queue.depth.get() == 0;
+        let mut next = Some((core, what));
+        while let Some((core, what)) = next {
+            let before = queue.len();
+            // SAFETY: passed on to the caller, or whoever put it into the queue said so; and only we take it out.
+            unsafe { queue.run(core, what, &mut panics) };
+            next = None;
+            if is_outermost {
+                // What one value has dropped goes in that order.
+                queue.waiting.borrow_mut()[before..].reverse();
+                next = queue.next();
+            }
+        }
+        panics.resume();
+    });
+}
+
+impl Queue {
+    /// # Safety
+    /// As for [`drop_or_queue`].
+    unsafe fn run(&self, core: *const Core, what: Waiting, panics: &mut Panics) {
+        self.depth.set(self.depth.get() + 1);
+        // SAFETY: passed on to the caller.
+        panics.catch(|| unsafe { settle_any(core, what, false) });
+        self.depth.set(self.depth.get() - 1);
+    }
+
+    fn next(&self) -> Option<(*const Core, Waiting)> {
+        let mut waiting = self.waiting.borrow_mut();
+        let next = waiting.pop();
+        if next.is_none() {
+            **waiting = Vec::new();
+        }
+        next
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.borrow().len()
+    }
+}
