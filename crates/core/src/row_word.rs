@@ -78,9 +78,10 @@ impl RowWord {
         RowWord(self.0 & !(1 << (16 + part))).settled()
     }
 
-    /// `leg` gave wrong bytes. `None`: it did not count as one that holds its part, or fewer than `needed` would be left of those that do.
-    pub fn suspect(self, leg: usize, needed: usize) -> Option<RowWord> {
-        let may = self.is_closed() && self.have().has(leg) && self.have().count() > needed;
+    /// `leg` gave wrong bytes. `None`: it did not count as one that holds its part, or fewer than `needed` of the `living` legs would be left of those that do.
+    pub fn suspect(self, leg: usize, needed: usize, living: Legs) -> Option<RowWord> {
+        let others = self.have().and(living).but(Legs::one(leg));
+        let may = self.is_closed() && self.have().has(leg) && others.count() >= needed;
         may.then_some(RowWord(self.0 & !(1 << leg)))
     }
 
@@ -162,7 +163,7 @@ mod tests {
                 next.push(World { word: word.kill(part).0.0, ..self });
             }
             for leg in 0..3 {
-                if let Some(after) = word.suspect(leg, 2).filter(|_| self.suspicions_left > 0) {
+                if let Some(after) = word.suspect(leg, 2, Legs(7)).filter(|_| self.suspicions_left > 0) {
                     next.push(World { word: after.0, suspicions_left: self.suspicions_left - 1, ..self });
                 }
                 if let Some(after) = word.claim(leg) {

@@ -84,18 +84,19 @@ impl LegLanes {
     }
 
     /// Those of these legs that a write can go to now, by who has a buffer for it. All of them; or `enough` of them, if the others have given none back for
-    /// long, because what they were asked is not answered. `None`: not now.
+    /// longer than this `patience`, because what they were asked is not answered. `None`: not now.
     pub(crate) fn takers(
         &mut self,
         legs: Legs,
         now: u64,
+        patience: Option<Duration>,
         has_buffer: impl Fn(&LegLane) -> bool,
         enough: impl Fn(Legs) -> bool,
     ) -> Option<Legs> {
         let mut takers = legs;
         for leg in legs.iter() {
             let Some(lane) = self.lanes[leg].as_mut().filter(|lane| !has_buffer(lane)) else { continue };
-            if !lane.is_stuck(now) {
+            if !lane.is_stuck(now, patience) {
                 return None;
             }
             takers = takers.but(Legs::one(leg));
@@ -171,7 +172,7 @@ mod tests {
         let mut lanes = LegLanes::new((0..3).map(|_| lane()).collect());
         let all = Legs::first(3);
         let takers = |lanes: &mut LegLanes, now: u64, least: usize| {
-            lanes.takers(all, now, |leg| leg.has_buffer(2), |legs| legs.count() >= least)
+            lanes.takers(all, now, Some(WRITE_PATIENCE), |leg| leg.has_buffer(2), |legs| legs.count() >= least)
         };
         assert_eq!(takers(&mut lanes, 5, 3), Some(all));
         let mut taken = Vec::new();

@@ -1,6 +1,16 @@
 //! The legs of a backend that outlives some of them (mirror, ec): which are in use, lost, waiting as spares, or late.
 //!
-//! A leg that is gone is never used again, and a spare takes its seat. One that is slow to answer a write is asked for nothing until it has answered.
+//! ```text
+//!            called                 late answer to a write             silent for long, or nobody will ever
+//!   spare ───────────▶ in use ─────────────────────────────▶ late ───▶ know what it holds, and the others are
+//!                         ▲ │                                 │        whole: leaving ─────────▶ lost
+//!                         │ └─ its server is gone ─▶ lost     │                  └─ they are not: late still
+//!                         └──────── all have come ────────────┘
+//! ```
+//!
+//! A leg whose server is gone is lost: it is never used again, and a spare takes its seat. One that is slow to answer a write is *late*: it is asked for
+//! nothing until it has answered, but for what only it has. A late leg is given up, and lost, only if the others can do without it
+//! ([`farfield_core::policy::give_up`]). Whether it holds the newest version of a chunk is another matter, and noted for each chunk.
 
 use crate::changes::Changes;
 use crate::rejoin::{Door, Rejoin, Spares};
@@ -8,14 +18,24 @@ use crate::{Backend, Buffer, Health, Lane, PoolError, Protection, Request};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
+use farfield_core::policy::give_up::may_give_up;
 use farfield_core::{Incarnation, Legs};
+use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Most pages of an errand that travels in buffers of the lane.
 pub(crate) const RUN_PAGES: u64 = 16;
-/// How long a leg may take for a write that enough others have.
+/// How long a leg may take for a write that enough others have, unless the URL says otherwise.
 pub(crate) const WRITE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a leg has at least for a write, also after the operation has ended without it: as long as its answer may come nobody writes there on top of it.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// How long the owner of a lane that goes waits for late answers that nobody else could take.
+pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
+/// Between two tries to give up a leg that the others could not do without.
+const GIVE_UP_PAUSE: Duration = Duration::from_millis(200);
+/// There is nothing to give up.
+const NEVER: u64 = u64::MAX;
 /// How long a leg may take to say that it is there, where others can do without it.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 /// A read is asked for again elsewhere after so many times what it usually takes, within these bounds.
@@ -62,6 +82,15 @@ pub(crate) struct Roster {
     past: AtomicU16,
     /// Writes to each leg whose operation has ended without it.
     late: [AtomicU32; Legs::MAX],
+    /// When a late leg has been silent for so long that the others shall go on without it for good; and when the first of them has.
+    give_up_at: [AtomicU64; Legs::MAX],
+    next_give_up: AtomicU64,
+    /// Set of legs that somebody gives up at this moment.
+    leaving: AtomicU16,
+    /// Writes that end at each leg without it, until that is noted.
+    doubts: [AtomicU32; Legs::MAX],
+    /// How long a write waits for all legs before it counts with fewer; [`NEVER`]: as long as none of them is known to be gone.
+    write_patience_ns: AtomicU64,
     /// How often the leg came to lack something, and up to which time all that is mended.
     hurts: [AtomicU32; Legs::MAX],
     healed: [AtomicU32; Legs::MAX],
@@ -99,6 +128,11 @@ impl Roster {
             spare: AtomicU16::new(spare.0),
             past: AtomicU16::new(0),
             late: Default::default(),
+            give_up_at: [const { AtomicU64::new(NEVER) }; Legs::MAX],
+            next_give_up: AtomicU64::new(NEVER),
+            leaving: AtomicU16::new(0),
+            doubts: Default::default(),
+            write_patience_ns: AtomicU64::new(WRITE_PATIENCE.as_nanos() as u64),
             hurts: Default::default(),
             healed: Default::default(),
             changes: Changes::new(),
@@ -202,6 +236,7 @@ impl Roster {
         let Some(place) = rejoin.places.and(self.lost()).iter().find(|place| rejoin.is_left(*place)) else { return };
         forget(place);
         self.late[place].store(0, Ordering::SeqCst);
+        self.give_up_at[place].store(NEVER, Ordering::SeqCst);
         self.hurt(place);
         rejoin.vacate(place);
     }
@@ -368,17 +403,114 @@ impl Roster {
         self.which(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.lose(leg));
     }
 
-    /// `leg` has not answered a write for long; others have it. It is not asked for anything until it has.
-    pub(crate) fn set_late(&self, leg: usize) {
+    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    pub(crate) fn write_patience(&self) -> Option<Duration> {
+        let patience = self.write_patience_ns.load(Ordering::Relaxed);
+        (patience != NEVER).then(|| Duration::from_nanos(patience))
+    }
+
+    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
+        let ns = patience.map_or(NEVER, |patience| patience.as_nanos().min(u128::from(NEVER - 1)) as u64);
+        self.write_patience_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// When a write that others have by `now` counts without those that have not answered.
+    pub(crate) fn counts_with_fewer_at(&self, now: u64) -> u64 {
+        self.write_patience().map_or(NEVER, |patience| now.saturating_add(patience.as_nanos() as u64))
+    }
+
+    /// `leg` has not answered a write for long. Until it has, it is asked for nothing that others can do; if it has not by the time `give_up_at`, it is given up
+    /// as soon as they can do without it.
+    pub(crate) fn set_late(&self, leg: usize, give_up_at: u64) {
         self.late[leg].fetch_add(1, Ordering::SeqCst);
+        if self.write_patience().is_some() {
+            self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+            self.shall_be_given_up(leg, give_up_at);
+        }
+    }
+
+    /// Nobody will ever know whether a write of which it is `late` has arrived there, or will: it is given up as soon as the others can do without it.
+    pub(crate) fn stay_late(&self, leg: usize) {
         self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+        self.shall_be_given_up(leg, 0);
+    }
+
+    /// As [`Roster::stay_late`], of a write that was not late before.
+    pub(crate) fn is_unsure(&self, leg: usize) {
+        self.late[leg].fetch_add(1, Ordering::SeqCst);
+        self.stay_late(leg);
+    }
+
+    fn shall_be_given_up(&self, leg: usize, at: u64) {
+        self.give_up_at[leg].fetch_min(at, Ordering::SeqCst);
+        self.next_give_up.fetch_min(at, Ordering::SeqCst);
     }
 
     /// That answer has come.
     pub(crate) fn late_came(&self, leg: usize) {
-        if self.late[leg].fetch_sub(1, Ordering::SeqCst) == 1 && !self.lost().has(leg) {
-            self.changes.while_one_comes(|| self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst));
+        if self.late[leg].fetch_sub(1, Ordering::SeqCst) != 1 || self.lost().has(leg) {
+            return;
         }
+        self.give_up_at[leg].store(NEVER, Ordering::SeqCst);
+        self.changes.while_one_comes(|| self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst));
+        if self.is_late(leg) && self.write_patience().is_some() {
+            // It is late again since.
+            self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+            self.shall_be_given_up(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
+        }
+    }
+
+    /// Gives up legs that have been silent for long, if the others can do without them: `give_up` says so to those who keep account. For whoever polls a lane.
+    pub(crate) fn give_up_the_silent(&self, give_up: impl Fn(usize)) {
+        if self.next_give_up.load(Ordering::SeqCst) == NEVER {
+            return;
+        }
+        let now = now_ns();
+        if self.next_give_up.load(Ordering::SeqCst) > now {
+            return;
+        }
+        self.next_give_up.store(NEVER, Ordering::SeqCst);
+        for leg in self.present().iter() {
+            let at = self.give_up_at[leg].load(Ordering::SeqCst);
+            let is_over = at <= now && self.is_late(leg) && self.try_to_give_up(leg, &give_up);
+            if !is_over && at != NEVER {
+                self.next_give_up.fetch_min(at.max(now + GIVE_UP_PAUSE.as_nanos() as u64), Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Gives up a leg whose server may live, unless it is needed.
+    fn try_to_give_up(&self, leg: usize, give_up: impl Fn(usize)) -> bool {
+        let bit = Legs::one(leg).0;
+        let leaving = self.leaving.fetch_or(bit, Ordering::SeqCst);
+        if leaving & bit != 0 {
+            // Somebody else is about it.
+            return false;
+        }
+        let whole = self.which(|leg, backend| {
+            self.is_whole(leg) && self.doubts[leg].load(Ordering::SeqCst) == 0 && backend.health() != Health::Gone
+        });
+        // Again, because a doubt may have become a hurt since.
+        let whole = whole.iter().filter(|leg| self.is_whole(*leg)).collect();
+        let may = may_give_up(leg, whole, Legs(leaving | bit), self.needed);
+        if may {
+            give_up(leg);
+        }
+        self.leaving.fetch_and(!bit, Ordering::SeqCst);
+        may
+    }
+
+    /// Legs on which nobody may count, because they are lost or somebody gives them up.
+    pub(crate) fn unreliable(&self) -> Legs {
+        Legs(self.leaving.load(Ordering::SeqCst)).or(self.lost())
+    }
+
+    /// `change` notes that these legs lack something, unless it fails; nobody is given up on their account meanwhile. See [`farfield_core::policy::give_up`].
+    pub(crate) fn while_in_doubt<T>(&self, legs: Legs, change: impl FnOnce() -> T) -> T {
+        legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_add(1, Ordering::SeqCst));
+        let result = change();
+        legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_sub(1, Ordering::SeqCst));
+        result
     }
 
     /// May a write that nobody waits for still arrive there?
@@ -569,11 +701,11 @@ impl LegLane {
     }
 
     /// It has no buffer for a write that waits. Has none come back for so long that others shall not wait for it?
-    pub(crate) fn is_stuck(&mut self, now: u64) -> bool {
+    pub(crate) fn is_stuck(&mut self, now: u64, patience: Option<Duration>) -> bool {
         if self.starved_at == 0 {
             self.starved_at = now;
         }
-        now.saturating_sub(self.starved_at) > WRITE_PATIENCE.as_nanos() as u64
+        patience.is_some_and(|patience| now.saturating_sub(self.starved_at) > patience.as_nanos() as u64)
     }
 
     pub(crate) fn give_buffer(&mut self, buffer: Buffer) {

@@ -9,7 +9,7 @@
 //! legs when nothing of it is under way, and has no dealings with a leg that it has no way to: so nothing that was begun with one server ends with the next.
 
 use crate::legs::{Leg, LegLane};
-use crate::{Backend, PoolError};
+use crate::Backend;
 use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};
@@ -158,16 +158,15 @@ impl Rejoin {
         door
     }
 
-    /// Every lane that is open gets a way to `place`, with room for so many requests. `false`: the server is gone again.
+    /// Every lane that is open gets a way to `place`, with room for so many requests. `false`: one of them could not.
     pub(crate) fn open_doors(&self, place: usize, requests: usize) -> bool {
         let Some(backend) = self.backend(place) else { return false };
         let doors: Vec<_> = locked(&self.doors).iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             match backend.open_lane() {
                 Ok(lane) => door.put(place, LegLane::new(lane, requests)),
-                Err(PoolError::ServerGone { .. }) => return false,
-                // The lane goes on without it.
-                Err(_) => {}
+                // A lane without a way to it would be lost when nobody else is left.
+                Err(_) => return false,
             }
         }
         true
@@ -284,7 +283,7 @@ mod tests {
     use crate::mirror::{Holds, MirrorBackend};
     use crate::ram::RamBackend;
     use crate::trial::{PAGES, assert_version, filled, random_history, wait_until, write};
-    use crate::{CloneTicket, Completion, Health, Lane, Op, Priority, Request};
+    use crate::{CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
     use core::sync::atomic::{AtomicU64, AtomicUsize};
     use farfield_core::PageId;
     use farfield_core::gf256::Code;

@@ -1,7 +1,7 @@
 //! What nobody waits for: legs get what they lack, sparse rows are written again, and rows that nobody needs are discarded at the legs.
 
 use super::index::{GROUP, Version};
-use super::lane::EcLane;
+use super::lane::{CARE_DEADLINE, EcLane};
 use super::pieces::{Kind, PIECES, Parent, Piece, ROWS, Task};
 use crate::{Buffer, Op, PoolError, Priority};
 use core::time::Duration;
@@ -186,22 +186,31 @@ impl EcLane {
     pub(super) fn end_mend(&mut self, index: usize, result: Result<(), PoolError>) {
         let Some(piece) = self.take_piece(index, false) else { return };
         let Task::Mend { leg } = piece.task else { return };
-        if piece.unsure.has(leg) {
+        if piece.unsure.has(leg) && !self.table.lost().has(leg) {
             // It may still arrive.
-            self.table.lose(leg);
+            self.table.is_unsure(leg);
         }
         self.finish_mend(&piece, leg, result.is_ok());
         if result.is_ok() {
             self.table.restored(piece.rows);
         }
         for wrong in piece.wrong.but(Legs::one(leg)).iter() {
-            if self.table.index.suspect(piece.first, piece.rows, wrong, self.table.code.data()) {
-                self.table.hurt(wrong);
-            }
+            self.table.suspect(piece.first, piece.rows, wrong);
         }
         if let (Err(_), Some(care)) = (result, &mut self.care) {
             care.rest();
         }
+    }
+
+    /// Legs do not store, or discard, what they were asked to: they are late. Nobody waits for that, and the rows stay claimed until they have answered.
+    pub(super) fn care_is_slow(&mut self, index: usize, now: u64) {
+        let Some(piece) = &mut self.pieces[index] else { return };
+        piece.late = match piece.task {
+            Task::Mend { leg } => Legs::one(leg),
+            _ => piece.under_way(),
+        };
+        let give_up_at = now.saturating_add(CARE_DEADLINE.as_nanos() as u64);
+        piece.late.iter().for_each(|leg| self.table.set_late(leg, give_up_at));
     }
 
     /// Discards spent rows at all legs.
@@ -215,6 +224,7 @@ impl EcLane {
         let Some((first, rows)) = claimed else { return care.rest() };
         let usable = self.usable();
         let piece = self.add_piece(Piece::new(Task::Trim, first, rows, now_ns()));
+        self.set_alarm(piece, now_ns().saturating_add(CARE_DEADLINE.as_nanos() as u64));
         for leg in usable.iter() {
             self.send(piece, leg, Op::Discard { page: PageId(first), count: rows });
         }
@@ -229,7 +239,7 @@ impl EcLane {
         }
         let Some(piece) = self.take_piece(index, false) else { return };
         // What was not answered may still arrive, on top of what is written there next.
-        piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+        piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         let is_clean = piece.failed.is_empty();
         self.table.index.unclaim(piece.first, piece.rows, is_clean);
         if let (false, Some(care)) = (is_clean, &mut self.care) {
@@ -271,7 +281,7 @@ impl EcLane {
         self.parents[Self::MOVER] = Some(Parent {
             tag: 0,
             priority: Priority::Background,
-            deadline: super::lane::CARE_DEADLINE,
+            deadline: CARE_DEADLINE,
             started_at: now_ns(),
             kind: Kind::Gather,
             page: 0,
@@ -281,6 +291,7 @@ impl EcLane {
             buffer: Some(buffer),
             result: Ok(()),
             knew: Legs(0),
+            is_unlucky: false,
         });
         self.queued.push_back(Self::MOVER);
     }

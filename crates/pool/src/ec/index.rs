@@ -327,8 +327,9 @@ impl Index {
     }
 
     /// `leg` gave wrong bytes of these rows. `true`: others are asked from now on.
-    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize) -> bool {
-        (first..first + count).fold(false, |changed, row| changed | self.change(row, |word| word.suspect(leg, needed)))
+    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize, living: Legs) -> bool {
+        let change = |row| self.change(row, |word| word.suspect(leg, needed, living));
+        (first..first + count).fold(false, |changed, row| changed | change(row))
     }
 
     /// Nothing is known any more of what `leg` holds, which is lost and which no lane has a way to.

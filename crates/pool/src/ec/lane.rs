@@ -9,7 +9,7 @@ use super::table::RowTable;
 use crate::backend::{Kind as Asked, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::HEDGE_MIN;
+use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, HEDGE_MIN};
 use crate::scrub::{self, Walker};
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
@@ -134,12 +134,34 @@ impl EcLane {
         while let Some(index) = self.next_queued() {
             let parent = self.queued[index];
             if !self.cut(parent) {
-                return;
+                return self.look_after_queue();
             }
             if let Some(index) = self.queued.iter().position(|&queued| queued == parent) {
                 self.queued.remove(index);
             }
             self.end_parent_without_pages(parent);
+        }
+    }
+
+    /// What waits for room must not wait for longer than it has time.
+    fn look_after_queue(&mut self) {
+        let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
+        self.alarm_at = ends.fold(self.alarm_at, u64::min);
+    }
+
+    /// Ends what waits for room and has no time left.
+    fn end_queued(&mut self, now: u64) {
+        for place in (0..self.queued.len()).rev() {
+            let parent = self.queued[place];
+            let Some(known) = self.parents[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
+            let (left, after) = (known.count - known.cut, known.deadline);
+            known.cut = known.count;
+            self.queued.remove(place);
+            let error = PoolError::TimedOut { server: self.table.slow_server(), after };
+            self.end_pages(parent, left, Err(error));
+        }
+        if !self.queued.is_empty() {
+            self.look_after_queue();
         }
     }
 
@@ -199,6 +221,9 @@ impl EcLane {
             Task::Mend { .. } | Task::Trim => None,
         };
         let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
+        // The lane keeps the time of its operations. A leg that is late with a change is waited for: as long as it has not answered nobody knows what it holds.
+        let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
+        let deadline = if is_change { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.send_errand(For::Piece(piece), leg, priority, deadline, op);
         if let Some(known) = &mut self.pieces[piece] {
             known.errands[leg] = Some(errand);
@@ -261,17 +286,18 @@ impl EcLane {
                 return self.give_buffer(leg, buffer);
             }
             For::LateWrite => {
-                if result.is_err() {
-                    // It may still arrive, at any time.
-                    self.table.lose(leg);
-                }
-                self.table.late_came(leg);
+                self.late_write_ended(leg, result);
                 return self.give_buffer(leg, buffer);
             }
             For::Piece(index) => index,
         };
         let Some(piece) = &mut self.pieces[index] else { return };
         piece.errands[leg] = None;
+        if piece.late.has(leg) {
+            piece.late = piece.late.but(Legs::one(leg));
+            self.late_write_ended(leg, result);
+        }
+        let Some(piece) = &mut self.pieces[index] else { return };
         match result {
             Ok(()) => piece.got = piece.got.or(Legs::one(leg)),
             Err(error) => piece.fail(leg, error),
@@ -295,6 +321,15 @@ impl EcLane {
                 self.write_answered(index);
             }
             Task::Trim => self.trim_answered(index),
+        }
+    }
+
+    /// A leg has answered a write that was late there.
+    fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
+        match result {
+            // It may still arrive, at any time.
+            Err(PoolError::TimedOut { .. }) => self.table.stay_late(leg),
+            _ => self.table.late_came(leg),
         }
     }
 
@@ -343,22 +378,26 @@ impl EcLane {
 
     /// A write that legs died under can be made at others, which came since it began: then it begins anew.
     fn is_for_others(&mut self, index: usize) -> bool {
-        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, .. }) = &self.parents[index] else {
+        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, is_unlucky, .. }) =
+            &self.parents[index]
+        else {
             return false;
         };
         let legs = self.open_legs();
-        if *kind != Kind::Asked(Asked::Write) || !self.legs.has_news(legs, *knew) {
+        if *kind != Kind::Asked(Asked::Write) || !is_unlucky && !self.legs.has_news(legs, *knew) {
             return false;
         }
         if let Some(parent) = &mut self.parents[index] {
             (parent.cut, parent.left, parent.result, parent.knew) = (0, parent.count, Ok(()), legs);
+            parent.is_unlucky = false;
         }
         true
     }
 
-    /// Asks others where one is slow.
+    /// Asks others where one is slow, and ends what has no time left.
     fn ring(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
+        self.end_queued(now);
         for index in 0..PIECES {
             let Some(piece) = &mut self.pieces[index] else { continue };
             if piece.alarm_at > now {
@@ -366,15 +405,42 @@ impl EcLane {
                 continue;
             }
             piece.alarm_at = u64::MAX;
-            match piece.task {
+            let (task, errands) = (piece.task, piece.errands);
+            match task {
+                Task::Mend { leg } if errands[leg].is_some() => self.care_is_slow(index, now),
+                Task::Trim => self.care_is_slow(index, now),
+                Task::Read { parent, .. } if self.is_read_over(index, parent, now) => {
+                    self.starved.retain(|piece| *piece != index);
+                    self.end_read_badly(index);
+                }
                 Task::Read { .. } | Task::Mend { .. } => {
                     self.set_alarm(index, now.saturating_add(HEDGE_MIN.as_nanos() as u64));
                     self.read_is_slow(index);
                 }
-                Task::Write => self.write_is_slow(index),
-                Task::Trim => {}
+                Task::Write => self.write_is_slow(index, now),
             }
         }
+    }
+
+    /// Is it a read that waits for room, and has no time left?
+    fn is_read_over(&mut self, index: usize, parent: usize, now: u64) -> bool {
+        let Some(piece) = &mut self.pieces[index] else { return false };
+        let Some(parent) = self.parents[parent].as_ref().filter(|parent| parent.ends_at() <= now) else { return false };
+        let is_over = piece.under_way().is_empty() && self.starved.contains(&index);
+        if is_over {
+            piece.error = Some(PoolError::TimedOut { server: self.table.slow_server(), after: parent.deadline });
+        }
+        is_over
+    }
+
+    /// Is it late with something that its leg, which is not lost, may still do?
+    fn is_owed(&self, errand: &Errand) -> bool {
+        let is_late = match errand.target {
+            For::LateWrite => true,
+            For::Piece(piece) => self.pieces[piece].as_ref().is_some_and(|piece| piece.late.has(errand.leg)),
+            For::Look | For::Nobody => false,
+        };
+        is_late && !self.table.lost().has(errand.leg)
     }
 }
 
@@ -397,6 +463,7 @@ impl Legged for EcLane {
         }
         self.begin_care();
         scrub::walk(self);
+        self.table.give_up_the_silent(|leg| self.table.lose(leg));
         let past = self.table.past();
         if !past.is_empty() && self.is_at_rest() {
             self.legs.leave(past);
@@ -427,7 +494,7 @@ impl Lane for EcLane {
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
         let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
         let knew = self.open_legs();
-        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result, knew };
+        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result, knew, is_unlucky: false };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         // Writes wait for others that will share their rows, until somebody polls.
@@ -463,7 +530,9 @@ impl EcLane {
 
 impl Nurse for EcLane {
     fn is_caring(&self) -> bool {
-        let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim);
+        // What is late is waited for by nobody.
+        let is_care =
+            |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
         let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
     }
@@ -492,12 +561,16 @@ impl Drop for EcLane {
         // What is under way may still land: nobody else can write there before it has. It has a deadline.
         scrub::end(self);
         self.finish_care();
-        // So may writes that nobody waited for.
-        for errand in self.errands.iter().flatten() {
-            if errand.target == For::LateWrite {
-                self.table.lose(errand.leg);
-            }
+        // So may writes that nobody waited for. If that takes long nobody will know.
+        let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
+        let is_owed = |lane: &Self| lane.errands.iter().flatten().any(|errand| lane.is_owed(errand));
+        while is_owed(self) && now_ns() < until {
+            self.collect();
+            self.legs.sleep(SLEEP_SLICE);
         }
+        let owed = self.errands.iter().flatten().filter(|errand| self.is_owed(errand));
+        owed.for_each(|errand| self.table.stay_late(errand.leg));
+        self.table.give_up_the_silent(|leg| self.table.lose(leg));
         // Rows of a write that is given up here stay claimed: nobody writes there any more.
     }
 }

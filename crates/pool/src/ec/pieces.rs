@@ -45,6 +45,15 @@ pub(super) struct Parent {
     pub(super) result: Result<(), PoolError>,
     /// Legs that it could be made at when it began.
     pub(super) knew: Legs,
+    /// It has failed only because a leg that has it was being given up: it begins anew.
+    pub(super) is_unlucky: bool,
+}
+
+impl Parent {
+    /// When its time is over.
+    pub(super) fn ends_at(&self) -> u64 {
+        self.started_at.saturating_add(u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 /// One page of a piece that writes.
@@ -97,6 +106,11 @@ pub(super) struct Piece {
     pub(super) error: Option<PoolError>,
     /// When to ask others, or to lose patience.
     pub(super) alarm_at: u64,
+    /// Of a write: when it counts with fewer legs, once enough have it; and when the time of its operations is over.
+    pub(super) patient_until: u64,
+    pub(super) ends_at: u64,
+    /// Legs that were asked to store something nobody waits for, and are late.
+    pub(super) late: Legs,
     pub(super) started_at: u64,
     /// What is read, row by row.
     pub(super) versions: [Version; ROWS],
@@ -125,6 +139,9 @@ impl Piece {
             unsure: Legs(0),
             error: None,
             alarm_at: u64::MAX,
+            patient_until: u64::MAX,
+            ends_at: u64::MAX,
+            late: Legs(0),
             started_at: now,
             versions: [Version::ZEROS; ROWS],
             entries: Vec::new(),

@@ -1,7 +1,7 @@
 //! Reads: a page from the leg that has it, or from as many others of its row as there are data pages.
 
 use super::index::{GROUP, Version};
-use super::lane::EcLane;
+use super::lane::{CARE_DEADLINE, EcLane};
 use super::pieces::{Kind, Piece, ROWS, Task};
 use super::writes::seal;
 use crate::backend::Kind as Asked;
@@ -149,7 +149,15 @@ impl EcLane {
         };
         let is_ready = mended.is_none_or(|leg| self.legs[leg].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
         if with_room.count() < needed || !is_ready || self.free_errands.len() < Legs::MAX {
-            return self.starved.push_back(index);
+            self.starved.push_back(index);
+            // Not for longer than it has time.
+            if let Task::Read { parent, .. } = piece.task
+                && piece.under_way().is_empty()
+                && let Some(ends_at) = self.parents[parent].as_ref().map(|parent| parent.ends_at())
+            {
+                self.set_alarm(index, ends_at);
+            }
+            return;
         }
         for leg in with_room.iter().chain(mended) {
             let buffer = self.legs[leg].as_mut().and_then(|lane| lane.take_buffer(rows));
@@ -358,6 +366,7 @@ impl EcLane {
             return self.end_mend(index, Err(PoolError::Corrupt { page, server: self.table.server(leg) }));
         }
         self.send(index, leg, Op::Write { page, buffer: target });
+        self.set_alarm(index, now_ns().saturating_add(CARE_DEADLINE.as_nanos() as u64));
     }
 
     /// The pages are made where the caller wants them. If they are not what was written, one of the legs has given something old: each is left out in turn.
@@ -409,15 +418,13 @@ impl EcLane {
         self.note_slow(index);
         let Some(piece) = self.take_piece(index, false) else { return };
         for leg in piece.wrong.iter() {
-            if self.table.index.suspect(piece.first, piece.rows, leg, self.table.code.data()) {
-                self.table.hurt(leg);
-            }
+            self.table.suspect(piece.first, piece.rows, leg);
         }
         self.end_pages(parent, right, Ok(()));
     }
 
     /// Too few legs have an answer.
-    fn end_read_badly(&mut self, index: usize) {
+    pub(super) fn end_read_badly(&mut self, index: usize) {
         let Some(piece) = self.pieces[index].as_ref() else { return };
         let error = piece.error.unwrap_or(self.table.gone());
         let (task, rows) = (piece.task, piece.rows);

@@ -70,11 +70,7 @@ impl Shelves for RowTable {
     }
 
     fn suspect(&self, place: u64, leg: usize) -> bool {
-        let is_new = self.index.suspect(place, 1, leg, self.code.data());
-        if is_new {
-            self.hurt(leg);
-        }
-        is_new || self.mended(place, leg) == Mended::NotYet
+        RowTable::suspect(self, place, 1, leg) || self.mended(place, leg) == Mended::NotYet
     }
 
     fn unwatch(&self, run: &Run) {

@@ -83,6 +83,24 @@ impl RowTable {
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
     }
 
+    /// The server of a leg that keeps operations waiting, for whoever says so.
+    pub(super) fn slow_server(&self) -> u16 {
+        let slow = self.present().iter().find(|leg| self.is_late(*leg));
+        self.server(slow.or(self.present().iter().next()).unwrap_or(0))
+    }
+
+    /// `leg` has given something else than its part of some of these rows. `true`: others are asked from now on.
+    pub(super) fn suspect(&self, first: u64, rows: u64, leg: usize) -> bool {
+        self.while_in_doubt(Legs::one(leg), || {
+            let living = self.present().but(self.unreliable());
+            let is_changed = self.index.suspect(first, rows, leg, self.code.data(), living);
+            if is_changed {
+                self.hurt(leg);
+            }
+            is_changed
+        })
+    }
+
     fn turn(&self, row: u64) -> usize {
         (row / GROUP) as usize % self.code.parts()
     }

@@ -3,7 +3,6 @@
 use super::index::Version;
 use super::lane::EcLane;
 use super::pieces::{Entry, Piece, ROWS, Task};
-use crate::legs::WRITE_PATIENCE;
 use crate::{Buffer, Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX};
 use farfield_core::{Legs, PageId, checksum};
@@ -51,7 +50,7 @@ impl EcLane {
         }
         // Too few are too few, with buffers or without.
         let are_enough = |legs: Legs| legs == known || legs.count() >= code.data();
-        let usable = self.legs.takers(known, now_ns(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
+        let usable = self.legs.takers(known, now_ns(), self.table.write_patience(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
         let change = self.table.changes.begin();
         if self.legs.is_behind_the_news() || !self.usable().but(known).is_empty() {
             return None;
@@ -64,6 +63,8 @@ impl EcLane {
         let taken = self.set_out(parent, &entries);
         let layout = Layout { rows, pages: entries.len() };
         let mut piece = Piece::new(Task::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
+        let ends_at = entries.iter().filter_map(|entry| Some(self.parents[entry.parent].as_ref()?.ends_at())).min();
+        piece.ends_at = ends_at.unwrap_or(u64::MAX);
         (piece.entries, piece.change) = (entries, Some(change));
         let Some((first, _)) = claimed else {
             self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.legs[0].server }));
@@ -78,7 +79,9 @@ impl EcLane {
         }
         let mut buffers = self.code_rows(&piece.entries, layout, &legs, usable);
         self.note_digests(first, &piece.entries, layout, &buffers);
+        let ends_at = piece.ends_at;
         let piece = self.add_piece(piece);
+        self.set_alarm(piece, ends_at);
         for part in 0..code.parts() {
             if let Some(buffer) = buffers[part].take() {
                 self.send(piece, legs[part], Op::Write { page: PageId(first), buffer });
@@ -181,46 +184,82 @@ impl EcLane {
         }
     }
 
-    /// Do so many legs have it that every page can be read?
-    fn is_written(&self, piece: &Piece) -> bool {
+    /// Do so many of these legs have it that every page can be read?
+    fn is_written(&self, piece: &Piece, legs: Legs) -> bool {
         let empty = self.table.code.data() - Layout::of(piece).parts();
-        piece.got.count() + empty >= self.table.code.data()
+        piece.got.and(legs).count() + empty >= self.table.code.data()
     }
 
     pub(super) fn write_answered(&mut self, index: usize) {
         let Some(piece) = &self.pieces[index] else { return };
         if piece.under_way().is_empty() {
-            self.end_write(index);
-        } else if self.is_written(piece) && piece.alarm_at == u64::MAX {
-            self.set_alarm(index, now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64));
+            return self.end_write(index, None);
         }
+        if !self.is_written(piece, self.table.all()) || piece.patient_until != u64::MAX {
+            return;
+        }
+        let patient_until = self.table.counts_with_fewer_at(now_ns());
+        let alarm_at = patient_until.min(piece.alarm_at);
+        if let Some(piece) = &mut self.pieces[index] {
+            piece.patient_until = patient_until;
+        }
+        self.set_alarm(index, alarm_at);
     }
 
-    /// Others have had it for long.
-    pub(super) fn write_is_slow(&mut self, index: usize) {
+    /// Others have had it for long, or its time is over.
+    pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &self.pieces[index] else { return };
-        piece.under_way().iter().for_each(|leg| self.table.set_late(leg));
-        self.end_write(index);
+        let (slow, ends_at, patient_until) = (piece.under_way(), piece.ends_at, piece.patient_until);
+        let is_enough = self.is_written(piece, self.table.all()) && patient_until <= now;
+        if !is_enough && ends_at > now {
+            return self.set_alarm(index, if patient_until > now { ends_at.min(patient_until) } else { ends_at });
+        }
+        slow.iter().for_each(|leg| self.table.set_late(leg, ends_at));
+        let server = slow.iter().next().map_or(0, |leg| self.table.server(leg));
+        let after = core::time::Duration::from_nanos(now.saturating_sub(piece.started_at));
+        self.end_write(index, (!is_enough).then_some(PoolError::TimedOut { server, after }));
     }
 
-    fn end_write(&mut self, index: usize) {
+    /// `over`: it has failed, whoever has it.
+    fn end_write(&mut self, index: usize, over: Option<PoolError>) {
         let Some(piece) = &self.pieces[index] else { return };
-        let (is_written, late) = (self.is_written(piece), piece.under_way());
-        let Some(piece) = self.take_piece(index, true) else { return };
+        let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
+        // Legs without the rows are noted before anybody can take others for such that hold everything, and what only those have that are given up would be lost.
+        let lacking = self.table.present().but(piece.got);
+        let table = self.table.clone();
+        table.while_in_doubt(lacking, || {
+            let is_kept = had && over.is_none() && {
+                let Some(piece) = &self.pieces[index] else { return };
+                self.is_written(piece, self.table.all().but(self.table.unreliable()))
+            };
+            let Some(piece) = self.take_piece(index, true) else { return };
+            self.end_rows(piece, had, is_kept, late, over);
+        });
+    }
+
+    fn end_rows(&mut self, piece: Piece, had: bool, is_kept: bool, late: Legs, over: Option<PoolError>) {
         let full = match piece.error {
             Some(PoolError::PoolFull { server }) => Some(PoolError::PoolFull { server }),
             _ => None,
         };
-        if is_written {
+        if had {
             // What was not answered may still arrive, on top of what is written there next.
-            piece.unsure.iter().for_each(|leg| self.table.lose(leg));
+            piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         }
-        if !is_written || full.is_some() {
+        if !is_kept || full.is_some() {
             // Where something may still arrive, nobody writes any more.
-            if late.is_empty() && (is_written || piece.unsure.is_empty()) {
+            if late.is_empty() && (had || piece.unsure.is_empty()) {
                 self.table.index.unclaim(piece.first, piece.rows, false);
             }
-            let error = full.or(piece.error).unwrap_or(self.table.gone());
+            if had && full.is_none() && over.is_none() {
+                for entry in &piece.entries {
+                    if let Some(parent) = &mut self.parents[entry.parent] {
+                        parent.is_unlucky = true;
+                    }
+                }
+                return self.end_entries(piece, Err(self.table.gone()));
+            }
+            let error = full.or(over).or(piece.error).unwrap_or(self.table.gone());
             return self.end_entries(piece, Err(error));
         }
         let layout = Layout::of(&piece);

@@ -3,8 +3,9 @@
 use super::lane::MirrorLane;
 use super::pieces::{Errand, For, PIECES, Parent, Piece};
 use crate::backend::Kind;
-use crate::legs::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
+use crate::legs::{HEDGE_MIN, RUN_PAGES};
 use crate::{Buffer, Completion, PoolError};
+use core::time::Duration;
 use farfield_core::Legs;
 use farfield_os::process::now_ns;
 
@@ -14,7 +15,7 @@ impl MirrorLane {
         let Some(Piece { parent, page, count, failed, error, .. }) = self.pieces[piece] else { return };
         let candidates = self.sources(page, count, failed);
         if candidates.is_empty() && self.legs.is_behind_the_news() {
-            return self.again.push_back(piece);
+            return self.read_later(piece);
         }
         if candidates.is_empty() {
             return self.end_piece(piece, Err(error.unwrap_or(self.table.gone())));
@@ -27,8 +28,16 @@ impl MirrorLane {
                 let leg = candidates.iter().next().expect("not empty");
                 self.send_read(piece, leg, true);
             }
-            _ => self.again.push_back(piece),
+            _ => self.read_later(piece),
         }
+    }
+
+    /// Until there is room for it, or its time is over.
+    fn read_later(&mut self, piece: usize) {
+        self.again.push_back(piece);
+        let Some(known) = &mut self.pieces[piece] else { return };
+        known.alarm_at = self.parents[known.parent].as_ref().map_or(u64::MAX, Parent::ends_at);
+        self.alarm_at = self.alarm_at.min(known.alarm_at);
     }
 
     pub(super) fn errand_ended(&mut self, Completion { tag, result, buffer }: Completion) {
@@ -45,11 +54,7 @@ impl MirrorLane {
         match target {
             For::Nobody => own(self, buffer),
             For::LateWrite => {
-                if let Err(error) = result {
-                    // It may still arrive, at any time.
-                    self.table.give_up(leg, error);
-                }
-                self.table.late_came(leg);
+                self.late_write_ended(leg, result);
                 own(self, buffer);
             }
             For::Copy(job) => {
@@ -68,6 +73,18 @@ impl MirrorLane {
             For::Piece(index) => {
                 let Some(piece) = &mut self.pieces[index] else { return };
                 piece.errands[leg] = None;
+                if piece.late.has(leg) {
+                    piece.late = piece.late.but(Legs::one(leg));
+                    match result {
+                        Ok(()) => piece.have = piece.have.or(Legs::one(leg)),
+                        Err(PoolError::TimedOut { .. }) => piece.unsure = piece.unsure.or(Legs::one(leg)),
+                        Err(_) => {}
+                    }
+                    piece.failed = piece.failed.or(Legs::one(leg).but(piece.have));
+                    self.late_write_ended(leg, result);
+                    own(self, buffer);
+                    return self.write_answered(index);
+                }
                 let Some(parent) = &mut self.parents[piece.parent] else { return };
                 match result {
                     Ok(()) => piece.have = piece.have.or(Legs::one(leg)),
@@ -109,6 +126,17 @@ impl MirrorLane {
         }
     }
 
+    /// A leg has answered a write that was late there.
+    fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
+        match result {
+            // It may still arrive, at any time.
+            Err(PoolError::TimedOut { .. }) if !self.table.is_pair() => return self.table.stay_late(leg),
+            Err(error) if self.table.is_pair() => self.table.give_up(leg, error),
+            _ => {}
+        }
+        self.table.late_came(leg);
+    }
+
     pub(super) fn read_answered(&mut self, index: usize, leg: usize, is_answer: bool, started_at: u64) {
         let Some(piece) = &self.pieces[index] else { return };
         let (others, wrong, page, count) = (piece.under_way(), piece.wrong, piece.page, piece.count);
@@ -140,8 +168,13 @@ impl MirrorLane {
         let Some(piece) = &mut self.pieces[index] else { return };
         if piece.under_way().is_empty() {
             self.end_write(index);
-        } else if !piece.have.is_empty() && piece.alarm_at == u64::MAX {
-            piece.alarm_at = now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64);
+        } else if !piece.have.is_empty() && !piece.is_over {
+            let now = now_ns();
+            if piece.patient_until == u64::MAX {
+                piece.patient_until = self.table.counts_with_fewer_at(now);
+            }
+            // Each answer may be the one that is enough.
+            piece.alarm_at = piece.alarm_at.min(piece.patient_until.max(now));
             self.alarm_at = self.alarm_at.min(piece.alarm_at);
         }
     }
@@ -151,15 +184,48 @@ impl MirrorLane {
         if !piece.have.is_empty() {
             // What was not answered may still arrive, on top of what is written there next.
             let leader = self.table.leader();
-            piece.unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.lose(leg));
+            let unsure = piece.unsure.but(self.table.lost());
+            unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.is_unsure(leg));
+        } else if !piece.unsure.is_empty() && piece.is_over {
+            // It may still be made, and nobody will know: the chunk keeps its writer, and nobody copies it.
+            return self.drop_piece(index);
         }
         let kept = self.table.end_write(piece.page, piece.count, piece.asked(), piece.have);
+        if piece.is_over {
+            return self.drop_piece(index);
+        }
+        let is_unlucky = !kept && !piece.have.and(self.table.unreliable()).is_empty();
         let result = match piece.error {
             Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
+            _ if is_unlucky => Err(self.table.gone()),
             error if !kept => Err(error.unwrap_or(self.table.gone())),
             _ => Ok(()),
         };
+        if let Some(parent) = self.parents[piece.parent].as_mut().filter(|_| is_unlucky) {
+            parent.is_unlucky = true;
+        }
         self.end_piece(index, result);
+    }
+
+    fn drop_piece(&mut self, index: usize) {
+        self.pieces[index] = None;
+        self.free_pieces.push(index);
+    }
+
+    /// The time of a write's operation is over, and only legs that have not answered can say what became of it.
+    fn end_in_time(&mut self, index: usize, now: u64) {
+        let Some(piece) = &mut self.pieces[index] else { return };
+        (piece.is_over, piece.late, piece.alarm_at) = (true, piece.under_way(), u64::MAX);
+        let (late, owner) = (piece.late, piece.parent);
+        late.iter().for_each(|leg| self.table.set_late(leg, now));
+        let server = late.iter().next().map_or(0, |leg| self.table.server(leg));
+        let Some(parent) = &mut self.parents[owner] else { return };
+        parent.result = parent.result.and(Err(PoolError::TimedOut { server, after: parent.deadline }));
+        // What has not set out has no time either.
+        parent.cut = parent.count;
+        parent.pieces -= 1;
+        self.queued.retain(|queued| *queued != owner);
+        self.end_parent_without_pieces(owner);
     }
 
     pub(super) fn end_piece(&mut self, index: usize, result: Result<(), PoolError>) {
@@ -198,24 +264,51 @@ impl MirrorLane {
 
     /// A change that legs died under can be made at others, which came since it began: then it begins anew.
     fn is_for_others(&mut self, index: usize) -> bool {
-        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, buffer, .. }) = &self.parents[index]
+        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, buffer, is_unlucky, .. }) =
+            &self.parents[index]
         else {
             return false;
         };
         let is_change = *kind == Kind::Discard || *kind == Kind::Write && buffer.is_some();
         let legs = self.open_legs();
-        if !is_change || !self.legs.has_news(legs, *knew) {
+        if !is_change || !is_unlucky && !self.legs.has_news(legs, *knew) {
             return false;
         }
         if let Some(parent) = &mut self.parents[index] {
-            (parent.cut, parent.result, parent.knew) = (0, Ok(()), legs);
+            (parent.cut, parent.result, parent.knew, parent.is_unlucky) = (0, Ok(()), legs, false);
         }
         true
     }
 
-    /// Hedges reads, and ends writes that only a slow leg lacks.
+    /// Is it a read that waits for room, and has no time left?
+    fn is_read_over(&self, index: usize, now: u64) -> bool {
+        let Some(piece) = &self.pieces[index] else { return false };
+        piece.under_way().is_empty() && self.parents[piece.parent].as_ref().is_some_and(|known| known.ends_at() <= now)
+    }
+
+    /// A write has waited for long, for a leg that others may do without, or for all that it may wait.
+    fn write_is_slow(&mut self, index: usize, now: u64) {
+        let Some(piece) = &self.pieces[index] else { return };
+        let (slow, ends_at) = (piece.under_way(), piece.ends_at);
+        // Those that have it may lack what was there before: then the slow one is waited for. And who leads decides.
+        let is_kept = !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, piece.have);
+        let decides = self.table.leader().is_some_and(|leader| slow.has(leader));
+        if is_kept && !decides && piece.patient_until <= now {
+            slow.iter().for_each(|leg| self.table.set_late(leg, ends_at));
+            return self.end_write(index);
+        }
+        if ends_at <= now {
+            return self.end_in_time(index, now);
+        }
+        let Some(piece) = &mut self.pieces[index] else { return };
+        piece.alarm_at = if piece.patient_until > now { ends_at.min(piece.patient_until) } else { ends_at };
+        self.alarm_at = self.alarm_at.min(piece.alarm_at);
+    }
+
+    /// Hedges reads, and ends writes that only a slow leg lacks, and what has no time left.
     pub(super) fn ring(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
+        self.end_queued(now);
         for index in 0..PIECES {
             let Some(piece) = &mut self.pieces[index] else { continue };
             if piece.alarm_at > now {
@@ -223,19 +316,17 @@ impl MirrorLane {
                 continue;
             }
             piece.alarm_at = u64::MAX;
-            if !piece.have.is_empty() {
-                if !self.table.keeps(piece.page, piece.count, piece.have) {
-                    // Those that have it lack what was there before: the slow one is waited for.
-                    continue;
-                }
-                let slow = piece.under_way();
-                if self.table.leader().is_some_and(|leader| slow.has(leader)) {
-                    // It decides.
-                    continue;
-                }
-                slow.iter().for_each(|leg| self.table.set_late(leg));
-                self.end_write(index);
-            } else if !piece.is_hedged && self.free_errands.len() > Legs::MAX {
+            if piece.change.is_some() {
+                self.write_is_slow(index, now);
+            } else if self.is_read_over(index, now) {
+                self.again.retain(|piece| *piece != index);
+                let (after, server) = (Duration::ZERO, self.table.slow_server());
+                self.end_piece(index, Err(PoolError::TimedOut { server, after }));
+            } else if let Some(piece) = &self.pieces[index]
+                && !piece.is_hedged
+                && !piece.under_way().is_empty()
+                && self.free_errands.len() > Legs::MAX
+            {
                 let (page, count, asked) = (piece.page, piece.count, piece.under_way().or(piece.failed));
                 let candidates = self.sources(page, count, asked);
                 let leg = self.best(candidates, count);

@@ -4,12 +4,13 @@
 //! lack the pages and are given them by those that have them. Answers are compared: where they differ the pages count as not written, at any leg.
 //!
 //! A leg that says nothing when the others have answered, not even that it is there, is late, as with any write: what it does may still land there, so nothing
-//! is asked or copied there before it has said that it is over. If it never does, it is lost.
+//! is asked or copied there before it has said that it is over. If it never does, it is given up as soon as the others can do without it.
 //!
 //! Dangers that the tests guard against: a leg that is read without having the pages; a function that still writes where others have written since.
 
 use super::legs::LegTable;
 use crate::changes::Change;
+use crate::legs::ANSWER_WITHIN;
 use crate::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, Unwritten, Writes};
 use core::sync::atomic::{AtomicU16, Ordering};
 use core::time::Duration;
@@ -144,13 +145,14 @@ impl Shared {
         let (unsure, late) = (self.unsure.legs(), self.late.legs());
         if !have.is_empty() {
             // What was not answered may still write, on top of what is there next.
-            unsure.iter().filter(|leg| self.is_there(*leg)).for_each(|leg| table.lose(leg));
+            unsure.iter().filter(|leg| self.is_there(*leg)).for_each(|leg| table.is_unsure(leg));
         }
         let mut is_kept = true;
         for (page, count) in &self.runs {
             is_kept &= table.end_write(page.0, *count, self.asked, have);
         }
         let is_over = !unsure.or(late).but(table.lost()).iter().any(|leg| self.is_there(leg));
+        table.give_up_the_silent();
         if is_kept { Ok(()) } else { Err(Unwritten { is_over }) }
     }
 }
@@ -282,11 +284,14 @@ impl Everywhere {
         };
         let (leg, owes) = (self.ways[way].leg, self.ways[way].owes);
         let others = self.shared.asked.but(Legs::one(leg)).but(self.shared.failed.legs());
-        let fresh = Quiet { way, owes, since: now, patience: PATIENCE };
+        let patience = self.shared.table.write_patience().map_or(PATIENCE, |patience| patience.max(PATIENCE));
+        let fresh = Quiet { way, owes, since: now, patience };
         let quiet = self.quiet.filter(|quiet| quiet.way == way && quiet.owes == owes).unwrap_or(fresh);
         self.quiet = Some(quiet);
         let is_long = now.saturating_sub(quiet.since) >= quiet.patience.as_nanos() as u64;
-        if others.is_empty() || !is_long {
+        // Who wants all of them to have it does not go on with fewer.
+        let waits_for_all = self.shared.table.write_patience().is_none();
+        if others.is_empty() || !is_long || waits_for_all {
             return;
         }
         if !self.shared.table.answering(Legs::one(leg)).is_empty() {
@@ -311,11 +316,10 @@ impl Everywhere {
         self.shared.failed.add(Legs::one(leg));
         self.shared.late.add(Legs::one(leg));
         let table = shared.table.clone();
-        table.set_late(leg);
+        table.set_late(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         let wait = move || wait_for_late(&shared, leg, calls);
         if std::thread::Builder::new().name("far-late".into()).spawn(wait).is_err() {
-            table.lose(leg);
-            table.late_came(leg);
+            table.stay_late(leg);
         }
     }
 }
@@ -330,13 +334,22 @@ fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
     if !shared.is_there(leg) {
         return;
     }
-    for end in ends {
-        if let Err(CallFailure::Pool(error)) = end.result {
-            // It may still write, at any time.
+    let failures = ends.into_iter().filter_map(|end| match end.result {
+        Err(CallFailure::Pool(error)) => Some(error),
+        _ => None,
+    });
+    match failures.reduce(|one, other| if matches!(one, PoolError::ServerGone { .. }) { one } else { other }) {
+        Some(error @ PoolError::ServerGone { .. }) => {
             shared.table.give_up(leg, error);
+            shared.table.late_came(leg);
         }
+        // It may still write, at any time.
+        Some(_) => {
+            shared.table.stay_late(leg);
+            shared.table.give_up_the_silent();
+        }
+        None => shared.table.late_came(leg),
     }
-    shared.table.late_came(leg);
 }
 
 impl Calls for Everywhere {

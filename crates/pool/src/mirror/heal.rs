@@ -27,6 +27,9 @@ struct Job {
     stored: Option<usize>,
     read: Option<Buffer>,
     write: Option<Buffer>,
+    /// When a step that stores pages has taken too long; and whether it has. Then nobody waits for it, and the chunk stays claimed until it is answered.
+    late_at: u64,
+    is_late: bool,
 }
 
 /// The copies of one lane.
@@ -71,8 +74,25 @@ impl Copier {
         self.rests_until = u64::MAX;
     }
 
+    /// Is something under way that somebody waits for?
     pub(super) fn is_busy(&self) -> bool {
-        self.jobs.iter().any(Option::is_some)
+        self.jobs.iter().flatten().any(|job| !job.is_late)
+    }
+
+    pub(super) fn is_late(&self, job: usize) -> bool {
+        self.jobs[job].as_ref().is_some_and(|job| job.is_late)
+    }
+
+    /// Legs that do not store what they are given are late: it may still arrive, on top of what would be copied there next.
+    pub(super) fn look_for_late(&mut self, table: &LegTable) {
+        if table.is_pair() || self.jobs.iter().flatten().all(|job| job.late_at == u64::MAX) {
+            return;
+        }
+        let now = now_ns();
+        for job in self.jobs.iter_mut().flatten().filter(|job| job.late_at <= now) {
+            (job.late_at, job.is_late) = (u64::MAX, true);
+            table.set_late(job.leg, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
+        }
     }
 
     /// Claims the next chunk that a leg lacks, if there is one: the job, and what to ask of which leg. It is copied to a leg that is `usable`, from one that the lane
@@ -86,9 +106,10 @@ impl Copier {
         let (read, write) = self.buffers.pop()?;
         let page = chunk * CHUNK_PAGES;
         let count = STEP_PAGES.min(table.pages - page);
-        let new =
-            Job { chunk, leg, sources, source: leg, page, count, stored: None, read: Some(read), write: Some(write) };
-        self.jobs[job] = Some(new);
+        let (stored, late_at, is_late) = (None, u64::MAX, false);
+        let (read, write) = (Some(read), Some(write));
+        self.jobs[job] =
+            Some(Job { chunk, leg, sources, source: leg, page, count, stored, read, write, late_at, is_late });
         match self.read_step(table, job) {
             Some(step) => Some((job, step)),
             None => {
@@ -151,6 +172,14 @@ impl Copier {
     ) -> Option<(usize, Op)> {
         let job = self.jobs[index].as_mut()?;
         let (leg, was_read) = (job.leg, job.stored.is_none());
+        let is_silence = matches!(result, Err(PoolError::TimedOut { .. }));
+        job.late_at = u64::MAX;
+        if core::mem::take(&mut job.is_late) {
+            if is_silence { table.stay_late(leg) } else { table.late_came(leg) }
+        } else if !was_read && is_silence && table.follower() != Some(leg) {
+            // It may still arrive.
+            table.is_unsure(leg);
+        }
         match buffer {
             Some(buffer) if was_read => job.read = Some(buffer),
             Some(buffer) => job.write = Some(buffer),
@@ -159,9 +188,6 @@ impl Copier {
         if let Err(error) = result {
             if !was_read && table.follower() == Some(leg) {
                 table.give_up(leg, error);
-            } else if !was_read && matches!(error, PoolError::TimedOut { .. }) {
-                // It may still arrive.
-                table.lose(leg);
             }
             if was_read && matches!(error, PoolError::TimedOut { .. }) {
                 self.slow = self.slow.or(Legs::one(job.source));
@@ -219,6 +245,7 @@ impl Copier {
         let end = end.unwrap_or(job.count as usize);
         let page = PageId(job.page + first as u64);
         job.stored = Some(end);
+        job.late_at = now_ns().saturating_add(Copier::DEADLINE.as_nanos() as u64);
         if is_zero {
             return Some(Op::Discard { page, count: (end - first) as u64 });
         }

@@ -5,7 +5,8 @@
 //! a leg is near, or the only one, does it get the caller's buffer itself.
 //!
 //! A read that takes longer than is usual is asked for at another leg too, and the first answer is taken (*hedge*). A write that a leg has not
-//! answered for a second, while others have it, ends without that leg.
+//! answered for half a second, while others have it, ends without that leg. One that only a silent leg could make last fails when its time is over, and
+//! its piece goes on without it: until the leg has answered nobody copies the chunk.
 
 use super::heal::Copier;
 use super::legs::{CHUNK_PAGES, LegTable};
@@ -13,7 +14,7 @@ use super::pieces::{Errand, For, PIECES, Parent, Piece};
 use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::{LegLane, RUN_PAGES};
+use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, LegLane, RUN_PAGES};
 use crate::scrub::{self, Walker};
 use crate::{Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
@@ -160,11 +161,33 @@ impl MirrorLane {
             let parent = self.queued[index];
             while self.parents[parent].as_ref().is_some_and(|known| known.cut < known.count) {
                 if !self.cut_piece(parent) {
-                    return;
+                    return self.look_after_queue();
                 }
             }
             self.queued.remove(index);
             self.end_parent_without_pieces(parent);
+        }
+    }
+
+    /// What waits for room must not wait for longer than it has time.
+    fn look_after_queue(&mut self) {
+        let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
+        self.alarm_at = ends.fold(self.alarm_at, u64::min);
+    }
+
+    /// Ends what waits for room and has no time left.
+    pub(super) fn end_queued(&mut self, now: u64) {
+        for place in (0..self.queued.len()).rev() {
+            let parent = self.queued[place];
+            let Some(known) = self.parents[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
+            known.cut = known.count;
+            let after = known.deadline;
+            known.result = known.result.and(Err(PoolError::TimedOut { server: self.table.slow_server(), after }));
+            self.queued.remove(place);
+            self.end_parent_without_pieces(parent);
+        }
+        if !self.queued.is_empty() {
+            self.look_after_queue();
         }
     }
 
@@ -232,7 +255,9 @@ impl MirrorLane {
     }
 
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
-        let direct = is_first && self.is_last(self.usable());
+        // An answer may come after the operation has ended, unless the leg is near: what it works on must not be the caller's.
+        let usable = self.usable();
+        let direct = is_first && self.is_last(usable) && usable.but(self.table.near).is_empty();
         let count = if direct { left } else { left.min(RUN_PAGES) };
         let known = self.targets(page, count);
         // Who leads decides, and what others held before must not be lost with who is left out.
@@ -241,7 +266,8 @@ impl MirrorLane {
             legs == known || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
         };
         let has_room = |leg: &LegLane| direct || leg.has_buffer(count);
-        let Some(usable) = self.legs.takers(known, now_ns(), has_room, are_enough) else { return false };
+        let patience = self.table.write_patience();
+        let Some(usable) = self.legs.takers(known, now_ns(), patience, has_room, are_enough) else { return false };
         let Some(piece) = self.begin_write(parent, page, count, usable, known) else { return false };
         for leg in usable.iter() {
             let Some(known) = &mut self.parents[parent] else { break };
@@ -288,8 +314,13 @@ impl MirrorLane {
             return None;
         }
         let piece = self.new_piece(parent, page, count);
+        let ends_at = self.parents[parent].as_ref().map_or(u64::MAX, Parent::ends_at);
         if let Some(known) = &mut self.pieces[piece] {
             known.change = Some(change);
+            if !self.table.is_pair() {
+                (known.ends_at, known.alarm_at) = (ends_at, ends_at);
+                self.alarm_at = self.alarm_at.min(ends_at);
+            }
         }
         if usable.is_empty() {
             self.end_write(piece);
@@ -310,6 +341,10 @@ impl MirrorLane {
             unsure: Legs(0),
             error: None,
             alarm_at: u64::MAX,
+            patient_until: u64::MAX,
+            ends_at: u64::MAX,
+            is_over: false,
+            late: Legs(0),
             is_hedged: false,
             change: None,
         });
@@ -349,6 +384,10 @@ impl MirrorLane {
             For::Look => (Priority::Background, scrub::READ_DEADLINE),
             _ => (Priority::Background, Copier::DEADLINE),
         };
+        let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
+        // The lane keeps the time of its operations. A leg that is late with a change is waited for: as long as it has not answered nobody knows what it holds.
+        let deadline =
+            if is_change && !is_direct && !self.table.is_pair() { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.free_errands.pop().expect("counted before");
         self.errands[errand as usize] = Some(Errand { target, leg, is_direct, started_at: now });
         if let For::Piece(piece) = target
@@ -372,6 +411,7 @@ impl MirrorLane {
 
     /// Copies what a leg lacks.
     fn copy(&mut self) {
+        self.look_for_late_copies();
         let Some(mut copier) = self.copier.take() else { return };
         let mut step = None;
         if self.free_errands.len() > 2 * Legs::MAX {
@@ -381,6 +421,23 @@ impl MirrorLane {
         if let Some((job, step)) = step {
             self.send_copy(job, Some(step));
         }
+    }
+
+    fn look_for_late_copies(&mut self) {
+        if let Some(copier) = &mut self.copier {
+            copier.look_for_late(&self.table);
+        }
+    }
+
+    /// Is it late with something that its leg, which is not lost, may still do?
+    fn is_owed(&self, errand: &Errand) -> bool {
+        let is_late = match errand.target {
+            For::LateWrite => true,
+            For::Piece(piece) => self.pieces[piece].as_ref().is_some_and(|piece| piece.late.has(errand.leg)),
+            For::Copy(job) => self.copier.as_ref().is_some_and(|copier| copier.is_late(job)),
+            For::Look | For::Nobody => false,
+        };
+        is_late && !self.table.lost().has(errand.leg)
     }
 
     pub(super) fn send_copy(&mut self, job: usize, step: Option<(usize, Op)>) {
@@ -409,6 +466,7 @@ impl Legged for MirrorLane {
         }
         self.copy();
         scrub::walk(self);
+        self.table.give_up_the_silent();
         let past = self.table.past();
         if !past.is_empty() && self.is_at_rest() {
             self.legs.leave(past);
@@ -434,6 +492,7 @@ impl Nurse for MirrorLane {
         scrub::pause(self);
         while self.is_caring() {
             self.collect();
+            self.look_for_late_copies();
             self.legs.sleep(SLEEP_SLICE);
         }
         scrub::go_on(self);
@@ -455,7 +514,7 @@ impl Lane for MirrorLane {
         let (started_at, page) = (now_ns(), page.0);
         let knew = self.open_legs();
         let parent =
-            Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result, knew };
+            Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result, knew, is_unlucky: false };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         if self.queued.len() == 1 {
@@ -487,12 +546,17 @@ impl Drop for MirrorLane {
         self.copier.iter_mut().for_each(Copier::give_up);
         scrub::end(self);
         self.finish_care();
-        // So may writes that nobody waited for.
-        for errand in self.errands.iter().flatten() {
-            if errand.target == For::LateWrite {
-                self.table.lose(errand.leg);
-            }
+        // So may writes that nobody waited for. If that takes long nobody will know.
+        let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
+        let is_owed = |lane: &Self| lane.errands.iter().flatten().any(|errand| lane.is_owed(errand));
+        while is_owed(self) && now_ns() < until {
+            self.collect();
+            self.legs.sleep(SLEEP_SLICE);
         }
+        for errand in self.errands.iter().flatten().filter(|errand| self.is_owed(errand)) {
+            if self.table.is_pair() { self.table.lose(errand.leg) } else { self.table.stay_late(errand.leg) }
+        }
+        self.table.give_up_the_silent();
         // A write that is given up here leaves its chunk with a writer: nobody copies it any more.
     }
 }

@@ -3,7 +3,7 @@
 use super::calls::Callees;
 use super::lane::{ERRANDS, MirrorLane};
 use crate::healer::Patient;
-use crate::legs::{Leg, LegLane, Roster, is_silence};
+use crate::legs::{ANSWER_WITHIN, Leg, LegLane, Roster, is_silence};
 use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
 use crate::touched::Touched;
@@ -150,6 +150,29 @@ impl LegTable {
         self.lose(leg);
     }
 
+    /// Gives up legs that have been silent for long, if the others can do without them.
+    pub(super) fn give_up_the_silent(&self) {
+        self.roster.give_up_the_silent(|leg| {
+            self.give_up(leg, PoolError::TimedOut { server: self.server(leg), after: ANSWER_WITHIN });
+        });
+    }
+
+    /// Is a switch going on? Then the leg that leads decides, and the other one is given up as soon as anything goes wrong there.
+    pub(super) fn is_pair(&self) -> bool {
+        self.pair.is_some()
+    }
+
+    /// The server of a leg that keeps operations waiting, for whoever says so.
+    pub(super) fn slow_server(&self) -> u16 {
+        let slow = self.present().iter().find(|leg| self.is_late(*leg));
+        self.server(slow.or(self.present().iter().next()).unwrap_or(0))
+    }
+
+    /// It is not known what a write has done at `leg`, and never will be.
+    pub(super) fn is_unsure(&self, leg: usize) {
+        if self.is_pair() { self.lose(leg) } else { self.roster.is_unsure(leg) }
+    }
+
     /// A lane to each leg that is there; the new one of a pair is not there if it gives none. A lane of a pair must have both that are there: it would be
     /// without a side when one of them is given back.
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
@@ -252,6 +275,16 @@ impl LegTable {
     /// A write to all `active` legs begins. `false`: not now.
     pub(super) fn begin_write(&self, page: u64, count: u64, active: Legs) -> bool {
         let range = chunks(page, count);
+        let is_first = range.clone().any(|chunk| !self.words.load(chunk).is_touched());
+        // Where nothing was written yet all that are not asked lack it from the beginning.
+        let lacking = if is_first { self.present().but(active) } else { Legs(0) };
+        self.while_in_doubt(lacking, || {
+            let is_reliable = !is_first || self.unreliable().and(active).is_empty();
+            is_reliable && self.begin_write_in(range, active)
+        })
+    }
+
+    fn begin_write_in(&self, range: core::ops::Range<u64>, active: Legs) -> bool {
         for chunk in range.clone() {
             let Some((before, after)) = self.words.change(chunk, |word| word.begin_write(active)) else {
                 (range.start..chunk).for_each(|begun| {
@@ -275,6 +308,11 @@ impl LegTable {
 
     /// It ends, at the legs that `have` it of those that were `asked`; `false`: in vain.
     pub(super) fn end_write(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
+        self.while_in_doubt(self.present().but(have), || self.end_write_at(page, count, asked, have))
+    }
+
+    fn end_write_at(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
+        let reliable = have.but(self.unreliable());
         let mut all_kept = true;
         // What others have is worth nothing if the leg that leads has not. One that came to lead meanwhile and was not asked is behind, like any other.
         let failed_leader = self.leader().filter(|leader| asked.has(*leader) && !have.has(*leader));
@@ -283,6 +321,8 @@ impl LegTable {
             let changed = self.words.change(chunk, |word| {
                 let (next, is_kept) = match failed_leader {
                     Some(leader) if word.valid().has(leader) => (word.fail_write(leader, self.all()), false),
+                    // What only those have that are being given up would be lost with them.
+                    _ if word.valid().and(reliable).is_empty() => word.end_write(Legs(0), self.all()),
                     _ => word.end_write(have, self.all()),
                 };
                 kept = is_kept;
@@ -298,15 +338,18 @@ impl LegTable {
 
     /// `leg` gave wrong bytes. `true`: others are asked from now on.
     pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
-        let mut is_changed = false;
-        for chunk in chunks(page, count) {
-            self.mark(chunk);
-            if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(leg, self.active())) {
-                self.count_hurts(before, after);
-                is_changed = true;
+        self.while_in_doubt(Legs::one(leg), || {
+            let others = self.active().but(self.unreliable());
+            let mut is_changed = false;
+            for chunk in chunks(page, count) {
+                self.mark(chunk);
+                if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(leg, others)) {
+                    self.count_hurts(before, after);
+                    is_changed = true;
+                }
             }
-        }
-        is_changed
+            is_changed
+        })
     }
 
     /// Nothing is known any more of what the leg holds, which is lost and which no lane has a way to.

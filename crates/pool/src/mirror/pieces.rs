@@ -26,6 +26,15 @@ pub(super) struct Parent {
     pub(super) result: Result<(), PoolError>,
     /// Legs that it could be made at when it began.
     pub(super) knew: Legs,
+    /// It has failed only because a leg that has it was being given up: it begins anew.
+    pub(super) is_unlucky: bool,
+}
+
+impl Parent {
+    /// When its time is over.
+    pub(super) fn ends_at(&self) -> u64 {
+        self.started_at.saturating_add(u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 pub(super) struct Piece {
@@ -42,6 +51,13 @@ pub(super) struct Piece {
     pub(super) error: Option<PoolError>,
     /// When to hedge, or to lose patience.
     pub(super) alarm_at: u64,
+    /// Of a write: when it counts with fewer legs, once some have it; and when the time of its operation is over.
+    pub(super) patient_until: u64,
+    pub(super) ends_at: u64,
+    /// Its operation has ended in failure; it goes on until all legs have answered, because a leg that nobody could do without may still do it.
+    pub(super) is_over: bool,
+    /// Legs that were asked and are late.
+    pub(super) late: Legs,
     pub(super) is_hedged: bool,
     /// If it is one.
     pub(super) change: Option<Change>,
