@@ -21,6 +21,11 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Adds the tally and leaves it as it is.
+            pub(crate) fn copy(&self, tally: &Tally) {
+                $(add(&self.$name, &mut { tally.$name });)*
+            }
+
             /// Adds the tally and clears it.
             pub(crate) fn add(&self, tally: &mut Tally) {
                 $(add(&self.$name, &mut tally.$name);)*
@@ -62,6 +67,8 @@ counters! {
     corrupt_requests,
     /// Of these, because the deadline had passed.
     late_requests,
+    /// Connections that gave up their places before they had said who they are.
+    evicted_connections,
     /// Connections that were refused.
     refused_connections,
     /// Connections ended because their bytes were no conversation.
@@ -70,6 +77,15 @@ counters! {
     expired_sessions,
     /// Times that a connection went to sleep because no request came.
     sleeps,
+}
+
+impl Tally {
+    /// Counts a request.
+    pub(crate) fn request(&mut self, kind: Kind) {
+        if let Some(count) = self.requests.get_mut(usize::from(kind as u8)) {
+            *count += 1;
+        }
+    }
 }
 
 impl Counters {

@@ -4,7 +4,10 @@
 //! are good for nothing at the station of another. Windows of a region are its page map, its checksums and its layers, none of which
 //! can be written. Whatever they show is checked by who reads it.
 
-use crate::store::{Mappings, Region, StoreError};
+// Numbers of clients are anything: no place in a slice and no narrower number without a check.
+#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+
+use crate::store::{Charge, Ledger, Mappings, Region, Resource, StoreError};
 use farfield_core::RegionId;
 use farfield_core::wire::{self, ExposeReply};
 use farfield_fabric::{Provider, Station, Window};
@@ -17,6 +20,11 @@ use std::time::Duration;
 
 /// How long a thread sleeps at most: it notices then that its session ended, and a transfer for which libfabric did not wake it waits no longer.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Descriptors of a station: sockets, event queues and their like; more than were counted.
+const STATION_DESCRIPTORS: u64 = 16;
+/// Mappings of a station: the stack of its thread, buffers.
+const STATION_MAPPINGS: u64 = 8;
 
 /// Why memory cannot be read one-sided.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +41,14 @@ pub(crate) enum FabricError {
     /// libfabric said no.
     #[error(transparent)]
     Fabric(#[from] farfield_fabric::FabricError),
+}
+
+/// The memory is not to be had, for the same reason as in any other request.
+pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
+    match error {
+        FabricError::Store(error) => Some(*error),
+        _ => None,
+    }
 }
 
 /// Where stations of this server are.
@@ -79,6 +95,7 @@ struct Open {
     station: Arc<Station>,
     ended: Arc<AtomicBool>,
     regions: HashMap<RegionId, Layout>,
+    held: Vec<Charge>,
 }
 
 impl Drop for Open {
@@ -94,19 +111,27 @@ impl Exposure {
     }
 
     /// Address of the session's station.
-    pub(crate) fn station(&self, fabric: &Fabric) -> Result<Vec<u8>, FabricError> {
-        Ok(opened(&mut self.state(), fabric)?.station.address()?)
+    pub(crate) fn station(&self, fabric: &Fabric, ledger: &Arc<Ledger>) -> Result<Vec<u8>, FabricError> {
+        Ok(opened(&mut self.state(), fabric, ledger)?.station.address()?)
     }
 
     /// Windows of a region as it is now.
-    pub(crate) fn layout(&self, fabric: &Fabric, id: RegionId, region: &Region) -> Result<Layout, FabricError> {
+    pub(crate) fn layout(
+        &self,
+        fabric: &Fabric,
+        ledger: &Arc<Ledger>,
+        id: RegionId,
+        region: &Region,
+    ) -> Result<Layout, FabricError> {
         let mut state = self.state();
-        let open = opened(&mut state, fabric)?;
+        let open = opened(&mut state, fabric, ledger)?;
         let known = open.regions.get(&id).map(|layout| (layout.generation, layout.layers.len()));
-        let Mappings { generation, tables, layers } = region.mappings(known)?;
+        let Mappings { generation, tables, layers, held } = region.mappings(known)?;
+        // Addresses stay until the station goes, also of what was withdrawn.
+        open.held.extend(held);
         let station = &open.station;
         let expose = |memory: Mapping| -> Result<Window, FabricError> {
-            let key = crate::connection::random_u128().map_err(StoreError::from)? as u64;
+            let key = crate::connection::random_u64().map_err(StoreError::from)?;
             Ok(station.expose(memory, key)?)
         };
         let layout = match open.regions.entry(id) {
@@ -146,8 +171,11 @@ impl Exposure {
     }
 }
 
-fn opened<'s>(state: &'s mut State, fabric: &Fabric) -> Result<&'s mut Open, FabricError> {
+fn opened<'s>(state: &'s mut State, fabric: &Fabric, ledger: &Arc<Ledger>) -> Result<&'s mut Open, FabricError> {
     if let State::Unasked = state {
+        let held = [(Resource::Descriptors, STATION_DESCRIPTORS), (Resource::Mappings, STATION_MAPPINGS)];
+        let held = held.into_iter().map(|(resource, amount)| ledger.charge(resource, amount));
+        let held = held.collect::<Result<Vec<_>, _>>().map_err(StoreError::from)?;
         let station = Arc::new(Station::open(fabric.provider, fabric.node)?);
         let ended = Arc::new(AtomicBool::new(false));
         let (served, over, spin) = (station.clone(), ended.clone(), fabric.spin);
@@ -161,7 +189,7 @@ fn opened<'s>(state: &'s mut State, fabric: &Fabric) -> Result<&'s mut Open, Fab
         };
         let thread = std::thread::Builder::new().name("farfield-fabric".to_owned()).spawn(serve);
         thread.map_err(FabricError::Thread)?;
-        *state = State::Open(Open { station, ended, regions: HashMap::new() });
+        *state = State::Open(Open { station, ended, regions: HashMap::new(), held });
     }
     match state {
         State::Open(open) => Ok(open),
@@ -190,7 +218,7 @@ impl Layout {
         let reply = ExposeReply::new(
             self.pages,
             self.generation,
-            self.layers.len() as u32,
+            u32::try_from(self.layers.len()).unwrap_or(u32::MAX),
             first,
             [self.page_map, self.sums].map(on_wire),
         );

@@ -1,13 +1,19 @@
 //! One-sided reads, in a server that was built without libfabric: there are none.
 
-use crate::store::Region;
+use crate::store::{Ledger, Region, StoreError};
 use farfield_core::RegionId;
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// There are no one-sided reads, and so no errors of theirs.
 pub(crate) type FabricError = Infallible;
+
+/// What would be answered for an error.
+pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
+    match *error {}
+}
 
 /// Never there.
 #[derive(Debug)]
@@ -28,11 +34,17 @@ impl Fabric {
 pub(crate) struct Exposure {}
 
 impl Exposure {
-    pub(crate) fn station(&self, fabric: &Fabric) -> Result<Vec<u8>, FabricError> {
+    pub(crate) fn station(&self, fabric: &Fabric, _ledger: &Arc<Ledger>) -> Result<Vec<u8>, FabricError> {
         match fabric.0 {}
     }
 
-    pub(crate) fn layout(&self, fabric: &Fabric, _id: RegionId, _region: &Region) -> Result<Layout, FabricError> {
+    pub(crate) fn layout(
+        &self,
+        fabric: &Fabric,
+        _ledger: &Arc<Ledger>,
+        _id: RegionId,
+        _region: &Region,
+    ) -> Result<Layout, FabricError> {
         match fabric.0 {}
     }
 

@@ -4,18 +4,22 @@
 //! it is gone, its memory is given back. `docs/design/server.md` draws the storage and lists what happens when
 //! something fails.
 
+mod address;
 mod config;
 mod connection;
 mod counters;
 #[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
 mod fabric;
 mod metrics;
+mod penalties;
+mod places;
 mod scrape;
 mod server;
 mod sessions;
 mod spin;
 mod store;
 mod tenants;
+mod turns;
 
 pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;

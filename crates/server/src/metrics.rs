@@ -3,6 +3,7 @@
 use crate::answer_scrapes;
 use crate::counters::Counters;
 use crate::server::Shared;
+use crate::store::Resource;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::Kind;
 use prometheus_client::collector::Collector;
@@ -50,6 +51,13 @@ impl Collector for Snapshot {
         ] {
             gauge(&mut out, name, help, None, value)?;
         }
+        let help = "Bytes of page maps, checksums and the like";
+        gauge(&mut out, "bookkeeping", help, Some(&Unit::Bytes), bytes(shared.capacity.bookkeeping_pages()))?;
+        let mut held = out.encode_descriptor("held", "What clients hold of what all share", None, MetricType::Gauge)?;
+        for resource in Resource::ALL {
+            let value = i64::try_from(shared.stock.held(resource)).unwrap_or(i64::MAX);
+            held.encode_family(&[("resource", resource.name())])?.encode_gauge(&value)?;
+        }
         gauge(&mut out, "uptime", "Time since the start", Some(&Unit::Seconds), stat.uptime_ms / 1000)?;
         let named = |tenant: &crate::sessions::Tenant| !tenant.name.is_empty();
         if shared.tenants.iter().any(|tenant| named(tenant)) {
@@ -61,7 +69,7 @@ impl Collector for Snapshot {
             }
         }
         let counters = &shared.counters;
-        let counted: [(&str, &str, &AtomicU64); 14] = [
+        let counted: [(&str, &str, &AtomicU64); 15] = [
             ("read_pages", "Pages that readers were given", &counters.read_pages),
             ("absent_pages", "Pages asked for that were never written, or discarded", &counters.absent_pages),
             ("written_pages", "Pages stored", &counters.written_pages),
@@ -73,6 +81,7 @@ impl Collector for Snapshot {
             ("corrupt_requests", "Requests that met a page unlike its checksum", &counters.corrupt_requests),
             ("late_requests", "Requests whose deadline had passed", &counters.late_requests),
             ("refused_connections", "Connections that were refused", &counters.refused_connections),
+            ("evicted_connections", "Connections that gave up their places unheard", &counters.evicted_connections),
             ("broken_connections", "Connections whose bytes were no conversation", &counters.broken_connections),
             ("expired_sessions", "Sessions whose lease ran out", &counters.expired_sessions),
             ("sleeps", "Times that a connection went to sleep", &counters.sleeps),
@@ -83,7 +92,7 @@ impl Collector for Snapshot {
         }
         let mut requests = out.encode_descriptor("requests", "Requests by kind", None, MetricType::Counter)?;
         for kind in Kind::ALL {
-            let count = Counters::get(&counters.requests[kind as usize]);
+            let Some(count) = counters.requests.get(usize::from(kind as u8)).map(Counters::get) else { continue };
             requests.encode_family(&[("kind", kind_name(kind))])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
         Ok(())

@@ -1,24 +1,26 @@
 //! The server: listeners, one thread per connection, one that cleans up, and the way it stops.
 
+use crate::address::{Address, AddressLedgers};
 use crate::config::{Config, ListenUrl};
-use crate::connection::{Connection, Transport, random_u128};
+use crate::connection::{Connection, Transport, random_u64};
 use crate::counters::Counters;
 use crate::fabric::Fabric;
 use crate::metrics;
-use crate::sessions::{Sessions, Tenant};
+use crate::penalties::Penalties;
+use crate::places::{Admitted, Places};
+use crate::sessions::{Session, Sessions, Tenant};
 use crate::spin::Spinners;
-use crate::store::Meter;
+use crate::store::{Ledger, Meter, Resource, Stock};
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{RefuseCode, Stat};
 use farfield_os::{net, serving};
-use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -62,14 +64,17 @@ pub(crate) struct Shared {
     pub(crate) incarnation: Incarnation,
     started: Instant,
     pub(crate) capacity: Arc<Meter>,
+    /// What else than memory clients hold.
+    pub(crate) stock: Arc<Stock>,
+    pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
     /// In the order of the token file; one without a name if there is none.
     pub(crate) tenants: Vec<Arc<Tenant>>,
     pub(crate) sessions: Sessions,
     pub(crate) counters: Counters,
     pub(crate) spinners: Spinners,
-    connections: Mutex<HashMap<u64, Arc<OwnedFd>>>,
-    next_connection: AtomicU64,
+    pub(crate) places: Places,
+    pub(crate) penalties: Penalties,
     /// No new sessions.
     pub(crate) draining: AtomicBool,
     /// All threads end.
@@ -89,10 +94,6 @@ impl Shared {
         }
     }
 
-    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Arc<OwnedFd>>> {
-        self.connections.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
@@ -110,24 +111,39 @@ impl Shared {
         self.change.notify_all();
     }
 
+    /// How the server fares.
     pub(crate) fn stat(&self) -> Stat {
+        self.stat_of(&self.sessions.all(), &self.capacity, self.places.len() as u64, &self.counters)
+    }
+
+    /// What a tenant is told: about itself only. Without tokens there is one, and it is told everything.
+    pub(crate) fn stat_for(&self, tenant: &Arc<Tenant>) -> Stat {
+        let Some(ledger) = &tenant.ledger else { return self.stat() };
+        let mut sessions = self.sessions.all();
+        sessions.retain(|session| Arc::ptr_eq(&session.tenant, tenant));
+        let connections = ledger.held(Resource::Connections);
+        let stat = self.stat_of(&sessions, &tenant.quota, connections, &tenant.counters);
+        // Without a quota of its own, the capacity of the server is all that it may hope for.
+        let limits = [tenant.quota.limit_pages(), self.capacity.limit_pages()];
+        Stat { capacity_pages: limits.into_iter().flatten().min().unwrap_or(0), ..stat }
+    }
+
+    fn stat_of(&self, sessions: &[Arc<Session>], memory: &Meter, connections: u64, counters: &Counters) -> Stat {
         let (mut regions, mut reserved_pages) = (0, 0);
-        let sessions = self.sessions.all();
-        for session in &sessions {
+        for session in sessions {
             let all = session.all();
             regions += all.len() as u64;
             reserved_pages += all.iter().map(|region| region.reserved_pages()).sum::<u64>();
         }
         let get = Counters::get;
-        let counters = &self.counters;
         Stat {
             uptime_ms: self.started.elapsed().as_millis() as u64,
-            capacity_pages: self.capacity.limit_pages().unwrap_or(0),
-            used_pages: self.capacity.used_pages().saturating_sub(reserved_pages),
+            capacity_pages: memory.limit_pages().unwrap_or(0),
+            used_pages: memory.used_pages().saturating_sub(reserved_pages),
             reserved_pages,
             regions,
             sessions: sessions.len() as u64,
-            connections: self.connections().len() as u64,
+            connections,
             read_pages: get(&counters.read_pages),
             written_pages: get(&counters.written_pages),
             discarded_pages: get(&counters.discarded_pages),
@@ -136,6 +152,29 @@ impl Shared {
             failed_requests: get(&counters.failed_requests),
         }
     }
+}
+
+/// What there is of each resource that clients share. The server needs some of it itself.
+fn stock(config: &Config, descriptors: u64) -> Stock {
+    /// Address space of a process is 128 TiB; a quarter is for what is not of clients.
+    const ADDRESS_BYTES: u64 = 96 << 40;
+    /// What the kernel allows unless somebody changed it.
+    const MAPPINGS_DEFAULT: u64 = 65_530;
+    /// Of the descriptors and mappings of the server itself.
+    const OWN: u64 = 512;
+    let connections = config.connections_max as u64;
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let mappings = allowed.and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_DEFAULT);
+    // Each connection has a descriptor, and a thread with a stack and its guard page.
+    let rest = |all: u64, own: u64| all.saturating_sub(own).max(all / 4);
+    Stock::new(|resource| match resource {
+        Resource::Descriptors => rest(descriptors, connections + OWN),
+        Resource::Mappings => config.mappings_max.unwrap_or(rest(mappings, 2 * connections + OWN)),
+        Resource::AddressBytes => ADDRESS_BYTES,
+        Resource::Sessions => 4 * connections,
+        Resource::Connections => connections,
+        Resource::BufferBytes => (config.capacity_bytes.unwrap_or(u64::MAX) / 16).clamp(64 << 20, 1 << 30),
+    })
 }
 
 enum Listener {
@@ -174,12 +213,22 @@ impl Server {
         // Regions take three descriptors and more. If the limit cannot be raised, we live with what there is.
         let descriptors = serving::raise_descriptor_limit().unwrap_or(1024);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
-        let tenant = |name: &str, quota: Option<u64>| {
-            Arc::new(Tenant { name: name.to_owned(), quota: Arc::new(Meter::new(quota.map(pages))) })
+        let stock = Arc::new(stock(&config, descriptors));
+        let tenant = |name: &str, quota: Option<u64>, ledger: Option<Ledger>| {
+            let quota = Arc::new(Meter::new(quota.map(pages)));
+            Arc::new(Tenant {
+                name: name.to_owned(),
+                quota,
+                ledger: ledger.map(Arc::new),
+                counters: Counters::default(),
+            })
         };
         let tenants = match &config.tenants {
-            None => vec![tenant("", None)],
-            Some(tenants) => tenants.0.iter().map(|one| tenant(&one.name, one.quota_bytes)).collect(),
+            None => vec![tenant("", None, None)],
+            Some(tenants) => {
+                let named = tenants.0.iter();
+                named.map(|one| tenant(&one.name, one.quota_bytes, Some(Ledger::new(stock.clone())))).collect()
+            }
         };
         let mut listeners = Vec::new();
         let (mut endpoints, mut paths) = (Vec::new(), Vec::new());
@@ -207,15 +256,17 @@ impl Server {
         });
         let shared = Arc::new(Shared {
             fabric: fabric.transpose()?,
-            incarnation: Incarnation(random_u128().map_err(std::io::Error::from)? as u64),
+            incarnation: Incarnation(random_u64().map_err(std::io::Error::from)?),
             started: Instant::now(),
             capacity: Arc::new(Meter::new(config.capacity_bytes.map(pages))),
             tenants,
-            sessions: Sessions::new(config.lease, config.ticket_life, (descriptors / 8).max(16) as usize),
+            address_ledgers: AddressLedgers::new(stock.clone()),
+            stock,
+            sessions: Sessions::new(config.lease, config.ticket_life),
             counters: Counters::default(),
             spinners: Spinners::new(config.spin),
-            connections: Mutex::default(),
-            next_connection: AtomicU64::new(0),
+            places: Places::new(config.connections_max),
+            penalties: Penalties::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             change: Condvar::new(),
@@ -321,9 +372,9 @@ impl Server {
 impl Server {
     /// Does `how` to every connection and waits until none is left, or `limit` has passed.
     fn end_connections(&self, how: fn(BorrowedFd<'_>), limit: Duration) {
-        self.shared.connections().values().for_each(|fd| how(fd.as_fd()));
+        self.shared.places.each(how);
         let until = Instant::now() + limit;
-        while !self.shared.connections().is_empty() && Instant::now() < until {
+        while self.shared.places.len() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -392,11 +443,18 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
     let number = listener.as_fd().as_raw_fd();
     while !shared.stopping() {
         let accepted = match listener {
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| (OwnedFd::from(stream), Transport::Tcp)),
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| (OwnedFd::from(stream), Transport::Unix)),
+            Listener::Tcp(listener) => {
+                let accepted = listener.accept();
+                accepted.map(|(stream, peer)| (OwnedFd::from(stream), Transport::Tcp, Address::of(peer.ip())))
+            }
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| {
+                let fd = OwnedFd::from(stream);
+                let user = serving::peer(fd.as_fd()).map_or(Address::Unknown, |peer| Address::User(peer.uid));
+                (fd, Transport::Unix, user)
+            }),
         };
         match accepted {
-            Ok((fd, transport)) => admit(&shared, fd, transport),
+            Ok((fd, transport, address)) => admit(&shared, fd, transport, address),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 let _ = net::poll(number, libc::POLLIN, LOOK_AGAIN);
             }
@@ -412,34 +470,27 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
 }
 
 /// Gives a connection a thread.
-fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport) {
-    /// So many more than the limit are told why they are turned away; the rest is just closed.
-    const TURNED_AWAY_MAX: usize = 64;
-    let there = shared.connections().len();
-    if there >= shared.config.connections_max + TURNED_AWAY_MAX {
-        return;
-    }
-    let turn_away = if there >= shared.config.connections_max {
-        Some((RefuseCode::Connections, "the server has as many connections as it takes: raise --max-connections"))
-    } else if transport == Transport::Unix && shared.config.tenants.is_none() && !may_use(&fd) {
-        Some((RefuseCode::Token, "the server belongs to another user: it needs --token-file to serve others"))
-    } else {
-        None
-    };
+fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Address) {
     if transport == Transport::Tcp
         && let Err(errno) = serving::prepare_tcp(fd.as_fd())
     {
         tracing::debug!(%errno, "a connection was gone before it began");
         return;
     }
-    let fd = Arc::new(fd);
-    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
-    shared.connections().insert(number, fd.clone());
+    let Some(Admitted { number, fd, is_turned_away, has_evicted }) = shared.places.admit(fd, address) else { return };
+    shared.counters.evicted_connections.fetch_add(u64::from(has_evicted), Ordering::Relaxed);
+    let turn_away = if is_turned_away {
+        Some((RefuseCode::Connections, "the server has as many connections as it takes: raise --max-connections"))
+    } else if transport == Transport::Unix && shared.config.tenants.is_none() && !may_use(address) {
+        Some((RefuseCode::Token, "the server belongs to another user: it needs --token-file to serve others"))
+    } else {
+        None
+    };
     let member = Member { shared: shared.clone(), number };
     let spawned =
         std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
             let shared = &member.shared;
-            let mut connection = Connection::new(shared, fd, transport);
+            let mut connection = Connection::new(shared, fd, number, transport, address);
             let end = match turn_away {
                 None => connection.run(),
                 Some((code, text)) => connection.turn_away(code, text),
@@ -454,10 +505,9 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport) {
     }
 }
 
-/// May the process at the other end use a server without tokens?
-fn may_use(fd: &OwnedFd) -> bool {
-    let uid = serving::effective_uid();
-    serving::peer(fd.as_fd()).is_ok_and(|peer| peer.uid == uid || peer.uid == 0)
+/// May a local user use a server without tokens?
+fn may_use(user: Address) -> bool {
+    user == Address::User(serving::effective_uid()) || user == Address::User(0)
 }
 
 /// A place in the list of connections, given up in whatever way the thread ends.
@@ -468,7 +518,7 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.shared.connections().remove(&self.number);
+        self.shared.places.remove(self.number);
         self.shared.notify();
     }
 }

@@ -11,8 +11,9 @@
 //! What a session holds is freed when it ends, and no request finds it afterwards. The session itself is counted until then:
 //! who sees no session any more sees no memory of one either.
 
+use crate::counters::Counters;
 use crate::fabric::Exposure;
-use crate::store::{Account, Meter, Region, Snapshot};
+use crate::store::{Account, Charge, Exhausted, Ledger, Meter, Region, Resource, Snapshot};
 use farfield_core::RegionId;
 use farfield_core::wire::SessionSecret;
 use std::collections::HashMap;
@@ -25,6 +26,9 @@ use std::time::{Duration, Instant};
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) quota: Arc<Meter>,
+    /// `None` without tokens: then each address has its own.
+    pub(crate) ledger: Option<Arc<Ledger>>,
+    pub(crate) counters: Counters,
 }
 
 /// Regions that belong together and die together.
@@ -35,18 +39,18 @@ pub(crate) struct Session {
     pub(crate) secret: SessionSecret,
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) client_name: String,
+    /// Whoever pays for its regions.
+    pub(crate) account: Account,
+    _held: Charge,
     /// What is read one-sided.
     pub(crate) exposure: Exposure,
     /// `None` after the end.
     regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
 }
 
-/// Why a session does not take another region.
+/// The session is over and takes no region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NoRegion {
-    Ended,
-    TooMany,
-}
+pub(crate) struct Ended;
 
 impl Session {
     pub(crate) fn region(&self, id: RegionId) -> Option<Arc<Region>> {
@@ -54,9 +58,9 @@ impl Session {
         regions.as_ref()?.get(&id).cloned()
     }
 
-    fn insert(&self, id: RegionId, region: Region) -> Result<(), NoRegion> {
+    fn insert(&self, id: RegionId, region: Region) -> Result<(), Ended> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        regions.as_mut().ok_or(NoRegion::Ended)?.insert(id, Arc::new(region));
+        regions.as_mut().ok_or(Ended)?.insert(id, Arc::new(region));
         Ok(())
     }
 
@@ -103,9 +107,6 @@ struct Ticket {
     expires: Instant,
 }
 
-/// Most snapshots of one tenant that wait to be claimed.
-const TICKETS_MAX: usize = 1024;
-
 /// All sessions and tickets of a server.
 #[derive(Debug)]
 pub(crate) struct Sessions {
@@ -115,12 +116,10 @@ pub(crate) struct Sessions {
     tickets: Mutex<HashMap<u128, Ticket>>,
     next_session: AtomicU64,
     next_region: AtomicU64,
-    /// Most regions of one tenant: each takes descriptors, of which there are only so many.
-    regions_max: usize,
 }
 
 impl Sessions {
-    pub(crate) fn new(lease: Duration, ticket_life: Duration, regions_max: usize) -> Sessions {
+    pub(crate) fn new(lease: Duration, ticket_life: Duration) -> Sessions {
         Sessions {
             lease,
             ticket_life,
@@ -128,7 +127,6 @@ impl Sessions {
             tickets: Mutex::default(),
             next_session: AtomicU64::new(1),
             next_region: AtomicU64::new(1),
-            regions_max,
         }
     }
 
@@ -141,18 +139,27 @@ impl Sessions {
     }
 
     /// A new session with one connection.
-    pub(crate) fn open(&self, secret: SessionSecret, tenant: Arc<Tenant>, client_name: &str) -> Arc<Session> {
+    pub(crate) fn open(
+        &self,
+        secret: SessionSecret,
+        tenant: Arc<Tenant>,
+        account: Account,
+        client_name: &str,
+    ) -> Result<Arc<Session>, Exhausted> {
+        let held = account.ledger.charge(Resource::Sessions, 1)?;
         let session = Arc::new(Session {
             number: self.next_session.fetch_add(1, Ordering::Relaxed),
             secret,
             tenant,
             client_name: client_name.to_owned(),
+            account,
+            _held: held,
             exposure: Exposure::default(),
             regions: RwLock::new(Some(HashMap::new())),
         });
         let entry = Entry { session: session.clone(), connections: 1, lost_at: None, ending: false };
         self.entries().insert(secret, entry);
-        session
+        Ok(session)
     }
 
     /// One more connection of a session that is held or on lease. A tenant joins its own sessions only.
@@ -163,6 +170,11 @@ impl Sessions {
         entry.connections += 1;
         entry.lost_at = None;
         Some(entry.session.clone())
+    }
+
+    /// Is there a session with this secret? It is of no use without the token of its tenant.
+    pub(crate) fn has(&self, secret: SessionSecret) -> bool {
+        self.entries().contains_key(&secret)
     }
 
     /// One connection less. With the last one the lease starts, or the session ends if the lease is zero; says whether it
@@ -208,24 +220,15 @@ impl Sessions {
     }
 
     /// Gives a region to a session.
-    pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, NoRegion> {
-        let of_tenant = |other: &&Arc<Session>| Arc::ptr_eq(&other.tenant, &session.tenant);
-        if self.all().iter().filter(of_tenant).map(|other| other.region_count()).sum::<usize>() >= self.regions_max {
-            return Err(NoRegion::TooMany);
-        }
+    pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, Ended> {
         let id = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
         session.insert(id, region)?;
         Ok(id)
     }
 
-    /// Keeps a snapshot for whoever shows `secret`; `false` if too many wait already.
-    pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) -> bool {
-        let mut tickets = self.tickets();
-        if tickets.values().filter(|ticket| Arc::ptr_eq(&ticket.tenant, &tenant)).count() >= TICKETS_MAX {
-            return false;
-        }
-        tickets.insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
-        true
+    /// Keeps a snapshot for whoever shows `secret`. Its tenant pays for it like for a region.
+    pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) {
+        self.tickets().insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
     }
 
     /// The snapshot behind a ticket, once, for the tenant that made it.
@@ -266,8 +269,10 @@ impl Sessions {
 }
 
 impl Tenant {
-    pub(crate) fn account(&self, server: &Arc<Meter>) -> Account {
-        Account { server: server.clone(), tenant: self.quota.clone() }
+    /// Whoever pays for what this tenant keeps; `address` if it has no ledger of its own.
+    pub(crate) fn account(&self, server: &Arc<Meter>, address: impl FnOnce() -> Arc<Ledger>) -> Account {
+        let ledger = self.ledger.clone().unwrap_or_else(address);
+        Account { server: server.clone(), tenant: self.quota.clone(), ledger }
     }
 }
 
@@ -278,18 +283,32 @@ mod tests {
     use farfield_core::PageId;
 
     fn tenant() -> Arc<Tenant> {
-        Arc::new(Tenant { name: "t".into(), quota: Arc::new(Meter::new(None)) })
+        let ledger = crate::store::tests::ledger();
+        Arc::new(Tenant {
+            name: "t".into(),
+            quota: Arc::new(Meter::new(None)),
+            ledger: Some(ledger),
+            counters: Counters::default(),
+        })
+    }
+
+    fn account(tenant: &Tenant, capacity: &Arc<Meter>) -> Account {
+        tenant.account(capacity, || unreachable!("it has a ledger"))
+    }
+
+    fn open(sessions: &Sessions, secret: u128, tenant: &Arc<Tenant>, capacity: &Arc<Meter>) -> Arc<Session> {
+        sessions.open(SessionSecret(secret), tenant.clone(), account(tenant, capacity), "test").unwrap()
     }
 
     #[test]
     fn a_lease_ends_what_nobody_comes_back_for() {
         let lease = Duration::from_secs(10);
-        let sessions = Sessions::new(lease, lease, 2);
+        let sessions = Sessions::new(lease, lease);
         let (tenant, stranger) = (tenant(), tenant());
         let capacity = Arc::new(Meter::new(None));
         let secret = SessionSecret(7);
-        let session = sessions.open(secret, tenant.clone(), "test");
-        let region = Region::new(10, tenant.account(&capacity)).unwrap();
+        let session = open(&sessions, secret.0, &tenant, &capacity);
+        let region = Region::new(10, account(&tenant, &capacity)).unwrap();
         region.write(PageId(0), &[1; 4096], |_| 0).unwrap();
         let id = sessions.add_region(&session, region).unwrap();
         let start = Instant::now();
@@ -306,17 +325,17 @@ mod tests {
         assert_eq!(capacity.used_pages(), 0);
         assert!(session.region(id).is_none());
         assert!(sessions.join(secret, &tenant).is_none());
-        let late = Region::new(10, tenant.account(&capacity)).unwrap();
-        assert_eq!(sessions.add_region(&session, late), Err(NoRegion::Ended));
+        let late = Region::new(10, account(&tenant, &capacity)).unwrap();
+        assert_eq!(sessions.add_region(&session, late), Err(Ended));
     }
 
     #[test]
     fn a_session_is_counted_until_its_memory_is_free_and_joined_by_nobody_meanwhile() {
-        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 9);
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
         let (tenant, capacity) = (tenant(), Arc::new(Meter::new(None)));
-        let session = sessions.open(SessionSecret(7), tenant.clone(), "test");
+        let session = open(&sessions, 7, &tenant, &capacity);
         for _ in 0..8 {
-            let region = Region::new(256, tenant.account(&capacity)).unwrap();
+            let region = Region::new(256, account(&tenant, &capacity)).unwrap();
             region.write(PageId(0), &[1; 256 * 4096], |_| 0).unwrap();
             sessions.add_region(&session, region).unwrap();
         }
@@ -333,29 +352,12 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_cannot_take_all_descriptors() {
-        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 2);
-        let (tenant, other) = (tenant(), tenant());
-        let capacity = Arc::new(Meter::new(None));
-        let first = sessions.open(SessionSecret(1), tenant.clone(), "test");
-        let second = sessions.open(SessionSecret(2), tenant.clone(), "test");
-        let stranger = sessions.open(SessionSecret(3), other.clone(), "test");
-        let region = |tenant: &Tenant| Region::new(10, tenant.account(&capacity)).unwrap();
-        let kept = sessions.add_region(&first, region(&tenant)).unwrap();
-        sessions.add_region(&second, region(&tenant)).unwrap();
-        assert_eq!(sessions.add_region(&first, region(&tenant)), Err(NoRegion::TooMany));
-        sessions.add_region(&stranger, region(&other)).unwrap();
-        first.remove(kept);
-        sessions.add_region(&second, region(&tenant)).unwrap();
-    }
-
-    #[test]
     fn a_ticket_is_good_once_in_time_and_for_its_tenant() {
         let life = Duration::from_secs(30);
-        let sessions = Sessions::new(life, life, 2);
+        let sessions = Sessions::new(life, life);
         let (tenant, stranger) = (tenant(), tenant());
         let capacity = Arc::new(Meter::new(None));
-        let region = Region::new(10, tenant.account(&capacity)).unwrap();
+        let region = Region::new(10, account(&tenant, &capacity)).unwrap();
         let now = Instant::now();
         sessions.add_ticket(1, region.snapshot().unwrap(), tenant.clone(), now);
         sessions.add_ticket(2, region.snapshot().unwrap(), tenant.clone(), now);
@@ -369,8 +371,8 @@ mod tests {
 
     #[test]
     fn without_a_lease_the_last_connection_takes_everything_with_it() {
-        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO, 2);
-        let session = sessions.open(SessionSecret(7), tenant(), "test");
+        let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
+        let session = open(&sessions, 7, &tenant(), &Arc::new(Meter::new(None)));
         assert!(sessions.join(SessionSecret(7), &session.tenant).is_some());
         assert!(!sessions.leave(&session, Instant::now()));
         assert!(sessions.leave(&session, Instant::now()));

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use farfield_core::wire::{self, CallBody, HEAD_BYTES, Head, Kind, Request, WireRequest, encode_request};
+use farfield_core::wire::{self, CallBody, HEAD_BYTES, Head, Kind, PagePart, Request, WireRequest, encode_request};
 use farfield_core::{PageId, RegionId};
 use farfield_server::Config;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
     for _ in 0..dice.roll(8) {
         let page = PageId(dice.roll(120));
         let count = dice.roll(20) as u32;
-        let request = match dice.roll(18) {
+        let request = match dice.roll(19) {
             0 => Request::CreateRegion { pages: dice.roll(1000) },
             1 => Request::DropRegion { region },
             2..=4 => Request::Read { region, page, count },
@@ -40,6 +40,12 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
                 let asked = WireRequest { tag: dice.roll(9), background: false, deadline: None, request };
                 encode_request(&asked, &mut bytes);
                 continue;
+            }
+            17 => {
+                let part = PagePart::new(dice.roll(4000) as usize, 1 + dice.roll(90) as usize).unwrap();
+                // Inside, a little outside, and far outside.
+                let page = PageId([page.0, 999 + dice.roll(3), 1 << dice.roll(64)][dice.roll(3) as usize]);
+                Request::ReadPart { region, page, part }
             }
             _ => {
                 bytes.extend_from_slice(&client.write_frame(region, page.0, &[7; 3]).1);

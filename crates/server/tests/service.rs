@@ -86,6 +86,24 @@ fn a_wrong_token_is_refused_on_every_road() {
 }
 
 #[test]
+fn an_address_that_guesses_tokens_is_slowed_down_and_its_sessions_go_on() {
+    let server = serve(two_tenants());
+    let (_kept, greeting) = Client::open(tcp(&server), &hello("b-token", None));
+    let session = greeting.unwrap().session;
+    // So many are not looked at within a second, however they come.
+    let closed = (0..200).any(|guess| {
+        drop(Client::open(tcp(&server), &hello(&format!("guess-{guess}"), None)));
+        Client::open(tcp(&server), &hello("b-token", None)).1 == Err(RefuseCode::Token)
+    });
+    assert!(closed, "right and wrong are no longer told apart");
+    for (url, session) in [(tcp(&server), Some(session)), (unix(&server), None)] {
+        let (_, greeting) = Client::open(url, &hello("b-token", session));
+        greeting.unwrap();
+    }
+    eventually("it is forgiven", || Client::open(tcp(&server), &hello("b-token", None)).1.is_ok());
+}
+
+#[test]
 fn without_tokens_a_socket_serves_its_own_user_only() {
     let server = serve(config());
     let url = unix(&server).to_owned();
@@ -240,6 +258,23 @@ fn requests_that_cannot_be_are_errors_and_the_connection_goes_on() {
     let (head, _) = client.receive().unwrap();
     assert_eq!((head.tag, head.code), (77, ErrorCode::Unsupported.number()));
     assert_eq!(client.ask(Request::Ping), Ok(Reply::Done));
+}
+
+#[test]
+fn parts_of_pages_that_are_not_there_are_out_of_range_also_many_at_once() {
+    let server = serve(config());
+    let mut client = Client::new(tcp(&server));
+    let region = client.create(10).unwrap();
+    for page in [10, 1 << 13, 1 << 32, 1 << 40, u64::MAX] {
+        // In one packet, so that the server looks at them together.
+        let head = Head { kind: Kind::ReadPart as u8, count: 8, region: region.0, page, ..Head::default() };
+        let frames: Vec<u8> = (1..=3).flat_map(|tag| Head { tag, ..head }.encode()).collect();
+        client.send(&frames);
+        for tag in 1..=3 {
+            let (head, _) = client.receive().unwrap();
+            assert_eq!((head.tag, head.code), (tag, ErrorCode::OutOfRange.number()), "page {page}");
+        }
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl Connection<'_> {
         let mut tasks = ArrayVec::<_, ROW_MAX>::new();
         for (wire, asked) in row {
             self.conversation.on_answered();
-            self.tally.requests[wire.request.kind() as usize] += 1;
+            self.tally.request(wire.request.kind());
             if is_late(wire, arrived, now) {
                 self.fail(asked.tag, ErrorCode::TimedOut, 0);
                 continue;
@@ -76,6 +76,10 @@ impl Connection<'_> {
             tags.push(asked.tag);
             tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
         }
+        // Answers may be long, and the client may not take them.
+        self.hold_outbox(tags.len().saturating_mul(CallBody::ANSWER_BYTES_MAX))?;
+        // A function may wait for another one, which may wait for its turn.
+        self.turn = None;
         let Some(region) = session.region(first.region) else {
             tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
             return Ok(());
@@ -84,7 +88,7 @@ impl Connection<'_> {
         let CallBody { name, version, .. } = first.call;
         let memory = RegionMemory::new(&region);
         let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result, steps| {
-            let tag = tags[index];
+            let Some(&tag) = tags.get(index) else { return };
             match result {
                 Ok(answer) => {
                     let steps = u32::try_from(steps).unwrap_or(u32::MAX);

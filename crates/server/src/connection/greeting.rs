@@ -1,21 +1,24 @@
 //! Who the client is, and whether it may go on.
 
 use super::{BATCH_PAGES_MAX, Connection, End, IN_FLIGHT_MAX, Transport};
+use crate::address::Address;
 use crate::server::Shared;
 use crate::sessions::{Session, Tenant};
+use crate::store::{Charge, Ledger, Resource};
 use farfield_core::wire::{self, Hello, Refusal, RefuseCode};
 use farfield_os::{Errno, serving};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 impl Connection<'_> {
-    pub(super) fn greeted(
-        &mut self,
-        greeting: Result<(Arc<Session>, wire::Welcome), (RefuseCode, &'static str)>,
-    ) -> Result<(), End> {
+    pub(super) fn greeted(&mut self, greeting: Result<Greeting, (RefuseCode, &'static str)>) -> Result<(), End> {
         match greeting {
-            Ok((session, welcome)) => {
+            Ok(Greeting { session, welcome, ledger, held }) => {
+                self.shared.places.welcome(self.number);
                 self.session = Some(session);
+                self.ledger = Some(ledger);
+                self.held = Some(held);
                 self.conversation.on_welcome(&welcome);
                 self.answer(|out| welcome.encode(out));
                 Ok(())
@@ -31,17 +34,38 @@ impl Connection<'_> {
     }
 }
 
+/// A client that is welcome.
+pub(super) struct Greeting {
+    session: Arc<Session>,
+    welcome: wire::Welcome,
+    /// Whoever pays for its connection.
+    ledger: Arc<Ledger>,
+    held: Charge,
+}
+
 /// Takes the client into a session, or says why not.
 pub(super) fn greet(
     shared: &Shared,
     transport: Transport,
+    address: Address,
     hello: &Hello<'_>,
     version: Option<u16>,
-) -> Result<(Arc<Session>, wire::Welcome), (RefuseCode, &'static str)> {
+) -> Result<Greeting, (RefuseCode, &'static str)> {
     let Some(version) = version else {
         return Err((RefuseCode::Version, "no protocol version in common: use the same release on both sides"));
     };
-    let tenant: &Arc<Tenant> = shared.tenant_of(hello.token).ok_or((RefuseCode::Token, "wrong token"))?;
+    let is_guess = hello.session.is_none_or(|secret| !shared.sessions.has(secret));
+    if is_guess && shared.penalties.is_closed(address, Instant::now()) {
+        return Err((RefuseCode::Token, "too many wrong tokens came from your address: wait a few seconds"));
+    }
+    let Some(tenant): Option<&Arc<Tenant>> = shared.tenant_of(hello.token) else {
+        shared.penalties.add(address, Instant::now());
+        return Err((RefuseCode::Token, "wrong token"));
+    };
+    let account = tenant.account(&shared.capacity, || shared.address_ledgers.of(address));
+    let ledger = account.ledger.clone();
+    let too_many = "you have as many connections as are left for others: close some, or raise --max-connections";
+    let held = ledger.charge(Resource::Connections, 1).map_err(|_| (RefuseCode::Connections, too_many))?;
     let session = match hello.session {
         Some(secret) => shared
             .sessions
@@ -53,7 +77,9 @@ pub(super) fn greet(
         }
         None => {
             let secret = random_u128().map_err(|_| (RefuseCode::Malformed, "the server has no random numbers"))?;
-            let session = shared.sessions.open(wire::SessionSecret(secret), tenant.clone(), hello.client_name);
+            let opened = shared.sessions.open(wire::SessionSecret(secret), tenant.clone(), account, hello.client_name);
+            let too_many = "you have too many sessions: end some, or wait for their leases";
+            let session = opened.map_err(|_| (RefuseCode::Connections, too_many))?;
             let (number, client, tenant) = (session.number, &session.client_name, &session.tenant.name);
             tracing::debug!(session = number, client, tenant, ?transport, "session opened");
             session
@@ -78,7 +104,14 @@ pub(super) fn greet(
         batch_pages_max: BATCH_PAGES_MAX,
         in_flight_max: IN_FLIGHT_MAX,
     };
-    Ok((session, welcome))
+    Ok(Greeting { session, welcome, ledger, held })
+}
+
+/// Random bits, fit for a secret.
+pub(crate) fn random_u64() -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
+    serving::fill_random(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 pub(crate) fn random_u128() -> Result<u128, Errno> {

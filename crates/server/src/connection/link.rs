@@ -1,13 +1,22 @@
 //! Bytes in and out: the inbox, the outbox, and the waits for the client.
 
 use super::{BATCH_PAGES_MAX, Connection, End};
+use crate::store::{Charge, Resource};
 use farfield_core::wire;
 use farfield_os::{Errno, net, serving};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// First size of the inbox; it grows when a longer message is announced.
+/// Size of the inbox of a client that has not said who it is: one `Hello` and a little more.
+pub(super) const GREETING_BYTES: usize = 2 * (wire::HEAD_BYTES + wire::Hello::BODY_BYTES_MAX);
+/// Size of the inbox afterwards; it grows when a longer message is announced.
 pub(super) const INBOX_BYTES: usize = 64 * 1024;
+/// The outbox is not paid for up to this size.
+const OUTBOX_BYTES: usize = 128 * 1024;
+/// Slowest client for which a message or an answer is kept while room is short.
+const BYTES_PER_SECOND_MIN: usize = 64 * 1024;
+/// How long a connection that waits for room sleeps before it asks again.
+const ASK_AGAIN: Duration = Duration::from_millis(2);
 /// Largest size of the inbox: two of the longest messages, so that one can arrive while the other is served.
 const INBOX_BYTES_MAX: usize = 2 * (wire::HEAD_BYTES + wire::write_body_bytes(BATCH_PAGES_MAX));
 /// An idle connection looks this often whether its inbox is larger than it needs to be.
@@ -16,10 +25,10 @@ const IDLE: Duration = Duration::from_secs(10);
 impl Connection<'_> {
     /// Receives at least one byte. `need` is the length of the next message as far as is known.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), End> {
-        self.make_room(need);
+        self.make_room(need)?;
         let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());
         loop {
-            let free = &mut self.inbox[self.unread.end..];
+            let free = self.inbox.get_mut(self.unread.end..).unwrap_or_default();
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
             // SAFETY: the free part of the inbox is ours alone.
             match unsafe { net::receive(self.fd.as_raw_fd(), &[part]) } {
@@ -45,40 +54,94 @@ impl Connection<'_> {
                 if until.is_some() {
                     return Err(End::Silent);
                 }
+                self.check_message(need)?;
                 self.shrink();
             }
         }
     }
 
-    fn make_room(&mut self, need: usize) {
+    fn make_room(&mut self, need: usize) -> Result<(), End> {
         if self.unread.is_empty() {
             self.unread = 0..0;
+            if self.is_short() {
+                self.shrink();
+            }
         }
         let room_for = need.min(INBOX_BYTES_MAX);
         if self.unread.start + room_for > self.inbox.len() || self.unread.end == self.inbox.len() {
             self.inbox.copy_within(self.unread.clone(), 0);
             self.unread = 0..self.unread.len();
         }
-        if room_for > self.inbox.len() {
-            self.inbox.resize((2 * room_for).min(INBOX_BYTES_MAX), 0);
+        let size = match self.session {
+            None => GREETING_BYTES,
+            Some(_) if room_for <= INBOX_BYTES => INBOX_BYTES,
+            Some(_) if self.is_short() => room_for,
+            Some(_) => (2 * room_for).min(INBOX_BYTES_MAX),
+        };
+        if room_for > self.inbox.len() || (self.inbox.len() == GREETING_BYTES && size > GREETING_BYTES) {
+            let held = self.buffer(size, INBOX_BYTES)?;
+            self.inbox.resize(size, 0);
+            self.inbox_held = held;
         }
         debug_assert!(self.unread.end < self.inbox.len());
+        Ok(())
     }
 
-    /// Nothing came for a while: what a long message needed is given back.
+    /// Nothing came for a while, or room is short: what a long message needed is given back.
     fn shrink(&mut self) {
         if self.unread.is_empty() && self.inbox.len() > INBOX_BYTES {
             self.unread = 0..0;
             self.inbox.truncate(INBOX_BYTES);
             self.inbox.shrink_to_fit();
+            self.inbox_held = None;
         }
+    }
+
+    /// Might this client soon be refused room for buffers?
+    fn is_short(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.is_short(Resource::BufferBytes))
+    }
+
+    /// Pays for a buffer of so many bytes, of which some are free. Waits until the client may hold so much: its other
+    /// connections hold what is its share.
+    fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, End> {
+        let Some(paid) = bytes.checked_sub(free).filter(|paid| *paid > 0) else { return Ok(None) };
+        let Some(ledger) = self.ledger.clone() else { return Err(End::Slow) };
+        let until = Instant::now() + self.shared.config.stall_max;
+        loop {
+            if let Ok(charge) = ledger.charge(Resource::BufferBytes, paid as u64) {
+                return Ok(Some(charge));
+            }
+            self.turn = None;
+            if self.shared.stopping() || Instant::now() >= until {
+                return Err(End::Slow);
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
+    /// Pays for answers of so many bytes until they are sent.
+    pub(super) fn hold_outbox(&mut self, bytes: usize) -> Result<(), End> {
+        if self.outbox_held.is_none() {
+            self.outbox_held = self.buffer(bytes, OUTBOX_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up on a client whose message does not come to an end, if what it holds is needed: one that was stopped in the midst of
+    /// it may go on some day.
+    fn check_message(&self, need: usize) -> Result<(), End> {
+        let Some(since) = self.message_since else { return Ok(()) };
+        let most = self.shared.config.stall_max + time_for(need);
+        if since.elapsed() > most && self.is_short() { Err(End::Slow) } else { Ok(()) }
     }
 
     /// Sends all of the outbox; waits for the client, but not forever.
     pub(super) fn flush(&mut self) -> Result<(), End> {
         let mut until = None;
+        let whole_until = Instant::now() + self.shared.config.stall_max + time_for(self.outbox.len());
         while self.sent < self.outbox.len() {
-            let rest = &self.outbox[self.sent..];
+            let rest = self.outbox.get(self.sent..).unwrap_or_default();
             let part = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
             // SAFETY: the rest of the outbox is readable and ours.
             match unsafe { net::send(self.fd.as_raw_fd(), &[part]) } {
@@ -89,7 +152,9 @@ impl Connection<'_> {
                 }
                 Err(errno) if errno.is_transient() => {
                     let until = *until.get_or_insert_with(|| Instant::now() + self.shared.config.stall_max);
-                    if !self.wait(libc::POLLOUT, until)? {
+                    self.turn = None;
+                    let is_ready = self.wait(libc::POLLOUT, until)?;
+                    if !is_ready || (self.is_short() && Instant::now() > whole_until) {
                         return Err(End::Stalled);
                     }
                 }
@@ -97,6 +162,10 @@ impl Connection<'_> {
             }
         }
         self.outbox.clear();
+        if self.outbox.capacity() > OUTBOX_BYTES {
+            self.outbox.shrink_to(OUTBOX_BYTES);
+        }
+        self.outbox_held = None;
         self.sent = 0;
         Ok(())
     }
@@ -136,6 +205,11 @@ impl Connection<'_> {
             }
         }
     }
+}
+
+/// How long so many bytes may take.
+fn time_for(bytes: usize) -> Duration {
+    Duration::from_secs((bytes / BYTES_PER_SECOND_MIN) as u64)
 }
 
 pub(super) fn lost(errno: Errno) -> End {

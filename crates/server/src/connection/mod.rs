@@ -5,19 +5,25 @@
 //! the batch. While the client does not take its answers nothing more is received, so what one connection can make the
 //! server hold is bounded by one batch.
 
+// What clients say is anything: no place in a slice and no narrower number without a check.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+
 mod calls;
 mod greeting;
 mod link;
 mod perform;
 mod reads;
 
-pub(crate) use greeting::random_u128;
+pub(crate) use greeting::random_u64;
+use greeting::random_u128;
 
+use crate::address::Address;
 use crate::counters::Tally;
 use crate::server::Shared;
 use crate::sessions::Session;
 use crate::spin::Patience;
-use crate::store::{Found, Scratch};
+use crate::store::{Charge, Found, Ledger, Scratch};
+use crate::turns::Turn;
 use calls::{Row, call_of};
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -25,8 +31,8 @@ use farfield_core::session::{ServerConversation, Step};
 use farfield_core::wire::{self, ErrorCode, Head, RefuseCode, Request, WireError, WireRequest};
 use farfield_os::Errno;
 use greeting::greet;
-use link::INBOX_BYTES;
-use reads::{Part, VECTORS_MAX, announce};
+use link::GREETING_BYTES;
+use reads::{Part, announce, read_bytes};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -64,6 +70,8 @@ pub(crate) enum End {
     Silent,
     /// The client does not take its answers.
     Stalled,
+    /// A message did not arrive whole in time, and its room is needed.
+    Slow,
     /// The kernel.
     Os(Errno),
 }
@@ -76,6 +84,7 @@ impl std::fmt::Display for End {
             End::Refused(code) => write!(f, "refused: {code:?}"),
             End::Broken(error) => write!(f, "no conversation: {error}"),
             End::Silent => f.write_str("the client did not say who it is"),
+            End::Slow => f.write_str("a message did not arrive whole in time"),
             End::Stalled => f.write_str("the client does not take its answers"),
             End::Os(errno) => write!(f, "{errno}"),
         }
@@ -93,13 +102,27 @@ struct Item {
 pub(crate) struct Connection<'a> {
     shared: &'a Shared,
     fd: Arc<OwnedFd>,
+    number: u64,
     transport: Transport,
+    address: Address,
     conversation: ServerConversation,
     session: Option<Arc<Session>>,
+    /// Whoever pays for this connection, once it is known.
+    ledger: Option<Arc<Ledger>>,
+    held: Option<Charge>,
+    /// What is paid for inbox and outbox beyond what each connection has.
+    inbox_held: Option<Charge>,
+    outbox_held: Option<Charge>,
+    /// While requests are served.
+    turn: Option<Turn>,
+    /// When the message began that has arrived in part.
+    message_since: Option<Instant>,
     inbox: Vec<u8>,
     /// The bytes of the inbox that were received and not used.
     unread: Range<usize>,
     batch: Vec<Item>,
+    /// Of the pages that the batch reads.
+    batch_bytes: usize,
     outbox: Vec<u8>,
     /// Bytes of the outbox that are sent.
     sent: usize,
@@ -114,7 +137,7 @@ pub(crate) struct Connection<'a> {
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        self.shared.counters.add(&mut self.tally);
+        self.add_up();
         if let Some(session) = self.session.take()
             && self.shared.sessions.leave(&session, Instant::now())
         {
@@ -124,21 +147,36 @@ impl Drop for Connection<'_> {
 }
 
 impl<'a> Connection<'a> {
-    pub(crate) fn new(shared: &'a Shared, fd: Arc<OwnedFd>, transport: Transport) -> Connection<'a> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        fd: Arc<OwnedFd>,
+        number: u64,
+        transport: Transport,
+        address: Address,
+    ) -> Connection<'a> {
         Connection {
             shared,
             fd,
+            number,
             transport,
+            address,
             conversation: ServerConversation::new(),
             session: None,
-            inbox: vec![0; INBOX_BYTES],
+            ledger: None,
+            held: None,
+            inbox_held: None,
+            outbox_held: None,
+            turn: None,
+            message_since: None,
+            inbox: vec![0; GREETING_BYTES],
             unread: 0..0,
-            batch: Vec::with_capacity(BATCH_MAX),
-            outbox: Vec::with_capacity(16 * 1024),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            outbox: Vec::new(),
             sent: 0,
-            parts: Vec::with_capacity(VECTORS_MAX),
-            vectors: Vec::with_capacity(VECTORS_MAX),
-            found: Vec::with_capacity(BATCH_PAGES_MAX as usize),
+            parts: Vec::new(),
+            vectors: Vec::new(),
+            found: Vec::new(),
             scratch: Box::new([0; PAGE_BYTES]),
             patience: Patience::default(),
             tally: Tally::default(),
@@ -153,7 +191,7 @@ impl<'a> Connection<'a> {
         };
         match &end {
             End::Refused(_) => self.tally.refused_connections += 1,
-            End::Broken(_) | End::Silent => self.tally.broken_connections += 1,
+            End::Broken(_) | End::Silent | End::Slow => self.tally.broken_connections += 1,
             _ => {}
         }
         if matches!(end, End::Refused(_) | End::Broken(_) | End::Bye) {
@@ -177,8 +215,15 @@ impl<'a> Connection<'a> {
             let until = (!self.conversation.is_open()).then_some(greeting_until);
             self.receive(need, until)?;
             let arrived = Instant::now();
+            let began_at = self.unread.start;
             need = self.serve_received(arrived)?;
-            self.shared.counters.add(&mut self.tally);
+            self.turn = None;
+            if self.unread.is_empty() {
+                self.message_since = None;
+            } else if self.unread.start != began_at || self.message_since.is_none() {
+                self.message_since = Some(arrived);
+            }
+            self.add_up();
         }
     }
 
@@ -191,7 +236,7 @@ impl<'a> Connection<'a> {
             let mut broken = None;
             let mut need = None;
             while self.batch.len() < BATCH_MAX {
-                match self.conversation.step(&self.inbox[at..self.unread.end]) {
+                match self.conversation.step(self.inbox.get(at..self.unread.end).unwrap_or_default()) {
                     Step::Need { bytes } => {
                         need = Some(bytes);
                         break;
@@ -206,7 +251,7 @@ impl<'a> Connection<'a> {
                         self.fail(tag, code, 0);
                     }
                     Step::Hello { hello, version, used } => {
-                        let greeting = greet(self.shared, self.transport, &hello, version);
+                        let greeting = greet(self.shared, self.transport, self.address, &hello, version);
                         at += used;
                         self.greeted(greeting)?;
                     }
@@ -241,6 +286,11 @@ impl<'a> Connection<'a> {
 
     fn serve_items(&mut self, batch: &[Item], inbox: &[u8], arrived: Instant) -> Result<(), End> {
         let Some(session) = self.session.clone() else { return Ok(()) };
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.take_turn();
+        self.batch_bytes = read_bytes(batch);
         announce(&session, batch);
         for background in [false, true] {
             let mut requests =
@@ -260,6 +310,7 @@ impl<'a> Connection<'a> {
                         }
                     }
                     self.serve_calls(&session, &row, arrived)?;
+                    self.take_turn();
                     continue;
                 }
                 let Some(region) = region_read(&request.request) else {
@@ -278,12 +329,27 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Adds to the counters what was counted since.
+    pub(super) fn add_up(&mut self) {
+        if let Some(session) = &self.session {
+            session.tenant.counters.copy(&self.tally);
+        }
+        self.shared.counters.add(&mut self.tally);
+    }
+
+    /// Waits for a turn at the processors; it is given back whenever the client is waited for.
+    fn take_turn(&mut self) {
+        if self.turn.is_none() {
+            self.turn = self.ledger.as_ref().map(|ledger| ledger.work());
+        }
+    }
+
     /// Puts an answer into the outbox.
     fn answer(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         let start = self.outbox.len();
         encode(&mut self.outbox);
         if self.shared.draining.load(Ordering::Relaxed) {
-            mark_stopping(&mut self.outbox[start..]);
+            mark_stopping(self.outbox.get_mut(start..).unwrap_or_default());
         }
     }
 
@@ -304,9 +370,9 @@ fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireE
     if let Some(read) = item.read {
         return Ok(read);
     }
-    let frame = &inbox[item.bytes.clone()];
+    let frame = inbox.get(item.bytes.clone()).unwrap_or_default();
     let head = Head::decode(frame)?.ok_or(WireError::Field("head"))?;
-    WireRequest::decode(&head, &frame[wire::HEAD_BYTES..])
+    WireRequest::decode(&head, frame.get(wire::HEAD_BYTES..).unwrap_or_default())
 }
 
 /// The request, if it is a read.

@@ -2,8 +2,8 @@
 
 use super::link::lost;
 use super::{Connection, End, Transport, is_late, random_u128};
-use crate::fabric::FabricError;
-use crate::sessions::{NoRegion, Session};
+use crate::fabric::{self, FabricError};
+use crate::sessions::{Ended, Session};
 use crate::store::{Region, StoreError};
 use farfield_core::wire::{self, ErrorCode, Kind, Request, WireRequest};
 use farfield_core::{RegionId, checksum};
@@ -29,7 +29,7 @@ impl Connection<'_> {
             return Ok(());
         }
         let kind = wire.request.kind();
-        self.tally.requests[kind as usize] += 1;
+        self.tally.request(kind);
         let outcome = self.perform(session, tag, kind, &wire.request);
         if let Err((code, page)) = outcome {
             self.fail(tag, code, page);
@@ -76,9 +76,8 @@ impl Connection<'_> {
                 if pages == 0 || pages > REGION_PAGES_MAX {
                     return Err((ErrorCode::BadRequest, pages));
                 }
-                let account = session.tenant.account(&self.shared.capacity);
-                let region = Region::new(pages, account).map_err(error_code)?;
-                let region = self.shared.sessions.add_region(session, region).map_err(no_region)?;
+                let region = Region::new(pages, session.account.clone()).map_err(error_code)?;
+                let region = self.shared.sessions.add_region(session, region).map_err(ended)?;
                 tracing::debug!(session = session.number, region = region.0, pages, "region created");
                 self.answer(|out| wire::encode_created(tag, region, out));
                 return Ok(());
@@ -90,26 +89,23 @@ impl Connection<'_> {
             Request::CloneRegion { region } => {
                 let snapshot = find(region)?.snapshot().map_err(error_code)?;
                 let secret = random_u128().map_err(|errno| error_code(StoreError::from(errno)))?;
-                if !self.shared.sessions.add_ticket(secret, snapshot, session.tenant.clone(), Instant::now()) {
-                    return Err((ErrorCode::TooMuch, 0));
-                }
+                self.shared.sessions.add_ticket(secret, snapshot, session.tenant.clone(), Instant::now());
                 self.answer(|out| wire::encode_ticket(tag, secret, out));
                 return Ok(());
             }
             Request::ClaimRegion { ticket } => {
                 let snapshot = self.shared.sessions.claim(ticket, &session.tenant, Instant::now());
                 let snapshot = snapshot.ok_or((ErrorCode::Ticket, 0))?;
-                let account = session.tenant.account(&self.shared.capacity);
-                let region = Region::from_snapshot(snapshot, account).map_err(error_code)?;
+                let region = Region::from_snapshot(snapshot, session.account.clone()).map_err(error_code)?;
                 let pages = region.pages();
-                let region = self.shared.sessions.add_region(session, region).map_err(no_region)?;
+                let region = self.shared.sessions.add_region(session, region).map_err(ended)?;
                 tracing::debug!(session = session.number, region = region.0, pages, "region cloned");
                 self.answer(|out| wire::encode_claimed(tag, region, pages, out));
                 return Ok(());
             }
             Request::Stat => {
-                self.shared.counters.add(&mut self.tally);
-                let stat = self.shared.stat();
+                self.add_up();
+                let stat = self.shared.stat_for(&session.tenant);
                 self.answer(|out| wire::encode_stat(tag, &stat, out));
                 return Ok(());
             }
@@ -129,7 +125,7 @@ impl Connection<'_> {
             }
             Request::Station => {
                 let fabric = self.shared.fabric.as_ref().ok_or((ErrorCode::Unsupported, 0))?;
-                let address = session.exposure.station(fabric).map_err(fabric_code)?;
+                let address = session.exposure.station(fabric, &session.account.ledger).map_err(fabric_code)?;
                 let station = wire::StationReply { provider: fabric.provider(), address: &address };
                 self.answer(|out| wire::encode_station(tag, &station, out));
                 return Ok(());
@@ -137,7 +133,8 @@ impl Connection<'_> {
             Request::Expose { region: id, first_layer } => {
                 let fabric = self.shared.fabric.as_ref().ok_or((ErrorCode::Unsupported, 0))?;
                 let region = find(id)?;
-                let layout = session.exposure.layout(fabric, id, &region).map_err(fabric_code)?;
+                let layout =
+                    session.exposure.layout(fabric, &session.account.ledger, id, &region).map_err(fabric_code)?;
                 self.answer(|out| layout.encode(tag, first_layer, out));
                 return Ok(());
             }
@@ -172,7 +169,7 @@ impl Connection<'_> {
             generation: descriptors.generation,
             layers_total: descriptors.layers_total,
             first_layer: descriptors.first_layer,
-            layers: descriptors.fds.len() as u32 - wire::MapReply::TABLES,
+            layers: descriptors.layers,
         };
         // What was answered before goes first.
         self.flush()?;
@@ -180,13 +177,15 @@ impl Connection<'_> {
         self.answer(|out| wire::encode_map(tag, &map, out));
         let until = Instant::now() + self.shared.config.stall_max;
         loop {
-            match serving::send_descriptors(self.fd.as_fd(), &self.outbox[start..], &descriptors.fds) {
+            let answer = self.outbox.get(start..).unwrap_or_default();
+            match serving::send_descriptors(self.fd.as_fd(), answer, &descriptors.fds) {
                 Ok(count) => {
                     self.tally.sent_bytes += count as u64;
                     self.sent += count;
                     return self.flush();
                 }
                 Err(errno) if errno.is_transient() => {
+                    self.turn = None;
                     self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
                         true => Ok(()),
                         false => Err(End::Stalled),
@@ -199,23 +198,24 @@ impl Connection<'_> {
 }
 
 fn fabric_code(error: FabricError) -> (ErrorCode, u64) {
+    if let Some(error) = fabric::store_error(&error) {
+        return error_code(error);
+    }
     tracing::error!(%error, "cannot open memory for one-sided reads");
     (ErrorCode::Internal, 0)
 }
 
-fn no_region(reason: NoRegion) -> (ErrorCode, u64) {
-    match reason {
-        NoRegion::Ended => (ErrorCode::BadRequest, 0),
-        NoRegion::TooMany => {
-            tracing::warn!("no descriptors left for more regions: raise the limit (ulimit -n)");
-            (ErrorCode::TooMuch, 0)
-        }
-    }
+fn ended(_: Ended) -> (ErrorCode, u64) {
+    (ErrorCode::BadRequest, 0)
 }
 
 pub(super) fn error_code(error: StoreError) -> (ErrorCode, u64) {
     match error {
         StoreError::Full(_) => (ErrorCode::PoolFull, 0),
+        StoreError::TooMany(resource) => {
+            tracing::debug!(resource = resource.name(), "refused: the client holds as much as is left for others");
+            (ErrorCode::TooMuch, 0)
+        }
         StoreError::OutOfRange => (ErrorCode::OutOfRange, 0),
         StoreError::Corrupt(page) => (ErrorCode::Corrupt, page.0),
         StoreError::Os(errno) => {

@@ -15,6 +15,8 @@ use std::time::Instant;
 
 /// Page bytes gathered before they are sent.
 const GATHER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the longest read.
+const READ_BYTES_MAX: usize = BATCH_PAGES_MAX as usize * PAGE_BYTES;
 /// Parts gathered before they are sent. The last read may add a part per page, a head and a tail.
 const PARTS_MAX: usize = 512;
 /// Parts that the kernel takes at once.
@@ -43,13 +45,17 @@ impl Connection<'_> {
         let region = session.region(id);
         let now = Instant::now();
         let mut current = Some(first);
-        while current.is_some() {
+        while let Some(request) = current {
+            // What the client does not take at once is kept. Before the region is locked, because this may wait.
+            self.hold_outbox(self.batch_bytes.min(GATHER_BYTES_MAX + READ_BYTES_MAX))?;
+            self.take_turn();
+            current = Some(request);
             let reader = region.as_ref().map(|region| region.reader());
             self.parts.clear();
             let mut gathered = 0;
             let mut own_from = self.sent;
             while let Some(request) = current {
-                self.tally.requests[request.request.kind() as usize] += 1;
+                self.tally.request(request.request.kind());
                 self.conversation.on_answered();
                 let outcome = match &reader {
                     _ if is_late(&request, arrived, now) => Err((ErrorCode::TimedOut, 0)),
@@ -100,9 +106,9 @@ impl Connection<'_> {
                 collect_read(reader, request.tag, page, count, &mut self.outbox, &mut collected)?;
                 let Collected { own_from: from, present, .. } = collected;
                 *own_from = from;
-                self.tally.read_pages += present;
-                self.tally.absent_pages += u64::from(count) - present;
-                Ok(present as usize * PAGE_BYTES)
+                self.tally.read_pages += present as u64;
+                self.tally.absent_pages += u64::from(count).saturating_sub(present as u64);
+                Ok(present * PAGE_BYTES)
             }
             _ => unreachable!("only reads get here"),
         }
@@ -114,7 +120,10 @@ impl Connection<'_> {
         let mut total = 0;
         for part in &self.parts {
             let (bytes, len) = match part {
-                Part::Own(range) => (self.outbox[range.clone()].as_ptr(), range.len()),
+                Part::Own(range) => {
+                    let own = self.outbox.get(range.clone()).unwrap_or_default();
+                    (own.as_ptr(), own.len())
+                }
                 Part::Layer { bytes, len } => (*bytes, *len),
             };
             self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
@@ -152,6 +161,16 @@ impl Connection<'_> {
     }
 }
 
+/// Bytes of the pages that a batch reads.
+pub(super) fn read_bytes(batch: &[Item]) -> usize {
+    let bytes = batch.iter().filter_map(|item| match item.read?.request {
+        Request::Read { count, .. } => Some((count as usize).saturating_mul(PAGE_BYTES)),
+        Request::ReadPart { part, .. } => Some(part.len()),
+        _ => None,
+    });
+    bytes.fold(0, usize::saturating_add)
+}
+
 /// Begins to bring what reads of parts will look at; a single one is served at once.
 pub(super) fn announce(session: &Session, batch: &[Item]) {
     let mut parts = batch.iter().filter_map(|item| match item.read?.request {
@@ -172,7 +191,7 @@ struct Collected<'a> {
     found: &'a mut Vec<Option<Found>>,
     /// Start of the outbox bytes that no part covers yet.
     own_from: usize,
-    present: u64,
+    present: usize,
 }
 
 /// Puts the answer to one read into outbox and parts; on an error nothing was put.
@@ -184,13 +203,13 @@ fn collect_read(
     outbox: &mut Vec<u8>,
     collected: &mut Collected<'_>,
 ) -> Result<(), (ErrorCode, u64)> {
-    reader.check_run(first, u64::from(count)).map_err(error_code)?;
+    let run = reader.check_run(first, u64::from(count)).map_err(error_code)?;
     collected.found.clear();
-    for page in first.0..first.0 + u64::from(count) {
+    for page in run {
         // Looked up once: the owner may change the page map between two looks.
         collected.found.push(reader.page(PageId(page)).map_err(error_code)?);
     }
-    let present = || collected.found.iter().enumerate().filter_map(|(index, found)| Some((index as u32, (*found)?)));
+    let present = || (0..).zip(collected.found.iter()).filter_map(|(index, found)| Some((index, (*found)?)));
     wire::encode_read(tag, count, present().map(|(index, found)| (index, found.sum)), outbox);
     let before = collected.parts.len();
     for page in collected.found.iter().flatten() {

@@ -1,40 +1,104 @@
-//! Who pays for a page: the capacity of the server and the quota of one tenant, both or neither.
+//! Who pays for memory: the capacity of the server and the quota of one tenant, both or neither.
+//!
+//! A limit is on *pages*, the bytes that clients store. *Bookkeeping* (page maps, checksums, notes, and
+//! what the kernel needs for a region) counts as well, but for an allowance that a dense region stays
+//! below: a sparse region, a clone or an empty region pays for it in full.
 
+use super::ledger::Ledger;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Pages in use against a limit.
+/// Of a limit, the part that bookkeeping may take beside the pages: a dense region needs 9 bytes per page.
+const ALLOWANCE_PART: u64 = 256;
+/// Pages of bookkeeping that every limit allows beside its pages, so that small ones can be used in full.
+const ALLOWANCE_PAGES: u64 = 256;
+
+/// Memory in use against a limit.
 #[derive(Debug)]
 pub(crate) struct Meter {
     limit_pages: u64,
+    /// Pages of clients, at most the limit.
     used_pages: AtomicU64,
+    /// Pages of clients and of bookkeeping, at most the limit and the allowance.
+    total_pages: AtomicU64,
+}
+
+fn try_add(counter: &AtomicU64, pages: u64, limit: u64) -> bool {
+    let fits = |used: u64| used.checked_add(pages).filter(|sum| *sum <= limit);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+}
+
+fn sub(counter: &AtomicU64, pages: u64) {
+    // Never below zero: a meter that is a little off is better than one that says full forever.
+    let less = |used: u64| Some(used.saturating_sub(pages));
+    let before = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0);
+    debug_assert!(before >= pages, "refunded {pages} of {before} pages");
 }
 
 impl Meter {
     /// `None`: no limit.
     pub(crate) fn new(limit_pages: Option<u64>) -> Meter {
-        Meter { limit_pages: limit_pages.unwrap_or(u64::MAX), used_pages: AtomicU64::new(0) }
+        Meter {
+            limit_pages: limit_pages.unwrap_or(u64::MAX),
+            used_pages: AtomicU64::new(0),
+            total_pages: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn used_pages(&self) -> u64 {
         self.used_pages.load(Ordering::Relaxed)
     }
 
+    /// Pages of bookkeeping.
+    pub(crate) fn bookkeeping_pages(&self) -> u64 {
+        self.total_pages.load(Ordering::Relaxed).saturating_sub(self.used_pages())
+    }
+
     pub(crate) fn limit_pages(&self) -> Option<u64> {
         (self.limit_pages != u64::MAX).then_some(self.limit_pages)
     }
 
-    fn try_add(&self, pages: u64) -> bool {
-        let fits = |used: u64| used.checked_add(pages).filter(|sum| *sum <= self.limit_pages);
-        self.used_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    fn total_limit(&self) -> u64 {
+        self.limit_pages.saturating_add(self.limit_pages / ALLOWANCE_PART).saturating_add(ALLOWANCE_PAGES)
     }
 
-    fn sub(&self, pages: u64) {
-        // Never below zero: a meter that is a little off is better than one that says full forever.
-        let less = |used: u64| Some(used.saturating_sub(pages));
-        let before = self.used_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0);
-        debug_assert!(before >= pages, "refunded {pages} of {before} pages");
+    fn try_add(&self, memory: Memory, pages: u64) -> bool {
+        if !try_add(&self.total_pages, pages, self.total_limit()) {
+            return false;
+        }
+        if memory == Memory::Bookkeeping || try_add(&self.used_pages, pages, self.limit_pages) {
+            return true;
+        }
+        sub(&self.total_pages, pages);
+        false
     }
+
+    fn add(&self, memory: Memory, pages: u64) {
+        self.total_pages.fetch_add(pages, Ordering::Relaxed);
+        if memory == Memory::Pages {
+            self.used_pages.fetch_add(pages, Ordering::Relaxed);
+        }
+    }
+
+    fn sub(&self, memory: Memory, pages: u64) {
+        if memory == Memory::Pages {
+            sub(&self.used_pages, pages);
+        }
+        sub(&self.total_pages, pages);
+    }
+
+    fn is_overdrawn(&self) -> bool {
+        self.used_pages() > self.limit_pages || self.total_pages.load(Ordering::Relaxed) > self.total_limit()
+    }
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Memory {
+    /// Bytes that clients stored, or set room aside for.
+    Pages,
+    /// What the server needs to know where they are.
+    Bookkeeping,
 }
 
 /// What stands in the way of one more page.
@@ -46,68 +110,148 @@ pub(crate) enum Full {
     Tenant,
 }
 
-/// The two meters that a region's pages run on.
+/// Whoever pays for a region: two meters for its memory, and the ledger of everything else.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) server: Arc<Meter>,
     pub(crate) tenant: Arc<Meter>,
+    pub(crate) ledger: Arc<Ledger>,
 }
 
 impl Account {
-    /// Takes `pages` from both, or from neither.
-    pub(crate) fn charge(&self, pages: u64) -> Result<(), Full> {
-        if !self.tenant.try_add(pages) {
+    /// Takes `pages` from both meters, or from neither.
+    pub(crate) fn charge(&self, memory: Memory, pages: u64) -> Result<(), Full> {
+        if !self.tenant.try_add(memory, pages) {
             return Err(Full::Tenant);
         }
-        if !self.server.try_add(pages) {
-            self.tenant.sub(pages);
+        if !self.server.try_add(memory, pages) {
+            self.tenant.sub(memory, pages);
             return Err(Full::Server);
         }
         Ok(())
     }
 
     /// Counts pages that are there already, whatever the limits say.
-    pub(crate) fn charge_regardless(&self, pages: u64) {
-        self.tenant.used_pages.fetch_add(pages, Ordering::Relaxed);
-        self.server.used_pages.fetch_add(pages, Ordering::Relaxed);
+    pub(crate) fn charge_regardless(&self, memory: Memory, pages: u64) {
+        self.tenant.add(memory, pages);
+        self.server.add(memory, pages);
     }
 
     /// Gives `pages` back to both.
-    pub(crate) fn refund(&self, pages: u64) {
-        self.tenant.sub(pages);
-        self.server.sub(pages);
+    pub(crate) fn refund(&self, memory: Memory, pages: u64) {
+        self.tenant.sub(memory, pages);
+        self.server.sub(memory, pages);
     }
 
-    /// Is one of the two over its limit (because of pages that were counted regardless)?
+    /// Says which of the two is over its limit, because of pages that were counted regardless.
     pub(crate) fn overdrawn(&self) -> Option<Full> {
-        let over = |meter: &Meter| meter.used_pages() > meter.limit_pages;
-        if over(&self.tenant) {
+        if self.tenant.is_overdrawn() {
             Some(Full::Tenant)
-        } else if over(&self.server) {
+        } else if self.server.is_overdrawn() {
             Some(Full::Server)
         } else {
             None
         }
+    }
+
+    /// Charges bookkeeping for as long as the guard lives.
+    pub(crate) fn hold(&self, pages: u64) -> Result<Bookkeeping, Full> {
+        self.charge(Memory::Bookkeeping, pages)?;
+        Ok(Bookkeeping { account: self.clone(), pages: AtomicU64::new(pages) })
+    }
+}
+
+/// Bookkeeping that is paid for; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Bookkeeping {
+    account: Account,
+    pages: AtomicU64,
+}
+
+impl Bookkeeping {
+    #[cfg(test)]
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    /// Charges more.
+    pub(crate) fn grow(&self, pages: u64) -> Result<(), Full> {
+        self.account.charge(Memory::Bookkeeping, pages)?;
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives a part back.
+    pub(crate) fn shrink(&self, pages: u64) {
+        let mut given = 0;
+        let less = |held: u64| {
+            given = held.min(pages);
+            Some(held - given)
+        };
+        let _ = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        self.account.refund(Memory::Bookkeeping, given);
+    }
+
+    /// Makes the charge what the kernel says, whatever the limits say.
+    pub(crate) fn set(&self, pages: u64) {
+        let before = self.pages.swap(pages, Ordering::Relaxed);
+        match pages.checked_sub(before) {
+            Some(more) => self.account.charge_regardless(Memory::Bookkeeping, more),
+            None => self.account.refund(Memory::Bookkeeping, before - pages),
+        }
+    }
+}
+
+impl Drop for Bookkeeping {
+    fn drop(&mut self) {
+        self.account.refund(Memory::Bookkeeping, *self.pages.get_mut());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::tests::ledger;
+
+    fn account(server: &Arc<Meter>, limit_pages: Option<u64>) -> Account {
+        Account { server: server.clone(), tenant: Arc::new(Meter::new(limit_pages)), ledger: ledger() }
+    }
 
     #[test]
     fn a_charge_takes_from_both_or_from_neither() {
         let server = Arc::new(Meter::new(Some(10)));
-        let small = Account { server: server.clone(), tenant: Arc::new(Meter::new(Some(4))) };
-        let large = Account { server: server.clone(), tenant: Arc::new(Meter::new(None)) };
-        assert_eq!(small.charge(5), Err(Full::Tenant));
+        let (small, large) = (account(&server, Some(4)), account(&server, None));
+        assert_eq!(small.charge(Memory::Pages, 5), Err(Full::Tenant));
         assert_eq!(server.used_pages(), 0);
-        assert_eq!(large.charge(8), Ok(()));
-        assert_eq!(small.charge(3), Err(Full::Server));
+        assert_eq!(large.charge(Memory::Pages, 8), Ok(()));
+        assert_eq!(small.charge(Memory::Pages, 3), Err(Full::Server));
         assert_eq!(small.tenant.used_pages(), 0);
-        assert_eq!(large.charge(u64::MAX), Err(Full::Tenant), "sums do not wrap");
-        large.refund(8);
-        assert_eq!(small.charge(4), Ok(()));
+        assert_eq!(large.charge(Memory::Pages, u64::MAX), Err(Full::Tenant), "sums do not wrap");
+        large.refund(Memory::Pages, 8);
+        assert_eq!(small.charge(Memory::Pages, 4), Ok(()));
         assert_eq!(server.used_pages(), 4);
+    }
+
+    #[test]
+    fn bookkeeping_beyond_its_allowance_takes_the_room_of_pages() {
+        let server = Arc::new(Meter::new(None));
+        let tenant = account(&server, Some(1024));
+        let allowance = 1024 / ALLOWANCE_PART + ALLOWANCE_PAGES;
+        let held = tenant.hold(allowance).unwrap();
+        tenant.charge(Memory::Pages, 1024).unwrap();
+        assert_eq!(tenant.charge(Memory::Pages, 1), Err(Full::Tenant));
+        assert!(matches!(held.grow(1), Err(Full::Tenant)));
+        tenant.refund(Memory::Pages, 100);
+        held.grow(100).unwrap();
+        assert_eq!(tenant.charge(Memory::Pages, 1), Err(Full::Tenant), "the sum counts");
+        held.shrink(1);
+        tenant.charge(Memory::Pages, 1).unwrap();
+        held.set(allowance + 200);
+        assert_eq!(tenant.overdrawn(), Some(Full::Tenant));
+        held.set(0);
+        assert_eq!((tenant.overdrawn(), tenant.tenant.bookkeeping_pages()), (None, 0));
+        tenant.refund(Memory::Pages, 925);
+        drop(held);
+        assert_eq!((server.used_pages(), server.bookkeeping_pages()), (0, 0));
     }
 }

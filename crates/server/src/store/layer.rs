@@ -2,8 +2,13 @@
 //!
 //! While it is the top layer of a region it takes writes. A snapshot freezes it: from then on its pages are only read, and
 //! given back when the last region that may need them is gone.
+//!
+//! Its bytes are mapped where that can be had, because then they are sent without a copy. Mappings belong to all
+//! clients of the server, so one may be refused at any time: then the bytes are copied with `pread` and `pwrite`.
 
-use super::account::Account;
+use super::account::{Account, Bookkeeping, Memory};
+use super::ledger::{Charge, Resource};
+use super::table::MEMFD_PAGES;
 use super::{Full, StoreError};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -14,14 +19,27 @@ use std::sync::{Mutex, OnceLock};
 
 /// Bytes mapped at a time.
 const PIECE_BYTES: u64 = 1 << 30;
+/// Pieces whose places are made together.
+const GROUP_PIECES: usize = 64;
+
+/// A part of the layer that is mapped, and paid for.
+#[derive(Debug)]
+struct Piece {
+    mapping: Mapping,
+    _held: [Charge; 2],
+}
+
+type Group = [OnceLock<Piece>; GROUP_PIECES];
 
 #[derive(Debug)]
 pub(crate) struct Layer {
     fd: OwnedFd,
     size_bytes: u64,
     /// The bytes, mapped piece by piece as they are needed: many large regions would not fit the address space.
-    pieces: Box<[OnceLock<Mapping>]>,
+    groups: Box<[OnceLock<Box<Group>>]>,
     account: Account,
+    _paid: Bookkeeping,
+    _held: Charge,
     /// Pages that the account has been charged for this layer.
     charged_pages: AtomicU64,
     /// Held while the charge is compared with what the kernel says.
@@ -33,14 +51,20 @@ pub(crate) struct Layer {
 impl Layer {
     /// An empty layer for a region of `pages` pages.
     pub(super) fn new(pages: u64, account: Account) -> Result<Layer, StoreError> {
-        let size_bytes = pages * PAGE_BYTES as u64;
+        let size_bytes = pages.saturating_mul(PAGE_BYTES as u64);
+        let groups = size_bytes.div_ceil(PIECE_BYTES).div_ceil(GROUP_PIECES as u64);
+        let group_pages = groups * size_of::<OnceLock<Box<Group>>>() as u64 / PAGE_BYTES as u64;
+        let held = account.ledger.charge(Resource::Descriptors, 1)?;
+        let paid = account.hold(MEMFD_PAGES + group_pages)?;
         let fd = memfd::create(c"farfield-layer", size_bytes)?;
-        let pieces = (0..size_bytes.div_ceil(PIECE_BYTES)).map(|_| OnceLock::new()).collect();
+        let groups = (0..groups).map(|_| OnceLock::new()).collect();
         Ok(Layer {
             fd,
             size_bytes,
-            pieces,
+            groups,
             account,
+            _paid: paid,
+            _held: held,
             charged_pages: AtomicU64::new(0),
             recount: Mutex::new(()),
             swept_alone: AtomicBool::new(false),
@@ -51,25 +75,57 @@ impl Layer {
         self.fd.as_fd()
     }
 
-    /// Address of the bytes of `page`, which must lie inside the region.
-    pub(super) fn page(&self, page: PageId) -> Result<*mut u8, StoreError> {
-        let (piece, offset) = (page.offset() / PIECE_BYTES, page.offset() % PIECE_BYTES);
-        let mapping = match self.pieces[piece as usize].get() {
-            Some(mapping) => mapping,
-            None => self.map_piece(piece)?,
+    /// Address of the bytes of `page`, if they are mapped or can be.
+    pub(super) fn mapped(&self, page: PageId) -> Option<*mut u8> {
+        if page.offset() >= self.size_bytes {
+            return None;
+        }
+        let index = usize::try_from(page.offset() / PIECE_BYTES).ok()?;
+        let offset = usize::try_from(page.offset() % PIECE_BYTES).ok()?;
+        let group = self.groups.get(index / GROUP_PIECES)?;
+        let piece = match group.get().and_then(|group| group.get(index % GROUP_PIECES)?.get()) {
+            Some(piece) => piece,
+            None => self.map_piece(group, index)?,
         };
-        assert!(offset < mapping.len() as u64);
-        // SAFETY: inside the mapping, by the line above, and a whole page, because both are multiples of the page size.
-        Ok(unsafe { mapping.as_ptr().add(offset as usize) })
+        if offset >= piece.mapping.len() {
+            return None;
+        }
+        // SAFETY: inside the mapping, by the comparison above, and a whole page, because both are multiples of the page size.
+        Some(unsafe { piece.mapping.as_ptr().add(offset) })
     }
 
     #[cold]
-    fn map_piece(&self, piece: u64) -> Result<&Mapping, StoreError> {
-        let start = piece * PIECE_BYTES;
-        let bytes = PIECE_BYTES.min(self.size_bytes - start);
-        let mapping = Mapping::part(self.fd(), start, bytes, Access::ReadWrite)?;
+    fn map_piece<'l>(&'l self, group: &'l OnceLock<Box<Group>>, index: usize) -> Option<&'l Piece> {
+        let start = index as u64 * PIECE_BYTES;
+        let bytes = PIECE_BYTES.min(self.size_bytes.checked_sub(start)?);
+        let ledger = &self.account.ledger;
+        let held = [ledger.charge(Resource::Mappings, 1), ledger.charge(Resource::AddressBytes, bytes)];
+        let [Ok(mapping), Ok(address)] = held else { return None };
+        let held = [mapping, address];
+        let mapping = Mapping::part(self.fd(), start, bytes, Access::ReadWrite).ok()?;
+        let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_PIECES]));
         // Another thread may have been faster; then this mapping goes away again.
-        Ok(self.pieces[piece as usize].get_or_init(|| mapping))
+        Some(group.get(index % GROUP_PIECES)?.get_or_init(|| Piece { mapping, _held: held }))
+    }
+
+    /// Copies bytes of a page out, without a mapping.
+    pub(super) fn copy_out(&self, page: PageId, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
+        debug_assert!(skip + into.len() <= PAGE_BYTES);
+        Ok(memfd::read_at(self.fd(), into, page.offset() + skip as u64)?)
+    }
+
+    /// Stores the bytes of a page.
+    pub(super) fn store_page(&self, page: PageId, bytes: &[u8]) -> Result<(), StoreError> {
+        debug_assert_eq!(bytes.len(), PAGE_BYTES);
+        match self.mapped(page) {
+            // SAFETY: a whole page of the layer; a page of a layer and what was received do not overlap. Raw copy, no
+            // reference: the owner may be writing there through its own mapping.
+            Some(target) => unsafe {
+                core::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len().min(PAGE_BYTES));
+            },
+            None => memfd::write_at(self.fd(), bytes, page.offset())?,
+        }
+        Ok(())
     }
 
     pub(super) fn charged_pages(&self) -> u64 {
@@ -78,14 +134,14 @@ impl Layer {
 
     /// Takes room for `pages` more pages.
     pub(super) fn charge(&self, pages: u64) -> Result<(), Full> {
-        self.account.charge(pages)?;
+        self.account.charge(Memory::Pages, pages)?;
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
     /// Counts pages that are there already.
     pub(super) fn charge_regardless(&self, pages: u64) {
-        self.account.charge_regardless(pages);
+        self.account.charge_regardless(Memory::Pages, pages);
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
@@ -97,7 +153,7 @@ impl Layer {
             Some(charged - given)
         };
         let _ = self.charged_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.account.refund(given);
+        self.account.refund(Memory::Pages, given);
         given
     }
 
@@ -118,9 +174,9 @@ impl Layer {
         let real = self.real_pages()?;
         let charged = self.charged_pages.swap(real, Ordering::Relaxed);
         if real > charged {
-            self.account.charge_regardless(real - charged);
+            self.account.charge_regardless(Memory::Pages, real - charged);
         } else {
-            self.account.refund(charged - real);
+            self.account.refund(Memory::Pages, charged - real);
         }
         Ok(real)
     }
@@ -146,6 +202,6 @@ impl Layer {
 
 impl Drop for Layer {
     fn drop(&mut self) {
-        self.account.refund(*self.charged_pages.get_mut());
+        self.account.refund(Memory::Pages, *self.charged_pages.get_mut());
     }
 }

@@ -71,9 +71,9 @@ impl Drop for Alone<'_> {
 fn pages(offset: u64, len: usize) -> impl Iterator<Item = (PageId, PagePart, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
-        let at = offset + done as u64;
+        let at = offset.saturating_add(done as u64);
         let page = PageId::containing(at);
-        let skip = (at - page.offset()) as usize;
+        let skip = usize::try_from(at - page.offset()).ok()?;
         let part = PagePart::new(skip, (len - done).min(PAGE_BYTES - skip))?;
         let bytes = done..done + part.len();
         done = bytes.end;
@@ -101,7 +101,7 @@ impl<'r> RegionMemory<'r> {
     /// Does what takes as long as so many reads.
     fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&Reader<'r>) -> T) -> T {
         let mut reader = self.reader.borrow_mut();
-        let reads = self.reads.get() + reads;
+        let reads = self.reads.get().saturating_add(reads);
         if reads >= READS_MAX {
             // Before the next is made: who waits for the region goes first.
             drop(reader.take());
@@ -115,7 +115,7 @@ impl<'r> RegionMemory<'r> {
             let mut scratch = self.scratch.borrow_mut();
             let scratch = scratch.page();
             for (page, part, bytes) in pages(offset, into.len()) {
-                let target = &mut into[bytes];
+                let target = into.get_mut(bytes).ok_or(StoreError::OutOfRange)?;
                 match <&mut Scratch>::try_from(&mut *target) {
                     Ok(target) => reader.whole(page, target)?,
                     Err(_) => target.copy_from_slice(reader.part(page, part, scratch)?),
@@ -126,7 +126,7 @@ impl<'r> RegionMemory<'r> {
     }
 
     fn try_load<const N: usize>(&self, offsets: &[u64], into: &mut [u8]) -> Result<(), StoreError> {
-        let reads = offsets.len().div_ceil(LOADS_OF_READ) as u32;
+        let reads = u32::try_from(offsets.len().div_ceil(LOADS_OF_READ)).unwrap_or(READS_MAX);
         self.with_reader(reads, |reader| reader.load::<N>(offsets, into.as_chunks_mut().0))
     }
 
@@ -151,13 +151,17 @@ impl<'r> RegionMemory<'r> {
         while let Some((page, part, range)) = parts.next() {
             if part.len() == PAGE_BYTES {
                 // All whole pages of the range together.
-                let (run, _) = bytes[range.start..].as_chunks::<PAGE_BYTES>();
-                self.region.write(page, run.as_flattened(), |index| checksum(&run[index as usize]))?;
+                let (run, _) = bytes.get(range.start..).unwrap_or_default().as_chunks::<PAGE_BYTES>();
+                let sum = |index: u32| run.get(index as usize).map_or(0, |page| checksum(page));
+                self.region.write(page, run.as_flattened(), sum)?;
                 parts.by_ref().take(run.len() - 1).for_each(drop);
                 continue;
             }
             self.region.reader().whole(page, scratch)?;
-            scratch[part.range()].copy_from_slice(&bytes[range]);
+            let (Some(target), Some(source)) = (scratch.get_mut(part.range()), bytes.get(range)) else {
+                return Err(StoreError::OutOfRange);
+            };
+            target.copy_from_slice(source);
             let sum = checksum(scratch);
             self.region.write(page, scratch, |_| sum)?;
         }
@@ -203,7 +207,7 @@ impl Memory for RegionMemory<'_> {
 
     fn matches(&self, offset: u64, sums: &[u64]) -> Result<bool, Fault> {
         let first = PageId::containing(offset).0;
-        let asked = self.with_reader(sums.len() as u32, |reader| {
+        let asked = self.with_reader(u32::try_from(sums.len()).unwrap_or(READS_MAX), |reader| {
             let mut scratch = self.scratch.borrow_mut();
             for (sum, page) in sums.iter().zip(first..) {
                 if !reader.matches(PageId(page), *sum, scratch.page())? {
@@ -239,7 +243,7 @@ impl Memory for RegionMemory<'_> {
 
 fn fault(error: StoreError, offset: u64) -> Fault {
     match error {
-        StoreError::Full(_) => Fault::Full,
+        StoreError::Full(_) | StoreError::TooMany(_) => Fault::Full,
         StoreError::OutOfRange => Fault::OutOfRange { offset },
         StoreError::Corrupt(page) => Fault::Corrupt { page },
         StoreError::Os(errno) => {

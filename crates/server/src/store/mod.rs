@@ -2,16 +2,21 @@
 //!
 //! Nothing here knows of connections or messages. `docs/design/server.md` draws the layout.
 
+// What clients say is anything: no place in a slice and no narrower number without a check.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+
 mod account;
 mod layer;
+mod ledger;
 mod memory;
 mod parts;
 mod region;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use account::{Account, Full, Meter};
+pub(crate) use ledger::{Charge, Exhausted, Ledger, Resource, Stock};
 pub(crate) use memory::RegionMemory;
 pub(crate) use parts::Scratch;
 #[cfg(feature = "fabric")]
@@ -30,6 +35,9 @@ pub(crate) enum StoreError {
         Full::Tenant => "the quota of the tenant is used up",
     })]
     Full(Full),
+    /// There is no more of something that belongs to all clients; nothing was stored.
+    #[error("too many {}", .0.name())]
+    TooMany(Resource),
     /// The run does not lie inside the region.
     #[error("the pages lie outside of the region")]
     OutOfRange,
@@ -47,11 +55,18 @@ impl From<Full> for StoreError {
     }
 }
 
+impl From<Exhausted> for StoreError {
+    fn from(Exhausted(resource): Exhausted) -> StoreError {
+        StoreError::TooMany(resource)
+    }
+}
+
 impl From<Errno> for StoreError {
     fn from(errno: Errno) -> StoreError {
         match errno.0 {
             // The machine itself has no memory left: to the client that is the same as a full pool.
             libc::ENOMEM | libc::ENOSPC => StoreError::Full(Full::Server),
+            libc::EMFILE | libc::ENFILE => StoreError::TooMany(Resource::Descriptors),
             _ => StoreError::Os(errno),
         }
     }

@@ -3,8 +3,9 @@
 //! The first part that is asked for costs a look at its whole page, unless a client that has the region mapped has noted it.
 
 use super::StoreError;
-use super::region::{Found, Reader};
-use super::table::{Entry, Table};
+use super::region::{Location, Reader};
+use super::table::Entry;
+use arrayvec::ArrayVec;
 use farfield_core::blocks::Blocks;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::PagePart;
@@ -25,17 +26,16 @@ impl Entry for Blocks {
     const BYTES: u64 = Blocks::BYTES as u64;
 }
 
-/// The notes of a region; made for the first part that is read, or for a client that maps it. `None`: there is no memory for them.
-pub(super) type Notes = OnceLock<Option<Table<Blocks>>>;
-
 impl Reader<'_> {
     /// The part will be read soon: the processor begins to bring what [`Reader::part`] will look at. So the parts of a batch do
     /// not wait for memory one after the other.
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
-        let (Ok(()), Ok(Some(bytes))) = (self.check_run(page, 1), self.bytes(page)) else { return };
-        load_ahead(self.sum_at(page));
-        if let Some(notes) = self.notes() {
-            load_ahead(notes.at(page).first(part));
+        let Ok(Some(Location { mapped: Some(bytes), .. })) = self.locate(page) else { return };
+        if let Some(sum) = self.sum_at(page) {
+            load_ahead(sum);
+        }
+        if let Some(blocks) = self.notes_of(page) {
+            load_ahead(blocks.first(part));
         }
         for offset in Blocks::span(part).step_by(LINE_BYTES) {
             load_ahead(bytes.wrapping_add(offset));
@@ -49,46 +49,45 @@ impl Reader<'_> {
         part: PagePart,
         scratch: &'s mut Scratch,
     ) -> Result<&'s [u8], StoreError> {
-        self.check_run(page, 1)?;
-        let Some(found) = self.page(page)? else {
-            scratch[part.range()].fill(0);
-            return Ok(&scratch[part.range()]);
+        let Some(found) = self.locate(page)? else {
+            let zeros = scratch.get_mut(part.range()).ok_or(StoreError::OutOfRange)?;
+            zeros.fill(0);
+            return Ok(zeros);
         };
-        let blocks = self.notes().map(|notes| notes.at(page));
-        copy(found, Blocks::span(part), scratch);
-        if !blocks.is_some_and(|blocks| blocks.match_part(part, scratch, found.sum)) {
-            if !copy_whole(found, scratch) {
+        let sum = self.sum_of(page);
+        let blocks = self.notes_of(page);
+        found.copy(Blocks::span(part), scratch)?;
+        if !blocks.is_some_and(|blocks| blocks.match_part(part, scratch, sum)) {
+            if !found.copy_whole(sum, scratch)? {
                 return Err(StoreError::Corrupt(page));
             }
             if let Some(blocks) = blocks {
-                blocks.note(scratch, found.sum);
+                blocks.note(scratch, sum);
             }
         }
-        Ok(&scratch[part.range()])
+        scratch.get(part.range()).ok_or(StoreError::OutOfRange)
     }
 
     /// Values of `N` bytes, as they are: nobody has compared them with the checksums of their pages.
     pub(crate) fn load<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), StoreError> {
         for (offsets, into) in offsets.chunks(LOAD_AHEAD).zip(into.chunks_mut(LOAD_AHEAD)) {
-            let mut found = [core::ptr::null(); LOAD_AHEAD];
-            for (found, offset) in found.iter_mut().zip(offsets) {
+            let mut found = ArrayVec::<_, LOAD_AHEAD>::new();
+            for offset in offsets {
                 let page = PageId::containing(*offset);
-                let skip = (offset - page.offset()) as usize;
-                self.check_run(page, 1)?;
+                let skip = usize::try_from(offset - page.offset()).map_err(|_| StoreError::OutOfRange)?;
+                let value = self.locate(page)?;
                 if skip + N > PAGE_BYTES {
                     return Err(StoreError::OutOfRange);
                 }
-                if let Some(bytes) = self.bytes(page)? {
-                    *found = bytes.wrapping_add(skip);
-                    load_ahead(*found);
+                if let Some(Location { mapped: Some(bytes), .. }) = value {
+                    load_ahead(bytes.wrapping_add(skip));
                 }
+                found.push((value, skip));
             }
-            for (found, into) in found.iter().zip(into) {
-                match found.is_null() {
-                    true => *into = [0; N],
-                    // SAFETY: `N` bytes inside a whole page of a layer, by the line above, mapped as long as the reader holds the region. As
-                    // in `copy`, another process may be writing them.
-                    false => unsafe { found.copy_to_nonoverlapping(into.as_mut_ptr(), N) },
+            for ((value, skip), into) in found.iter().zip(into) {
+                match value {
+                    None => *into = [0; N],
+                    Some(value) => value.copy_bytes(*skip, into)?,
                 }
             }
         }
@@ -97,8 +96,7 @@ impl Reader<'_> {
 
     /// The checksum that a page should have.
     pub(crate) fn sum(&self, page: PageId) -> Result<u64, StoreError> {
-        self.check_run(page, 1)?;
-        Ok(self.page(page)?.map_or_else(zero_sum, |found| found.sum))
+        Ok(if self.locate(page)?.is_some() { self.sum_of(page) } else { zero_sum() })
     }
 
     /// Should the page have this checksum, and has it? Whoever asked for the [sum](Reader::sum) before and [loaded](Reader::load) from the page has what
@@ -106,21 +104,48 @@ impl Reader<'_> {
     pub(crate) fn matches(&self, page: PageId, sum: u64, scratch: &mut Scratch) -> Result<bool, StoreError> {
         // What is read here is read after what was loaded.
         fence(Ordering::Acquire);
-        self.check_run(page, 1)?;
-        Ok(match self.page(page)? {
-            Some(found) => found.sum == sum && copy_whole(found, scratch),
+        Ok(match self.locate(page)? {
+            Some(found) => self.sum_of(page) == sum && found.copy_whole(sum, scratch)?,
             None => zero_sum() == sum,
         })
     }
 
     /// The bytes of a page, compared with its checksum: quicker than with what was noted of each block.
     pub(crate) fn whole(&self, page: PageId, into: &mut Scratch) -> Result<(), StoreError> {
-        self.check_run(page, 1)?;
-        let Some(found) = self.page(page)? else {
+        let Some(found) = self.locate(page)? else {
             into.fill(0);
             return Ok(());
         };
-        if copy_whole(found, into) { Ok(()) } else { Err(StoreError::Corrupt(page)) }
+        if found.copy_whole(self.sum_of(page), into)? { Ok(()) } else { Err(StoreError::Corrupt(page)) }
+    }
+}
+
+impl Location<'_> {
+    /// All of the page; does it match its checksum?
+    fn copy_whole(&self, sum: u64, into: &mut Scratch) -> Result<bool, StoreError> {
+        self.copy(0..PAGE_BYTES, into)?;
+        Ok(checksum(into) == sum)
+    }
+
+    /// Some bytes of the page, to where they are in it.
+    fn copy(&self, bytes: Range<usize>, scratch: &mut Scratch) -> Result<(), StoreError> {
+        let skip = bytes.start;
+        self.copy_bytes(skip, scratch.get_mut(bytes).ok_or(StoreError::OutOfRange)?)
+    }
+
+    /// Bytes of the page from `skip` on. Another process may be writing them: then they are of no page that was ever
+    /// stored, which its checksum shows.
+    pub(super) fn copy_bytes(&self, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
+        if skip.saturating_add(into.len()) > PAGE_BYTES {
+            return Err(StoreError::OutOfRange);
+        }
+        match self.mapped {
+            // SAFETY: inside a whole page of a layer, by the comparison above, mapped as long as the reader holds the
+            // region.
+            Some(source) => unsafe { source.add(skip).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) },
+            None => self.layer.copy_out(self.page, skip, into)?,
+        }
+        Ok(())
     }
 }
 
@@ -128,19 +153,6 @@ impl Reader<'_> {
 fn zero_sum() -> u64 {
     static ZERO_SUM: OnceLock<u64> = OnceLock::new();
     *ZERO_SUM.get_or_init(|| checksum(&[0; PAGE_BYTES]))
-}
-
-/// All of the page; does it match its checksum?
-fn copy_whole(found: Found, into: &mut Scratch) -> bool {
-    copy(found, 0..PAGE_BYTES, into);
-    checksum(into) == found.sum
-}
-
-fn copy(found: Found, bytes: Range<usize>, scratch: &mut Scratch) {
-    let target = &mut scratch[bytes.clone()];
-    // SAFETY: a whole page of a layer, mapped as long as the reader holds the region. Another process may be writing it: then the
-    // copy is of no page that was ever stored, which its checksum shows.
-    unsafe { found.bytes.add(bytes.start).copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) };
 }
 
 #[cfg(test)]

@@ -9,23 +9,32 @@ use std::sync::Arc;
 const LAYERS: usize = farfield_core::wire::MapReply::TABLES as usize;
 
 /// Small repeatable random numbers (xorshift).
-pub(super) struct Dice(pub(super) u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    pub(super) fn roll(&mut self, sides: u64) -> u64 {
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % sides
     }
 
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.roll(end as u64) as usize
     }
 }
 
-pub(super) fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
-    Account { server: Arc::new(Meter::new(limit_pages)), tenant: Arc::new(Meter::new(quota_pages)) }
+/// Of a server that has more than enough of everything.
+pub(crate) fn ledger() -> Arc<Ledger> {
+    ledger_of(|_| u64::MAX / 4)
+}
+
+pub(crate) fn ledger_of(limit: impl Fn(Resource) -> u64) -> Arc<Ledger> {
+    Arc::new(Ledger::new(Arc::new(Stock::new(limit))))
+}
+
+pub(crate) fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
+    Account { server: Arc::new(Meter::new(limit_pages)), tenant: Arc::new(Meter::new(quota_pages)), ledger: ledger() }
 }
 
 fn page_of(value: u64) -> Vec<u8> {
@@ -294,4 +303,148 @@ fn layers_are_merged_before_there_are_too_many() {
     kept.clear();
     region.sweep().unwrap();
     assert_eq!(account.server.used_pages(), 200);
+}
+
+/// Reads a page in the three ways that there are.
+fn read_every_way(region: &Region, page: u64) -> Result<Option<u64>, StoreError> {
+    let part = farfield_core::wire::PagePart::new(8, 8).unwrap();
+    let reader = region.reader();
+    reader.announce(PageId(page), part);
+    let found = reader.page(PageId(page))?;
+    let mut scratch = [0; PAGE_BYTES];
+    let of_part = u64::from_le_bytes(reader.part(PageId(page), part, &mut scratch)?.try_into().unwrap());
+    let mut values = [[0; 8]; 1];
+    reader.load(&[PageId(page).offset() + 8], &mut values)?;
+    assert_eq!(u64::from_le_bytes(values[0]), of_part);
+    drop(reader);
+    let whole = read(region, page).map(|(bytes, _)| u64::from_le_bytes(bytes[..8].try_into().unwrap()));
+    assert_eq!((found.is_some(), of_part), (whole.is_some(), whole.unwrap_or(0)));
+    Ok(whole)
+}
+
+fn write_value(region: &Region, page: u64, value: u64) -> Result<(), StoreError> {
+    let bytes = page_of(value);
+    region.write(PageId(page), &bytes, |_| farfield_core::checksum(&bytes))
+}
+
+#[test]
+fn without_mappings_pages_are_stored_read_and_stored_again() {
+    for mappings in [2, 3, 5] {
+        // Page map and checksums take two; then some or none are left for notes and layers.
+        let ledger = ledger_of(|resource| if resource == Resource::Mappings { mappings } else { u64::MAX / 4 });
+        let account = Account { ledger: ledger.clone(), ..account(None, None) };
+        let region = Region::new(4 << 18, account).unwrap();
+        for lap in 0..3 {
+            for page in (0..4 << 18).step_by(1 << 17) {
+                write_value(&region, page, page + lap).unwrap();
+                assert_eq!(read_every_way(&region, page), Ok(Some(page + lap)));
+            }
+        }
+        assert_eq!(ledger.held(Resource::Mappings), mappings, "all that there are, and no more");
+        assert!(matches!(region.snapshot(), Err(StoreError::TooMany(Resource::Mappings))));
+    }
+}
+
+#[test]
+fn a_page_outside_of_the_region_is_out_of_range_in_every_way() {
+    let region = Region::new(100, account(None, None)).unwrap();
+    for page in [100, 1 << 32, 1 << 40, u64::MAX >> 12, u64::MAX] {
+        let part = farfield_core::wire::PagePart::new(8, 8).unwrap();
+        let reader = region.reader();
+        reader.announce(PageId(page), part);
+        assert_eq!(reader.page(PageId(page)).map(drop), Err(StoreError::OutOfRange));
+        assert_eq!(reader.part(PageId(page), part, &mut [0; PAGE_BYTES]), Err(StoreError::OutOfRange));
+    }
+}
+
+#[test]
+fn a_clone_pays_for_its_tables_and_is_refused_when_it_cannot() {
+    let account = account(None, Some(6000));
+    let region = Region::new(1 << 30, account.clone()).unwrap();
+    for page in 0..1000 {
+        write_value(&region, page << 18, page).unwrap();
+    }
+    let before = account.tenant.bookkeeping_pages();
+    assert!(before >= 2000, "one page of the map and one of the checksums for each");
+    let snapshot = region.snapshot().unwrap();
+    assert!(account.tenant.bookkeeping_pages() >= 2 * before - 10, "and as many for the clone");
+    assert!(matches!(region.snapshot(), Err(StoreError::Full(Full::Tenant))));
+    assert_eq!(write_value(&region, 5, 5), Ok(()), "what fits still fits");
+    drop(snapshot);
+    region.sweep().unwrap();
+    drop(region.snapshot().unwrap());
+    drop(region);
+    assert_eq!((account.tenant.used_pages(), account.tenant.bookkeeping_pages()), (0, 0));
+    assert!(account.ledger.is_empty());
+}
+
+#[test]
+fn notes_give_way_to_pages() {
+    let account = account(None, Some(8192));
+    let region = Region::new(1 << 20, account.clone()).unwrap();
+    // A page of notes for each page that is read in parts.
+    for page in 0..4000 {
+        write_value(&region, page << 7, page).unwrap();
+        assert_eq!(read_every_way(&region, page << 7), Ok(Some(page)));
+    }
+    for page in 4000..5500 {
+        write_value(&region, page << 7, page).unwrap();
+        assert_eq!(read_every_way(&region, page << 7), Ok(Some(page)), "noted or not");
+    }
+}
+
+/// Random histories of a family of regions. What is paid for is what is held, at every step and when all are gone.
+#[test]
+fn what_is_charged_is_what_is_held() {
+    let steps = if std::env::var_os("FARFIELD_DEEP").is_some() { 200_000 } else { 3000 };
+    let mut dice = Dice(0xacc0);
+    // Room for some of it, so that charges are refused in the midst of things.
+    let account = account(Some(3000), Some(2500));
+    let (mut regions, mut snapshots) = (Vec::<Region>::new(), Vec::<Snapshot>::new());
+    for step in 0..steps {
+        let pages = 1 << (10 + dice.roll(12));
+        if regions.is_empty() || dice.below(40) == 0 {
+            regions.extend(Region::new(pages, account.clone()).ok());
+            continue;
+        }
+        let at = dice.below(regions.len());
+        let region = &regions[at];
+        let page = dice.roll(region.pages());
+        match dice.below(20) {
+            0..=9 => drop(write_value(region, page, step)),
+            10 | 11 => {
+                let value = read_every_way(region, page);
+                assert!(value.is_ok(), "reads never fail: {value:?}");
+            }
+            12 | 13 => drop(region.discard(PageId(page), (region.pages() - page).min(1 << dice.roll(14))).unwrap()),
+            14 => snapshots.extend(region.snapshot().ok()),
+            15 if !snapshots.is_empty() => {
+                let snapshot = snapshots.swap_remove(dice.below(snapshots.len()));
+                regions.extend(Region::from_snapshot(snapshot, account.clone()).ok());
+            }
+            16 if !snapshots.is_empty() => drop(snapshots.swap_remove(dice.below(snapshots.len()))),
+            17 if dice.below(3) == 0 => drop(regions.swap_remove(at)),
+            18 => drop(region.sweep().unwrap()),
+            _ => {}
+        }
+        for file in regions.iter().flat_map(Region::files) {
+            let (paid, real) = file.paid_and_real_pages();
+            assert!(paid >= real, "step {step}: {real} pages, {paid} paid");
+        }
+        if step % 100 == 0 {
+            for region in &regions {
+                region.sweep().unwrap();
+                region.files().take(2).for_each(|file| {
+                    let (paid, real) = file.paid_and_real_pages();
+                    assert_eq!(paid, real, "step {step}");
+                });
+            }
+        }
+        assert!(account.tenant.used_pages() <= 2500);
+    }
+    drop((regions, snapshots));
+    for meter in [&account.server, &account.tenant] {
+        assert_eq!((meter.used_pages(), meter.bookkeeping_pages()), (0, 0));
+    }
+    assert!(account.ledger.is_empty(), "{:?}", account.ledger);
 }

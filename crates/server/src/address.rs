@@ -1,0 +1,81 @@
+//! Where clients come from: what tells one stranger from another before anybody has shown a token.
+
+use crate::store::{Ledger, Stock};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Where a connection comes from. One person has one of them, or few.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Address {
+    /// A host; of IPv6 the network of 64 bits, because a host has as many addresses in it as it likes.
+    Host(IpAddr),
+    /// A user of this machine.
+    User(u32),
+    /// The kernel did not say.
+    Unknown,
+}
+
+impl Address {
+    pub(crate) fn of(ip: IpAddr) -> Address {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => Address::Host(IpAddr::V4(v4)),
+            IpAddr::V6(v6) => Address::Host(IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64))),
+        }
+    }
+}
+
+/// The ledgers of addresses that hold something now, for clients without tokens.
+#[derive(Debug)]
+pub(crate) struct AddressLedgers {
+    stock: Arc<Stock>,
+    ledgers: Mutex<HashMap<Address, Weak<Ledger>>>,
+}
+
+impl AddressLedgers {
+    pub(crate) fn new(stock: Arc<Stock>) -> AddressLedgers {
+        AddressLedgers { stock, ledgers: Mutex::default() }
+    }
+
+    /// The ledger of an address, which lives as long as somebody has it.
+    pub(crate) fn of(&self, address: Address) -> Arc<Ledger> {
+        let mut ledgers = self.ledgers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(ledger) = ledgers.get(&address).and_then(Weak::upgrade) {
+            return ledger;
+        }
+        if ledgers.len() == ledgers.capacity() {
+            // As many as there are connections and sessions stay, and no more.
+            ledgers.retain(|_, ledger| ledger.strong_count() > 0);
+        }
+        let ledger = Arc::new(Ledger::new(self.stock.clone()));
+        ledgers.insert(address, Arc::downgrade(&ledger));
+        ledger
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_one_address_however_it_comes() {
+        let of = |text: &str| Address::of(text.parse().unwrap());
+        assert_eq!(of("10.0.0.7"), of("::ffff:10.0.0.7"));
+        assert_ne!(of("10.0.0.7"), of("10.0.0.8"));
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+    }
+
+    #[test]
+    fn an_address_has_one_ledger_for_as_long_as_it_holds_something() {
+        let addresses = AddressLedgers::new(Arc::new(Stock::new(|_| 10)));
+        let first = addresses.of(Address::User(1));
+        assert!(Arc::ptr_eq(&first, &addresses.of(Address::User(1))));
+        assert!(!Arc::ptr_eq(&first, &addresses.of(Address::User(2))));
+        for user in 0..10_000 {
+            addresses.of(Address::User(user));
+        }
+        assert!(Arc::ptr_eq(&first, &addresses.of(Address::User(1))));
+        assert!(addresses.ledgers.lock().unwrap().len() < 100, "those that hold nothing are forgotten");
+    }
+}

@@ -1,0 +1,255 @@
+//! What else than memory a client makes the server hold: things that belong to all, of which the machine has
+//! only so many.
+//!
+//! Everything is charged when it comes into being and given back by a guard, [`Charge`], when it goes. A
+//! holder (a tenant, or without tokens an address) may hold as much of a resource as is still free for the
+//! others: *dynamic thresholds* (Choudhury and Hahne 1998), as switches share their buffers. One who takes all
+//! that he can has half; there is always something left for whoever comes next, however many tenants there are,
+//! and nobody has to say how much each may have.
+
+use crate::turns::{Turn, Turns};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Something that the machine has only so many of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Resource {
+    /// Open files of the process (`RLIMIT_NOFILE`).
+    Descriptors,
+    /// Mappings of the process (`vm.max_map_count`).
+    Mappings,
+    /// Bytes of address space.
+    AddressBytes,
+    /// Sessions, also those on lease.
+    Sessions,
+    /// Connections: each has a thread.
+    Connections,
+    /// Bytes of connections beyond what each has from the beginning.
+    BufferBytes,
+}
+
+impl Resource {
+    pub(crate) const ALL: [Resource; 6] = [
+        Resource::Descriptors,
+        Resource::Mappings,
+        Resource::AddressBytes,
+        Resource::Sessions,
+        Resource::Connections,
+        Resource::BufferBytes,
+    ];
+
+    /// What a holder may have as long as there is any left, so that small servers can be used.
+    fn floor(self) -> u64 {
+        match self {
+            Resource::Descriptors => 64,
+            Resource::Mappings => 64,
+            Resource::AddressBytes => 0,
+            Resource::Sessions | Resource::Connections => 8,
+            Resource::BufferBytes => 8 << 20,
+        }
+    }
+
+    /// Its name in metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Resource::Descriptors => "descriptors",
+            Resource::Mappings => "mappings",
+            Resource::AddressBytes => "address_bytes",
+            Resource::Sessions => "sessions",
+            Resource::Connections => "connections",
+            Resource::BufferBytes => "buffer_bytes",
+        }
+    }
+}
+
+/// One number for each resource.
+#[derive(Debug, Default)]
+struct Counters {
+    descriptors: AtomicU64,
+    mappings: AtomicU64,
+    address_bytes: AtomicU64,
+    sessions: AtomicU64,
+    connections: AtomicU64,
+    buffer_bytes: AtomicU64,
+}
+
+impl Counters {
+    fn of(&self, resource: Resource) -> &AtomicU64 {
+        match resource {
+            Resource::Descriptors => &self.descriptors,
+            Resource::Mappings => &self.mappings,
+            Resource::AddressBytes => &self.address_bytes,
+            Resource::Sessions => &self.sessions,
+            Resource::Connections => &self.connections,
+            Resource::BufferBytes => &self.buffer_bytes,
+        }
+    }
+
+    fn get(&self, resource: Resource) -> u64 {
+        self.of(resource).load(Ordering::Relaxed)
+    }
+}
+
+/// What the server has of each resource, and how much of it is held.
+#[derive(Debug, Default)]
+pub(crate) struct Stock {
+    limits: Counters,
+    held: Counters,
+}
+
+impl Stock {
+    pub(crate) fn new(limit: impl Fn(Resource) -> u64) -> Stock {
+        let stock = Stock::default();
+        Resource::ALL.into_iter().for_each(|one| stock.limits.of(one).store(limit(one), Ordering::Relaxed));
+        stock
+    }
+
+    pub(crate) fn limit(&self, resource: Resource) -> u64 {
+        self.limits.get(resource)
+    }
+
+    pub(crate) fn held(&self, resource: Resource) -> u64 {
+        self.held.get(resource)
+    }
+}
+
+/// There is no more of a resource for this holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Exhausted(pub(crate) Resource);
+
+/// What one tenant, or without tokens one address, holds.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    stock: Arc<Stock>,
+    held: Counters,
+    turns: Arc<Turns>,
+}
+
+impl Ledger {
+    pub(crate) fn new(stock: Arc<Stock>) -> Ledger {
+        Ledger { stock, held: Counters::default(), turns: Arc::default() }
+    }
+
+    /// Waits for a turn at the processors.
+    pub(crate) fn work(&self) -> Turn {
+        self.turns.take()
+    }
+
+    /// Does it hold so much of a resource that it might soon be refused more?
+    pub(crate) fn is_short(&self, resource: Resource) -> bool {
+        let free = self.stock.limit(resource).saturating_sub(self.stock.held(resource));
+        self.held(resource) > free / 2
+    }
+
+    pub(crate) fn held(&self, resource: Resource) -> u64 {
+        self.held.get(resource)
+    }
+
+    /// Takes `amount` for as long as the guard lives.
+    pub(crate) fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, Exhausted> {
+        let (own, all) = (self.held.of(resource), self.stock.held.of(resource));
+        let fits = |own: u64, all: u64| {
+            let limit = self.stock.limit(resource);
+            all <= limit && own <= (limit - all).max(resource.floor())
+        };
+        let with = |counter: u64| counter.saturating_add(amount);
+        // Whoever is refused again and again does not make others see less than there is.
+        if !fits(with(own.load(Ordering::Relaxed)), with(all.load(Ordering::Relaxed))) {
+            return Err(Exhausted(resource));
+        }
+        let own = with(own.fetch_add(amount, Ordering::Relaxed));
+        let all = with(all.fetch_add(amount, Ordering::Relaxed));
+        // From here on the guard takes it back, also if others were faster.
+        let charge = Charge { ledger: self.clone(), resource, amount };
+        if fits(own, all) { Ok(charge) } else { Err(Exhausted(resource)) }
+    }
+
+    /// Does it hold nothing?
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        Resource::ALL.iter().all(|resource| self.held(*resource) == 0)
+    }
+}
+
+/// Something that is held, and paid for; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    ledger: Arc<Ledger>,
+    resource: Resource,
+    amount: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.ledger.held.of(self.resource).fetch_sub(self.amount, Ordering::Relaxed);
+        self.ledger.stock.held.of(self.resource).fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against one holder that takes everything, and against what is charged and never given back.
+
+    use super::*;
+    use crate::store::tests::Dice;
+
+    #[test]
+    fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
+        let stock = Arc::new(Stock::new(|_| 3000));
+        let holder = || Arc::new(Ledger::new(stock.clone()));
+        let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
+            std::iter::from_fn(|| ledger.charge(Resource::Mappings, 1).ok()).collect()
+        };
+        let (first, second, third) = (holder(), holder(), holder());
+        let kept = take_all(&first);
+        assert_eq!(kept.len(), 1500);
+        let others = take_all(&second);
+        assert_eq!(others.len(), 750);
+        assert!(!take_all(&third).is_empty(), "however many come");
+        drop(kept);
+        assert_eq!(take_all(&third).len(), 1125, "what is given back is there for all");
+        drop(others);
+        assert!(first.is_empty() && second.is_empty() && third.is_empty());
+        assert_eq!(stock.held(Resource::Mappings), 0);
+    }
+
+    #[test]
+    fn a_small_server_can_be_used_and_not_beyond_what_it_has() {
+        let stock = Arc::new(Stock::new(|_| 3));
+        let ledger = Arc::new(Ledger::new(stock));
+        let held: Vec<Charge> = std::iter::from_fn(|| ledger.charge(Resource::Connections, 1).ok()).collect();
+        assert_eq!(held.len(), 3);
+        assert_eq!(ledger.charge(Resource::Connections, u64::MAX).err(), Some(Exhausted(Resource::Connections)));
+        assert_eq!(ledger.held(Resource::Connections), 3, "what is refused is not kept");
+    }
+
+    #[test]
+    fn what_is_held_is_what_was_charged_and_not_given_back() {
+        let stock = Arc::new(Stock::new(|_| 1000));
+        let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(stock.clone())));
+        let mut held: Vec<(usize, Charge)> = Vec::new();
+        let mut dice = Dice(0x1ed9e4);
+        for step in 0..20_000 {
+            if dice.below(5) < 2 && !held.is_empty() {
+                held.swap_remove(dice.below(held.len()));
+            } else {
+                let (who, resource) = (dice.below(3), Resource::ALL[dice.below(6)]);
+                let charged = ledgers[who].charge(resource, dice.roll(40));
+                held.extend(charged.ok().map(|charge| (who, charge)));
+            }
+            for resource in Resource::ALL {
+                let of = |who: Option<usize>| -> u64 {
+                    let mine = held
+                        .iter()
+                        .filter(|(one, charge)| who.is_none_or(|who| who == *one) && charge.resource == resource);
+                    mine.map(|(_, charge)| charge.amount).sum()
+                };
+                assert_eq!(stock.held(resource), of(None), "step {step}");
+                assert!(stock.held(resource) <= 1000);
+                assert!((0..3).all(|who| ledgers[who].held(resource) == of(Some(who))), "step {step}");
+            }
+        }
+        drop(held);
+        assert!(ledgers.iter().all(|ledger| ledger.is_empty()));
+    }
+}

@@ -1,0 +1,90 @@
+//! Turns at the processors: of one holder, no more threads work at a time than there are processors.
+//!
+//! The scheduler is fair between threads, and a client has as many threads here as it has connections. With
+//! turns, a client with a thousand busy connections gets no more of the processors than one with two.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+/// Longest wait for a turn: whoever works may itself wait, and must not wait for somebody who waits for a turn.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// The turns of one holder.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    taken: Mutex<usize>,
+    given_back: Condvar,
+}
+
+/// Work that is under way; over when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn(Arc<Turns>);
+
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |count| count.get()).max(2))
+}
+
+impl Turns {
+    fn taken(&self) -> MutexGuard<'_, usize> {
+        self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Waits until it is one's turn, but no longer than [`WAIT_MAX`].
+    pub(crate) fn take(self: &Arc<Self>) -> Turn {
+        self.take_within(WAIT_MAX)
+    }
+
+    fn take_within(self: &Arc<Self>, limit: Duration) -> Turn {
+        let mut taken = self.taken();
+        if *taken >= processors() {
+            let waited = self.given_back.wait_timeout_while(taken, limit, |taken| *taken >= processors());
+            (taken, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        *taken += 1;
+        Turn(self.clone())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut taken = self.0.taken();
+        *taken -= 1;
+        if *taken < processors() {
+            self.0.given_back.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn whoever_waits_too_long_goes_on() {
+        let turns = Arc::new(Turns::default());
+        let all: Vec<Turn> = (0..=processors()).map(|_| turns.take_within(Duration::ZERO)).collect();
+        drop(all);
+        assert_eq!(*turns.taken(), 0);
+    }
+
+    #[test]
+    fn no_more_work_at_a_time_than_there_are_processors() {
+        let (turns, now, most) = (Arc::new(Turns::default()), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 * processors() {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let _turn = turns.take_within(Duration::from_secs(600));
+                        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        now.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(*turns.taken(), 0);
+        assert!(most.into_inner() <= processors());
+    }
+}
