@@ -1,15 +1,21 @@
 //! Wrappers `fault` and `throttle`: a member that is late or slow, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
 //! failure can be repeated.
+//!
+//! A member can also *lie*: it acknowledges a write and does not store it, or answers a read with an older version of the page, with another
+//! page, with zeros, or with a mixture of two versions. The checksums that come with such an answer are right for its bytes, as those of a
+//! server are that has lost something and does not know it. Only whoever remembers what was written can tell.
 
 use crate::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Protection, Request, Scrubbed,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Operations of one lane at a time.
 const SLOTS: usize = 256;
@@ -25,6 +31,19 @@ pub(crate) struct FaultPlan {
     drop: f64,
     /// Share of reads that come back with a flipped bit.
     corrupt: f64,
+    /// Share of writes that are acknowledged and not stored.
+    lose: f64,
+    /// Share of reads that come back with the first version of a page that was written later.
+    stale: f64,
+    /// Share of reads that come back with another page.
+    swap: f64,
+    /// Share of reads that come back with zeros.
+    zero: f64,
+    /// Share of reads that come back with one half of the first version of a page, and one half of the present one.
+    tear: f64,
+    /// Share of reads that come back with a flipped bit and the checksum that was written, as of a server that computes other bytes with
+    /// the same checksum.
+    forge: f64,
     /// The member dies at this operation, counted from 1 over all lanes; 0: never.
     die: u64,
     /// The member is full from this operation on, counted as those: it stores nothing more; 0: never.
@@ -59,12 +78,19 @@ impl FaultPlan {
             "bandwidth" => self.bandwidth = bytes(value).filter(|bytes| *bytes > 0).ok_or_else(wrong)?,
             "drop" => self.drop = share(value).ok_or_else(wrong)?,
             "corrupt" => self.corrupt = share(value).ok_or_else(wrong)?,
+            "lose" => self.lose = share(value).ok_or_else(wrong)?,
+            "stale" => self.stale = share(value).ok_or_else(wrong)?,
+            "swap" => self.swap = share(value).ok_or_else(wrong)?,
+            "zero" => self.zero = share(value).ok_or_else(wrong)?,
+            "tear" => self.tear = share(value).ok_or_else(wrong)?,
+            "forge" => self.forge = share(value).ok_or_else(wrong)?,
             "die" => self.die = value.parse().map_err(|_| wrong())?,
             "full" => self.full = value.parse().map_err(|_| wrong())?,
             "seed" => self.seed = value.parse().map_err(|_| wrong())?,
             _ => {
                 return Err(format!(
-                    "no fault is called {name:?}: known are delay, bandwidth, drop, corrupt, die, full, seed"
+                    "no fault is called {name:?}: known are delay, bandwidth, drop, corrupt, lose, stale, swap, zero, tear, \
+                     forge, die, full, seed"
                 ));
             }
         }
@@ -75,7 +101,7 @@ impl FaultPlan {
         match name {
             "delay" => "duration, as in 100us, 5ms or 1s",
             "bandwidth" => "bytes in a second, as in 500M or 2G",
-            "drop" | "corrupt" => "share between 0 and 1",
+            "drop" | "corrupt" | "lose" | "stale" | "swap" | "zero" | "tear" | "forge" => "share between 0 and 1",
             _ => "whole number",
         }
     }
@@ -93,6 +119,12 @@ impl Display for FaultPlan {
             number("bandwidth", self.bandwidth),
             share("drop", self.drop),
             share("corrupt", self.corrupt),
+            share("lose", self.lose),
+            share("stale", self.stale),
+            share("swap", self.swap),
+            share("zero", self.zero),
+            share("tear", self.tear),
+            share("forge", self.forge),
             number("die", self.die),
             number("full", self.full),
             number("seed", self.seed),
@@ -145,10 +177,25 @@ fn share(text: &str) -> Option<f64> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
 }
 
+/// How an answer to a read lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lie {
+    Stale,
+    Swap,
+    Zero,
+    Tear,
+    Forge,
+}
+
+/// Pages whose first version a member that lies keeps, at most.
+const FIRST_VERSIONS: usize = 1 << 14;
+
 /// What lanes and backend share: how many operations there were.
 struct Fate {
     plan: FaultPlan,
     server: u16,
+    /// The first versions of pages, for a member that lies.
+    first: Mutex<BTreeMap<u64, Box<[u8]>>>,
     operations: AtomicU64,
     lanes: AtomicU64,
     /// When the last byte of all operations so far has passed.
@@ -179,6 +226,49 @@ impl Fate {
     fn gone(&self) -> PoolError {
         PoolError::ServerGone { server: self.server, incarnation: Incarnation(0) }
     }
+
+    /// Keeps the first version of each page that is written, for lies that need one.
+    fn note_write(&self, op: &Op) {
+        let FaultPlan { stale, swap, tear, .. } = self.plan;
+        let Op::Write { page, buffer } = op else { return };
+        if stale + swap + tear == 0.0 {
+            return;
+        }
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        for index in 0..buffer.pages() {
+            if first.len() < FIRST_VERSIONS {
+                first.entry(page.0 + index as u64).or_insert_with(|| buffer.page(index).into());
+            }
+        }
+    }
+
+    /// Puts a lie in the place of one page of an answer, with the checksum that it has. `any`: an arbitrary number.
+    fn lie(&self, lie: Lie, page: PageId, any: u64, buffer: &mut Buffer) {
+        let index = any as usize % buffer.pages();
+        let page = page.0 + index as u64;
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = buffer.page_mut(index);
+        match lie {
+            Lie::Zero => target.fill(0),
+            Lie::Forge => {
+                target[any as usize >> 16 & (PAGE_BYTES - 1)] ^= 4;
+                return;
+            }
+            Lie::Stale => match first.get(&page) {
+                Some(old) => target.copy_from_slice(old),
+                None => return,
+            },
+            Lie::Tear => match first.get(&page) {
+                Some(old) => target[..PAGE_BYTES / 2].copy_from_slice(&old[..PAGE_BYTES / 2]),
+                None => return,
+            },
+            Lie::Swap => match first.iter().nth((any >> 32) as usize % first.len().max(1)) {
+                Some((_, other)) => target.copy_from_slice(other),
+                None => return,
+            },
+        }
+        buffer.sums_mut()[index] = checksum(buffer.page(index));
+    }
 }
 
 /// A member with a plan of faults.
@@ -195,6 +285,7 @@ impl FaultBackend {
             operations: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
             passed_at: AtomicU64::new(0),
+            first: Mutex::default(),
         };
         FaultBackend { inner, fate: Arc::new(fate) }
     }
@@ -277,6 +368,9 @@ struct UnderWay {
     deadline: Duration,
     lost: bool,
     corrupt: bool,
+    lie: Option<Lie>,
+    /// Which page of a run it is about, and which other page.
+    any: u64,
     is_part: bool,
 }
 
@@ -299,6 +393,14 @@ impl FaultLane {
         ((self.random >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
+    /// How the answer to the next read lies, if it does.
+    fn draw_lie(&mut self) -> Option<Lie> {
+        let FaultPlan { stale, swap, zero, tear, forge, .. } = self.fate.plan;
+        let lies = [(Lie::Stale, stale), (Lie::Swap, swap), (Lie::Zero, zero), (Lie::Tear, tear), (Lie::Forge, forge)];
+        // No number is drawn for what cannot be, so that a plan without lies has the fate that it always had.
+        lies.into_iter().find(|(_, share)| *share > 0.0 && self.chance(*share)).map(|(lie, _)| lie)
+    }
+
     /// How an operation that really ended appears to end, and when.
     fn judge(&self, known: &UnderWay, mut completion: Completion) -> (u64, Completion) {
         completion.tag = known.tag;
@@ -319,6 +421,9 @@ impl FaultLane {
                 true => Err(PoolError::Corrupt { page: known.page, server: self.fate.server }),
                 false => self.flip(known.page, buffer),
             };
+        }
+        if let (Some(lie), Ok(()), Some(buffer)) = (known.lie, completion.result, &mut completion.buffer) {
+            self.fate.lie(lie, known.page, known.any, buffer);
         }
         (known.ready_at, completion)
     }
@@ -350,8 +455,14 @@ impl Lane for FaultLane {
                 self.held.push((0, Completion { tag, result, buffer: Some(buffer) }));
                 return Ok(());
             }
+            Op::Write { buffer, .. } if self.fate.plan.lose > 0.0 && self.chance(self.fate.plan.lose) => {
+                self.fate.operations.fetch_add(1, Ordering::Relaxed);
+                self.held.push((0, Completion { tag, result: Ok(()), buffer: Some(buffer) }));
+                return Ok(());
+            }
             op => op,
         };
+        self.fate.note_write(&op);
         let Some(slot) = self.free.pop() else { return Err(Request { tag, priority, deadline, op }) };
         let page = match &op {
             Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
@@ -374,8 +485,10 @@ impl Lane for FaultLane {
         let now = now_ns();
         let after = |start: u64, wait: Duration| start.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
+        let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random);
         let (ready_at, deadline_at) = (after(self.fate.pass(now, bytes as u64), plan.delay), after(now, deadline));
-        self.under_way[slot] = Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt, is_part });
+        self.under_way[slot] =
+            Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });
         Ok(())
     }
 
@@ -432,7 +545,7 @@ impl Lane for FaultLane {
 mod tests {
     //! Guards against faults that do not happen, which would make every test that uses them worthless.
     use super::*;
-    use crate::{Opener, Priority, conformance};
+    use crate::{Opener, PagePart, Priority, conformance};
 
     fn lane(spec: &str) -> (Arc<dyn Backend>, Box<dyn Lane>) {
         let backend = Opener::new().url(format!("fault:{spec}@ram:")).pages(64).open().unwrap();
@@ -478,7 +591,8 @@ mod tests {
     fn bytes_pass_one_after_the_other() {
         let plan = FaultPlan::parse("bandwidth=4096000").unwrap();
         let new = AtomicU64::new;
-        let fate = Fate { plan, server: 0, operations: new(0), lanes: new(0), passed_at: new(0) };
+        let fate =
+            Fate { plan, server: 0, operations: new(0), lanes: new(0), passed_at: new(0), first: Mutex::default() };
         let page_ns = 1_000_000;
         assert_eq!(fate.pass(5, 4096), 5 + page_ns);
         assert_eq!(fate.pass(7, 4096), 5 + 2 * page_ns, "behind the first");
@@ -519,6 +633,49 @@ mod tests {
         assert!((8..32).contains(&lost), "{lost} of 40");
         let (_backend, mut noisy) = lane("corrupt=1");
         assert_eq!(read(&mut *noisy, 1, LONG), [Err(PoolError::Corrupt { page: PageId(3), server: 0 })]);
+    }
+
+    /// Writes page 3 with this byte, and again with the next one; what is read of it then, whole and in part.
+    fn written_twice(spec: &str) -> [(Vec<u8>, u64); 2] {
+        let (_backend, mut lane) = lane(spec);
+        let mut done = Vec::with_capacity(1);
+        let mut run = |op| {
+            lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+            while lane.poll(&mut done) == 0 {
+                lane.wait(Duration::from_millis(100));
+            }
+            let completion = done.pop().unwrap();
+            assert_eq!(completion.result, Ok(()), "a lie is no error");
+            completion.buffer.unwrap()
+        };
+        for (page, byte) in [(4, 9), (3, 1), (3, 2)] {
+            let mut buffer = Buffer::new(1);
+            buffer.page_mut(0).fill(byte);
+            buffer.seal();
+            run(Op::Write { page: PageId(page), buffer });
+        }
+        let part = PagePart::new(1000, 64).unwrap();
+        let part = |buffer| Op::ReadPart { page: PageId(3), part, buffer };
+        [run(Op::Read { page: PageId(3), buffer: Buffer::new(1) }), run(part(Buffer::new(1)))]
+            .map(|buffer| (buffer.page(0)[1000..1064].to_vec(), buffer.sums()[0]))
+    }
+
+    #[test]
+    fn lies_come_with_the_checksum_of_what_they_say() {
+        let sum = |byte: u8| checksum(&[byte; PAGE_BYTES]);
+        let of = |byte: u8| [(vec![byte; 64], sum(byte)), (vec![byte; 64], sum(byte))];
+        assert_eq!(written_twice("seed=1"), of(2));
+        assert_eq!(written_twice("lose=1"), of(0));
+        assert_eq!(written_twice("stale=1"), of(1));
+        assert_eq!(written_twice("zero=1"), of(0));
+        for (bytes, seen) in written_twice("swap=1") {
+            assert!([1, 9].contains(&bytes[0]) && seen == sum(bytes[0]), "a version of some page");
+        }
+        let mut torn = [2; PAGE_BYTES];
+        torn[..PAGE_BYTES / 2].fill(1);
+        let forged = written_twice("forge=1");
+        assert!(forged.iter().all(|(_, seen)| *seen == sum(2)), "the checksum is that of what was written");
+        assert_eq!(written_twice("tear=1").map(|(bytes, seen)| (bytes[0], seen)), [(1, checksum(&torn)); 2]);
     }
 
     #[test]
