@@ -9,10 +9,13 @@ use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Class, FrameWord, LogClass, Place, State};
+use farfield_core::heap::{Class, FrameWord, LogClass, Place, SEGMENT_PAGES, State};
 use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
+
+/// Segments that are tried after one in which a page is lost.
+const ELSEWHERE: usize = 8;
 
 /// A scope of our own, in which no user has references. Whoever frees a value holds it in a function that has no reference to
 /// the heap as an argument: when it ends, another thread may end the heap.
@@ -118,6 +121,27 @@ impl Core {
             self.fit();
             return self.make_at(record, page, 0, renewable);
         };
+        let mut made = self.make_in_segment(record, class, renewable);
+        for _ in 0..ELSEWHERE {
+            // It is in a page that is lost, and keeps nothing else out: what has room there is left alone.
+            let Err(FarError::Pool(PoolError::Corrupt { .. })) = made else { break };
+            self.shelve(record, class);
+            made = self.make_in_segment(record, class, renewable);
+        }
+        made
+    }
+
+    /// This thread fills another segment of the class from now on.
+    fn shelve(&self, record: &Record, class: Class) {
+        if let Some(segment) = record.segments[class.index()].take()
+            && self.segments.shelve(segment, class) == Freed::Release
+        {
+            self.release_segment(segment * SEGMENT_PAGES);
+        }
+    }
+
+    /// The same for an object that is smaller than a segment, in the one that this thread fills.
+    fn make_in_segment(&self, record: &Record, class: Class, renewable: bool) -> Result<(u32, Place), FarError> {
         let cell = &record.segments[class.index()];
         let (segment, object) = loop {
             let segment = match cell.get() {
@@ -140,7 +164,7 @@ impl Core {
             }
         };
         let (page, card) = class.locate(object);
-        self.make_at(record, segment * farfield_core::heap::SEGMENT_PAGES + page, card, renewable)
+        self.make_at(record, segment * SEGMENT_PAGES + page, card, renewable)
     }
 
     fn make_at(&self, record: &Record, page: u32, card: u8, renewable: bool) -> Result<(u32, Place), FarError> {
@@ -234,7 +258,7 @@ impl Core {
             if let Some(segment) = cell.take()
                 && self.segments.disown(segment, Class::from_index(index)) == Freed::Release
             {
-                self.release_segment(segment * farfield_core::heap::SEGMENT_PAGES);
+                self.release_segment(segment * SEGMENT_PAGES);
             }
         }
     }

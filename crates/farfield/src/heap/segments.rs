@@ -218,6 +218,19 @@ impl Segments {
         Freed::Stays
     }
 
+    /// The owner of a segment gives it up although it has room, because a page of it cannot be had: nobody fills it until an object in it
+    /// is freed.
+    pub(crate) fn shelve(&self, id: SegmentId, class: Class) -> Freed {
+        let head = &self.heads[id];
+        head.status.store(FULL, Ordering::SeqCst);
+        // Whoever freed the last object before that did not see FULL, and leaves the segment to us.
+        let is_empty = head.live.load(Ordering::SeqCst) == 0;
+        if is_empty && head.status.compare_exchange(FULL, OWNED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return self.list(id, class);
+        }
+        Freed::Stays
+    }
+
     /// Room for so many units of so many pages each; its first page. The caller owns all of it.
     pub(crate) fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
         let pages = units.checked_mul(unit_pages).ok_or(FarError::FarFull)?;
