@@ -35,7 +35,7 @@ pub mod task;
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBytes, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
 };
-pub use config::Builder;
+pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
 pub use farfield_core::heap::Hotness;
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};

@@ -1,4 +1,5 @@
-//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps, notices.
+//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps, notices, hashes of
+//! pages.
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;
@@ -11,6 +12,7 @@ mod log_page;
 pub mod notice;
 mod runs;
 mod slot;
+mod universal_hash;
 
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
@@ -20,3 +22,4 @@ pub use hotness::{Hotness, STAMPS_PER_TURN, Stamp};
 pub use log_page::{LogClass, LogWord, Path, TAG_BYTES, TAGS_ASIDE, Verdict};
 pub use runs::Runs;
 pub use slot::{FRAMES_MAX, FrameId, Place};
+pub use universal_hash::UniversalHash;

@@ -45,6 +45,27 @@ impl Flight {
             Flight::Object(flight) => flight.number(core),
         }
     }
+
+    /// The first page of which something is read.
+    fn page(&self) -> u32 {
+        match self {
+            Flight::Unit { unit, .. } => unit.page,
+            Flight::Object(flight) => flight.part().0.0 as u32,
+        }
+    }
+
+    /// Compares what a request has brought, from the flight's `first` page on, with what was taken away.
+    fn check(&self, core: &Core, first: u32, buffer: &Buffer) -> Result<(), PoolError> {
+        match self {
+            Flight::Unit { unit, frame, .. } => (0..buffer.pages()).try_for_each(|index| {
+                let (at, sum) = (first + index as u32, buffer.sums()[index]);
+                core.check_far(unit.page + at, sum, buffer.page(index))?;
+                core.frames.infos[frame.0 + at].set_sum(sum);
+                Ok(())
+            }),
+            Flight::Object(_) => core.check_far(self.page(), buffer.sums()[0], buffer.page(0)),
+        }
+    }
 }
 
 /// Names a request: its flight's place in the table, whether it is in the background, and its first page in the unit.
@@ -164,6 +185,7 @@ impl Io {
     }
 
     fn start(&mut self, core: &Core, flight: Flight, priority: Priority, is_awaited: bool) {
+        core.checksums.announce(flight.page());
         let entry =
             Some(Entry { flight, priority, asked: 0, open: 0, asked_at: self.opened_at, result: Ok(()), is_awaited });
         let number = match self.free.pop() {
@@ -243,13 +265,19 @@ impl Io {
                     }
                     let Some(buffer) = self.buffers.pop() else { return false };
                     let (page, part) = flight.part();
-                    (Op::ReadPart { page, part, buffer }, 1)
+                    let op = match core.checksums.needs_whole_pages() {
+                        true => Op::Read { page, buffer },
+                        false => Op::ReadPart { page, part, buffer },
+                    };
+                    (op, 1)
                 }
             };
             let tag = Tag::new(number, is_background, entry.asked).0;
             let request = Request { tag, priority: entry.priority, deadline: self.deadline, op };
             if let Err(back) = self.lane.submit(request) {
-                if let Op::ReadPart { buffer, .. } = back.op {
+                if let (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. }, Flight::Object(_)) =
+                    (back.op, &entry.flight)
+                {
                     self.buffers.push(buffer);
                 }
                 return false;
@@ -311,12 +339,13 @@ impl Io {
         self.background -= u32::from(is_background);
         let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };
         entry.open -= 1;
-        entry.result = entry.result.and(completion.result);
+        let came = match &completion.buffer {
+            Some(buffer) => completion.result.and_then(|()| entry.flight.check(core, first, buffer)),
+            None => completion.result,
+        };
+        entry.result = entry.result.and(came);
         match entry.flight {
-            Flight::Unit { unit, frame, .. } => {
-                for (index, sum) in completion.buffer.iter().flat_map(|buffer| buffer.sums()).enumerate() {
-                    core.frames.infos[frame.0 + first + index as u32].set_sum(*sum);
-                }
+            Flight::Unit { unit, .. } => {
                 // The frames may be somebody else's from here on.
                 drop(completion.buffer);
                 if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {

@@ -5,6 +5,7 @@
 //! | `memory` | address space |
 //! | `frames` | which near memory is free |
 //! | `segments` | which far addresses are in use |
+//! | `checksums` | whether what comes from the pool is what was taken there |
 //! | `threads` | who is inside a scope, and since when |
 //! | `objects` | who makes and frees values |
 //! | `shares` | how many owners they have |
@@ -28,6 +29,7 @@
 mod access;
 mod arrival;
 mod attempt;
+mod checksums;
 mod directory;
 mod drops;
 mod errands;
@@ -88,6 +90,7 @@ use crate::plane::Plane;
 use crate::plane::object::{Objects, Paths};
 use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
+use checksums::Checksums;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,6 +134,7 @@ pub(crate) struct Core {
     pub(crate) pages: u32,
     /// A frame word per page.
     pub(crate) words: Table<AtomicU64>,
+    pub(crate) checksums: Checksums,
     pub(crate) frames: Frames,
     pub(crate) segments: Segments,
     /// Of the object plane.
@@ -203,7 +207,8 @@ impl Heap {
                 Some(Objects::new(pages, config.near, config.handles, config.hotness, Some(paths))?)
             }
         };
-        let bytes_per_page = size_of::<AtomicU64>() + objects.as_ref().map_or(0, Objects::bytes_per_page);
+        let bytes_per_page = TABLES_PER_PAGE + objects.as_ref().map_or(0, Objects::bytes_per_page);
+        let checksums = Checksums::new(pages, config.verify)?;
         let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages, bytes_per_page)?);
         let numbers = config.far_pages + u64::from(config.handles);
         let first_page = directory::reserve(numbers)
@@ -213,6 +218,7 @@ impl Heap {
             first_page,
             pages,
             words,
+            checksums,
             frames,
             segments,
             objects,
@@ -342,6 +348,9 @@ impl core::fmt::Debug for Heap {
     }
 }
 
+/// Bytes of the tables that every heap has for each page below the highest that was used: its word and its digest.
+const TABLES_PER_PAGE: usize = size_of::<AtomicU64>() + Checksums::BYTES_PER_PAGE;
+
 /// A heap has so many frames whatever its tables take.
 const FRAMES_MIN: u32 = 32;
 
@@ -391,7 +400,7 @@ impl Core {
     }
 
     pub(crate) fn table_bytes(&self) -> u64 {
-        let words = u64::from(self.segments.high_page()) * size_of::<AtomicU64>() as u64;
+        let words = u64::from(self.segments.high_page()) * TABLES_PER_PAGE as u64 + self.checksums.key_bytes();
         let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
         let objects = self.objects.as_ref().map_or(0, |objects| objects.table_bytes(self.segments.high_page()));
         let charged = self.charged.load(Ordering::Relaxed);

@@ -119,8 +119,9 @@ impl Core {
         self.evictor.paused(|| ());
     }
 
-    /// A claimed page was written at the pool, and is far.
+    /// A claimed page was written at the pool, and is far. What its bytes are only the pool knows until they come near.
     pub(crate) fn born_far(&self, page: u32) {
+        self.checksums.forget(page);
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.written_there().0, Ordering::Release);
     }

@@ -90,8 +90,11 @@ impl Core {
                     let Some(FrameId(frame)) = word.frame() else { unreachable!() };
                     assert_eq!(unit.map(|unit| unit.page), Some(page), "page {page} is near and in no unit");
                     assert_eq!(self.frames.infos[frame].page(), Some(page), "page {page} says it is in frame {frame}");
-                    for frame in frame..frame + pages {
+                    for (at, frame) in (frame..frame + pages).enumerate() {
                         assert!(!self.frames.is_free(FrameId(frame)), "page {page} is in frame {frame}, which is free");
+                        let is_as_far = word.is_stored() && !word.is_dirty();
+                        let agrees = || self.checksums.agrees(page + at as u32, self.frames.infos[frame].sum());
+                        assert!(!is_as_far || agrees(), "page {page} + {at} is near, and another one is far");
                     }
                     in_use += pages;
                     leaving += u32::from(word.state() == State::Leaving);

@@ -17,6 +17,7 @@ mod fetch;
 mod guide;
 mod hybrid;
 mod large;
+mod lies;
 mod list;
 mod many;
 mod map;

@@ -23,6 +23,8 @@ mod drops;
 mod faults;
 #[path = "../heap/fetch.rs"]
 mod fetch;
+#[path = "../heap/lies.rs"]
+mod lies;
 #[path = "../heap/list.rs"]
 mod list;
 #[path = "../heap/many.rs"]

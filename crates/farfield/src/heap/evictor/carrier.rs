@@ -69,7 +69,9 @@ impl Carrier {
             // waits. So nobody writes it.
             unsafe { buffer.bytes_mut().as_mut_ptr().copy_from_nonoverlapping(source, PAGE_BYTES) };
             buffer.seal();
-            self.submit(core, tag, Op::Write { page: PageId(u64::from(unit.page + index)), buffer });
+            let page = unit.page + index;
+            core.checksums.note(page, buffer.sums()[0], buffer.page(0));
+            self.submit(core, tag, Op::Write { page: PageId(page.into()), buffer });
         }
     }
 
@@ -148,7 +150,7 @@ impl Carrier {
         errands.into_iter().fold(waited, |result, errand| result.and(errand.result))
     }
 
-    /// Reads pages, and has `take` look at those that could be had. The lane is open, and nothing else is under way.
+    /// Reads pages, and has `take` look at those that could be had and are what was written. The lane is open, and nothing else is under way.
     pub(super) fn read(
         &mut self,
         core: &Core,
@@ -172,7 +174,10 @@ impl Carrier {
             for completion in self.done.drain(..) {
                 ended += 1;
                 if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
-                    take(pages[completion.tag as usize], buffer.page(0));
+                    let page = pages[completion.tag as usize];
+                    if core.check_far(page, buffer.sums()[0], buffer.page(0)).is_ok() {
+                        take(page, buffer.page(0));
+                    }
                     self.buffers.push(buffer);
                 }
             }

@@ -79,7 +79,8 @@ impl Core {
             return None;
         }
         let flight = ObjectFlight { object, page, card, spot, is_ahead };
-        add(&record.counters.fetched_bytes, spot.class.bytes() as u64);
+        let travels = if self.checksums.needs_whole_pages() { PAGE_BYTES } else { spot.class.bytes() };
+        add(&record.counters.fetched_bytes, travels as u64);
         if !is_ahead {
             self.count_miss(record, page, Path::Object);
         }
