@@ -15,10 +15,12 @@ use farfield_wic::{
     Sim, Stop, Summary, Where,
 };
 use serde::{Deserialize, Serialize};
-use std::future::pending;
+use std::future::{Future, pending};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::pin::Pin;
 use std::process::{Command, Stdio};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 function!(
@@ -448,6 +450,98 @@ fn a_function_that_panics_takes_nobody_with_it() {
     assert_eq!(server.stat().sessions, 1);
 }
 
+/// Where the code of a function beside its future panics, if it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Trap {
+    Nowhere,
+    Reading,
+    Beginning,
+    Ending,
+    Writing,
+}
+
+/// As a trap, whose bytes are a trap's, too.
+#[derive(Clone, PartialEq, Debug)]
+struct Trapped(Trap, bool);
+
+impl Serialize for Trapped {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        assert!(!self.1 || self.0 != Trap::Writing, "when its answer is written");
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Trapped {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Trapped, D::Error> {
+        let trap = Trap::deserialize(deserializer)?;
+        assert!(trap != Trap::Reading, "when its argument is read");
+        Ok(Trapped(trap, true))
+    }
+}
+
+struct Traps;
+
+impl Function for Traps {
+    const NAME: &'static str = "Traps";
+    const VERSION: u32 = 1;
+    type Argument = Trapped;
+    type Answer = Trapped;
+
+    fn run<P: Place>(place: &P, given: Trapped) -> impl Future<Output = Result<Trapped, Fault>> {
+        /// Is dropped when the function has ended.
+        struct Whole<F>(Pin<Box<F>>, Trap);
+        impl<F: Future> Future for Whole<F> {
+            type Output = F::Output;
+            fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+                self.0.as_mut().poll(context)
+            }
+        }
+        impl<F> Drop for Whole<F> {
+            fn drop(&mut self) {
+                assert!(self.1 != Trap::Ending, "when it is dropped");
+            }
+        }
+        assert!(given.0 != Trap::Beginning, "when it begins");
+        let trap = given.0;
+        Whole(Box::pin(async move { place.read_u64(0).await.map(|_| given) }), trap)
+    }
+}
+
+#[test]
+fn no_code_of_a_function_takes_a_server_with_it() {
+    let server = serve(Config { functions: registry().with::<Traps>(), ..config() });
+    let mut caller = Caller::new(open(tcp(&server)));
+    for traps in [
+        vec![Trap::Reading],
+        vec![Trap::Beginning, Trap::Nowhere, Trap::Writing, Trap::Reading],
+        vec![Trap::Writing, Trap::Ending],
+    ] {
+        let given = traps.iter().map(|trap| Trapped(*trap, false)).collect();
+        let answers = caller.calls::<Traps>(given).at(Where::Server).run();
+        for (trap, answer) in traps.into_iter().zip(answers) {
+            match trap {
+                Trap::Nowhere | Trap::Ending => assert_eq!(answer, Ok(Trapped(trap, true))),
+                _ => assert_eq!(answer, Err(CallError::Panicked), "{trap:?}"),
+            }
+        }
+    }
+    assert_eq!(caller.call::<Increment>(0).at(Where::Server).run(), Ok(0), "the channel goes on");
+    assert_eq!(server.stat().sessions, 1);
+}
+
+/// What panics here is the caller's to catch; the next call finds everything in order.
+#[test]
+fn a_function_that_panics_at_the_client_leaves_its_caller_usable() {
+    let server = server();
+    let mut caller = Caller::new(open(tcp(&server)));
+    for _ in 0..3 {
+        let mut many = || caller.calls::<Panics>(vec![0; 40]).at(Where::Client).run();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut many)).is_err());
+        let ones = caller.calls::<Increment>(vec![0; 40]).at(Where::Client).run();
+        assert!(ones.iter().all(Result::is_ok), "{ones:?}");
+    }
+}
+
 #[test]
 fn what_is_too_long_is_said() {
     let server = server();
@@ -457,14 +551,61 @@ fn what_is_too_long_is_said() {
         assert_eq!(caller.call::<Long>(len).at(Where::Server).run(), Ok(vec![7; len as usize]), "{len}");
     }
     for len in [most - 2, most, u32::MAX / 64] {
-        assert_eq!(caller.call::<Long>(len).at(Where::Server).run(), Err(CallError::Answer), "{len}");
+        assert_eq!(caller.call::<Long>(len).at(Where::Server).run(), Err(CallError::AnswerTooLong), "{len}");
     }
     // More than a connection keeps of answers.
     let many = caller.calls::<Long>(vec![most - 3; 100]).at(Where::Server).run();
     assert!(many.iter().all(|answer| answer.as_ref().is_ok_and(|bytes| bytes.len() == most as usize - 3)));
     function!(Wide: Vec<u8> => u64, |_place, given| { Ok(given.len() as u64) });
     let calls = caller.calls::<Wide>(vec![vec![0; CallBody::ARGUMENT_BYTES_MAX], vec![0; 9]]).at(Where::Server).run();
-    assert_eq!(calls, [Err(CallError::Argument), Err(CallError::NoFunction { name: "Wide" })]);
+    let too_long = CallError::ArgumentTooLong { bytes: most as u64 + 3 };
+    assert_eq!(calls, [Err(too_long), Err(CallError::NoFunction { name: "Wide" })]);
+    assert!(too_long.to_string().contains("Where::Auto"), "{too_long}");
+}
+
+/// An argument or an answer that a server has no room for, of a function that may run again.
+struct Copies;
+
+impl Function for Copies {
+    const NAME: &'static str = "Copies";
+    const VERSION: u32 = 1;
+    const ONLY_READS: bool = true;
+    type Argument = (Vec<u8>, u32);
+    type Answer = Vec<u8>;
+
+    async fn run<P: Place>(_: &P, (bytes, copies): (Vec<u8>, u32)) -> Result<Vec<u8>, Fault> {
+        Ok(bytes.repeat(copies as usize))
+    }
+}
+
+#[test]
+fn what_is_too_long_for_a_server_is_answered_all_the_same() {
+    let server = serve(Config { functions: registry().with::<Copies>(), ..config() });
+    let mut caller = Caller::new(open(tcp(&server)));
+    let most = CallBody::ANSWER_BYTES_MAX;
+    for (bytes, copies) in [(100, 10), (most + 1, 0), (most + 1, 1), (7, most as u32), (16 << 20, 1)] {
+        let given = (vec![7u8; bytes], copies);
+        let expected = Ok(vec![7u8; bytes * copies as usize]);
+        for place in [Where::Client, Where::Auto] {
+            // More often than it takes to try the other side.
+            for _ in 0..if bytes > 1000 { 5 } else { 100 } {
+                let answer = caller.call::<Copies>(given.clone()).at(place).run();
+                assert!(
+                    answer == expected,
+                    "{bytes} bytes {copies} times, {place:?}: {:?}",
+                    answer.map(|all| all.len())
+                );
+            }
+        }
+    }
+    // Some of many.
+    let many = [(9, 1), (most + 1, 1), (9, 2), (most, 2)].map(|(bytes, copies)| (vec![7u8; bytes], copies));
+    let answers = caller.calls::<Copies>(many.to_vec()).at(Where::Auto).run();
+    let lengths: Vec<_> = answers.into_iter().map(|answer| answer.map(|bytes| bytes.len())).collect();
+    assert_eq!(lengths, [Ok(9), Ok(most + 1), Ok(18), Ok(2 * most)]);
+    // Nobody said that this one may run again: it has run, and its answer is lost.
+    let long = caller.calls::<Long>(vec![most as u32; 40]).at(Where::Auto).run();
+    assert!(long.iter().all(|end| end == &Err(CallError::AnswerTooLong) || end == &Ok(vec![7; most])));
 }
 
 #[test]

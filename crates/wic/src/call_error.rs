@@ -3,7 +3,7 @@
 use crate::{Fault, Stop};
 use core::time::Duration;
 use farfield_core::PageId;
-use farfield_core::wire::ErrorCode;
+use farfield_core::wire::{CallBody, ErrorCode};
 use farfield_pool::{CallFailure, CallLane, PoolError};
 
 /// Why a call has no answer.
@@ -51,12 +51,29 @@ pub enum CallError {
     /// The function panicked at the server.
     #[error("the function panicked at the memory server")]
     Panicked,
-    /// Encoded, the argument is longer than arguments may be, or the server cannot read it.
-    #[error("the argument of the function cannot be sent or read")]
+    /// The server cannot read the argument.
+    #[error("the argument of the function cannot be encoded or read")]
     Argument,
-    /// Encoded, the answer is longer than answers may be, or cannot be read here.
-    #[error("the answer of the function cannot be sent or read")]
+    /// The answer cannot be read here.
+    #[error("the answer of the function cannot be read")]
     Answer,
+    /// Encoded, the argument is longer than a memory server takes. Nothing was sent.
+    #[error(
+        "the argument of the function has {bytes} bytes, of which a memory server takes {}: \
+         put it into the region, or call with Where::Auto or Where::Client, which take any",
+        CallBody::ARGUMENT_BYTES_MAX
+    )]
+    ArgumentTooLong {
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// Encoded, the answer is longer than a memory server sends. The function has run.
+    #[error(
+        "the answer of the function has more than the {} bytes that a memory server sends: write it into the region, \
+         or call with Where::Client, or with Where::Auto if the function is REPEATABLE, which give any",
+        CallBody::ANSWER_BYTES_MAX
+    )]
+    AnswerTooLong,
     /// An access of the function failed.
     #[error(transparent)]
     Fault(Fault),
@@ -74,7 +91,7 @@ impl CallError {
             Stop::Stuck => CallError::Stuck,
             Stop::Panicked => CallError::Panicked,
             Stop::Argument => CallError::Argument,
-            Stop::AnswerTooLong => CallError::Answer,
+            Stop::AnswerTooLong => CallError::AnswerTooLong,
         }
     }
 
@@ -94,7 +111,7 @@ impl CallError {
             ErrorCode::Stuck => CallError::Stuck,
             ErrorCode::Panicked => CallError::Panicked,
             ErrorCode::BadRequest => CallError::Argument,
-            ErrorCode::AnswerTooLong => CallError::Answer,
+            ErrorCode::AnswerTooLong => CallError::AnswerTooLong,
             ErrorCode::OutOfRange => CallError::Fault(Fault::OutOfRange { offset: detail }),
             ErrorCode::TooMuch => CallError::Fault(Fault::TooLong { bytes: detail }),
             ErrorCode::Unaligned => CallError::Fault(Fault::Unaligned { offset: detail }),

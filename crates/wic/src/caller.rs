@@ -140,41 +140,47 @@ impl Caller {
         };
         let mut now = Instant::now();
         let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
-        let placement = &mut self.placements[placement].1;
+        let nanos = |now: Instant| u64::try_from((now - started).as_nanos()).unwrap_or(u64::MAX);
         if answered == answers.len() as u64 {
-            let nanos = u64::try_from((now - started).as_nanos()).unwrap_or(u64::MAX);
-            placement.on_ended(side, answered, steps, nanos);
+            self.placements[placement].1.on_ended(side, answered, steps, nanos(now));
             return (answers, now);
         }
-        placement.on_failed(side, answers.len() as u64);
+        let is_too_long =
+            |error: &CallError| matches!(error, CallError::ArgumentTooLong { .. } | CallError::AnswerTooLong);
+        // What is too long for the server has an answer too, after the time that it takes to have it here.
+        let answers_all = answers.iter().flat_map(|answer| answer.as_ref().err()).all(is_too_long);
+        if !answers_all {
+            self.placements[placement].1.on_failed(side, answers.len() as u64);
+        }
         let is_elsewhere = |error: &CallError| {
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. })
         };
         let is_away = |error: &CallError| is_elsewhere(error) || *error == CallError::NotNow;
         if side == Side::Server && answers.iter().flat_map(|answer| answer.as_ref().err()).any(is_elsewhere) {
-            placement.on_refused();
+            self.placements[placement].1.on_refused();
         }
         for (answer, argument) in answers.iter_mut().zip(arguments) {
             let goes_on = match answer {
-                Err(CallError::Overrun { .. }) => side == Side::Server && F::REPEATABLE,
+                Err(CallError::Overrun { .. } | CallError::AnswerTooLong) => side == Side::Server && F::REPEATABLE,
+                Err(CallError::ArgumentTooLong { .. }) => side == Side::Server,
                 Err(error) => side == Side::Server && is_away(error),
                 Ok(_) => false,
             };
             if goes_on {
                 let within = terms.within.saturating_sub(now - started);
-                let again = self.run_here::<F>(vec![argument], now, Terms { within, ..terms }, &mut 0);
+                let again = self.run_here::<F>(vec![argument], now, Terms { within, ..terms }, &mut steps);
                 again.into_iter().for_each(|again| *answer = again);
                 now = Instant::now();
             }
         }
-        (answers, now)
-    }
-
-    fn client(&mut self) -> Result<&ClientPlace, PoolError> {
-        match &mut self.client {
-            Some(place) => Ok(place),
-            none => Ok(none.insert(ClientPlace::new(&self.backend)?)),
+        if answers_all {
+            let (placement, calls) = (&mut self.placements[placement].1, answers.len() as u64);
+            match answers.iter().all(Result::is_ok) {
+                true => placement.on_ended(side, calls, steps, nanos(now)),
+                false => placement.on_failed(side, calls),
+            }
         }
+        (answers, now)
     }
 
     fn run_here<F: Function>(
@@ -185,26 +191,29 @@ impl Caller {
         steps: &mut u64,
     ) -> Answers<F> {
         let budget = Budget { steps_max: terms.steps_max, until: started.checked_add(terms.within) };
-        let place = match self.client() {
+        // If a function panics, what it has under way ends with its place.
+        let place = match self.client.take().map_or_else(|| ClientPlace::new(&self.backend), Ok) {
             Ok(place) => place,
             Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
         };
+        let here = &place;
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Stuck)).collect();
         let count = arguments.len();
         let mut waiting = arguments.into_iter().enumerate();
-        let next = || waiting.next().map(|(id, argument)| Start { id, future: F::run(place, argument), budget });
+        let next = || waiting.next().map(|(id, argument)| Start { id, future: F::run(here, argument), budget });
         let end = |id: usize, result: Result<F::Answer, Stop>, took| {
             answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));
             *steps += took;
         };
         match count {
-            1 => crew::run(place, &mut [pin!(None)], next, end),
+            1 => crew::run(here, &mut [pin!(None)], next, end),
             _ => {
                 let mut seats: Vec<_> = (0..count.min(WINDOW)).map(|_| Box::pin(None)).collect();
-                crew::run(place, &mut seats, next, end);
+                crew::run(here, &mut seats, next, end);
             }
         }
         place.flush();
+        self.client = Some(place);
         answers
     }
 
@@ -247,7 +256,11 @@ impl Caller {
                 let call = refused.take().or_else(|| {
                     waiting.by_ref().find_map(|(id, argument)| {
                         let argument = postcard::to_extend(&argument, Vec::with_capacity(ARGUMENT_BYTES)).ok()?;
-                        (argument.len() <= CallBody::ARGUMENT_BYTES_MAX).then(|| FarCall {
+                        if argument.len() > CallBody::ARGUMENT_BYTES_MAX {
+                            answers[id] = Err(CallError::ArgumentTooLong { bytes: argument.len() as u64 });
+                            return None;
+                        }
+                        Some(FarCall {
                             tag: id as u64,
                             deadline,
                             steps_max: u32::try_from(terms.steps_max).unwrap_or(u32::MAX),

@@ -260,7 +260,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
                 // They wait for something that is not of this place, and nobody will ever wake them.
                 for (seat, task) in seats.iter_mut().zip(&tasks).filter(|(seat, _)| seat.is_some()) {
-                    seat.set(None);
+                    vacate::<H, _>(seat);
                     end(task.id, Err(Stop::Stuck), task.steps);
                 }
                 free.clear();
@@ -277,7 +277,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 Verdict::Waits => {}
                 Verdict::Rests(until) => resting.push(Resting { until, task: index, line: host.meter().line.get() }),
                 Verdict::Ended(result) => {
-                    seat.set(None);
+                    vacate::<H, _>(seat);
                     free.push(index);
                     end(task.id, result, task.steps);
                 }
@@ -296,6 +296,15 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     ready.clear();
     resting.clear();
     BOOK.set(Book { tasks, free, ready, resting });
+}
+
+/// Drops what has ended.
+fn vacate<H: Host, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
+    match H::CATCHES {
+        // Its result is known, and not changed by what its destructors do.
+        true => drop(catch_unwind(AssertUnwindSafe(|| seat.set(None)))),
+        false => seat.set(None),
+    }
 }
 
 /// Who has rested long enough goes on.

@@ -34,12 +34,12 @@ pub trait Function: 'static {
     /// Does it change nothing? Then it may run at any of several servers that keep the same, and anew at another one when its server is lost. What it wrote all the
     /// same would be at one of them only.
     const ONLY_READS: bool = false;
-    /// May it run once more after it ran, or after it ran in part? Then what a server pushes back goes on at the client by itself, where the place
+    /// May it run once more after it ran, or after it ran in part? Then what a server pushes back, or has too long an answer for, goes on at the client by itself, where the place
     /// is [`crate::Where::Auto`].
     const REPEATABLE: bool = Self::ONLY_READS;
-    /// What it is given.
+    /// What it is given; encoded, at most 64 KiB at a server.
     type Argument: Clone + Serialize + DeserializeOwned + Send;
-    /// What it answers; encoded, at most 64 KiB.
+    /// What it answers; encoded, at most 64 KiB at a server.
     type Answer: Serialize + DeserializeOwned + Send;
 
     /// Runs it. What the accesses report it may pass on; errors of its own belong into the answer.

@@ -12,6 +12,7 @@ use core::cell::{Cell, RefCell};
 use core::pin::pin;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// One call, as it arrived.
 #[derive(Clone, Copy, Debug)]
@@ -119,17 +120,19 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
     let mut bytes = ANSWER.take();
     let next = || {
         for (id, task) in waiting.by_ref() {
-            match decode::<F::Argument>(task.argument) {
-                Some(argument) => {
-                    return Some(Start { id, future: F::run(&place, argument), budget: task.budget });
-                }
-                None => ended.borrow_mut()(id, Err(Stop::Argument), 0),
+            let begun = caught(|| {
+                let argument = decode::<F::Argument>(task.argument).ok_or(Stop::Argument)?;
+                Ok(F::run(&place, argument))
+            });
+            match begun {
+                Ok(future) => return Some(Start { id, future, budget: task.budget }),
+                Err(stop) => ended.borrow_mut()(id, Err(stop), 0),
             }
         }
         None
     };
     let end = |id, result: Result<F::Answer, Stop>, steps| {
-        let result = result.and_then(|answer| encode(&answer, core::mem::take(&mut bytes)));
+        let result = result.and_then(|answer| caught(|| encode(&{ answer }, core::mem::take(&mut bytes))));
         match result {
             Ok(answer) => {
                 ended.borrow_mut()(id, Ok(&answer), steps);
@@ -152,6 +155,11 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
         }
     }
     ANSWER.set(bytes);
+}
+
+/// Code of a function beside its future: how it reads its argument, and how its answer is written. A panic of it ends its call and nothing else.
+fn caught<T>(code: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
+    catch_unwind(AssertUnwindSafe(code)).unwrap_or(Err(Stop::Panicked))
 }
 
 /// The value, if the bytes are one and no more.
