@@ -199,6 +199,22 @@ pub fn links(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_nlink)
 }
 
+/// Device and inode of the file behind `fd`.
+pub fn identity(fd: i32) -> Option<(u64, u64)> {
+    stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Writes text to `fd` as far as that can be done without waiting.
+pub fn write_without_waiting(fd: i32, text: &[u8]) {
+    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the structure is readable and writable.
+    let ready = unsafe { syscall(libc::SYS_poll, [&raw mut poll as usize, 1, 0, 0, 0, 0]) };
+    if ready == Ok(1) && poll.revents & libc::POLLOUT != 0 {
+        // SAFETY: `text` is readable.
+        let _ = unsafe { syscall(libc::SYS_write, [fd as usize, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
+    }
+}
+
 /// The numbers of the device that `fd` leads to.
 pub(crate) fn device(fd: i32) -> Option<libc::dev_t> {
     stat(fd).map(|stat| stat.st_rdev)

@@ -167,7 +167,7 @@ impl ThreadCount {
     }
 }
 
-fn timespec(duration: Duration) -> libc::timespec {
+pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 

@@ -7,7 +7,8 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
 use farfield_core::Legs;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use farfield_os::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -82,7 +83,7 @@ pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) 
         }
         match &mut lane {
             Some(lane) => lane.care(),
-            None => std::thread::sleep(BETWEEN_LOOKS),
+            None => farfield_os::process::sleep(BETWEEN_LOOKS),
         }
     }
     Err(patient.gone())
@@ -114,7 +115,7 @@ impl Caring {
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock.lock()
     }
 
     fn is_wanted(&self) -> bool {
@@ -130,6 +131,7 @@ pub(crate) struct Healer {
 }
 
 impl Healer {
+    #[expect(clippy::disallowed_methods, reason = "never inside a program: Opener::inside_a_program")]
     pub(crate) fn start<P: Patient>(patient: Arc<P>, caring: Arc<Caring>) -> Healer {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -145,6 +147,7 @@ impl Healer {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a thread that does not exist inside programs")]
 fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
     let (mut lane, mut rest) = (None, LOOK_EVERY);
     while !stop.load(Ordering::Acquire) {
@@ -175,7 +178,7 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
                 break;
             }
             // Between two rounds, or nothing can be done now.
-            std::thread::sleep(BETWEEN_LOOKS);
+            farfield_os::process::sleep(BETWEEN_LOOKS);
         }
         lane.finish_care();
         // Whoever waits for the lock has at least as much time as it was held.

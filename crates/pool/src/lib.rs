@@ -5,11 +5,17 @@
 //! the lane while an operation is in flight and come back with its completion, so a late answer never lands in
 //! freed memory. After a lane is open, nothing here allocates: lanes are used inside signal handlers.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests run outside of programs")
+)]
+
 mod backend;
 mod buffer;
 mod calls;
 mod changes;
 #[cfg(any(test, feature = "conformance"))]
+#[allow(clippy::disallowed_methods, reason = "runs outside of programs")]
 pub mod conformance;
 mod connection;
 mod ec;

@@ -6,8 +6,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
+use farfield_os::sync::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
@@ -54,7 +55,7 @@ impl RamBackend {
     }
 
     pub(crate) fn claim(server: u16, secret: u128) -> Result<RamBackend, PoolError> {
-        let claimed = CLONES.lock().unwrap_or_else(PoisonError::into_inner).remove(&secret);
+        let claimed = CLONES.lock().remove(&secret);
         let reason = "the ticket is unknown, used or expired";
         let (pages, stored_max, stored) = claimed.ok_or(PoolError::Refused { server, reason })?;
         Ok(RamBackend { region: Arc::new(Region { server, pages, stored_max, stored: Mutex::new(stored) }) })
@@ -107,7 +108,7 @@ impl Backend for RamBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let mut clones = CLONES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clones = CLONES.lock();
         // Not a secret: whoever is in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         clones.insert(secret, (self.region.pages, self.region.stored_max, self.region.lock().clone()));
@@ -126,8 +127,8 @@ impl Backend for RamBackend {
 }
 
 impl Region {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pages> {
-        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.stored.lock()
     }
 
     fn check(&self, page: PageId, count: u64) -> Result<(), PoolError> {

@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};
 use farfield_os::process::now_ns;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use farfield_os::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 /// Between two tries: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -23,8 +24,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(crate) const TRY_WITHIN: Duration = Duration::from_millis(300);
 /// How often it is looked whether legs that nobody uses are there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Between two tries to open a door that its lane looks behind.
-const DOOR_PAUSE: Duration = Duration::from_micros(50);
 
 /// How what is behind the URLs of legs is opened again.
 pub(crate) struct Reopen {
@@ -80,7 +79,7 @@ impl Rejoin {
 
     /// What came to this place.
     pub(crate) fn backend(&self, place: usize) -> Option<Arc<dyn Backend>> {
-        locked(&self.backends[place]).clone()
+        self.backends[place].lock().clone()
     }
 
     pub(crate) fn free_place(&self) -> Option<usize> {
@@ -89,28 +88,28 @@ impl Rejoin {
 
     /// Has no lane a way to what came to this place?
     pub(crate) fn is_left(&self, place: usize) -> bool {
-        locked(&self.doors).iter().filter_map(Weak::upgrade).all(|door| !door.leads_to(place))
+        self.doors.lock().iter().filter_map(Weak::upgrade).all(|door| !door.leads_to(place))
     }
 
     /// What came to this place was lost, and nobody knows anything of it any more.
     pub(crate) fn vacate(&self, place: usize) {
-        *locked(&self.backends[place]) = None;
+        *self.backends[place].lock() = None;
     }
 
     /// In the child of a fork, where nobody gives a lock back that was held.
     pub(crate) fn abandon(&self) {
-        let backends = self.backends.iter().filter_map(|backend| backend.try_lock().ok());
+        let backends = self.backends.iter().filter_map(|backend| backend.try_lock());
         backends.for_each(|backend| backend.iter().for_each(|backend| backend.abandon()));
     }
 
     /// What lanes have left behind goes.
     pub(crate) fn clear_doors(&self) {
-        locked(&self.doors).iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
+        self.doors.lock().iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
     }
 
     /// Is it time to look whether legs are there?
     pub(crate) fn is_time_to_look(&self) -> bool {
-        let (mut tries, now) = (locked(&self.tries), now_ns());
+        let (mut tries, now) = (self.tries.lock(), now_ns());
         let is_time = now >= tries.looks_at;
         if is_time {
             tries.looks_at = now + LOOK_EVERY.as_nanos() as u64;
@@ -123,7 +122,7 @@ impl Rejoin {
         if away.is_empty() {
             return false;
         }
-        let mut tries = locked(&self.tries);
+        let mut tries = self.tries.lock();
         if away != tries.away {
             (tries.away, tries.pause, tries.at) = (away, PAUSE_MIN, 0);
         }
@@ -135,7 +134,7 @@ impl Rejoin {
         let place = self.free_place();
         let opened = place.and_then(|_| (self.reopen.open)(origin));
         {
-            let mut tries = locked(&self.tries);
+            let mut tries = self.tries.lock();
             tries.at = now_ns() + tries.pause.as_nanos() as u64;
             tries.pause = (tries.pause * 2).min(PAUSE_MAX);
         }
@@ -145,14 +144,14 @@ impl Rejoin {
             backend.release();
             return None;
         }
-        *locked(&self.backends[place]) = Some(backend);
+        *self.backends[place].lock() = Some(backend);
         Some(place)
     }
 
     /// A door for a lane that is about to be opened: before it looks which legs there are.
     pub(crate) fn new_door(&self) -> Arc<Door> {
         let door = Arc::new(Door::new());
-        let mut doors = locked(&self.doors);
+        let mut doors = self.doors.lock();
         doors.retain(|door| door.strong_count() > 0);
         doors.push(Arc::downgrade(&door));
         door
@@ -161,7 +160,7 @@ impl Rejoin {
     /// Every lane that is open gets a way to `place`, with room for so many requests. `false`: one of them could not.
     pub(crate) fn open_doors(&self, place: usize, requests: usize) -> bool {
         let Some(backend) = self.backend(place) else { return false };
-        let doors: Vec<_> = locked(&self.doors).iter().filter_map(Weak::upgrade).collect();
+        let doors: Vec<_> = self.doors.lock().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             match backend.open_lane() {
                 Ok(lane) => door.put(place, LegLane::new(lane, requests)),
@@ -173,11 +172,7 @@ impl Rejoin {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Where a lane finds ways to legs that came after it, and leaves those that it needs no more. Both sides only ever try the lock: a lane that does not get it looks again when it is polled next.
+/// Where a lane finds ways to legs that came after it, and leaves those that it needs no more. A lane only ever tries the lock: one that does not get it looks again when it is polled next.
 pub(crate) struct Door {
     is_full: AtomicBool,
     /// Legs that its lane has a way to, or finds one to here: all, until that is known.
@@ -203,36 +198,26 @@ impl Door {
 
     /// Its lane begins with ways to these legs.
     pub(crate) fn begin(&self, ways: Legs) {
-        if let Some(hall) = self.enter() {
-            let come: Legs = hall.come.iter().map(|(leg, _)| *leg).collect();
-            self.ways.store(ways.or(come).0, Ordering::SeqCst);
-        }
+        let hall = self.enter();
+        let come: Legs = hall.come.iter().map(|(leg, _)| *leg).collect();
+        self.ways.store(ways.or(come).0, Ordering::SeqCst);
     }
 
     fn put(&self, leg: usize, lane: LegLane) {
-        if let Some(mut hall) = self.enter() {
-            hall.come.push((leg, lane));
-            self.ways.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
-            self.is_full.store(true, Ordering::SeqCst);
-        }
+        let mut hall = self.enter();
+        hall.come.push((leg, lane));
+        self.ways.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+        self.is_full.store(true, Ordering::SeqCst);
     }
 
     fn clear(&self) {
-        if let Some(mut hall) = self.enter() {
-            // Its room stays.
-            hall.left.clear();
-        }
+        // Its room stays.
+        self.enter().left.clear();
     }
 
-    /// Waits for a lane that is here; `None`: it panicked.
-    fn enter(&self) -> Option<MutexGuard<'_, Hall>> {
-        loop {
-            match self.hall.try_lock() {
-                Ok(hall) => return Some(hall),
-                Err(TryLockError::Poisoned(_)) => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(DOOR_PAUSE),
-            }
-        }
+    /// Waits for a lane that is here.
+    fn enter(&self) -> MutexGuard<'_, Hall> {
+        self.hall.lock()
     }
 
     /// Is there something to take? Then its lane does not know yet of all legs that there are.
@@ -245,7 +230,7 @@ impl Door {
         if !self.is_full() {
             return;
         }
-        let Ok(mut hall) = self.hall.try_lock() else { return };
+        let Some(mut hall) = self.hall.try_lock() else { return };
         let mut at = 0;
         while at < hall.come.len() {
             if lanes[hall.come[at].0].is_some() {
@@ -260,7 +245,7 @@ impl Door {
 
     /// The lane, of which nothing is under way, needs these ways no more. Allocates nothing and gives nothing back.
     pub(crate) fn leave(&self, legs: Legs, lanes: &mut [Option<LegLane>]) {
-        let Ok(mut hall) = self.hall.try_lock() else { return };
+        let Some(mut hall) = self.hall.try_lock() else { return };
         let Hall { come, left } = &mut *hall;
         for leg in legs.iter() {
             // Its own, and one that came when it had one.
@@ -408,12 +393,12 @@ mod tests {
             let ram = RamBackend::new(server as u16, self.pages);
             let (is_over, is_held, began_in) = (Arc::default(), Arc::default(), thread::current().id());
             let life = Arc::new(Life { ram, incarnation, is_over, is_held, began_in });
-            let mut lives = locked(&self.lives);
+            let mut lives = self.lives.lock();
             if server < lives.len() { lives[server] = life } else { lives.push(life) }
         }
 
         fn life(&self, server: usize) -> Arc<Life> {
-            locked(&self.lives)[server].clone()
+            self.lives.lock()[server].clone()
         }
 
         fn end(&self, server: usize) {
@@ -428,7 +413,7 @@ mod tests {
                 let life = world.life(from(leg));
                 (!life.is_over()).then(|| life.another_region(world.pages))
             };
-            let servers = Legs::first(locked(&self.lives).len());
+            let servers = Legs::first(self.lives.lock().len());
             Spares { legs: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
         }
 
@@ -438,7 +423,7 @@ mod tests {
                 leaves: 1,
                 server: server as u16,
             };
-            locked(&self.lives).iter().enumerate().map(leg).collect()
+            self.lives.lock().iter().enumerate().map(leg).collect()
         }
     }
 

@@ -28,9 +28,10 @@ use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed}
 use core::time::Duration;
 use farfield_core::Legs;
 use farfield_core::gf256::Code;
+use farfield_os::sync::Mutex;
 use index::Index;
 use lane::EcLane;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use table::RowTable;
 
 /// As many as the erasure codes in one pool, which has two legs at least for each.
@@ -83,7 +84,7 @@ impl EcBackend {
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
-        let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
+        let found = SNAPSHOTS.lock().take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
         let Snapshot { index, seats, legs: known, moved } = found.ok_or(PoolError::Refused { server, reason })?;
         // The index knows legs by their places, also those that were lost.
@@ -142,7 +143,7 @@ impl Backend for EcBackend {
         let seats = core::array::from_fn(|seat| table.at_seat(seat));
         let leaf = table.legs.iter().map(|leg| leg.leaves).sum();
         let snapshot = Snapshot { index, seats, legs: table.known(), moved: table.moved() };
-        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), snapshot);
+        let old = SNAPSHOTS.lock().put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })
     }

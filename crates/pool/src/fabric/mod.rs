@@ -17,10 +17,11 @@ use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, fea
 use farfield_core::{PageId, RegionId};
 use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader};
 use farfield_os::process::now_ns;
+use farfield_os::sync::Mutex;
 use lane::{FabricLane, LANDING_BYTES};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a URL says.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +81,7 @@ struct Region {
 
 impl Region {
     fn layout(&self) -> Arc<Layout> {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.layout.lock().clone()
     }
 
     /// Asks the server for the windows that `layout` lacks.
@@ -209,7 +210,7 @@ impl Backend for FabricBackend {
         // From here on pages may live in layers that we do not know.
         let layout =
             Region::ask(session, *id, *pages, Some(&self.region.layout())).inspect_err(|_| session.set_gone())?;
-        *self.region.layout.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(layout);
+        *self.region.layout.lock() = Arc::new(layout);
         self.region.version.fetch_add(1, Ordering::Release);
         Ok(ticket)
     }

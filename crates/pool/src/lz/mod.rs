@@ -15,10 +15,11 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::Errno;
+use farfield_os::sync::Mutex;
 use lane::LzLane;
 use slabs::Slabs;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Compressed to more than this a page is stored as it is: reading it would cost more than it saves.
 const COMPRESSED_MAX: usize = PAGE_BYTES * 3 / 4;
@@ -246,7 +247,7 @@ impl LzBackend {
     }
 
     pub(crate) fn claim(server: u16, secret: u128) -> Result<LzBackend, PoolError> {
-        let claimed = CLONES.lock().unwrap_or_else(PoisonError::into_inner).remove(&secret);
+        let claimed = CLONES.lock().remove(&secret);
         let reason = "the ticket is unknown, used or expired";
         let region = claimed.ok_or(PoolError::Refused { server, reason })?;
         Ok(LzBackend { region: Arc::new(Region { server, ..region }) })
@@ -262,7 +263,7 @@ impl Backend for LzBackend {
         let copy = self.region.duplicate()?;
         // Not a secret: whoever is in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
-        CLONES.lock().unwrap_or_else(PoisonError::into_inner).insert(secret, copy);
+        CLONES.lock().insert(secret, copy);
         Ok(CloneTicket::of_leaf(secret))
     }
 

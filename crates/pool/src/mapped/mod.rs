@@ -19,10 +19,11 @@ use core::ops::Deref;
 use core::sync::atomic::{Ordering, fence};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
+use farfield_os::sync::Mutex;
 use farfield_os::{Errno, disk, file, serving};
 use lane::MappedLane;
 use place::{Nature, Place};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A page that changes again and again while it is read is looked at so often.
 const TRIES: u32 = 8;
@@ -192,7 +193,7 @@ impl From<NoPlace> for StoreError {
 static SNAPSHOTS: Mutex<Unclaimed<Region, { 4 * CloneTicket::SERVERS_MAX }>> = Mutex::new(Unclaimed::new());
 
 fn take_snapshot(secret: u128) -> Option<Region> {
-    SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(secret)
+    SNAPSHOTS.lock().take(secret)
 }
 
 /// This process does not need the snapshots of the ticket: it went to a child of `fork`.
@@ -237,7 +238,7 @@ impl Backend for MappedBackend {
         serving::fill_random(&mut secret).map_err(PoolError::Os)?;
         // Zero means "none".
         let secret = u128::from_le_bytes(secret) | 1;
-        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(secret, copy);
+        let old = SNAPSHOTS.lock().put(secret, copy);
         drop(old);
         Ok(CloneTicket::of_leaf(secret))
     }

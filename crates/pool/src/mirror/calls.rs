@@ -309,7 +309,7 @@ impl Calls for MirrorCalls {
             let most = Duration::from_nanos(limit.min(soonest).saturating_sub(now)).min(LOOK_EVERY);
             match &mut self.way {
                 Some(way) => way.calls.wait(most),
-                None => std::thread::sleep(most),
+                None => farfield_os::process::sleep(most),
             }
         }
     }

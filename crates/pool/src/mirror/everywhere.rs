@@ -17,8 +17,9 @@ use core::time::Duration;
 use farfield_core::wire::ErrorCode;
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
+use farfield_os::sync::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// How long a leg may be silent when the others have answered before it is asked whether it is there.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -138,7 +139,7 @@ impl Shared {
     }
 
     fn end(&self) -> Result<(), Unwritten> {
-        let Some(_change) = self.change.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
+        let Some(_change) = self.change.lock().take() else { return Ok(()) };
         let table = &self.table;
         let is_true = |leg: &usize| table.hurts(*leg) == self.hurts[*leg] && table.is_whole(*leg);
         let have: Legs = self.asked.but(self.failed.legs()).iter().filter(is_true).collect();
@@ -308,6 +309,7 @@ impl Everywhere {
     }
 
     /// Others go on without this way's leg until it has answered, for which somebody else waits.
+    #[expect(clippy::disallowed_methods, reason = "functions are called by heaps, never inside a program")]
     fn give_up(&mut self, way: usize) {
         let Way { leg, calls, unsent, .. } = &mut self.ways[way];
         let (leg, shared) = (*leg, self.shared.clone());
@@ -392,7 +394,7 @@ impl Calls for Everywhere {
             let most = if owing.len() > 1 { most.min(LOOK_EVERY) } else { most.min(PATIENCE) };
             match owing.first_mut().and_then(|way| way.calls.as_mut()) {
                 Some(calls) => calls.wait(most),
-                None => std::thread::sleep(LOOK_EVERY),
+                None => farfield_os::process::sleep(LOOK_EVERY),
             }
         }
     }

@@ -14,7 +14,8 @@ use core::time::Duration;
 use farfield_core::Legs;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
-use std::sync::{Arc, Mutex};
+use farfield_os::sync::Mutex;
+use std::sync::Arc;
 
 /// Pages that are valid or stale together.
 pub(crate) const CHUNK_PAGES: u64 = 64;
@@ -143,7 +144,7 @@ impl LegTable {
     pub(crate) fn give_up(&self, leg: usize, error: PoolError) {
         if let Some(pair) = &self.pair
             && leg == LegTable::NEW
-            && let Ok(mut cause) = pair.cause.try_lock()
+            && let Some(mut cause) = pair.cause.try_lock()
         {
             cause.get_or_insert(error);
         }
@@ -187,7 +188,7 @@ impl LegTable {
 
     /// Why the new leg was given up.
     pub(crate) fn cause(&self) -> Option<PoolError> {
-        self.pair.as_ref().and_then(|pair| pair.cause.try_lock().ok().and_then(|cause| *cause))
+        self.pair.as_ref().and_then(|pair| pair.cause.try_lock().and_then(|cause| *cause))
     }
 
     /// How many chunks the leg holds of those that were ever written, and how many there are.

@@ -7,8 +7,9 @@ use crate::{Backend, Health, PoolError};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::Incarnation;
-use farfield_os::process::{now_ns, sleep};
-use std::sync::{Arc, PoisonError};
+use farfield_os::process::now_ns;
+use farfield_os::sync::{Wait, nap};
+use std::sync::Arc;
 
 /// Chunks that are copied at a time while nobody uses the pool; else one.
 const COPIES: usize = 4;
@@ -29,14 +30,14 @@ impl SwitchBackend {
         if to.pages() < self.pages {
             return Err(SwitchError::TooSmall { pages: to.pages(), wanted: self.pages });
         }
-        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = self.work.lock();
         let table = self.pair_up(&to)?;
         if self.enter_pair(&table, &to, host) {
             table.admit();
         }
         drop(work);
         let result = self.copy_and_commit(&table, host);
-        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = self.work.lock();
         match result {
             Ok(()) => self.leave_pair(&table, LegTable::NEW),
             // Who has lost the old side has what is on the new one, and its words say what that is.
@@ -99,7 +100,7 @@ impl SwitchBackend {
         let mut operations = 0;
         loop {
             let started = now_ns();
-            let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+            let work = self.work.lock();
             self.look_at_sides();
             if table.lost().has(LegTable::NEW) {
                 return Err(SwitchError::New(table.cause().unwrap_or(GONE)));
@@ -120,9 +121,9 @@ impl SwitchBackend {
             drop(work);
             let took = Duration::from_nanos(now_ns() - started);
             match (copied, is_used) {
-                (true, true) => sleep(took * (DUTY - 1)),
+                (true, true) => nap(took * (DUTY - 1)),
                 (true, false) => {}
-                (false, _) => sleep(REST),
+                (false, _) => nap(REST),
             }
         }
     }
@@ -152,7 +153,7 @@ impl SwitchBackend {
             let mut stage = self.stage();
             if let Some(next) = stage.next.clone() {
                 self.is_loaded.store(next.mapped().is_some(), Ordering::SeqCst);
-                *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
+                *self.loaded.write() = next.clone();
                 // The pair lives as long as lanes of it.
                 stage.side = next;
             }
@@ -167,9 +168,10 @@ impl SwitchBackend {
         let gone = if leg == LegTable::NEW { table.old() } else { stage.next.clone() };
         (stage.pair, stage.next) = (None, None);
         drop(stage);
+        let mut wait = Wait::new("a side of the pool to end what nobody waits for any more");
         for berth in self.berths() {
             while !berth.when_empty(|slot| leave(slot, leg)) {
-                sleep(QUIET_LOOK);
+                wait.nap(QUIET_LOOK);
             }
         }
         if leg == LegTable::NEW {

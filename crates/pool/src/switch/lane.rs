@@ -5,7 +5,8 @@ use crate::touched::Touched;
 use crate::{Completion, Lane, Op, Request};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use farfield_os::sync::{Mutex, MutexGuard, Wait};
+use std::sync::Arc;
 
 /// Completions that may be waiting for the owner: more than any lane takes operations.
 const ENDED: usize = 1024;
@@ -56,11 +57,7 @@ impl Berth {
 
     /// Never waits: both sides only ever try.
     fn try_lock(&self) -> Option<MutexGuard<'_, Slot>> {
-        match self.slot.try_lock() {
-            Ok(slot) => Some(slot),
-            Err(TryLockError::Poisoned(slot)) => Some(slot.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.slot.try_lock()
     }
 
     pub(super) fn operations(&self) -> u64 {
@@ -70,6 +67,7 @@ impl Berth {
     /// Waits until the lane has no operation, and acts on it then.
     pub(super) fn when_empty<T>(&self, act: impl FnOnce(&mut Slot) -> T) -> T {
         self.is_halted.store(true, Ordering::SeqCst);
+        let mut wait = Wait::new("a lane to have nothing under way");
         loop {
             if let Some(mut slot) = self.try_lock() {
                 let Slot { inner, ended } = &mut *slot;
@@ -81,7 +79,7 @@ impl Berth {
                     return result;
                 }
             }
-            farfield_os::process::sleep(LOOK);
+            wait.nap(LOOK);
         }
     }
 }

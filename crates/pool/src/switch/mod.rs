@@ -21,8 +21,9 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
+use farfield_os::sync::{Mutex, MutexGuard, RwLock};
 use lane::{Berth, Inner, SwitchLane};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// Why a switch did not take place. The pool is as it was, on its old side, unless that is what was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -134,7 +135,7 @@ impl SwitchBackend {
 
     /// No switch goes on, and none begins, as long as this is held: not even in the background does anything happen to the lanes.
     pub fn hold_still(&self) -> impl Drop {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+        self.work.lock()
     }
 
     /// Somebody at the pool is about to write these pages, while the caller [holds still](SwitchBackend::hold_still). A switch after that takes them along.
@@ -182,11 +183,11 @@ impl SwitchBackend {
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stage.lock()
     }
 
     fn loaded(&self) -> Arc<dyn Backend> {
-        self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.loaded.read().clone()
     }
 }
 
@@ -298,7 +299,7 @@ impl Backend for SwitchBackend {
 impl Mapped for SwitchBackend {
     fn page(&self, page: PageId) -> Option<*const u8> {
         // Only while nobody loads is it changed, so nobody waits here.
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        let loaded = self.loaded.read();
         loaded.mapped()?.page(page)
     }
 }

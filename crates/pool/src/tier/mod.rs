@@ -16,8 +16,9 @@ use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::fmt::Write;
 use core::time::Duration;
+use farfield_os::sync::Mutex;
 use lane::TierLane;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use table::{Places, TierTable};
 
 /// What snapshots of the tiers do not say. As many as tiered pools in one pool, which have two tiers at least.
@@ -39,7 +40,7 @@ impl TierBackend {
 
     /// The snapshot whose tiers were claimed with these secrets.
     pub(crate) fn claim(legs: Vec<Leg>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
-        let found = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).take(key(secrets));
+        let found = SNAPSHOTS.lock().take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
         let places = found.ok_or(PoolError::Refused { server, reason })?;
         Ok(TierBackend::start(TierTable::inherited(legs, places), heals))
@@ -74,7 +75,7 @@ impl Backend for TierBackend {
         if self.table.living().is_empty() {
             return Err(self.table.gone(0));
         }
-        let old = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).put(key(&secrets[..leaf]), places);
+        let old = SNAPSHOTS.lock().put(key(&secrets[..leaf]), places);
         drop(old);
         Ok(CloneTicket { secrets })
     }
