@@ -397,6 +397,8 @@ counters! {
     reclaim_ns,
     /// Pages that came back soon after they had left.
     refaults,
+    /// System calls of our own that came to our own handler, because they did not go through the gate.
+    own_calls_trapped,
 }
 
 /// Buckets of a latency histogram: 8 per power of two.

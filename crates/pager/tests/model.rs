@@ -3,6 +3,7 @@
 //!
 //! `FARFIELD_SCHEDULES` is the number of schedules of each scenario under each scheduler (100; 5000 in the deep tier),
 //! `FARFIELD_SEED` repeats a run. Not under the usual test harness: the models fork, and nobody else may be in the middle of something then.
+#![allow(clippy::disallowed_methods, reason = "what starts and watches the cases runs outside of programs")]
 
 use farfield_pager::model::{scenarios, set_up};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};

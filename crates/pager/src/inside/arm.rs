@@ -10,7 +10,7 @@ use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
 use super::switching::{Inherited, Place};
 use super::thread::Run;
-use super::{huge, keeper, keys};
+use super::{huge, keeper, keys, own_code, sync};
 use crate::control::{Mode, exit};
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ pub fn start_monitor(runtime: &Runtime) {
         return;
     }
     // SAFETY: `monitor` never returns and keeps to the laws of this module.
-    if let Err(errno) = unsafe { process::spawn_bare(monitor, 0) } {
+    if let Err(errno) = unsafe { sync::spawn(monitor) } {
         fail(exit::INTERNAL, format_args!("the monitor thread could not be started: {errno}"));
     }
 }
@@ -76,7 +76,7 @@ pub fn start_monitor(runtime: &Runtime) {
 extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
-    runtime.enlist();
+    own_code::begin_thread();
     let mut idle = Idle::default();
     let mut ticks = 0u32;
     let mut turn = 0usize;
@@ -196,7 +196,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
     if armed.mode == Mode::Thread {
         for _ in 0..HANDLERS {
             // SAFETY: `serve_faults` never returns and keeps to the laws of this module.
-            if let Err(errno) = unsafe { process::spawn_bare(serve_faults, 0) } {
+            if let Err(errno) = unsafe { sync::spawn(serve_faults) } {
                 fail(exit::INTERNAL, format_args!("a handler thread could not be started: {errno}"));
             }
         }
@@ -378,7 +378,7 @@ fn open_uffd(asked: u32) -> (Uffd, Mode) {
 extern "C" fn serve_faults(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
-    runtime.enlist();
+    own_code::begin_thread();
     let mut faults = [Fault { address: 0, write: false }; 16];
     let mut idle = 0u32;
     loop {

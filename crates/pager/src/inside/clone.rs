@@ -11,8 +11,9 @@
 use super::call::{Context, Outcome, done, error};
 use super::emulate;
 use super::guard;
-use super::lock::{Lock, pause};
+use super::lock::Lock;
 use super::runtime::{Phase, RUNTIME, Runtime};
+use super::sync::Wait;
 use super::thread::{self, Frame, Record};
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -75,14 +76,14 @@ impl Loans {
     /// shares our descriptors, or was made when they were open.)
     pub fn open_descriptors_for_good(&self, open: impl FnOnce()) {
         let deadline = process::now_ns() + PATIENCE_NS;
-        let mut spins = 0;
+        let mut wait = Wait::new("a child of vfork that lacks our descriptors");
         loop {
             let opening = self.opening.lock();
             if self.word.load(Ordering::SeqCst).is_multiple_of(FOR_GOOD) || process::now_ns() > deadline {
                 return open();
             }
             drop(opening);
-            pause(&mut spins);
+            wait.pause();
         }
     }
 

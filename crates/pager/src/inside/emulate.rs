@@ -5,6 +5,7 @@ use super::call::{Context, Outcome, done, error};
 use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
+use super::sync::Wait;
 use super::table::CHUNK;
 use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, rings, store, thread};
 use crate::space::{FOREIGN, Range};
@@ -268,11 +269,11 @@ fn discard_chunk(runtime: &Runtime, range: Range) {
 
 /// Seizes a page, whoever moves it now; its word before.
 fn seize(runtime: &Runtime, page: PageId) -> PageWord {
-    let mut spins = 0;
+    let mut wait = Wait::new("a page that another thread moves");
     loop {
         match runtime.table().update(page, |word| word.seize()) {
             Some((before, _)) => return before,
-            None => store::wait_for(runtime, &mut spins),
+            None => store::wait_for(runtime, &mut wait),
         }
     }
 }

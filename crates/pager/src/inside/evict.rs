@@ -22,7 +22,7 @@ use super::call::Context;
 use super::huge;
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
-use super::sync::moment;
+use super::sync::{Wait, moment, nap};
 use super::table::Table;
 use crate::control::exit;
 use crate::window;
@@ -475,7 +475,7 @@ fn is_zero(page: &[u8]) -> bool {
 /// needs them, if this is one in its handler.
 pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
-    let mut spins = 0;
+    let mut wait = Wait::new("room below the near limit");
     let mut deadline = None;
     loop {
         let (near, limit) = runtime.near();
@@ -510,7 +510,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
                 ),
             );
         }
-        super::sync::pause(&mut spins);
+        wait.pause();
     }
     runtime.charge(pages);
 }
@@ -527,7 +527,7 @@ pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
         }
         let armed = runtime.armed();
         if armed.evictor.lock().run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
-            process::sleep(Duration::from_millis(1));
+            nap(Duration::from_millis(1));
         }
     }
 }

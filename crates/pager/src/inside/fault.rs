@@ -4,7 +4,7 @@ use super::call::Context;
 use super::evict::{Share, make_room};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
-use super::sync::{AtomicU64, Ordering, pause, tid};
+use super::sync::{AtomicU64, Ordering, Wait, tid};
 use super::thread;
 use crate::control::{bucket_of, exit};
 use crate::window;
@@ -50,7 +50,7 @@ fn is_foreign(runtime: &Runtime, page: PageId) -> bool {
 
 /// Enters a section during which no fork may take its snapshot.
 pub fn enter(runtime: &Runtime) {
-    let mut spins = 0;
+    let mut wait = Wait::new("a fork, or an exchange of the pool, to be over");
     let me = tid() as u32;
     loop {
         runtime.busy.fetch_add(1, Ordering::SeqCst);
@@ -59,7 +59,7 @@ pub fn enter(runtime: &Runtime) {
             return;
         }
         runtime.busy.fetch_sub(1, Ordering::SeqCst);
-        pause(&mut spins);
+        wait.pause();
     }
 }
 
@@ -79,11 +79,11 @@ fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Cont
     let me = thread::current();
     enter(runtime);
     let table = runtime.table();
-    let mut spins = 0;
+    let mut wait = Wait::new("a page that another thread moves");
     let served = loop {
         match table.word(page).fault().1 {
-            Fault::Retry => break spins > 0,
-            Fault::Wait => wait_for(runtime, &mut spins),
+            Fault::Retry => break wait.has_waited(),
+            Fault::Wait => wait_for(runtime, &mut wait),
             Fault::Zero | Fault::Read => {
                 let mut need = Fault::Retry;
                 table.update(page, |word| {
@@ -212,10 +212,10 @@ pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
 
 /// Waits out the moment in which faults become ours.
 pub fn settled_phase(runtime: &Runtime) -> Phase {
-    let mut spins = 0;
+    let mut wait = Wait::new("far memory to be set up");
     loop {
         match runtime.phase() {
-            Phase::Arming => pause(&mut spins),
+            Phase::Arming => wait.pause(),
             phase => return phase,
         }
     }

@@ -9,8 +9,9 @@
 //! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot be told, its pages stay.
 
 use super::fault::bring_and_hold;
-use super::lock::{Lock, pause};
+use super::lock::Lock;
 use super::runtime::{Phase, RUNTIME, Runtime};
+use super::sync::Wait;
 use super::thread::Run;
 use super::{aio, arm, rings};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -54,11 +55,16 @@ pub fn operation_bytes_max(runtime: &Runtime) -> usize {
 }
 
 /// Waiting for others to make room.
-#[derive(Default)]
 pub struct Patience {
     progress: u32,
     until_ns: u64,
-    spins: u32,
+    wait: Wait,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { progress: 0, until_ns: 0, wait: Wait::new("asynchronous operations to end") }
+    }
 }
 
 impl Patience {
@@ -71,7 +77,7 @@ impl Patience {
         if now > self.until_ns || others_under_way(&mut core::iter::empty()) == 0 {
             return false;
         }
-        pause(&mut self.spins);
+        self.wait.pause();
         true
     }
 }

@@ -66,14 +66,14 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
     let books = flights::BOOKS.lock();
-    let mut spins = 0;
+    let mut wait = sync::Wait::new("threads that are inside a fault, so that the process can fork");
     let me = sync::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        sync::pause(&mut spins);
+        wait.pause();
     }
     while runtime.busy.load(Ordering::SeqCst) != 0 {
         runtime.armed().store.progress();
-        sync::pause(&mut spins);
+        wait.pause();
     }
     // Nobody of this process takes more now; what was taken since the room was made leaves again.
     let armed = runtime.armed();

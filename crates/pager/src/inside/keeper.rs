@@ -5,7 +5,7 @@
 
 use super::arm::with_descriptors;
 use super::runtime::{Phase, RUNTIME, Runtime};
-use super::{signal, switching};
+use super::{own_code, signal, switching, sync};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_os::{process, signals};
@@ -22,7 +22,7 @@ pub fn look(runtime: &Runtime) {
     let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
     if is_wanted && runtime.keeper.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         // SAFETY: `keep` never returns and keeps to the laws of this module.
-        if unsafe { process::spawn_bare(keep, 0) }.is_err() {
+        if unsafe { sync::spawn(keep) }.is_err() {
             // It is tried again at the next look.
             runtime.keeper.store(0, Ordering::Release);
         }
@@ -37,7 +37,7 @@ fn is_degraded(runtime: &Runtime) -> bool {
 extern "C" fn keep(_: usize) -> ! {
     signals::set_mask(!signal::OURS);
     let runtime = &RUNTIME;
-    runtime.enlist();
+    own_code::begin_thread();
     let (mut restored, mut vain) = (0, 0u32);
     loop {
         let mut pause = LOOK;

@@ -1,7 +1,7 @@
-//! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself while holding.
+//! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself while holding. Nothing else is used inside
+//! programs, nor any lock of the standard library's: see [`super::own_code`].
 
-pub use super::sync::pause;
-use super::sync::{AtomicU32, Ordering};
+use super::sync::{AtomicU32, Ordering, Wait};
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
@@ -21,13 +21,14 @@ impl<T> Lock<T> {
     }
 
     /// Waits for the lock.
+    #[track_caller]
     pub fn lock(&self) -> Guard<'_, T> {
-        let mut spins = 0u32;
+        let mut wait = Wait::new("a lock");
         loop {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            pause(&mut spins);
+            wait.pause();
         }
     }
 

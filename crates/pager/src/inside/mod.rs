@@ -23,6 +23,7 @@ pub mod huge;
 pub mod keeper;
 pub mod keys;
 pub mod lock;
+pub mod own_code;
 pub mod queue;
 pub mod remap;
 pub mod rings;

@@ -10,6 +10,7 @@ use super::emulate::{address_of, discard, forget, pages_of, release};
 use super::fault::{bring, settled_phase};
 use super::runtime::{Phase, Runtime, fail};
 use super::store::{self, enqueue};
+use super::sync::Wait;
 use super::table::CHUNK;
 use crate::control::exit;
 use crate::space::{FOREIGN, Range, Space};
@@ -254,10 +255,10 @@ fn seize_nothing(runtime: &Runtime, page: PageId) {
 /// Moves the content of a page to a seized one, and leaves the old one seized, without memory.
 fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     let table = runtime.table();
-    let mut spins = 0;
+    let mut wait = Wait::new("a page that another thread moves");
     let before = loop {
         match table.word(old).state() {
-            State::Fetching | State::Leaving => store::wait_for(runtime, &mut spins),
+            State::Fetching | State::Leaving => store::wait_for(runtime, &mut wait),
             // Its far copy belongs to the old place.
             State::Far => drop(bring(runtime, old, true)),
             State::Absent | State::Near => {

@@ -19,7 +19,7 @@ use super::thread::Run;
 use crate::submission::{Entry as Submission, OP_LAST, Part, Transfer, is_known, op};
 use crate::window;
 use core::sync::atomic::{AtomicU32, Ordering};
-use farfield_os::{Result, file, gate, memory, process};
+use farfield_os::{Errno, Result, file, gate, memory, process};
 use std::sync::Arc;
 
 /// Flags of `io_uring_setup` that change nothing for us, and those that do.
@@ -300,11 +300,7 @@ fn entry_bytes(parameters: &Parameters) -> usize {
 }
 
 fn identity_of(descriptor: i32) -> Result<(u64, u64)> {
-    // SAFETY: stat is plain numbers; all-zero is valid.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is writable.
-    unsafe { gate::syscall(libc::SYS_fstat, [descriptor as usize, &raw mut stat as usize, 0, 0, 0, 0]) }?;
-    Ok((stat.st_dev, stat.st_ino))
+    file::identity(descriptor).ok_or(Errno(libc::EBADF))
 }
 
 fn duplicate(descriptor: i32) -> Result<i32> {

@@ -103,6 +103,10 @@ pub struct Runtime {
     /// The program's own actions, by number of the signal less one: of SIGBUS and SIGSYS those in force, of the others its last
     /// handlers.
     pub program_actions: Lock<[farfield_os::signals::Action; 64]>,
+    /// Do debug builds go on after a [call of our own](super::own_code) outside of the gate, as others do? For tests.
+    pub is_lenient: core::sync::atomic::AtomicBool,
+    /// Standard error as the program found it: device and inode, 0 if there was none.
+    standard_error: [core::sync::atomic::AtomicU64; 2],
     /// 256 + exit code, once the program is ending and has said goodbye to the pool.
     pub ending: AtomicU32,
 }
@@ -142,6 +146,8 @@ impl Runtime {
             program_actions: Lock::new(
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 64],
             ),
+            is_lenient: core::sync::atomic::AtomicBool::new(false),
+            standard_error: [const { core::sync::atomic::AtomicU64::new(0) }; 2],
             ending: AtomicU32::new(0),
         }
     }
@@ -229,11 +235,6 @@ impl Runtime {
     /// Must system calls find their buffers near? Not in thread mode, where faults inside them are served too.
     pub fn guards(&self) -> bool {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
-    }
-
-    /// A thread of ours begins.
-    pub fn enlist(&self) {
-        self.own_threads.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Sets it.
@@ -338,6 +339,22 @@ impl Runtime {
     /// Bytes kept free below the limit by the reclaim thread.
     pub fn reserve_bytes(limit: i64) -> i64 {
         (limit / 64).clamp(1 << 20, 32 << 20)
+    }
+}
+
+/// From now on waits that take long are told of on what is standard error now.
+pub fn remember_standard_error() {
+    let (device, inode) = farfield_os::file::identity(2).unwrap_or_default();
+    RUNTIME.standard_error[0].store(device, Ordering::Relaxed);
+    RUNTIME.standard_error[1].store(inode, Ordering::Relaxed);
+    farfield_os::sync::set_say(say);
+}
+
+/// Says something on standard error, unless the program has made that descriptor something else.
+fn say(text: &[u8]) {
+    let known = RUNTIME.standard_error.each_ref().map(|number| number.load(Ordering::Relaxed));
+    if farfield_os::file::identity(2) == Some((known[0], known[1])) {
+        farfield_os::file::write_without_waiting(2, text);
     }
 }
 

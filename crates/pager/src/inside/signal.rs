@@ -1,6 +1,7 @@
 //! Our handlers: of the two signals that are ours, and of those that the program has handlers for.
 
 use super::call::{Context, Outcome};
+use super::own_code::{self, OwnCode};
 use super::runtime::{Phase, RUNTIME};
 use super::{delivery, emulate, fault, guard, thread};
 use crate::filter::TRAP_DATA;
@@ -47,6 +48,7 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
+        let _own = OwnCode::enter();
         prepare_stack(&context_);
         if fault::on_fault(address, context_.is_write_fault(), Some(&context_)) {
             return;
@@ -59,9 +61,15 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
     let (code, data, number, context_) =
         unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
-    if code != SYS_SECCOMP || data != TRAP_DATA || fault::settled_phase(&RUNTIME) == Phase::Off {
+    let is_trap = code == SYS_SECCOMP && data == TRAP_DATA && RUNTIME.phase() != Phase::Off;
+    // Before anything is waited for.
+    if is_trap && let Some(result) = own_code::call(number as usize, &context_) {
+        return context_.set_result(result);
+    }
+    if !is_trap || fault::settled_phase(&RUNTIME) == Phase::Off {
         return pass_on(signal, info, &context_);
     }
+    let _own = OwnCode::enter();
     prepare_stack(&context_);
     match emulate::on_call(number as usize, &context_) {
         Outcome::Done(value) => context_.set_result(value),
@@ -77,7 +85,9 @@ extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context
     let (address, code, context) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     prepare_stack(&context);
     if signal == libc::SIGSEGV && code == SEGV_ACCERR && window::contains(address) {
+        let own = OwnCode::enter();
         let mapped = RUNTIME.space.lock().stretch(window::page_of(address).0).is_some();
+        drop(own);
         if !mapped {
             // SAFETY: ours to change until the handler returns.
             unsafe { (*info).si_code = SEGV_MAPERR };

@@ -1,6 +1,6 @@
 //! What happens before the program's first instruction.
 
-use super::runtime::{Phase, RUNTIME, fail};
+use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
 use super::{exec, huge, keys, signal, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
@@ -62,6 +62,9 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
 fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // First of all: after an exec the filter is in force already, and knows our calls by the gate.
     map_gate().map_err(at("the gate page could not be mapped"))?;
+    remember_standard_error();
+    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not leave a handler anyway.
+    std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
     let control = map_control(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());

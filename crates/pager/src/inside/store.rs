@@ -8,7 +8,7 @@ use super::evict::{Share, make_room};
 use super::lock::{Guard, Lock};
 use super::runtime::{RUNTIME, Runtime, fail};
 use super::switching::Place;
-use super::sync::{AtomicU64, AtomicUsize, Ordering, pause, tid};
+use super::sync::{AtomicU64, AtomicUsize, Ordering, Wait, tid};
 use crate::control::{Mode, exit};
 use crate::window;
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -111,7 +111,7 @@ impl Store {
 
     fn channel(&self) -> Borrowed<'_> {
         let start = tid() as usize;
-        let mut spins = 0;
+        let mut wait = Wait::new("a lane to the pool");
         loop {
             let open = self.open.load(Ordering::Acquire);
             for offset in 0..open {
@@ -119,10 +119,10 @@ impl Store {
                     return Borrowed(guard);
                 }
             }
-            if open < self.lanes_max.load(Ordering::Relaxed) && spins > 20 {
+            if open < self.lanes_max.load(Ordering::Relaxed) && wait.is_long() {
                 self.open_another(open);
             }
-            pause(&mut spins);
+            wait.pause();
         }
     }
 
@@ -241,11 +241,11 @@ impl Store {
 
     /// Waits until a page that was asked for through the lane in `place` is near.
     fn await_page(&self, page: PageId, place: usize) {
-        let mut spins = 0;
+        let mut wait = Wait::new("a page from the pool");
         while RUNTIME.table().word(page).state() == State::Fetching {
             // Who has the lane brings our page as well as its own.
             let Some(guard) = self.channels[place].try_lock() else {
-                pause(&mut spins);
+                wait.pause();
                 continue;
             };
             let mut channel = Borrowed(guard);
@@ -253,7 +253,7 @@ impl Store {
             channel.progress(self);
             drop(channel);
             // The page may have another owner already, who waits for the lane.
-            pause(&mut spins);
+            wait.pause();
         }
     }
 
@@ -615,9 +615,9 @@ pub fn enqueue(runtime: &Runtime, page: PageId) {
 }
 
 /// Waits a little for a page that somebody else is moving.
-pub fn wait_for(runtime: &Runtime, spins: &mut u32) {
+pub fn wait_for(runtime: &Runtime, wait: &mut Wait) {
     runtime.armed().store.progress();
-    pause(spins);
+    wait.pause();
 }
 
 fn gone() -> ! {

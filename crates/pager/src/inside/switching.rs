@@ -8,7 +8,7 @@
 use super::arm::opener;
 use super::runtime::Runtime;
 use super::store::Store;
-use super::sync::{pause, tid};
+use super::sync::{Wait, tid};
 use super::{evict, flights, keeper};
 use crate::control::Control;
 use core::cell::Cell;
@@ -17,7 +17,7 @@ use farfield_os::process;
 use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost};
 
 /// What a process that moves needs for the lanes of two pools, at most, and the part of its near memory that it takes for that.
-const LANES_BYTES: i64 = 6 << 20;
+pub const LANES_BYTES: i64 = 6 << 20;
 const LANES_SHARE: i64 = 4;
 /// Between two times that it is said how far it is.
 const TELL_NS: u64 = 50_000_000;
@@ -158,14 +158,14 @@ impl SwitchHost for Host<'_> {
         let end = runtime.break_end.lock();
         let space = runtime.space.lock();
         let books = flights::BOOKS.lock();
-        let mut spins = 0;
+        let mut wait = Wait::new("threads that are inside a fault, so that the pool can be exchanged");
         let me = tid() as u32;
         while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-            pause(&mut spins);
+            wait.pause();
         }
         while runtime.busy.load(Ordering::SeqCst) != 0 {
             self.store.progress();
-            pause(&mut spins);
+            wait.pause();
         }
         if act() {
             *self.store.place.lock() = self.wanted.clone();

@@ -4,6 +4,7 @@
 //! thread of the model may go on, and threads are the model's.
 
 pub use core::sync::atomic::{AtomicPtr, Ordering};
+pub use farfield_os::sync::{Wait, nap};
 
 #[cfg(not(feature = "model"))]
 pub use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -14,6 +15,18 @@ pub use farfield_os::process::{thread_exists, tid};
 pub use crate::model::schedule::{
     AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, thread_exists, tid,
 };
+
+/// Starts a thread of ours. Not in models, where the scenario does what it would do.
+///
+/// # Safety
+/// As for [`farfield_os::process::spawn_bare`].
+pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
+    if cfg!(feature = "model") {
+        return Ok(());
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { farfield_os::process::spawn_bare(entry, 0) }.map(drop)
+}
 
 /// The threads of this process, ours among them.
 pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
@@ -28,20 +41,4 @@ pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
 pub fn moment() {
     #[cfg(feature = "model")]
     (0..8).for_each(|_| crate::model::schedule::point());
-}
-
-/// One step of waiting: spin first, then give the processor away.
-pub fn pause(spins: &mut u32) {
-    *spins += 1;
-    #[cfg(feature = "model")]
-    if crate::model::schedule::give_way() {
-        return;
-    }
-    if *spins < 100 {
-        core::hint::spin_loop();
-    } else if *spins < 1000 {
-        farfield_os::process::yield_now();
-    } else {
-        farfield_os::process::sleep(core::time::Duration::from_micros(50));
-    }
 }

@@ -90,6 +90,8 @@ pub struct Record {
     pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
     /// Copies of arguments that its last `execve` worked with; base and length.
     pub scratch: [AtomicUsize; 2],
+    /// Handlers of ours that it is inside of: see [`super::own_code`].
+    pub own_code_depth: core::sync::atomic::AtomicU32,
     /// What it will want next.
     pub prefetcher: Lock<Prefetcher>,
     /// Nested calls.
@@ -136,6 +138,7 @@ impl Threads {
             let free = old == 0 || !sync::thread_exists(old);
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 record.let_go();
+                record.own_code_depth.store(0, Ordering::Relaxed);
                 record.hidden_mask.store(0, Ordering::Relaxed);
                 record.postponed_mask.store(0, Ordering::Relaxed);
                 return Some(record);

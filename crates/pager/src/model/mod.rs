@@ -14,7 +14,7 @@ use crate::control::Mode;
 use crate::inside::call::Context;
 use crate::inside::evict::{Share, Urgency};
 use crate::inside::runtime::{Phase, RUNTIME, Runtime};
-use crate::inside::{arm, emulate, fault, queue::Queue, table::Table, thread};
+use crate::inside::{arm, emulate, fault, queue::Queue, switching, table::Table, thread};
 use crate::runner::{Settings, create_control};
 use crate::space::Range;
 use crate::window;
@@ -88,6 +88,7 @@ pub fn set_up() {
     let slot = control.take_slot(process::pid() as u32).expect("a slot");
     RUNTIME.set_up(control, slot, Table::reserve().expect("tables"));
     RUNTIME.threads.reserve().expect("thread records");
+    farfield_os::sync::set_yield(schedule::give_way);
     // Threads of the model share this one's storage, and the monitor is one of them.
     thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
     RUNTIME.monitor.store(1, Ordering::Relaxed);
@@ -106,19 +107,21 @@ fn map() {
 #[derive(Clone, Copy)]
 struct Start {
     armed: bool,
-    /// Near bytes of other processes of the job.
-    others_bytes: i64,
+    /// Near bytes that other processes of the job leave to this one, beyond what it has.
+    room_bytes: i64,
     /// Threads of the scenario that are the program's; with more than one it does not matter how many.
     program_threads: u64,
 }
 
 impl Start {
-    const ARMED: Start = Start { armed: true, others_bytes: 0, program_threads: 2 };
+    const ARMED: Start = Start { armed: true, room_bytes: LIMIT_BYTES as i64 / 2, program_threads: 2 };
     const DORMANT: Start = Start { armed: false, ..Start::ARMED };
     /// There is never room, so that every fault evicts.
-    const TIGHT: Start = Start { others_bytes: LIMIT_BYTES as i64, ..Start::ARMED };
+    const TIGHT: Start = Start { room_bytes: -(LIMIT_BYTES as i64) / 2, ..Start::ARMED };
     /// A program of one thread.
     const ONE: Start = Start { program_threads: 1, ..Start::ARMED };
+    /// There is just room for another pool, if all pages of the program leave.
+    const SWITCH: Start = Start { room_bytes: switching::LANES_BYTES, ..Start::ARMED };
 }
 
 /// Everything as before the first schedule, but for `start`.
@@ -153,12 +156,14 @@ fn empty_queue() {
 /// Runs one schedule of threads: from a clean start, to a state that is checked.
 fn run(start: Start, threads: Vec<Box<dyn FnOnce() + Send>>) {
     reset(start);
-    RUNTIME.control().near_bytes.fetch_add(start.others_bytes, Ordering::Relaxed);
+    let (near, limit) = RUNTIME.near();
+    let others_bytes = limit - near - start.room_bytes;
+    RUNTIME.control().near_bytes.fetch_add(others_bytes, Ordering::Relaxed);
     schedule::begin(start.program_threads);
     let handles: Vec<_> = threads.into_iter().map(shuttle::thread::spawn).collect();
     handles.into_iter().for_each(|handle| handle.join().expect("a thread of the model"));
     schedule::end();
-    RUNTIME.control().near_bytes.fetch_sub(start.others_bytes, Ordering::Relaxed);
+    RUNTIME.control().near_bytes.fetch_sub(others_bytes, Ordering::Relaxed);
     // Stock-taking counts what is there, and so forgets the ballast.
     check_all(if start.armed { BALLAST_PAGES } else { 0 });
     emulate::discard(&RUNTIME, range(), true);

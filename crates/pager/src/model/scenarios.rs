@@ -3,18 +3,21 @@
 use super::*;
 use crate::inside::call::Outcome;
 use crate::inside::thread::{FramePages, RUNS, Run};
-use crate::inside::{forking, guard, remap, sync};
+use crate::inside::{forking, guard, remap};
 
 /// A scenario: its name, and one schedule of it.
 pub type Scenario = (&'static str, fn());
 
 /// All of them.
-pub const ALL: [Scenario; 7] = [
+pub const ALL: [Scenario; 10] = [
     ("faults, eviction, discards and holds of the same pages", same_pages),
     ("every fault makes its own room", tight),
     ("threads of ours evict beside a program of one thread", beside_one),
     ("two threads bring pages ahead of need", ahead),
     ("a fork while memory changes", fork),
+    ("the pool of a program of one thread is exchanged", switch_of_one),
+    ("the pool of a program of two threads is exchanged", switch_of_two),
+    ("a fork while the pool is exchanged", switch_and_fork),
     ("memory moves where late faults arrive", moving),
     ("arming while the program runs", arming),
 ];
@@ -116,6 +119,51 @@ fn fork() {
     run(Start::ARMED, threads);
 }
 
+/// What the keeper does when its job shall have another pool: it makes room beside the running program, opens the pool, moves everything
+/// and exchanges the two.
+fn keeper() {
+    let control = RUNTIME.control();
+    let next = control.pool_epoch.load(Ordering::SeqCst) + 1;
+    control.pools[next as usize % 2].write(format!("ram:?size={}G", 1 + next % 2).as_bytes(), b"");
+    control.pool_epoch.store(next, Ordering::SeqCst);
+    switching::follow(&RUNTIME);
+    assert_eq!(RUNTIME.slot().pool_epoch.load(Ordering::SeqCst), next, "the pool was not exchanged");
+}
+
+fn switch_of_one() {
+    let program = || {
+        let mut writer = Writer { slowness: 24, ..Writer::new(0) };
+        (1..PAGES).for_each(|index| writer.write(index));
+        for _ in 0..8 {
+            // Mostly it reads, as in `beside_one`.
+            (1..PAGES).for_each(|index| writer.check(index));
+            writer.write(0);
+        }
+    };
+    run(Start { program_threads: 1, ..Start::SWITCH }, vec![thread(program), thread(keeper), thread(monitor)]);
+}
+
+fn switch_of_two() {
+    let threads: Threads = vec![
+        writer(0, 3, 0..3),
+        writer(1, 3, 0..3),
+        thread(keeper),
+        thread(|| (0..2).for_each(|_| monitor())),
+        thread(|| discard(2)),
+    ];
+    run(Start::SWITCH, threads);
+}
+
+fn switch_and_fork() {
+    let forker = || {
+        let mut writer = Writer::new(0);
+        (0..2).for_each(|index| writer.write(index));
+        fork_and_check();
+        (0..2).for_each(|index| writer.write(index));
+    };
+    run(Start::SWITCH, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
+}
+
 fn moving() {
     let threads: Threads = vec![
         thread(|| {
@@ -185,8 +233,7 @@ fn system_call(number: usize, index: u64) {
         // While dormant the kernel itself serves the fault, also in the middle of the call.
         assert!(access(libc::SYS_process_vm_writev, address(index, number), &mut encoded), "EFAULT for a held page");
         KNOWN.stored[number][index as usize].store(value, Ordering::Relaxed);
-        let mut spins = 0;
-        sync::pause(&mut spins);
+        schedule::give_way();
         let mut found = 0;
         assert!(access(libc::SYS_process_vm_readv, address(index, number), &mut found), "EFAULT for a held page");
         assert_eq!(found, encoded, "a held page lost a write");
@@ -231,6 +278,8 @@ fn child() -> i32 {
         }
     }
     for round in 1..3 {
+        // As its keeper would, if its parent had not moved yet.
+        switching::follow(&RUNTIME);
         for index in 0..PAGES {
             let mut value = 1000 * round + index;
             insist(libc::SYS_process_vm_writev, address(index, 0), &mut value);
