@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const MARK: &str = "FARFIELD_TEST_MARK";
 /// Addresses that the pager gives to programs: what lies here is far-capable.
-const WINDOW: std::ops::Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
+const WINDOW: std::ops::Range<u64> = 0x1_0000_0000..0x2c00_0000_0000;
 
 /// A command to run with a deadline.
 #[derive(Clone, Debug)]

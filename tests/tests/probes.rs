@@ -32,6 +32,7 @@ macro_rules! probes {
 probes! {
     paging,
     mmap_edges,
+    hints,
     inaccessible,
     mremap,
     brk,

@@ -4,8 +4,8 @@
 //! refers only to addresses and descriptor numbers that are the same in every process of a job, and lets through all
 //! that a program does before our library is initialised.
 //!
-//! Ours are: calls that make or change far-capable memory, calls with an argument that points into the window, calls
-//! whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …), and calls that could take away
+//! Ours are: calls that make or change far-capable memory, calls with an argument that points into the window or to
+//! where an extent of it can be, calls whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …), and calls that could take away
 //! our signals, descriptors or address space (`rt_sigprocmask`, `close_range`, `execve`, …).
 
 use crate::submission::SYS_IO_PGETEVENTS;
@@ -32,7 +32,7 @@ const POINTER_HIGH: u32 = 12;
 /// Marks our traps (`si_errno` of the SIGSYS), apart from those of a program's own filter.
 pub const TRAP_DATA: i32 = 0x4641;
 
-/// With these flags, and without access, the loader reserves room for a library whose segments are aligned to more than a page. In a
+/// With these flags, without access and without a wish for a place, the loader reserves room for a library whose segments are aligned to more than a page. In a
 /// program that is executed inside a job it does so under our filter before our handler is there, so these calls pass. The
 /// preload library lets nobody else make them ([`reservation_flags`]).
 const LOADER_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -41,6 +41,10 @@ const LOADER_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 pub fn reservation_flags(prot: i32, flags: i32) -> i32 {
     if prot == libc::PROT_NONE && flags == LOADER_FLAGS { flags | libc::MAP_NORESERVE } else { flags }
 }
+
+/// Mappings with one of these flags do not become far-capable.
+pub const NOT_CAPTURED: i32 =
+    libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT | libc::MAP_LOCKED;
 
 /// Private anonymous mappings of at least this many bytes become far-capable.
 pub const CAPTURE_BYTES: u32 = 64 << 10;
@@ -214,8 +218,8 @@ pub fn program() -> Vec<Instruction> {
     let trap_pointer = |argument| {
         [
             op(LD_W_ABS, argument_high(argument)),
-            op(ALU_AND_K, window::HIGH_MASK),
-            jump(JEQ_K, window::HIGH, 0, 1),
+            jump(JGE_K, window::HIGH_END, 2, 0),
+            jump(JGE_K, window::HIGH_FIRST, 0, 1),
             op(RET_K, RET_TRAP),
         ]
     };
@@ -233,31 +237,29 @@ pub fn program() -> Vec<Instruction> {
     code.push(op(RET_K, RET_ALLOW));
 
     // mmap: large private anonymous memory, unless the loader may have asked for it, and whatever touches the window.
-    let excluded = libc::MAP_FIXED
-        | libc::MAP_FIXED_NOREPLACE
-        | libc::MAP_STACK
-        | libc::MAP_GROWSDOWN
-        | libc::MAP_HUGETLB
-        | libc::MAP_32BIT
-        | libc::MAP_LOCKED;
+    let excluded = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | NOT_CAPTURED;
     let mmap = [
         op(LD_W_ABS, argument_high(0)),
-        op(ALU_AND_K, window::HIGH_MASK),
-        jump(JEQ_K, window::HIGH, 14, 0),
+        jump(JGE_K, window::HIGH_END, 1, 0),
+        jump(JGE_K, window::HIGH_FIRST, 18, 0),
         op(LD_W_ABS, argument_low(3)),
-        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 11),
-        jump(JSET_K, excluded as u32, 10, 0),
+        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 15),
+        jump(JSET_K, excluded as u32, 14, 0),
         op(ALU_AND_K, libc::MAP_TYPE as u32),
-        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 8),
+        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 12),
         op(LD_W_ABS, argument_high(1)),
         jump(JEQ_K, 0, 0, 2),
         op(LD_W_ABS, argument_low(1)),
-        jump(JGE_K, CAPTURE_BYTES, 0, 4),
+        jump(JGE_K, CAPTURE_BYTES, 0, 8),
         // What the loader asks for, perhaps before there is a handler: see `LOADER_FLAGS`.
         op(LD_W_ABS, argument_low(2)),
-        jump(JEQ_K, libc::PROT_NONE as u32, 0, 3),
+        jump(JEQ_K, libc::PROT_NONE as u32, 0, 7),
         op(LD_W_ABS, argument_low(3)),
-        jump(JEQ_K, LOADER_FLAGS as u32, 0, 1),
+        jump(JEQ_K, LOADER_FLAGS as u32, 0, 5),
+        op(LD_W_ABS, argument_high(0)),
+        jump(JEQ_K, 0, 0, 3),
+        op(LD_W_ABS, argument_low(0)),
+        jump(JEQ_K, 0, 0, 1),
         op(RET_K, RET_ALLOW),
         op(RET_K, RET_TRAP),
     ];
@@ -406,7 +408,9 @@ mod tests {
                 assert_eq!(verdict(number, args), Verdict::Trap);
                 args[index] = window::BASE + window::LEN - 1;
                 assert_eq!(verdict(number, args), Verdict::Trap);
-                args[index] = window::BASE - 1;
+                args[index] = window::extents::BASE;
+                assert_eq!(verdict(number, args), Verdict::Trap);
+                args[index] = window::extents::BASE - 1;
                 assert_eq!(verdict(number, args), Verdict::Allow);
                 args[index] = window::BASE + window::LEN;
                 assert_eq!(verdict(number, args), Verdict::Allow);
@@ -433,9 +437,12 @@ mod tests {
         assert_eq!(map(FAR & !4095, 4096, ANON | libc::MAP_FIXED as usize), Verdict::Trap);
         assert_eq!(map(0, CAPTURE_BYTES as usize - 1, ANON), Verdict::Allow);
         assert_eq!(map(0, 8 << 20, ANON | libc::MAP_STACK as usize), Verdict::Allow);
-        let reserve = |flags: usize| verdict(libc::SYS_mmap, [0, 8 << 20, 0, flags, usize::MAX, 0]);
-        assert_eq!(reserve(ANON), Verdict::Allow);
-        assert_eq!(reserve(ANON | libc::MAP_NORESERVE as usize), Verdict::Trap);
+        let reserve = |place: usize, flags: usize| verdict(libc::SYS_mmap, [place, 8 << 20, 0, flags, usize::MAX, 0]);
+        assert_eq!(reserve(0, ANON), Verdict::Allow);
+        for place in [0xc0_0000_0000, 0x7000_0000, 0x5e12_3400_0000] {
+            assert_eq!(reserve(place, ANON), Verdict::Trap, "the loader asks for no place");
+        }
+        assert_eq!(reserve(0, ANON | libc::MAP_NORESERVE as usize), Verdict::Trap);
         assert_eq!(map(0x7000_0000, 1 << 30, ANON | libc::MAP_FIXED as usize), Verdict::Allow);
         assert_eq!(map(0, 1 << 20, (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_mmap, [0, 1 << 20, 1, libc::MAP_PRIVATE as usize, 3, 0]), Verdict::Allow);

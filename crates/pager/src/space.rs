@@ -145,17 +145,15 @@ impl Space {
         Range { start: range.start, end }
     }
 
-    /// The stretches of the whole window, of `pages` pages, between foreign mappings.
-    pub fn between_foreign(&self, pages: u64) -> Vec<Range> {
+    /// The stretches of `whole` between foreign mappings.
+    pub fn between_foreign(&self, whole: Range) -> Vec<Range> {
         let mut free = Vec::new();
-        let mut at = 0;
-        for (&start, &(end, prot)) in &self.mapped {
-            if prot == FOREIGN {
-                free.push(Range { start: at, end: start });
-                at = end;
-            }
+        let mut at = whole.start;
+        for (part, _) in self.parts_in(whole).into_iter().filter(|(_, prot)| *prot == FOREIGN) {
+            free.push(Range { start: at, end: part.start });
+            at = part.end;
         }
-        free.push(Range { start: at, end: pages });
+        free.push(Range { start: at, end: whole.end });
         free.retain(|range| range.start < range.end);
         free
     }
@@ -313,10 +311,10 @@ mod tests {
         space.map(Range { start: 10, end: 20 }, 3);
         space.map(Range { start: 20, end: 30 }, FOREIGN);
         let whole = Range { start: 0, end: 100 };
-        assert_eq!(space.between_foreign(100), [Range { start: 2, end: 20 }, Range { start: 30, end: 100 }]);
+        assert_eq!(space.between_foreign(whole), [Range { start: 2, end: 20 }, Range { start: 30, end: 100 }]);
         assert_eq!(space.mapped_in(whole), [Range { start: 10, end: 20 }]);
         space.unmap(whole);
-        assert_eq!(space.between_foreign(100), [whole]);
+        assert_eq!(space.between_foreign(whole), [whole]);
     }
 
     #[test]

@@ -2,24 +2,27 @@
 //!
 //! One fixed range makes the guard cheap: a system call touches far-capable memory if an argument has the window's
 //! upper bits, which a seccomp filter can test. Page `n` of the window is page `n` of the process's region in the
-//! pool, so no table of far addresses is needed.
+//! pool, so no table of far addresses is needed. Its last pages are exceptions: they lie in [`extents`], where the program asked
+//! for them.
+
+pub mod extents;
 
 use farfield_core::{PageId, geometry::PAGE_SHIFT};
 
 /// First byte: 32 TiB, away from where Linux puts programs (85 TiB and up) and their mappings (just below 128 TiB),
 /// from ZGC's heaps (4 to 20 TiB), Go's (0.75 TiB) and the sanitizers' shadows.
 pub const BASE: usize = 0x2000_0000_0000;
-/// Length in bytes: 16 TiB.
-pub const LEN: usize = 0x1000_0000_0000;
-/// Pages in the window: exactly what 32 bits can number.
-pub const PAGES: u64 = (LEN >> PAGE_SHIFT) as u64;
-/// Upper half of an address in the window, under [`HIGH_MASK`].
-pub const HIGH: u32 = (BASE >> 32) as u32;
-/// Mask for [`HIGH`].
-pub const HIGH_MASK: u32 = !((LEN >> 32) as u32 - 1);
+/// Length in bytes: 12 TiB.
+pub const LEN: usize = 0xc00_0000_0000;
+/// Pages in the window and in its extents: exactly what 32 bits can number.
+pub const PAGES: u64 = 1 << 32;
+/// Upper half of the first address that may be far-capable, in an extent.
+pub const HIGH_FIRST: u32 = (extents::BASE >> 32) as u32;
+/// Upper half of the first address behind all that may be far-capable.
+pub const HIGH_END: u32 = ((BASE + LEN) >> 32) as u32;
 
-const _: () = assert!(PAGES == 1 << 32);
-const _: () = assert!(BASE.is_multiple_of(LEN));
+const _: () = assert!((LEN >> PAGE_SHIFT) as u64 == extents::FIRST_PAGE);
+const _: () = assert!((BASE + LEN).is_multiple_of(1 << 32));
 
 /// The gate: a page with our own `syscall` instructions, at the same place in every process of a job.
 pub const GATE: usize = BASE - 0x10_0000;
@@ -34,17 +37,48 @@ pub const DESCRIPTORS: i32 = 1500;
 /// First descriptor number that is not ours.
 pub const DESCRIPTORS_END: i32 = 1628;
 
-/// Is the address in the window?
-pub const fn contains(address: usize) -> bool {
+const fn is_plain(address: usize) -> bool {
     address >= BASE && address < BASE + LEN
 }
 
-/// The page that holds the address.
-pub const fn page_of(address: usize) -> PageId {
-    PageId(((address - BASE) >> PAGE_SHIFT) as u64)
+/// Is the address in the window, or in an extent?
+pub fn contains(address: usize) -> bool {
+    is_plain(address) || extents::with_address(address).is_some()
+}
+
+/// The page that holds the address, which is in the window or in an extent.
+pub fn page_of(address: usize) -> PageId {
+    match extents::with_address(address) {
+        None => PageId(((address - BASE) >> PAGE_SHIFT) as u64),
+        Some((start, _, page)) => PageId(page + ((address - start) >> PAGE_SHIFT) as u64),
+    }
 }
 
 /// The address of the first byte of a page.
-pub const fn address_of(page: PageId) -> usize {
-    BASE + ((page.0 as usize) << PAGE_SHIFT)
+pub fn address_of(page: PageId) -> usize {
+    match page.0 {
+        extents::FIRST_PAGE.. => extents::with_page(page.0),
+        _ => None,
+    }
+    .map_or(BASE + ((page.0 as usize) << PAGE_SHIFT), |(first, _, address)| {
+        address + (((page.0 - first) as usize) << PAGE_SHIFT)
+    })
+}
+
+/// The first address behind the window, or behind the extent with this address.
+pub fn end_of(address: usize) -> usize {
+    extents::with_address(address).map_or(BASE + LEN, |(_, end, _)| end)
+}
+
+/// The first page behind this one whose address does not go on where its predecessor ends.
+pub fn pages_end(page: PageId) -> u64 {
+    match page.0 {
+        extents::FIRST_PAGE.. => extents::with_page(page.0).map_or(page.0, |(_, end, _)| end),
+        _ => extents::FIRST_PAGE,
+    }
+}
+
+/// Pages with addresses that go on: those of the window, and those of each extent.
+pub fn parts() -> impl Iterator<Item = (u64, u64)> {
+    core::iter::once((0, extents::FIRST_PAGE)).chain(extents::pages())
 }

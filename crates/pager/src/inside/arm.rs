@@ -178,7 +178,8 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
         super::flights::arm(runtime);
     }
     // Files that the program mapped into the window are the kernel's.
-    for range in space.between_foreign(window::PAGES) {
+    let parts = window::parts().map(|(start, end)| crate::space::Range { start, end });
+    for range in parts.flat_map(|part| space.between_foreign(part)) {
         let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
         if let Err(errno) = armed.uffd.register(address, len) {
             fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));

@@ -3,11 +3,12 @@
 
 use super::call::{Context, Outcome, done, error};
 use super::fault::settled_phase;
-use super::runtime::{Phase, RUNTIME, Runtime};
+use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
-use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, rings, store, thread};
+use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, rings, start, store, thread};
+use crate::control::exit;
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
@@ -43,7 +44,9 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_mincore if pages_of(args[0], args[1]).is_some_and(|range| !runtime.space.lock().is_mapped(range)) => {
             error(libc::ENOMEM)
         }
+        libc::SYS_mlock | libc::SYS_mlock2 if !window::contains(args[0]) => return Outcome::Forward,
         libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_mlockall => error(libc::ENOMEM),
+        libc::SYS_munlock if !window::contains(args[0]) => return Outcome::Forward,
         libc::SYS_munlock => Outcome::Done(0),
         libc::SYS_rt_sigprocmask => return change_mask(context, args),
         libc::SYS_rt_sigaction => return delivery::set_action(args),
@@ -124,7 +127,7 @@ pub fn pages_of(address: usize, len: usize) -> Option<Range> {
     let inside = address.is_multiple_of(PAGE_BYTES)
         && len > 0
         && window::contains(address)
-        && address.checked_add(len)? <= window::BASE + window::LEN;
+        && address.checked_add(len)? <= window::end_of(address);
     inside.then(|| {
         let start = window::page_of(address).0;
         Range { start, end: start + (len / PAGE_BYTES) as u64 }
@@ -144,29 +147,88 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return error(libc::EINVAL);
     }
     let ours = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
-    let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
-    if fixed {
-        let Some(range) = pages_of(address, len) else { return error(libc::EINVAL) };
-        if !ours {
-            return map_other(runtime, args, range);
-        }
-        let mut space = runtime.space.lock();
-        if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 && !space.is_free(range) {
-            return error(libc::EEXIST);
-        }
-        release(runtime, &mut space, range);
-        return place(&mut space, range, prot);
-    }
-    if !ours {
-        // A hint into the window for something else: elsewhere is as good.
-        // SAFETY: the program's own call with no fixed place.
-        return done(unsafe { gate::syscall(libc::SYS_mmap, [0, args[1], args[2], args[3], args[4], args[5]]) });
-    }
+    let replaces = flags & libc::MAP_FIXED != 0;
+    let keeps = flags & libc::MAP_FIXED_NOREPLACE != 0 && !replaces;
     let mut space = runtime.space.lock();
-    let pages = (rounded / PAGE_BYTES) as u64;
-    let hinted = pages_of(address, len).filter(|range| space.is_free(*range));
-    let Some(range) = hinted.or_else(|| space.find(pages)) else { return error(libc::ENOMEM) };
-    place(&mut space, range, prot)
+    let mut range = pages_of(address, len);
+    let is_captured = range.is_some() || rounded >= filter::CAPTURE_BYTES as usize;
+    let ours = ours && flags & filter::NOT_CAPTURED == 0 && is_captured;
+    if range.is_none() && ours && !replaces {
+        range = hinted(runtime, address.next_multiple_of(PAGE_BYTES), rounded);
+    }
+    match range {
+        Some(range) if keeps && !space.is_free(range) => error(libc::EEXIST),
+        Some(range) if replaces || space.is_free(range) => {
+            if !ours {
+                return map_other(runtime, &mut space, args, range);
+            }
+            release(runtime, &mut space, range);
+            place(&mut space, range, prot)
+        }
+        // Partly ours.
+        None if (replaces || keeps) && is_near_window(address, rounded) => error(libc::EINVAL),
+        _ if !ours || replaces || keeps => {
+            // SAFETY: the program's own call; what is ours is not where it asks for.
+            done(unsafe { gate::syscall(libc::SYS_mmap, args) })
+        }
+        _ => {
+            if let Some(address) = near_hint(address, rounded, args) {
+                return Outcome::Done(address as isize);
+            }
+            let Some(range) = space.find((rounded / PAGE_BYTES) as u64) else { return error(libc::ENOMEM) };
+            place(&mut space, range, prot)
+        }
+    }
+}
+
+/// Mappings shorter than this, or not at a multiple of it, may lie anywhere: random places are asked for only to be hard to guess.
+const HINT_BYTES: usize = 1 << 20;
+
+/// Pages for a mapping that the program wants to have at `address`, in an extent of the window, if nothing is there.
+fn hinted(runtime: &Runtime, address: usize, len: usize) -> Option<Range> {
+    if address == 0 || len < HINT_BYTES || !address.is_multiple_of(HINT_BYTES) {
+        return None;
+    }
+    let added = window::extents::add(address, len, |address, len| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: NOREPLACE touches nobody's memory.
+        if unsafe { memory::mmap(address, len, libc::PROT_NONE, flags, -1, 0) } != Ok(address) {
+            return false;
+        }
+        huge::advise(address, len);
+        if runtime.phase() == Phase::Armed
+            && let Err(errno) = runtime.armed().uffd.register(address, len)
+        {
+            fail(exit::INTERNAL, format_args!("a mapping could not be registered with userfaultfd: {errno}"));
+        }
+        true
+    });
+    if added { pages_of(address, len) } else { None }
+}
+
+/// How far calls and jumps of a program reach.
+const REACH: usize = 2 << 30;
+
+/// A mapping that is only of use where the program wants to have it, and where nothing can be far: within the reach of its code, where
+/// it will put more code, or where 32 bits can address it. If nothing is there it stays there, near.
+fn near_hint(address: usize, len: usize, args: [usize; 6]) -> Option<usize> {
+    let code = [near_hint as *const () as usize, start::entry()];
+    let reached = code.iter().any(|code| code.abs_diff(address).max(code.abs_diff(address + len)) < REACH);
+    let low = address + len <= window::extents::BASE && args[2] as i32 != libc::PROT_NONE;
+    if address == 0 || !(reached || low) {
+        return None;
+    }
+    let flags = args[3] | libc::MAP_FIXED_NOREPLACE as usize;
+    // SAFETY: the program's own call, and NOREPLACE touches nobody's memory.
+    unsafe { gate::syscall(libc::SYS_mmap, [args[0], args[1], args[2], flags, args[4], args[5]]) }.ok()
+}
+
+/// Is any of these bytes in the window, or in an extent?
+fn is_near_window(address: usize, len: usize) -> bool {
+    let end = address.saturating_add(len);
+    window::contains(address)
+        || address < window::BASE && end > window::BASE
+        || window::extents::next(address).is_some_and(|start| start < end)
 }
 
 /// Makes a free range accessible.
@@ -181,9 +243,9 @@ fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
 }
 
 /// Something that is not far-capable (a file, shared memory) goes to a fixed place in the window: ours ends there.
-fn map_other(runtime: &Runtime, args: [usize; 6], range: Range) -> Outcome {
-    let mut space = runtime.space.lock();
-    release(runtime, &mut space, range);
+fn map_other(runtime: &Runtime, space: &mut crate::space::Space, mut args: [usize; 6], range: Range) -> Outcome {
+    release(runtime, space, range);
+    args[3] = args[3] & !(libc::MAP_FIXED_NOREPLACE as usize) | libc::MAP_FIXED as usize;
     // SAFETY: the program's own call; what was there has been discarded.
     let result = unsafe { gate::syscall(libc::SYS_mmap, args) };
     if result.is_ok() {
@@ -201,9 +263,28 @@ pub fn consider(runtime: &Runtime) {
 }
 
 fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
-    let Some(range) = pages_of(address, len) else { return error(libc::EINVAL) };
+    let end = len.checked_next_multiple_of(PAGE_BYTES).and_then(|len| address.checked_add(len));
+    let Some(end) = end.filter(|&end| end > address && address.is_multiple_of(PAGE_BYTES)) else {
+        return error(libc::EINVAL);
+    };
     let mut space = runtime.space.lock();
-    release(runtime, &mut space, range);
+    let mut at = address;
+    while at < end {
+        let stop = if window::contains(at) {
+            let stop = window::end_of(at).min(end);
+            release(runtime, &mut space, pages_of(at, stop - at).expect("in the window"));
+            stop
+        } else {
+            let window = if at < window::BASE { window::BASE } else { end };
+            let stop = window::extents::next(at).unwrap_or(end).min(window).min(end);
+            // SAFETY: the program's own call, for a part that is not ours.
+            if let Err(errno) = unsafe { gate::syscall(libc::SYS_munmap, [at, stop - at, 0, 0, 0, 0]) } {
+                return error(errno.0);
+            }
+            stop
+        };
+        at = stop;
+    }
     Outcome::Done(0)
 }
 
@@ -321,7 +402,8 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
 
 fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let Some(range) = pages_of(args[0], args[1]) else {
-        return if args[1] == 0 { Outcome::Done(0) } else { error(libc::EINVAL) };
+        // SAFETY: the program's own call, for memory that is not ours, or nonsense.
+        return done(unsafe { gate::syscall(libc::SYS_madvise, args) });
     };
     if !matches!(args[2] as i32, libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED)
         && !runtime.space.lock().is_mapped(range)

@@ -497,7 +497,7 @@ impl<'a, R: Runs> Collector<'a, R> {
         if len == 0 {
             return;
         }
-        let end = address.saturating_add(len).min(window::BASE + window::LEN);
+        let end = address.saturating_add(len).min(window::end_of(address));
         let mut range = Range { start: window::page_of(address).0, end: window::page_of(end - 1).0 + 1 };
         // Only what is mapped, without a gap: the kernel stops there too.
         {
@@ -676,7 +676,8 @@ fn touch_near(runtime: &Runtime, address: usize, len: usize) {
     if !window::contains(address) || settled_phase(runtime) != Phase::Armed {
         return;
     }
-    let (first, last) = (window::page_of(address).0, window::page_of(address + len - 1).0);
+    let end = (address + len).min(window::end_of(address));
+    let (first, last) = (window::page_of(address).0, window::page_of(end - 1).0);
     for number in first..=last {
         bring(runtime, PageId(number), true);
     }

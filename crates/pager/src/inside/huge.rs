@@ -41,6 +41,9 @@ pub fn note() {
 pub fn no_more() {
     if WHERE.fetch_min(SOMEWHERE, Ordering::Relaxed) != NOWHERE {
         advise(window::BASE, window::LEN);
+        for (start, end) in window::extents::pages() {
+            advise(window::address_of(PageId(start)), (end - start) as usize * PAGE_BYTES);
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return Outcome::Done(old as isize);
     } else {
         let growth = Range { start: from.end, end: start + new_pages };
-        if !stays && growth.end <= window::PAGES && space.is_free(growth) {
+        if !stays && growth.end <= window::pages_end(PageId(start)) && space.is_free(growth) {
             return match protect(growth, prot) {
                 Ok(()) => {
                     space.map(growth, prot);

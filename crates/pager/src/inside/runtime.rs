@@ -118,7 +118,7 @@ const SMALL_END: u64 = 1 << 30;
 impl Runtime {
     const fn new() -> Runtime {
         let small = Range { start: BREAK_PAGES, end: SMALL_END };
-        let large = Range { start: SMALL_END, end: window::PAGES };
+        let large = Range { start: SMALL_END, end: window::extents::FIRST_PAGE };
         Runtime {
             phase: AtomicU32::new(0),
             control: AtomicPtr::new(core::ptr::null_mut()),

@@ -5,7 +5,7 @@ use super::{exec, huge, keys, signal, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_os::{Errno, file, gate, memory, process, seccomp, signals};
 
 /// The preload library's constructor. Without [`ENV_CONTROL`] it does nothing. If it cannot do its work the program
@@ -50,6 +50,13 @@ unsafe fn variable(environment: *const *const libc::c_char, name: &[u8]) -> Opti
     }
 }
 
+static ENTRY: AtomicUsize = AtomicUsize::new(0);
+
+/// Where the program begins: an address in its code.
+pub fn entry() -> usize {
+    ENTRY.load(Ordering::Relaxed)
+}
+
 /// File name of the preload library.
 const LIBRARY: &[u8] = b"libfarfield_preload.so";
 
@@ -73,6 +80,8 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
         .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
     huge::start(control.huge_pages.load(Ordering::Relaxed) != 0);
+    // SAFETY: reads what the kernel gave the program.
+    ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
     let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
     let slot =
         control.take_slot(process::pid() as u32).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
