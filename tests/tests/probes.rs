@@ -44,6 +44,7 @@ probes! {
     contexts,
     signals,
     delivery,
+    thread_pointer,
     itimer,
     system_calls,
     big_io,

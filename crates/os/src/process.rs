@@ -171,26 +171,29 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// Starts a thread that shares everything with this process but that the C library does not know of. It gets a
-/// blank thread-control block, so code in it must not use thread-locals that need the dynamic loader. Usable in a
-/// signal handler. The thread inherits the signal mask.
+/// Makes a blank thread-control block at `storage`. Code that runs with it must not use thread-locals that need the
+/// dynamic loader.
 ///
 /// # Safety
-/// `entry` must never return, and must keep to the above.
-pub unsafe fn spawn_bare(entry: extern "C" fn(usize) -> !, argument: usize) -> Result<i32> {
-    const STACK: usize = 256 << 10;
-    // Static TLS of everything loaded at start lies below the control block; 64 KiB is far more than glibc allows.
-    const TLS: usize = 64 << 10;
-    let base = crate::memory::map_anonymous(STACK + TLS + 4096)?;
-    let block = base + STACK + TLS;
-    let stack = base + STACK - 64;
-    // SAFETY: inside the mapping just made. Word 0 and 2 of the x86-64 control block point to itself.
+/// The 48 bytes there must be the caller's.
+pub unsafe fn begin_storage(storage: usize) {
+    // SAFETY: by the caller. Word 0 and 2 of the x86-64 control block point to itself.
     unsafe {
-        *(block as *mut usize) = block;
-        *((block + 16) as *mut usize) = block;
+        *(storage as *mut usize) = storage;
+        *((storage + 16) as *mut usize) = storage;
         // Word 5 is the stack protector's canary: any value does.
-        *((block + 40) as *mut usize) = 0x5afe_c0de_5afe_c000;
+        *((storage + 40) as *mut usize) = 0x5afe_c0de_5afe_c000;
     }
+}
+
+/// Starts a thread that shares everything with this process but that the C library does not know of, on the stack below
+/// `top`, with the thread-control block at `storage` ([`begin_storage`]). Usable in a signal handler. The thread inherits the
+/// signal mask.
+///
+/// # Safety
+/// Stack and block must be the thread's, for good. `entry` must never return, and must keep to what the block allows.
+pub unsafe fn spawn_on(top: usize, storage: usize, entry: extern "C" fn(usize) -> !, argument: usize) -> Result<i32> {
+    let (stack, block) = ((top - 64) & !15, storage);
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_FILES

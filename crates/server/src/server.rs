@@ -528,12 +528,12 @@ const LOOK_FOR_VANISHED: Duration = Duration::from_secs(1);
 
 /// Ends connections to machines that do not answer any more: then their threads end, and the leases of their sessions begin.
 fn end_vanished(shared: &Shared) {
-    let vanished: Vec<_> =
-        shared.connections().values().filter(|fd| serving::has_vanished(fd.as_fd())).cloned().collect();
-    for fd in vanished {
-        tracing::info!("a client's machine does not answer any more; connection ended");
-        serving::shut_down(fd.as_fd());
-    }
+    shared.places.each(|fd| {
+        if serving::has_vanished(fd) {
+            tracing::info!("a client's machine does not answer any more; connection ended");
+            serving::shut_down(fd);
+        }
+    });
 }
 
 /// Ends what nobody holds any more, and gives back what nobody reaches.

@@ -13,6 +13,7 @@ use super::emulate;
 use super::guard;
 use super::lock::Lock;
 use super::runtime::{Phase, RUNTIME, Runtime};
+use super::storage;
 use super::sync::Wait;
 use super::thread::{self, Frame, Record};
 use crate::window;
@@ -121,9 +122,8 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
         return error(libc::ENOMEM);
     };
     child.inherit(parent, waits);
-    if !has(libc::CLONE_SETTLS) && !waits {
-        thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
-    }
+    // Else it begins with this handler's, which is ours.
+    let new_storage = if has(libc::CLONE_SETTLS) { storage } else { parent.program_storage.load(Ordering::Relaxed) };
     let storage_start = if has(libc::CLONE_SETTLS) { storage } else { 0 };
     keep(runtime, &child.home, storage_start, [parent_tid, child_tid]);
     if borrows {
@@ -138,7 +138,7 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     start.set_alternate_stack(base, len);
     let top = (start.address() - size_of::<Start>()) & !15;
     // SAFETY: on the child's stack, below the frame.
-    unsafe { (top as *mut Start).write(Start { record: child, owns_storage: has(libc::CLONE_SETTLS), frame: start }) };
+    unsafe { (top as *mut Start).write(Start { record: child, storage: new_storage, frame: start }) };
     let made = [flags, top, parent_tid, child_tid, storage];
     // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses storage only if it is its own.
     let result = unsafe { process::clone_into(window::GATE_FORWARD, made, begin, top) };
@@ -160,7 +160,8 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
 /// What a new thread or process finds on its stack.
 struct Start {
     record: &'static Record,
-    owns_storage: bool,
+    /// The thread pointer that it shall have.
+    storage: usize,
     frame: Context,
 }
 
@@ -169,11 +170,11 @@ extern "C" fn begin(start: usize) -> ! {
     // SAFETY: written by `clone`, on the stack of this thread.
     let start = unsafe { (start as *const Start).read() };
     start.record.name(process::tid());
-    if start.owns_storage {
-        start.record.remember();
+    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the thread pointer likewise.
+    unsafe {
+        storage::set_pointer(start.storage);
+        signals::return_to(start.frame.address())
     }
-    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for.
-    unsafe { signals::return_to(start.frame.address()) }
 }
 
 /// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives. In thread mode too: the kernel writes

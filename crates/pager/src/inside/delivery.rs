@@ -30,15 +30,25 @@ const UNBLOCKABLE: SignalSet = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 
 const NO_STACK: libc::stack_t = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
+/// Where the thread goes on when a handler of ours is done.
+#[must_use]
+pub enum Return {
+    /// Where the handler's frame says.
+    Here,
+    /// Where the frame says whose `ucontext` is at this address.
+    From(usize),
+}
+
 /// Begins the program's handler when the caller, a handler of ours, returns.
-pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
+pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
     let Some(record) = thread::current() else {
         // Too many threads: on this stack, with all signals blocked.
         // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a
         // callee ignore further arguments.
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { core::mem::transmute(action.handler) };
-        return handler(signal, info, context.address() as *mut libc::c_void);
+        handler(signal, info, context.address() as *mut libc::c_void);
+        return Return::Here;
     };
     // SAFETY: only this thread uses the field.
     let stack = unsafe { &mut *record.program_stack.get() };
@@ -49,7 +59,8 @@ pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, actio
     let frame = context.frame_below(top);
     let overflows = (enters || is_on(&before, sp)) && !contains(&before, frame.address);
     if overflows || action.flags & SA_RESTORER == 0 {
-        return end_by_fault(context);
+        end_by_fault(context);
+        return Return::Here;
     }
     if enters {
         record.enter_handler_stack(before.ss_sp as usize, before.ss_size);
@@ -70,6 +81,7 @@ pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, actio
         theirs.name_alternate_stack(before);
         context.begin_handler(action.handler, signal, frame.address, frame.info());
         context.set_mask(blocked & !OURS);
+        Return::Here
     } else {
         // The first signal of a thread that had no alternate stack: the kernel's frame is where the program's belongs.
         begin_in_place(record, signal, info, context, action, blocked & !OURS, |theirs| {
@@ -88,8 +100,11 @@ fn begin_in_place(
     action: &Action,
     blocked: SignalSet,
     change: impl FnOnce(&Context),
-) {
-    let Ok((base, len)) = record.alternate_stack() else { return end_by_fault(context) };
+) -> Return {
+    let Ok((base, len)) = record.alternate_stack() else {
+        end_by_fault(context);
+        return Return::Here;
+    };
     // A signal of ours that somebody sends now would be delivered where the frame is built.
     signals::set_mask(!0);
     // SAFETY: our stack of this thread, which is not on it.
@@ -101,8 +116,7 @@ fn begin_in_place(
     ours.begin_handler(action.handler, signal, frame, info as usize);
     ours.set_mask(blocked);
     ours.set_alternate_stack(base, len);
-    // SAFETY: a copy of what the kernel pushed, changed as the kernel would have begun the handler.
-    unsafe { signals::return_to(ours.address()) }
+    Return::From(ours.address())
 }
 
 /// `rt_sigreturn`: the thread goes on as a frame of the program's says.

@@ -30,6 +30,7 @@ pub mod rings;
 pub mod runtime;
 pub mod signal;
 pub mod start;
+pub mod storage;
 pub mod store;
 pub mod switching;
 pub mod sync;

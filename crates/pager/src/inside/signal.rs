@@ -1,9 +1,10 @@
 //! Our handlers: of the two signals that are ours, and of those that the program has handlers for.
 
 use super::call::{Context, Outcome};
+use super::delivery::Return;
 use super::own_code::{self, OwnCode};
 use super::runtime::{Phase, RUNTIME};
-use super::{delivery, emulate, fault, guard, thread};
+use super::{delivery, emulate, fault, guard, storage, thread};
 use crate::filter::TRAP_DATA;
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -45,26 +46,56 @@ fn postponed_index(signal: i32) -> Option<usize> {
 }
 
 extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    with_own_storage(bus, signal, info, context);
+}
+
+extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    with_own_storage(sys, signal, info, context);
+}
+
+/// Stands before the program's handlers.
+extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    with_own_storage(program_signal, signal, info, context);
+}
+
+/// Runs a handler with thread-local storage of ours. Where it says so the thread goes on from another frame than the handler's.
+fn with_own_storage(
+    handler: fn(i32, *mut libc::siginfo_t, *mut libc::c_void) -> Return,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    let storage = storage::enter();
+    let end = handler(signal, info, context);
+    drop(storage);
+    if let Return::From(frame) = end {
+        // SAFETY: a frame that `delivery` has made for it.
+        unsafe { signals::return_to(frame) }
+    }
+}
+
+fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
         let _own = OwnCode::enter();
         prepare_stack(&context_);
         if fault::on_fault(address, context_.is_write_fault(), Some(&context_)) {
-            return;
+            return Return::Here;
         }
     }
-    pass_on(signal, info, &context_);
+    pass_on(signal, info, &context_)
 }
 
-extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
     // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
     let (code, data, number, context_) =
         unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
     let is_trap = code == SYS_SECCOMP && data == TRAP_DATA && RUNTIME.phase() != Phase::Off;
     // Before anything is waited for.
     if is_trap && let Some(result) = own_code::call(number as usize, &context_) {
-        return context_.set_result(result);
+        context_.set_result(result);
+        return Return::Here;
     }
     if !is_trap || fault::settled_phase(&RUNTIME) == Phase::Off {
         return pass_on(signal, info, &context_);
@@ -76,11 +107,12 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         Outcome::Forward => guard::forward(number as usize, &context_),
         Outcome::Resume => {}
     }
+    Return::Here
 }
 
-/// Stands before the program's handlers. For SIGSEGV it looks at the fault first: the window is reserved as a whole, so the kernel
+/// Looks at the fault first if it is SIGSEGV: the window is reserved as a whole, so the kernel
 /// calls a hole in it "access not allowed" where without us it would say "not mapped", which is what the program is told.
-extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     prepare_stack(&context);
@@ -93,7 +125,7 @@ extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context
             unsafe { (*info).si_code = SEGV_MAPERR };
         }
     }
-    delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal));
+    delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal))
 }
 
 /// The handler that the kernel gets in place of one of the program's.
@@ -148,12 +180,12 @@ pub fn send_postponed(record: &thread::Record) {
 }
 
 /// Not ours: does what the program asked for.
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) {
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return {
     prepare_stack(context);
     // SAFETY: the kernel's argument of a handler.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent && postpone(signal, info) {
-        return;
+        return Return::Here;
     }
     let action = delivery::action_to_deliver(signal);
     match action.handler {
@@ -167,6 +199,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) {
                 farfield_os::process::send_to_self(signal);
             }
         }
-        _ => delivery::deliver(signal, info, context, &action),
+        _ => return delivery::deliver(signal, info, context, &action),
     }
+    Return::Here
 }

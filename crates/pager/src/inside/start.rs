@@ -1,7 +1,7 @@
 //! What happens before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
-use super::{exec, huge, keys, signal, table, thread};
+use super::{exec, huge, keys, signal, storage, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -68,6 +68,7 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
 
 fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // First of all: after an exec the filter is in force already, and knows our calls by the gate.
+    storage::start();
     map_gate().map_err(at("the gate page could not be mapped"))?;
     remember_standard_error();
     // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not leave a handler anyway.

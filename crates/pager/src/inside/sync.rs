@@ -19,13 +19,13 @@ pub use crate::model::schedule::{
 /// Starts a thread of ours. Not in models, where the scenario does what it would do.
 ///
 /// # Safety
-/// As for [`farfield_os::process::spawn_bare`].
+/// As for [`super::thread::spawn`].
 pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
     if cfg!(feature = "model") {
         return Ok(());
     }
     // SAFETY: passed on to the caller.
-    unsafe { farfield_os::process::spawn_bare(entry, 0) }.map(drop)
+    unsafe { super::thread::spawn(entry) }
 }
 
 /// The threads of this process, ours among them.

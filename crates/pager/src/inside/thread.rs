@@ -1,8 +1,8 @@
 //! What we remember of each thread of the program: its alternate signal stack and the pages that its system
 //! calls hold.
 //!
-//! Records come from a fixed table and are found through one thread-local word that needs no dynamic loader (its
-//! offset from the thread pointer is fixed when the program starts). A record whose thread is gone is used again.
+//! Records come from a fixed table, and each has a place for its stack. So a handler knows its thread by its stack pointer, whatever
+//! the program has made of its thread-local storage. A record whose thread is gone is used again.
 
 use super::lock::Lock;
 use super::runtime::{RUNTIME, Runtime};
@@ -10,20 +10,9 @@ use super::sync::{self, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::prefetch::Prefetcher;
-use farfield_os::memory;
-
-core::arch::global_asm!(
-    ".pushsection .tbss.farfield_thread,\"awT\",@nobits",
-    ".balign 8",
-    ".type farfield_thread,@object",
-    ".size farfield_thread,8",
-    ".globl farfield_thread",
-    ".hidden farfield_thread",
-    "farfield_thread:",
-    ".zero 8",
-    ".popsection",
-);
+use farfield_os::{Errno, memory, process};
 
 /// Most threads of one process.
 pub const RECORDS: usize = 8192;
@@ -36,6 +25,10 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// What our handlers touch of a stack.
 const STACK_TOUCHED: i64 = 48 << 10;
+
+/// The place of a stack: a page without access, the stack, and storage of ours ([`super::storage`]) on both sides of its address.
+const PLACE_BYTES: usize = PAGE_BYTES + STACK_BYTES + 2 * PAGE_BYTES;
+const STORAGE: usize = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
 
 /// In place of a mask: no call has it, because SIGKILL cannot be blocked.
 pub const NO_MASK: u64 = !0;
@@ -78,6 +71,8 @@ pub struct Record {
     pub tid: AtomicI32,
     /// Base of its alternate stack, made by us; 0 = none yet.
     pub stack: AtomicUsize,
+    /// The program's thread pointer, when a handler interrupted the program last.
+    pub program_storage: AtomicUsize,
     /// The alternate stack that the program believes to have.
     pub program_stack: UnsafeCell<libc::stack_t>,
     /// Where the alternate stack is on which a handler of the program began last: base and length.
@@ -106,17 +101,23 @@ unsafe impl Sync for Record {}
 /// The table of records, in memory of its own: zero bytes are free records.
 pub struct Threads {
     base: AtomicUsize,
+    /// Where the places of their stacks begin.
+    stacks: AtomicUsize,
     used: AtomicUsize,
 }
 
 impl Threads {
     /// No table yet.
     pub const fn new() -> Threads {
-        Threads { base: AtomicUsize::new(0), used: AtomicUsize::new(0) }
+        Threads { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
     }
 
-    /// Reserves the table.
+    /// Reserves the table, and the places of the stacks.
     pub fn reserve(&self) -> farfield_os::Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping.
+        let stacks = unsafe { memory::mmap(0, RECORDS * PLACE_BYTES, libc::PROT_NONE, flags, -1, 0) }?;
+        self.stacks.store(stacks, Ordering::Release);
         self.base.store(memory::map_anonymous(RECORDS * size_of::<Record>())?, Ordering::Release);
         Ok(())
     }
@@ -132,6 +133,23 @@ impl Threads {
         unsafe { core::slice::from_raw_parts(base as *const Record, self.used.load(Ordering::Acquire).min(RECORDS)) }
     }
 
+    /// The record whose stack this address lies on.
+    fn with_stack(&self, address: usize) -> Option<&Record> {
+        let stacks = self.stacks.load(Ordering::Relaxed);
+        let index = address.checked_sub(stacks)? / PLACE_BYTES;
+        if stacks == 0 || index >= RECORDS {
+            return None;
+        }
+        // SAFETY: inside the table.
+        Some(unsafe { &*(self.base.load(Ordering::Relaxed) as *const Record).add(index) })
+    }
+
+    /// Where the stack of a record has its place.
+    fn place_of(&self, record: &Record) -> usize {
+        let index = (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<Record>();
+        self.stacks.load(Ordering::Relaxed) + index * PLACE_BYTES
+    }
+
     fn acquire(&self, tid: i32) -> Option<&Record> {
         for record in self.all() {
             let old = record.tid.load(Ordering::Acquire);
@@ -141,6 +159,7 @@ impl Threads {
                 record.own_code_depth.store(0, Ordering::Relaxed);
                 record.hidden_mask.store(0, Ordering::Relaxed);
                 record.postponed_mask.store(0, Ordering::Relaxed);
+                record.enter_handler_stack(0, 0);
                 return Some(record);
             }
         }
@@ -194,7 +213,6 @@ impl Threads {
             if me.is_some_and(|me| core::ptr::eq(record, me)) {
                 record.tid.store(sync::tid(), Ordering::Release);
                 record.postponed_mask.store(0, Ordering::Relaxed);
-                record.remember();
             } else {
                 record.leave();
             }
@@ -208,52 +226,39 @@ impl Default for Threads {
     }
 }
 
-fn thread_word() -> *mut *const Record {
-    let address: usize;
-    // SAFETY: the word exists in every thread's static TLS; fs:0 is the thread pointer itself.
-    unsafe {
-        core::arch::asm!(
-            "mov {a}, qword ptr [rip + farfield_thread@GOTTPOFF]",
-            "add {a}, qword ptr fs:[0]",
-            a = out(reg) address,
-            options(pure, readonly, nostack),
-        );
-    }
-    address as *mut *const Record
-}
-
 /// In place of the id of a thread that is not there yet. (No thread has it, and to the kernel it is no id: it is not "gone".)
 const UNNAMED: i32 = -1;
 
-/// Set once a thread was started that shares its parent's thread-local storage: then the word does not tell threads
-/// apart.
-pub static SHARED_STORAGE: AtomicU32 = AtomicU32::new(0);
-
 /// The record of this thread, made on first use. `None` when there are too many threads.
+///
+/// A handler runs on the stack of its thread's record. Only in a thread's first handler it does not, nor do threads that we did not start.
 pub fn current() -> Option<&'static Record> {
-    let word = thread_word();
-    let shared = SHARED_STORAGE.load(Ordering::Relaxed) != 0;
-    let tid;
-    if shared || RUNTIME.loans.none().is_none() {
-        tid = sync::tid();
-        let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
-        if known.is_some() {
-            return known;
-        }
-    } else {
-        // SAFETY: thread-local; points into the table, whose records are never unmapped, or is null.
-        let known = unsafe { word.read().as_ref() };
-        if known.is_some() {
-            return known;
-        }
-        tid = sync::tid();
+    let sp: usize;
+    // SAFETY: reads a register.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
+    if let Some(record) = RUNTIME.threads.with_stack(sp) {
+        return Some(record);
     }
-    let record = RUNTIME.threads.acquire(tid)?;
-    if !shared {
-        // A borrower has had its record from the start: whoever has none has thread-local storage of its own.
-        record.remember();
+    let tid = sync::tid();
+    let known = RUNTIME.threads.all().iter().find(|record| record.tid.load(Ordering::Acquire) == tid);
+    known.or_else(|| RUNTIME.threads.acquire(tid))
+}
+
+/// Starts a thread of ours, which runs on the stack of a record as handlers do. It inherits the mask.
+///
+/// # Safety
+/// `entry` must never return, and must not use thread-locals that need the dynamic loader.
+pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
+    let record = RUNTIME.threads.acquire_unnamed().ok_or(Errno(libc::EAGAIN))?;
+    let started = record.alternate_stack().and_then(|(base, len)| {
+        // SAFETY: the stack and the storage are those of a thread that is not there yet; `entry` by the caller.
+        unsafe { process::spawn_on(base + len, record.storage()?, entry, 0) }
+    });
+    match started {
+        Ok(tid) => record.name(tid),
+        Err(_) => record.leave(),
     }
-    Some(record)
+    started.map(drop)
 }
 
 impl Record {
@@ -263,10 +268,22 @@ impl Record {
         if base != 0 {
             return Ok((base, STACK_BYTES));
         }
-        let new = memory::map_anonymous(STACK_BYTES)?;
+        let place = RUNTIME.threads.place_of(self);
+        let (new, storage) = (place + PAGE_BYTES, place + STORAGE);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the place is this record's, and nothing is there yet.
+        unsafe {
+            memory::mprotect(new, PLACE_BYTES - PAGE_BYTES, access)?;
+            process::begin_storage(storage);
+        }
         RUNTIME.add_meta(STACK_TOUCHED);
         self.stack.store(new, Ordering::Relaxed);
         Ok((new, STACK_BYTES))
+    }
+
+    /// The thread pointer of handlers on this stack.
+    pub fn storage(&self) -> farfield_os::Result<usize> {
+        self.alternate_stack().map(|(base, _)| base - PAGE_BYTES + STORAGE)
     }
 
     /// Remembers the memory of an `execve` and frees that of the one before: after a vfork child has gone on to
@@ -278,12 +295,6 @@ impl Record {
             // SAFETY: made by an `execve` of this thread that is over.
             let _ = unsafe { memory::munmap(old, old_len) };
         }
-    }
-
-    /// From now on it is found in the thread-local storage of this thread.
-    pub fn remember(&self) {
-        // SAFETY: thread-local.
-        unsafe { thread_word().write(self) };
     }
 
     /// The thread that the record was acquired for is there.
