@@ -284,7 +284,7 @@ impl JobView {
         let (mut processes, mut seen) = (Vec::new(), BTreeMap::new());
         let taken = (self.control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
         for slot in &self.control.slots[..taken] {
-            let pid = slot.pid.load(Ordering::Acquire);
+            let pid = slot.process();
             if pid == 0 {
                 continue;
             }

@@ -291,7 +291,7 @@ fn helper(name: &str) -> String {
 
 fn enter() -> Option<(ControlBlock, usize)> {
     let control = ControlBlock::open(std::env::var_os(ENV_CONTROL)?.as_ref()).unwrap();
-    let slot = control.take_slot(std::process::id()).unwrap();
+    let slot = control.take_slot(std::process::id(), farfield_os::process::identity()).unwrap();
     let index = control.slots.iter().position(|other| std::ptr::eq(slot, other)).unwrap();
     Some((control, index))
 }

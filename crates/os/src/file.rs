@@ -215,6 +215,20 @@ pub fn write_without_waiting(fd: i32, text: &[u8]) {
     }
 }
 
+/// The number of the file behind `fd` in its file system.
+pub(crate) fn inode(fd: i32) -> Option<u64> {
+    stat(fd).map(|stat| stat.st_ino)
+}
+
+/// The magic number of the file system that `fd` lies in.
+pub(crate) fn file_system(fd: i32) -> Option<u64> {
+    // SAFETY: statfs is plain numbers; all-zero is valid.
+    let mut found: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: `found` is writable.
+    unsafe { syscall(libc::SYS_fstatfs, [fd as usize, &raw mut found as usize, 0, 0, 0, 0]) }.ok()?;
+    Some(found.f_type as u64)
+}
+
 /// The numbers of the device that `fd` leads to.
 pub(crate) fn device(fd: i32) -> Option<libc::dev_t> {
     stat(fd).map(|stat| stat.st_rdev)

@@ -11,6 +11,79 @@ pub fn pid() -> i32 {
     unsafe { crate::gate::syscall_raw(libc::SYS_getpid as usize, [0; 6]) as i32 }
 }
 
+/// In place of an identity that cannot be found out.
+pub const UNKNOWN_IDENTITY: u64 = 1;
+/// File system of pidfds since Linux 6.9, whose inode numbers are never used again.
+const PID_FS: u64 = 0x5049_4446;
+/// Marks identities that are no inode numbers.
+const HASHED: u64 = 1 << 63;
+
+/// Returns a number that no other process of this machine has, in any pid namespace, nor had since the machine
+/// started: the inode of its pidfd, or before Linux 6.9 a hash of pid namespace, pid and start time.
+/// [`UNKNOWN_IDENTITY`] if the kernel tells neither.
+pub fn identity() -> u64 {
+    let pidfd = open_pidfd(pid() as u32);
+    let identity = pidfd.ok().and_then(identity_of_pidfd);
+    if let Ok(pidfd) = pidfd {
+        file::close(pidfd);
+    }
+    identity.or_else(|| identity_by_start(&"self")).unwrap_or(UNKNOWN_IDENTITY)
+}
+
+/// Returns the identity of another process: the one that a pidfd names, and that this process sees as `pid`.
+pub fn identity_of(pid: u32, pidfd: Option<i32>) -> Option<u64> {
+    pidfd.and_then(identity_of_pidfd).or_else(|| identity_by_start(&pid))
+}
+
+fn open_pidfd(pid: u32) -> Result<i32> {
+    // SAFETY: takes numbers only.
+    unsafe { syscall(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }.map(|fd| fd as i32)
+}
+
+fn identity_of_pidfd(pidfd: i32) -> Option<u64> {
+    (file::file_system(pidfd) == Some(PID_FS)).then(|| file::inode(pidfd)).flatten().filter(|inode| *inode < HASHED)
+}
+
+fn identity_by_start(process: &dyn core::fmt::Display) -> Option<u64> {
+    let namespace = file::open_written(format_args!("/proc/{process}/ns/pid")).ok()?;
+    let namespace_inode = file::inode(namespace);
+    file::close(namespace);
+    let (namespace, start, inner) = (namespace_inode?, start_ticks(process)?, inner_pid(process)?);
+    let mut hash = 0xCBF2_9CE4_8422_2325u64;
+    for byte in [namespace, start, u64::from(inner)].iter().flat_map(|number| number.to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
+    }
+    Some(hash | HASHED)
+}
+
+/// Returns when a process started, in ticks of the kernel's clock; `process` is a pid or `self`.
+pub fn start_ticks(process: &dyn core::fmt::Display) -> Option<u64> {
+    let mut text = [0; 1024];
+    let len = read_proc(process, "stat", &mut text)?;
+    // The name may have spaces and parentheses; behind it comes the third field.
+    let name_end = text[..len].iter().rposition(|byte| *byte == b')')?;
+    number(text[name_end + 1..len].split(|byte| *byte == b' ').nth(20)?)
+}
+
+/// Returns the pid of a process in its own pid namespace, the innermost that it is in.
+pub fn inner_pid(process: &dyn core::fmt::Display) -> Option<u32> {
+    let mut text = [0; 4096];
+    let len = read_proc(process, "status", &mut text)?;
+    let line = text[..len].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    number(line.rsplit(|byte| *byte == b'\t').next()?)
+}
+
+fn read_proc(process: &dyn core::fmt::Display, name: &str, into: &mut [u8]) -> Option<usize> {
+    let fd = file::open_written(format_args!("/proc/{process}/{name}")).ok()?;
+    let len = file::read(fd, into);
+    file::close(fd);
+    len.ok()
+}
+
+fn number<T: core::str::FromStr>(digits: &[u8]) -> Option<T> {
+    core::str::from_utf8(digits).ok()?.trim().parse().ok()
+}
+
 /// This thread.
 pub fn tid() -> i32 {
     // SAFETY: no arguments, cannot fail.
@@ -249,4 +322,38 @@ pub unsafe fn clone_into(
         );
     }
     Errno::from_raw(result).map(|id| id as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: two processes that are taken for one, or one that is taken for another.
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_and_whoever_looks_at_it_agree_on_its_identity() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pidfd = open_pidfd(pid() as u32).unwrap();
+        assert_eq!(identity_of(pid() as u32, Some(pidfd)), Some(identity()));
+        file::close(pidfd);
+        // Kernels before 6.9 have nothing but this.
+        let own = identity_by_start(&"self");
+        assert!(own.is_some() && own == identity_by_start(&pid()));
+        assert_ne!(own, identity_by_start(&child.id()));
+        assert_eq!(inner_pid(&child.id()), Some(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(identity_by_start(&child.id()), None);
+    }
+
+    #[test]
+    fn a_name_full_of_parentheses_does_not_hide_the_start() {
+        // `comm` of the thread that the test runs in is not that of the process: the process's own is changed.
+        let before = start_ticks(&"self");
+        let own = std::fs::read("/proc/self/comm").unwrap();
+        std::fs::write("/proc/self/comm", ") 1 2 (").unwrap();
+        let after = start_ticks(&"self");
+        std::fs::write("/proc/self/comm", own).unwrap();
+        assert!(before.is_some() && before == after);
+    }
 }

@@ -17,6 +17,7 @@ pub const MAGIC: u64 = {
         size_of::<Slot>() as u64,
         core::mem::offset_of!(Control, failure) as u64,
         core::mem::offset_of!(Control, past) as u64,
+        core::mem::offset_of!(Slot, counters) as u64,
     ];
     let mut hash = u64::from_le_bytes(*b"FARFIELD");
     let mut at = 0;
@@ -162,8 +163,12 @@ impl Pool {
 /// A living process of the job.
 #[repr(C, align(128))]
 pub struct Slot {
-    /// Process id; 0 = free.
+    /// Process id, in the pid namespace of the process; 0 = free.
     pub pid: AtomicU32,
+    /// Process id as the runner sees it; 0 until it has looked.
+    pub outer_pid: AtomicU32,
+    /// [`farfield_os::process::identity`] of the process; 0 while it takes the slot.
+    pub identity: AtomicU64,
     /// 0 dormant (below the budget, kernel serves faults), 1 armed in signal mode, 2 armed in thread mode.
     pub state: AtomicU32,
     /// Bytes of far-capable memory that are near.
@@ -193,6 +198,16 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// Returns the process of this slot as the runner sees it, or, before it has looked, as the process sees itself; 0
+    /// if the slot is free.
+    pub fn process(&self) -> u32 {
+        let pid = self.pid.load(Ordering::Acquire);
+        match self.outer_pid.load(Ordering::Acquire) {
+            outer if outer != 0 && pid != 0 => outer,
+            _ => pid,
+        }
+    }
+
     /// Notes what the scrub of the process's pool has done.
     pub fn set_scrubbed(&self, scrubbed: Option<Scrubbed>) {
         if let Some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns }) = scrubbed {
@@ -231,10 +246,13 @@ impl Slot {
 impl Control {
     /// Takes a slot for process `pid`, the first free one. A slot that the process already has (it has called
     /// `exec`) is taken again: the old image is gone, so its bytes leave the totals, while its counts go on.
-    /// `None` if all are taken; the runner frees slots of dead processes within a tenth of a second.
-    pub fn take_slot(&self, pid: u32) -> Option<&Slot> {
-        assert!(pid != 0);
-        if let Some(slot) = self.slots.iter().find(|slot| slot.pid.load(Ordering::Acquire) == pid) {
+    /// `None` if all are taken; the runner frees slots of dead processes within a tenth of a second. Processes of
+    /// several pid namespaces can have one pid: `identity` ([`farfield_os::process::identity`]) tells them apart.
+    pub fn take_slot(&self, pid: u32, identity: u64) -> Option<&Slot> {
+        assert!(pid != 0 && identity != 0);
+        let is_own =
+            |slot: &&Slot| slot.pid.load(Ordering::Acquire) == pid && slot.identity.load(Ordering::Acquire) == identity;
+        if let Some(slot) = self.slots.iter().find(is_own) {
             self.forget_bytes(slot);
             return Some(slot);
         }
@@ -243,6 +261,7 @@ impl Control {
                 && slot.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         let slot = self.slots.iter().find(free)?;
+        slot.identity.store(identity, Ordering::Release);
         self.processes.fetch_add(1, Ordering::Relaxed);
         Some(slot)
     }
@@ -253,6 +272,8 @@ impl Control {
         self.forget_bytes(slot);
         self.past.add(&slot.counters);
         slot.counters.clear();
+        slot.outer_pid.store(0, Ordering::Relaxed);
+        slot.identity.store(0, Ordering::Relaxed);
         slot.pid.store(0, Ordering::Release);
     }
 
@@ -450,7 +471,7 @@ mod tests {
     #[test]
     fn a_dead_process_leaves_its_counts_and_takes_its_bytes() {
         let control = control();
-        let slot = control.take_slot(7).unwrap();
+        let slot = control.take_slot(7, 1007).unwrap();
         slot.near_bytes.store(100, Ordering::Relaxed);
         slot.meta_bytes.store(10, Ordering::Relaxed);
         slot.far_bytes.store(50, Ordering::Relaxed);
@@ -463,7 +484,7 @@ mod tests {
         assert_eq!(control.far_bytes.load(Ordering::Relaxed), 10);
         assert_eq!(control.past.faults.load(Ordering::Relaxed), 3);
         assert_eq!(control.past.fault_ns[5].load(Ordering::Relaxed), 3);
-        let again = control.take_slot(8).unwrap();
+        let again = control.take_slot(8, 1008).unwrap();
         assert!(core::ptr::eq(slot, again), "the first free slot is taken");
         assert_eq!(again.counters.faults.load(Ordering::Relaxed), 0);
         assert_eq!(control.processes.load(Ordering::Relaxed), 2);
@@ -472,11 +493,11 @@ mod tests {
     #[test]
     fn exec_keeps_the_slot_and_its_counts() {
         let control = control();
-        let slot = control.take_slot(7).unwrap();
+        let slot = control.take_slot(7, 1007).unwrap();
         slot.near_bytes.store(100, Ordering::Relaxed);
         control.near_bytes.store(100, Ordering::Relaxed);
         slot.counters.faults.store(3, Ordering::Relaxed);
-        let again = control.take_slot(7).unwrap();
+        let again = control.take_slot(7, 1007).unwrap();
         assert!(core::ptr::eq(slot, again));
         assert_eq!(control.near_bytes.load(Ordering::Relaxed), 0);
         assert_eq!(again.counters.faults.load(Ordering::Relaxed), 3);
@@ -484,12 +505,28 @@ mod tests {
     }
 
     #[test]
+    fn processes_of_two_namespaces_with_one_pid_have_a_slot_each() {
+        let control = control();
+        let init = control.take_slot(1, 301).unwrap();
+        init.near_bytes.store(100, Ordering::Relaxed);
+        let other = control.take_slot(1, 302).unwrap();
+        assert!(!core::ptr::eq(init, other));
+        assert_eq!(init.near_bytes.load(Ordering::Relaxed), 100);
+        init.outer_pid.store(4711, Ordering::Relaxed);
+        assert_eq!((init.process(), other.process()), (4711, 1));
+        control.free_slot(init);
+        assert_eq!(init.process(), 0);
+        assert!(core::ptr::eq(init, control.take_slot(1, 303).unwrap()));
+        assert_eq!(init.process(), 1, "the one before had another number outside");
+    }
+
+    #[test]
     fn a_process_that_has_looked_at_nothing_yet_does_not_say_what_the_one_before_saw() {
         let control = control();
-        let slot = control.take_slot(7).unwrap();
+        let slot = control.take_slot(7, 1007).unwrap();
         slot.pool_degraded.store(1, Ordering::Relaxed);
         control.free_slot(slot);
-        let next = control.take_slot(8).unwrap();
+        let next = control.take_slot(8, 1008).unwrap();
         assert!(core::ptr::eq(slot, next));
         assert_eq!(next.pool_degraded.load(Ordering::Relaxed), 0);
     }
@@ -498,10 +535,10 @@ mod tests {
     fn slots_run_out_without_harm() {
         let control = control();
         for pid in 1..=SLOTS as u32 {
-            assert!(control.take_slot(pid).is_some());
+            assert!(control.take_slot(pid, u64::from(pid) + 1000).is_some());
         }
-        assert!(control.take_slot(SLOTS as u32 + 1).is_none());
-        assert!(control.take_slot(5).is_some(), "its own");
+        assert!(control.take_slot(SLOTS as u32 + 1, 1).is_none());
+        assert!(control.take_slot(5, 1005).is_some(), "its own");
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Inheritance {
 
 /// The child takes a place of its own in the job.
 fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inheritance) {
-    let Some(slot) = runtime.control().take_slot(process::pid() as u32) else {
+    let Some(slot) = runtime.control().take_slot(process::pid() as u32, process::identity()) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
     runtime.set_slot(slot);

@@ -84,8 +84,9 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // SAFETY: reads what the kernel gave the program.
     ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
     let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
-    let slot =
-        control.take_slot(process::pid() as u32).ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
+    let slot = control
+        .take_slot(process::pid() as u32, process::identity())
+        .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
     RUNTIME.set_up(control, slot, table);
     RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
     move_break();
@@ -108,10 +109,13 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
 }
 
 fn map_control(path: &CStr) -> Result<&'static Control, Step> {
-    let fd = match file::open(path, libc::O_RDWR) {
+    let fd = match keys::are_there() {
+        // Of a user, or in a name space, to which the path is closed, or where it leads to another process.
+        true => Ok(keys::CONTROL),
+        false => file::open(path, libc::O_RDWR),
+    };
+    let fd = match fd {
         Ok(fd) => fd,
-        // Of a user, or in a name space, that has a key instead.
-        Err(_) if keys::are_there() => keys::CONTROL,
         Err(errno) => return Err(("the job's control block cannot be opened (has farfield run ended?)", errno)),
     };
     // SAFETY: a new mapping.

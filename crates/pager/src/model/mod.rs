@@ -85,7 +85,7 @@ pub fn set_up() {
     unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }.expect("the window");
     // SAFETY: advice on our own reservation.
     unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) }.expect("small pages");
-    let slot = control.take_slot(process::pid() as u32).expect("a slot");
+    let slot = control.take_slot(process::pid() as u32, process::identity()).expect("a slot");
     RUNTIME.set_up(control, slot, Table::reserve().expect("tables"));
     RUNTIME.threads.reserve().expect("thread records");
     farfield_os::sync::set_yield(schedule::give_way);

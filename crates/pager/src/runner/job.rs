@@ -290,9 +290,7 @@ impl Job {
             let ends = matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT);
             if self.ended.is_some() {
                 self.told_to_stop += u32::from(ends);
-                for pid in self.watch.pids() {
-                    let _ = sys::kill(pid, signal.number);
-                }
+                self.watch.signal(signal.number);
             } else if !signal.from_terminal {
                 // From the terminal, the program has got it already: it is in our process group.
                 self.forwarded_stop |= signal.number == libc::SIGTSTP;

@@ -9,6 +9,7 @@ mod far;
 mod hold;
 mod job;
 pub mod machine;
+mod member;
 mod plain;
 mod pool;
 mod preload;

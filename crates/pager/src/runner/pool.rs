@@ -48,7 +48,7 @@ impl PoolStatus {
         let before = if epoch == 0 { Vec::new() } else { control.pools[epoch.wrapping_sub(1) as usize % 2].read().0 };
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
         let armed = control.slots[..taken].iter().filter_map(|slot| {
-            let pid = slot.pid.load(Ordering::Acquire);
+            let pid = slot.process();
             (pid != 0 && slot.state.load(Ordering::Acquire) != 0).then_some((pid, slot))
         });
         let moving = armed.clone().filter(|(_, slot)| slot.pool_epoch.load(Ordering::SeqCst) != epoch);

@@ -215,6 +215,16 @@ pub(super) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
     }
 }
 
+/// Sends a signal to the process that `pidfd` names, whoever has its number by now.
+pub(super) fn pidfd_signal(pidfd: &OwnedFd, signal: libc::c_int) -> io::Result<()> {
+    let (fd, none) = (pidfd.as_raw_fd(), core::ptr::null::<libc::siginfo_t>());
+    // SAFETY: sends a signal, reads no memory.
+    match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, none, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Processor time that all threads of a process have used; `None` if it is gone.
 pub(super) fn processor_time(pid: u32) -> Option<Duration> {
     // 0 would be this process.
@@ -231,9 +241,20 @@ pub(super) fn processor_time(pid: u32) -> Option<Duration> {
 
 /// State letter of a process in `/proc`; `None` if it is gone.
 pub(super) fn state(pid: u32) -> Option<u8> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before the state is in parentheses and may itself contain any.
-    status.rsplit(')').next()?.trim_start().bytes().next()
+    fields(pid)?.trim_start().bytes().next()
+}
+
+/// Parent of a process; `None` if it is gone.
+pub(super) fn parent(pid: u32) -> Option<u32> {
+    fields(pid)?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// What `/proc` says of a process behind its name: state, parent, …
+fn fields(pid: u32) -> Option<String> {
+    // Names are any bytes.
+    let text = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?).into_owned();
+    // The name is in parentheses and may itself contain any.
+    Some(text.rsplit(')').next()?.to_owned())
 }
 
 /// Has a signal stopped the process?

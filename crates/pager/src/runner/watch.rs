@@ -1,18 +1,16 @@
 //! The processes of a job, as their slots show them.
 
 use super::ControlBlock;
+use super::member::Member;
 use super::sys;
 use crate::control::{BUCKETS, Control, Counters, SLOTS, Slot, quantile_ns};
 use core::sync::atomic::Ordering;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use farfield_os::process::UNKNOWN_IDENTITY;
 
 /// A process that we have seen in a slot.
 struct Watched {
     slot: usize,
-    pid: u32,
-    /// Readable when the process has ended; `None` if we had no descriptor left, then we ask by other means.
-    pidfd: Option<OwnedFd>,
+    member: Member,
 }
 
 /// Follows the slots of a control block: frees those of dead processes.
@@ -31,7 +29,15 @@ impl Watch {
 
     /// Processes alive in slots at the last sweep.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.watched.iter().map(|watched| watched.pid)
+        self.watched.iter().map(|watched| watched.member.pid())
+    }
+
+    /// Sends a signal to the processes alive in slots that descend from this one.
+    pub(super) fn signal(&self, signal: i32) {
+        for watched in &self.watched {
+            // It may have ended.
+            let _ = watched.member.signal(signal);
+        }
     }
 
     /// How faults were served, by the name of the state.
@@ -41,7 +47,7 @@ impl Watch {
 
     /// Descriptors that become readable when a process ends.
     pub(super) fn descriptors(&self, into: &mut Vec<libc::c_int>) {
-        into.extend(self.watched.iter().filter_map(|watched| Some(watched.pidfd.as_ref()?.as_raw_fd())));
+        into.extend(self.watched.iter().filter_map(|watched| watched.member.pidfd()));
     }
 
     /// Frees the slots of the dead, notices the newly born and the peaks.
@@ -63,13 +69,21 @@ impl Watch {
     }
 
     fn see(&mut self, control: &Control, index: usize, pid: u32, slot: &Slot) {
-        let pidfd = match sys::pidfd(pid) {
-            Ok(pidfd) => Some(pidfd),
-            Err(error) if is_gone(&error) => return control.free_slot(slot),
-            Err(_) => None,
+        // Somebody who takes it at this moment has not written its identity yet.
+        let identity = slot.identity.load(Ordering::Acquire);
+        let is_known = |pid| self.pids().any(|known| known == pid);
+        let Some(member) = Member::find(pid, identity.max(UNKNOWN_IDENTITY), is_known) else {
+            // Unless it has written it since.
+            if slot.identity.load(Ordering::Acquire) == identity {
+                control.free_slot(slot);
+            }
+            return;
         };
-        self.watched.push(Watched { slot: index, pid, pidfd });
-        self.by_slot[index] = self.watched.len() as u16;
+        if identity != 0 {
+            slot.outer_pid.store(member.pid(), Ordering::Release);
+            self.watched.push(Watched { slot: index, member });
+            self.by_slot[index] = self.watched.len() as u16;
+        }
     }
 
     fn free_dead(&mut self, control: &Control) {
@@ -80,9 +94,9 @@ impl Watch {
         let mut ready = ready.into_iter();
         let by_slot = &mut self.by_slot;
         self.watched.retain(|watched| {
-            let dead = match &watched.pidfd {
+            let dead = match watched.member.pidfd() {
                 Some(_) => ready.next().unwrap_or(false),
-                None => is_dead(watched.pid),
+                None => watched.member.is_dead(),
             };
             if dead {
                 control.free_slot(&control.slots[watched.slot]);
@@ -94,15 +108,6 @@ impl Watch {
             by_slot[watched.slot] = index as u16 + 1;
         }
     }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ESRCH)
-}
-
-/// Without a descriptor: gone, or a zombie, which has no memory any more.
-fn is_dead(pid: u32) -> bool {
-    matches!(sys::state(pid), None | Some(b'Z' | b'X'))
 }
 
 /// Notes the largest sizes seen.
@@ -214,6 +219,7 @@ mod tests {
     use super::*;
     use crate::control::Mode;
     use crate::runner::{Settings, create_control};
+    use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
     fn control() -> ControlBlock {
@@ -227,7 +233,9 @@ mod tests {
     }
 
     fn enter(control: &Control, pid: u32, near: i64, faults: u64) {
-        let slot = control.take_slot(pid).unwrap();
+        let pidfd = sys::pidfd(pid).unwrap();
+        let identity = farfield_os::process::identity_of(pid, Some(pidfd.as_raw_fd())).unwrap();
+        let slot = control.take_slot(pid, identity).unwrap();
         slot.near_bytes.store(near, Ordering::Relaxed);
         control.near_bytes.fetch_add(near, Ordering::Relaxed);
         slot.counters.faults.store(faults, Ordering::Relaxed);
@@ -282,15 +290,24 @@ mod tests {
     }
 
     #[test]
-    fn the_living_and_the_dead_are_told_apart_without_a_descriptor() {
+    fn whoever_takes_a_slot_is_left_alone_until_it_has_said_who_it_is() {
+        let (control, mut watch) = (control(), Watch::new());
         let mut child = process();
-        assert!(!is_dead(child.id()));
+        enter(&control, child.id(), 100, 3);
+        let identity = control.slots[0].identity.swap(0, Ordering::Relaxed);
+        watch.sweep(&control);
+        assert_eq!((watch.pids().count(), Totals::read(&control).near_bytes), (0, 100));
+        control.slots[0].identity.store(identity, Ordering::Relaxed);
+        watch.sweep(&control);
+        assert_eq!(watch.pids().collect::<Vec<_>>(), [child.id()]);
+        assert_eq!(control.slots[0].process(), child.id());
         child.kill().unwrap();
-        let pidfd = sys::pidfd(child.id()).unwrap();
-        sys::poll(&[pidfd.as_raw_fd()], core::time::Duration::from_secs(10), &mut Vec::new());
-        assert!(is_dead(child.id()), "zombie");
-        let pid = child.id();
         child.wait().unwrap();
-        assert!(is_dead(pid));
+        // And one that died before it could say so.
+        watch.sweep(&control);
+        let slot = control.take_slot(child.id(), 1 << 40).unwrap();
+        slot.identity.store(0, Ordering::Relaxed);
+        watch.sweep(&control);
+        assert_eq!(control.slots[0].process(), 0);
     }
 }

@@ -1,0 +1,170 @@
+//! Which process a slot means.
+//!
+//! What stands in a slot was written by a process, which may be in a pid namespace of its own, where numbers mean other
+//! processes than here, or may lie. So the runner looks for the process that *is* it, by an identity that the kernel
+//! gives, and sends signals only to its own descendants.
+
+use super::sys;
+use farfield_os::process::{UNKNOWN_IDENTITY, identity_of, inner_pid, start_ticks};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Ancestors that are looked at.
+const DEPTH_MAX: usize = 1000;
+/// How often a line of ancestors is walked: one of them may end meanwhile, and its children get another parent.
+const WALKS: usize = 4;
+
+/// A process that has a slot.
+pub(super) struct Member {
+    /// Its number here.
+    pid: u32,
+    /// When it started; told apart by it if there is no descriptor.
+    start: Option<u64>,
+    /// Readable when it has ended; `None` if there was no descriptor left.
+    pidfd: Option<OwnedFd>,
+    is_descendant: bool,
+}
+
+impl Member {
+    /// Finds the process that calls itself `pid` and has this identity. Without an identity: a descendant that calls
+    /// itself so and is not `known` yet. `None` if there is none: it has ended.
+    pub(super) fn find(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+        let found = |number: u32| {
+            let member = Member::open(number)?;
+            let is_it = if identity == UNKNOWN_IDENTITY {
+                member.is_descendant && inner_pid(&number) == Some(pid) && !known(number)
+            } else {
+                identity_of(number, member.pidfd.as_ref().map(AsRawFd::as_raw_fd)) == Some(identity)
+            };
+            (is_it && !member.is_dead()).then_some(member)
+        };
+        // In nearly all jobs numbers are the same inside and here.
+        found(pid).or_else(|| super::processes().filter(|number| *number != pid).find_map(found))
+    }
+
+    fn open(pid: u32) -> Option<Member> {
+        let pidfd = match sys::pidfd(pid) {
+            Ok(pidfd) => Some(pidfd),
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => None,
+            Err(_) => return None,
+        };
+        Some(Member { pid, start: start_ticks(&pid), pidfd, is_descendant: is_descendant(pid) })
+    }
+
+    /// Returns its number here.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Returns a descriptor that is readable when it has ended, if there is one.
+    pub(super) fn pidfd(&self) -> Option<i32> {
+        self.pidfd.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Has it ended? A zombie has: it has no memory any more.
+    pub(super) fn is_dead(&self) -> bool {
+        match &self.pidfd {
+            Some(pidfd) => {
+                let mut ready = Vec::new();
+                sys::poll(&[pidfd.as_raw_fd()], core::time::Duration::ZERO, &mut ready);
+                ready == [true]
+            }
+            None => matches!(sys::state(self.pid), None | Some(b'Z' | b'X')) || start_ticks(&self.pid) != self.start,
+        }
+    }
+
+    /// Sends it a signal, if it descends from this process.
+    pub(super) fn signal(&self, signal: i32) -> io::Result<()> {
+        match &self.pidfd {
+            _ if !self.is_descendant => Err(io::Error::from_raw_os_error(libc::EPERM)),
+            Some(pidfd) => sys::pidfd_signal(pidfd, signal),
+            None if self.is_dead() => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            None => sys::kill(self.pid, signal),
+        }
+    }
+}
+
+/// Does a process descend from this one? As a subreaper this process keeps all descendants, whoever of them ends.
+fn is_descendant(pid: u32) -> bool {
+    let own = std::process::id();
+    let reaches_us = || {
+        let mut at = pid;
+        for _ in 0..DEPTH_MAX {
+            match sys::parent(at) {
+                Some(parent) if parent == own => return true,
+                Some(parent) if parent > 1 => at = parent,
+                _ => return false,
+            }
+        }
+        false
+    };
+    (0..WALKS).any(|_| reaches_us())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a signal for a process that has nothing to do with the job.
+    use super::*;
+    use farfield_os::process::identity;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    fn cat() -> std::process::Child {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    fn identity_here(pid: u32) -> u64 {
+        let pidfd = sys::pidfd(pid).unwrap();
+        identity_of(pid, Some(pidfd.as_raw_fd())).unwrap()
+    }
+
+    #[test]
+    fn a_slot_that_names_a_stranger_gets_no_signal_sent() {
+        // Number 1 of some pid namespace: here it is somebody else.
+        assert!(Member::find(1, identity_here(std::process::id()) + (1 << 40), |_| false).is_none());
+        // Somebody who lies, and knows the identity.
+        let stranger = Member::find(1, identity_here(1), |_| false).unwrap();
+        assert!(!stranger.is_descendant && !stranger.is_dead());
+        assert_eq!(stranger.signal(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        // This process itself is no descendant of itself.
+        let own = Member::find(std::process::id(), identity(), |_| false).unwrap();
+        assert!(own.signal(0).is_err());
+    }
+
+    #[test]
+    fn a_process_is_found_by_what_it_is_and_not_by_its_number() {
+        let mut child = cat();
+        let member = Member::find(1, identity_here(child.id()), |_| false).unwrap();
+        assert_eq!((member.pid(), member.is_descendant), (child.id(), true));
+        member.signal(libc::SIGTERM).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+        assert!(member.is_dead());
+        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |_| false).is_none());
+    }
+
+    #[test]
+    fn without_an_identity_each_descendant_is_taken_once() {
+        let mut child = cat();
+        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |_| false).is_some());
+        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |pid| pid == child.id()).is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_living_and_the_dead_are_told_apart_without_a_descriptor() {
+        let mut child = cat();
+        let mut member = Member::find(child.id(), identity_here(child.id()), |_| false).unwrap();
+        let pidfd = member.pidfd.take().unwrap();
+        assert!(!member.is_dead());
+        member.start = member.start.map(|start| start + 1);
+        assert!(member.is_dead(), "another process has its number now");
+        member.start = member.start.map(|start| start - 1);
+        child.kill().unwrap();
+        sys::poll(&[pidfd.as_raw_fd()], core::time::Duration::from_secs(10), &mut Vec::new());
+        assert!(member.is_dead(), "zombie");
+        assert!(member.signal(libc::SIGTERM).is_err());
+        child.wait().unwrap();
+        assert!(member.is_dead());
+    }
+}
