@@ -196,15 +196,9 @@ impl Copies {
                 let copy = writer.string(string)?;
                 // SAFETY: NUL-terminated by `string`, inside the mapping.
                 let text = unsafe { core::ffi::CStr::from_ptr(copy as *const libc::c_char) }.to_bytes();
-                if text.starts_with(b"LD_PRELOAD=") {
+                if let Some(theirs) = text.strip_prefix(b"LD_PRELOAD=") {
                     let ours = &extra[0][b"LD_PRELOAD=".len()..extra[0].len() - 1];
-                    let theirs = &text[b"LD_PRELOAD=".len()..];
-                    if theirs.split(|b| matches!(b, b':' | b' ')).any(|library| library == ours) {
-                        continue;
-                    }
-                    // The program added libraries of its own and lost ours.
-                    let joined = [b"LD_PRELOAD=", ours, b":", theirs, b"\0"].concat();
-                    let copy = writer.bytes(&joined)?;
+                    let copy = writer.bytes(&preload_entry(ours, theirs))?;
                     // SAFETY: as above.
                     unsafe { ((new_envp + kept * 8) as *mut usize).write(copy) };
                     kept += 1;
@@ -241,6 +235,19 @@ impl Copies {
             }
         }
     }
+}
+
+/// Makes the entry `LD_PRELOAD=…` of a new program: our library first, then the program's own in its order.
+fn preload_entry(ours: &[u8], theirs: &[u8]) -> Vec<u8> {
+    let mut entry = [b"LD_PRELOAD=", ours].concat();
+    for library in theirs.split(|byte| matches!(byte, b':' | b' ')) {
+        if !library.is_empty() && library != ours {
+            entry.push(b':');
+            entry.extend_from_slice(library);
+        }
+    }
+    entry.push(0);
+    entry
 }
 
 /// Entries of a NULL-terminated array of pointers.
@@ -287,5 +294,27 @@ impl Writer {
         let start = self.at;
         self.at += bytes.len();
         Ok(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: libraries that a program preloads for itself are gone in what it executes.
+    use super::*;
+
+    #[test]
+    fn libraries_of_the_program_stay_behind_ours() {
+        let joined = |theirs: &str| {
+            let entry = preload_entry(b"/lib/ours.so", theirs.as_bytes());
+            let text = entry.strip_suffix(b"\0").and_then(|text| text.strip_prefix(b"LD_PRELOAD="));
+            String::from_utf8(text.unwrap().to_vec()).unwrap()
+        };
+        assert_eq!(joined(""), "/lib/ours.so");
+        assert_eq!(joined("/lib/ours.so"), "/lib/ours.so");
+        assert_eq!(joined("a.so b.so"), "/lib/ours.so:a.so:b.so");
+        // As the program was given it, by its first and by its second exec.
+        assert_eq!(joined("/lib/ours.so:a.so"), "/lib/ours.so:a.so");
+        // It puts its own before what it found.
+        assert_eq!(joined("a.so:/lib/ours.so:b.so"), "/lib/ours.so:a.so:b.so");
     }
 }
