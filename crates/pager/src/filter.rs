@@ -147,6 +147,12 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_SETTLS as u32)),
         (libc::SYS_clone3, NotImplemented),
         (libc::SYS_prctl, TrapIfEqual(0, libc::PR_SET_SECCOMP as u32)),
+        (libc::SYS_prlimit64, TrapIfEqual(1, libc::RLIMIT_AS)),
+        (libc::SYS_prlimit64, TrapIfEqual(1, libc::RLIMIT_DATA)),
+        (libc::SYS_setrlimit, TrapIfEqual(0, libc::RLIMIT_AS)),
+        (libc::SYS_setrlimit, TrapIfEqual(0, libc::RLIMIT_DATA)),
+        (libc::SYS_getrlimit, TrapIfEqual(0, libc::RLIMIT_AS)),
+        (libc::SYS_getrlimit, TrapIfEqual(0, libc::RLIMIT_DATA)),
         (libc::SYS_ppoll, TrapUnlessZero(3)),
         (libc::SYS_pselect6, TrapUnlessZero(5)),
         (libc::SYS_epoll_pwait, TrapUnlessZero(4)),
@@ -466,6 +472,9 @@ mod tests {
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS_END as usize, 0, 0, 0, 0, 0]), Verdict::Allow);
         assert_eq!(verdict(libc::SYS_rt_sigprocmask, [0, 0x7ffd_0000_0000, 0, 8, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 1, 0, 0, 0, 0]), Verdict::Allow);
+        let limit = |resource: u32| verdict(libc::SYS_prlimit64, [0, resource as usize, 0, 0x7ffd_0000_0000, 0, 0]);
+        assert_eq!((limit(libc::RLIMIT_AS), limit(libc::RLIMIT_NOFILE)), (Verdict::Trap, Verdict::Allow));
+        assert_eq!(verdict(libc::SYS_setrlimit, [libc::RLIMIT_DATA as usize, 1, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_readv, [3, 0x7ffd_0000_0000, 2, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_io_uring_enter, [3, 0, 0, 0, 0, 0]), Verdict::Trap, "buffers named elsewhere");
         assert_eq!(verdict(libc::SYS_io_submit, [0x7ffd_0000_0000, 1, 0x7ffd_0000_0000, 0, 0, 0]), Verdict::Trap);

@@ -12,6 +12,7 @@ pub mod control;
 pub mod elf;
 pub mod filter;
 pub mod inside;
+pub mod limits;
 #[cfg(feature = "model")]
 pub mod model;
 #[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "runs outside of programs")]

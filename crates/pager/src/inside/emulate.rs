@@ -7,7 +7,7 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
-use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, rings, start, store, thread};
+use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, rings, start, store, thread};
 use crate::control::exit;
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
@@ -94,10 +94,14 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_io_setup => return aio::set_up(args),
         libc::SYS_io_submit => return aio::submit(args),
         libc::SYS_io_destroy => return aio::destroy(args),
+        libc::SYS_prlimit64 | libc::SYS_setrlimit | libc::SYS_getrlimit => limits::serve(runtime, number, args),
         libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),
         _ => return Outcome::Forward,
     };
+    if outcome == Outcome::Forward {
+        return outcome;
+    }
     if matches!(
         number as i64,
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_brk
@@ -233,6 +237,9 @@ fn is_near_window(address: usize, len: usize) -> bool {
 
 /// Makes a free range accessible.
 fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
+    if !limits::allow(space, range.pages(), prot) {
+        return error(libc::ENOMEM);
+    }
     let (address, len) = address_of(range);
     // SAFETY: nobody uses the range: it was free, or the program replaces it.
     if let Err(errno) = unsafe { memory::mprotect(address, len, prot) } {

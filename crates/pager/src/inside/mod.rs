@@ -22,6 +22,7 @@ pub mod heap;
 pub mod huge;
 pub mod keeper;
 pub mod keys;
+pub mod limits;
 pub mod lock;
 pub mod own_code;
 pub mod queue;

@@ -8,6 +8,7 @@
 use super::call::{Outcome, done, error};
 use super::emulate::{address_of, discard, forget, pages_of, release};
 use super::fault::{bring, settled_phase};
+use super::limits;
 use super::runtime::{Phase, Runtime, fail};
 use super::store::{self, enqueue};
 use super::sync::Wait;
@@ -55,6 +56,10 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return if parts.len() > 1 { error(libc::EFAULT) } else { remap_other(runtime, &mut space, args, Some(from)) };
     }
     let (_, prot) = parts[parts.len() - 1];
+    let growth = if stays { new_pages } else { new_pages.saturating_sub(old_pages) };
+    if growth > 0 && !limits::allow(&space, growth, prot) {
+        return error(libc::ENOMEM);
+    }
     let target = if fixed {
         let Some(target) = pages_of(new, new_len) else { return error(libc::EINVAL) };
         release(runtime, &mut space, target);

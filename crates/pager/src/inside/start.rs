@@ -1,7 +1,7 @@
 //! What happens before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
-use super::{exec, huge, keys, signal, storage, table, thread};
+use super::{exec, huge, keys, limits, signal, storage, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -89,6 +89,7 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
         .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
     RUNTIME.set_up(control, slot, table);
     RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
+    limits::start();
     move_break();
     let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
     assert!(advanced);

@@ -16,6 +16,8 @@ use farfield_os::{Errno, memory, process};
 
 /// Most threads of one process.
 pub const RECORDS: usize = 8192;
+/// Bytes reserved for them.
+pub const TABLE_BYTES: u64 = (RECORDS * size_of::<Record>()) as u64;
 /// Nested system calls of one thread (a signal handler's inside an interrupted one's).
 pub const FRAMES: usize = 6;
 /// Runs of pages that one system call can hold.
@@ -118,7 +120,7 @@ impl Threads {
         // SAFETY: a new mapping.
         let stacks = unsafe { memory::mmap(0, RECORDS * PLACE_BYTES, libc::PROT_NONE, flags, -1, 0) }?;
         self.stacks.store(stacks, Ordering::Release);
-        self.base.store(memory::map_anonymous(RECORDS * size_of::<Record>())?, Ordering::Release);
+        self.base.store(memory::map_anonymous(TABLE_BYTES as usize)?, Ordering::Release);
         Ok(())
     }
 

@@ -90,6 +90,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let places = far::resolve(&options.places)?;
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
     let os = |what| move |error| Refusal::Os { what, error };
+    let limits = sys::Limits::lift().map_err(|(resource, bytes)| Refusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
     let server = match urls.is_empty() {
@@ -115,7 +116,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     sys::become_subreaper();
     check_interrupted(&signals)?;
     let started = Instant::now();
-    let pid = sys::spawn(&program.path, &program.argv, &environment, &signals)
+    let pid = sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
         .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
     sys::raise_descriptor_limit();
     let mut job = Job {

@@ -48,7 +48,7 @@ impl PlainRunner {
         };
         let environment: Vec<CString> = std::env::vars_os().map(text).collect();
         let started = Instant::now();
-        let pid = sys::spawn(&program.path, &program.argv, &environment, &self.signals)
+        let pid = sys::spawn(&program.path, &program.argv, &environment, &self.signals, None)
             .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&command[0]), error })?;
         let mut ready = Vec::new();
         let (mut next, mut is_cut) = (started, false);

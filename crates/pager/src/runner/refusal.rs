@@ -46,6 +46,17 @@ pub enum Refusal {
     #[error("--near {:#} is too small to make progress; give at least 16M", Bytes(*bytes))]
     NearTooSmall { bytes: u64 },
     #[error(
+        "the hard limit on {} (`ulimit -H{}`) is {}, and far memory reserves 16 TiB of addresses that it does not use; lift it \
+         for `farfield run` (LimitAS=infinity and LimitDATA=infinity in a systemd unit) and set it for the program alone: \
+         farfield run -- sh -c 'ulimit -{} {}; exec COMMAND'",
+        if *resource == libc::RLIMIT_AS { "address space" } else { "data" },
+        ulimit_option(*resource),
+        Bytes(*bytes),
+        ulimit_option(*resource),
+        bytes / 1024
+    )]
+    Limit { resource: libc::__rlimit_resource_t, bytes: u64 },
+    #[error(
         "this shell already runs under `farfield run` (FARFIELD_CONTROL is set); use one `farfield run` for the whole job"
     )]
     Nested,
@@ -81,6 +92,11 @@ pub enum Refusal {
     Interrupted { signal: i32 },
     #[error("{what}: {error}")]
     Os { what: &'static str, error: io::Error },
+}
+
+/// The letter by which a shell's `ulimit` knows a limit.
+fn ulimit_option(resource: libc::__rlimit_resource_t) -> char {
+    if resource == libc::RLIMIT_AS { 'v' } else { 'd' }
 }
 
 impl Refusal {

@@ -2,6 +2,7 @@
 //!
 //! They go through libc, not the gate: the runner is an ordinary process without a filter.
 
+use crate::limits;
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use std::ffi::{CStr, CString};
@@ -114,8 +115,47 @@ fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Starts `path` in the same process group, with signals as the runner found them. Fails with the error of `exec`.
-pub(super) fn spawn(path: &CStr, argv: &[CString], envp: &[CString], signals: &Signals) -> io::Result<u32> {
+/// Limits on address space and data, as the runner found them ([`limits::RESOURCES`]).
+pub(super) struct Limits([libc::rlimit; 2]);
+
+impl Limits {
+    /// Takes these limits off this process and what it starts, except for the program, which gets them beside what we
+    /// reserve in it. Where a hard limit forbids that: which, and its bytes.
+    pub(super) fn lift() -> Result<Limits, (libc::__rlimit_resource_t, u64)> {
+        let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        let mut found = [none; 2];
+        for (found, resource) in found.iter_mut().zip(limits::RESOURCES) {
+            // SAFETY: valid structs in and out.
+            let is_lifted = unsafe {
+                libc::getrlimit(resource, found) != 0
+                    || (found.rlim_cur == none.rlim_cur && found.rlim_max == none.rlim_max)
+                    || libc::setrlimit(resource, &none) == 0
+            };
+            if !is_lifted {
+                return Err((resource, found.rlim_max));
+            }
+        }
+        Ok(Limits(found))
+    }
+
+    /// Gives this process, the program from now on, its limits. Only calls that are safe between `fork` and `exec`.
+    fn restore(&self) {
+        for (found, resource) in self.0.iter().zip(limits::RESOURCES) {
+            // SAFETY: a valid struct. Lowering a limit cannot fail.
+            unsafe { libc::setrlimit(resource, &limits::to_kernel(resource, *found)) };
+        }
+    }
+}
+
+/// Starts `path` in the same process group, with signals as the runner found them, and with these limits if any are
+/// given. Fails with the error of `exec`.
+pub(super) fn spawn(
+    path: &CStr,
+    argv: &[CString],
+    envp: &[CString],
+    signals: &Signals,
+    limits: Option<&Limits>,
+) -> io::Result<u32> {
     let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
         texts.iter().map(|text| text.as_ptr()).chain([core::ptr::null()]).collect()
     };
@@ -133,6 +173,9 @@ pub(super) fn spawn(path: &CStr, argv: &[CString], envp: &[CString], signals: &S
     }
     if pid == 0 {
         signals.restore();
+        if let Some(limits) = limits {
+            limits.restore();
+        }
         // SAFETY: zero-terminated strings in null-terminated arrays; `errno` is read at once; four bytes are written
         // from a live integer.
         unsafe {
