@@ -153,6 +153,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_setrlimit, TrapIfEqual(0, libc::RLIMIT_DATA)),
         (libc::SYS_getrlimit, TrapIfEqual(0, libc::RLIMIT_AS)),
         (libc::SYS_getrlimit, TrapIfEqual(0, libc::RLIMIT_DATA)),
+        (libc::SYS_ptrace, TrapIfEqual(0, libc::PTRACE_TRACEME)),
         (libc::SYS_ppoll, TrapUnlessZero(3)),
         (libc::SYS_pselect6, TrapUnlessZero(5)),
         (libc::SYS_epoll_pwait, TrapUnlessZero(4)),

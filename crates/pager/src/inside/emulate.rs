@@ -7,7 +7,7 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
-use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, rings, start, store, thread};
+use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, rings, start, store, thread, tracing};
 use crate::control::exit;
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
@@ -85,6 +85,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
             keys::take(runtime);
             return Outcome::Forward;
         }
+        libc::SYS_ptrace if args[0] as u32 == libc::PTRACE_TRACEME => tracing::trace_me(runtime),
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
         libc::SYS_exit_group => end(runtime, args[0]),

@@ -6,7 +6,7 @@
 use super::call::{Context, Outcome, error, forward};
 use super::guard::{peek, peek_slice};
 use super::lock::Lock;
-use super::{signal, thread};
+use super::{signal, thread, tracing};
 use crate::elf::{self, Linkage};
 use core::ffi::CStr;
 use farfield_os::{Errno, file, gate, memory, process, signals};
@@ -61,10 +61,17 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
     changed[at] = copies.path;
     changed[at + 1] = copies.argv;
     changed[at + 2] = copies.envp;
+    let is_traced = match tracing::begin(record, directory, &path, flags) {
+        Ok(is_traced) => is_traced,
+        Err(errno) => return error(errno.0),
+    };
     // The new program inherits the mask: the program's, not this handler's.
     let blocked = signals::set_mask(context.mask() & !signal::OURS);
     // SAFETY: the program's own call with near copies of its arguments.
     let result = unsafe { forward(number, changed) };
+    if is_traced {
+        tracing::give_up(-result as i32);
+    }
     signals::set_mask(blocked);
     Outcome::Done(result)
 }

@@ -37,3 +37,4 @@ pub mod switching;
 pub mod sync;
 pub mod table;
 pub mod thread;
+pub mod tracing;

@@ -85,6 +85,8 @@ pub struct Record {
     pub postponed_mask: AtomicU64,
     /// The first ones.
     pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
+    /// 1: a child of `vfork` that is traced from its `execve` on.
+    pub is_traced: AtomicU32,
     /// Copies of arguments that its last `execve` worked with; base and length.
     pub scratch: [AtomicUsize; 2],
     /// Handlers of ours that it is inside of: see [`super::own_code`].
@@ -162,6 +164,7 @@ impl Threads {
                 record.hidden_mask.store(0, Ordering::Relaxed);
                 record.postponed_mask.store(0, Ordering::Relaxed);
                 record.enter_handler_stack(0, 0);
+                record.is_traced.store(0, Ordering::Relaxed);
                 return Some(record);
             }
         }

@@ -233,6 +233,10 @@ impl Job {
 
     fn take_changes(&mut self) {
         while let Ok(Some((pid, change))) = sys::next_change() {
+            if let Change::Trapped(signal) = change {
+                sys::go_on(pid, signal);
+                continue;
+            }
             if pid != self.pid {
                 self.other_child_changed(pid, change);
                 continue;
@@ -244,6 +248,7 @@ impl Job {
                     self.stop_too(signal);
                     continue;
                 }
+                Change::Trapped(_) => continue,
             }
             self.ended_at = Some(Instant::now());
         }
@@ -254,7 +259,7 @@ impl Job {
             return; // An orphan of the job.
         };
         let how = match change {
-            Change::Stopped(_) => return,
+            Change::Stopped(_) | Change::Trapped(_) => return,
             Change::Exited(code) => format!("it exited with code {code}"),
             Change::Killed(signal) => format!("it was killed by signal {signal}"),
         };

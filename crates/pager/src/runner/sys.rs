@@ -203,6 +203,8 @@ pub(super) enum Change {
     Exited(i32),
     Killed(i32),
     Stopped(i32),
+    /// It asked to be traced by us, its parent, and has met this signal.
+    Trapped(i32),
 }
 
 /// What happened to one of our children since the last call, and to which; it is reaped if it ended.
@@ -225,10 +227,20 @@ pub(super) fn next_change() -> io::Result<Option<(u32, Change)>> {
             libc::CLD_EXITED => Change::Exited(status),
             libc::CLD_KILLED | libc::CLD_DUMPED => Change::Killed(status),
             libc::CLD_STOPPED => Change::Stopped(status),
+            libc::CLD_TRAPPED => Change::Trapped(status),
             _ => continue,
         };
         return Ok(Some((pid as u32, change)));
     }
+}
+
+/// Lets a child that asked to be traced go on with the signal that it has met, as if nobody traced it.
+pub(super) fn go_on(pid: u32, signal: i32) {
+    // Whoever is traced gets this one when it executes something.
+    let signal = if signal == libc::SIGTRAP { 0 } else { signal };
+    let nowhere = core::ptr::null_mut::<libc::c_void>();
+    // SAFETY: touches no memory of ours. If it fails the process has ended.
+    unsafe { libc::ptrace(libc::PTRACE_CONT, pid as libc::pid_t, nowhere, libc::c_long::from(signal)) };
 }
 
 /// Reaps one child that is about to end by itself.
