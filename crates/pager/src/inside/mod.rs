@@ -29,6 +29,7 @@ pub mod queue;
 pub mod remap;
 pub mod rings;
 pub mod runtime;
+pub mod sanitizer;
 pub mod signal;
 pub mod start;
 pub mod storage;

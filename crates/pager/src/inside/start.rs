@@ -1,7 +1,7 @@
 //! What happens before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
-use super::{exec, huge, keys, limits, signal, storage, table, thread};
+use super::{exec, huge, keys, limits, sanitizer, signal, storage, table, thread};
 use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -16,9 +16,12 @@ use farfield_os::{Errno, file, gate, memory, process, seccomp, signals};
 /// not initialised yet: its own `getenv` would find nothing.)
 pub unsafe fn start(environment: *const *const libc::c_char) {
     // SAFETY: passed on to the caller.
-    let (control, preload) =
-        unsafe { (variable(environment, ENV_CONTROL.as_bytes()), variable(environment, b"LD_PRELOAD")) };
+    let [control, preload, sanitizer_options] =
+        unsafe { [ENV_CONTROL, "LD_PRELOAD", "ASAN_OPTIONS"].map(|name| variable(environment, name.as_bytes())) };
     let Some(control) = control else { return };
+    if sanitizer::would_end(sanitizer_options) {
+        fail(exit::REFUSED, format_args!("{}", sanitizer::ADVICE));
+    }
     if let Err((step, errno)) = set_up(control, preload.unwrap_or(c"")) {
         fail(
             exit::REFUSED,

@@ -1,0 +1,81 @@
+//! Programs that were built with the address sanitizer.
+//!
+//! Its runtime, where it is a library, ends the program unless it comes first among all libraries, and says that it must
+//! be preloaded, which does not help here. So such a program is refused before, with what does help.
+
+use core::ffi::CStr;
+
+core::arch::global_asm!(".weak __asan_init");
+
+/// What to do about a program that would not start.
+pub const ADVICE: &str = "the address sanitizer of this program must be loaded before far memory is: set \
+                          ASAN_OPTIONS=verify_asan_link_order=0, or link it with -static-libasan";
+
+/// Would the runtime of the address sanitizer end this program? `options`: the value of `ASAN_OPTIONS`.
+pub fn would_end(options: Option<&CStr>) -> bool {
+    runtime_is_library() && !lets_others_be_first(options.unwrap_or_default().to_bytes())
+}
+
+/// Does ASAN_OPTIONS switch off the check of the order of libraries? The last word counts.
+fn lets_others_be_first(options: &[u8]) -> bool {
+    let words = options.split(|byte| matches!(byte, b':' | b',' | b' ' | b'\n' | b'\t'));
+    let values = words.filter_map(|word| word.strip_prefix(b"verify_asan_link_order="));
+    values.last().is_some_and(|value| matches!(value, b"0" | b"no" | b"false"))
+}
+
+/// Is there a runtime of the address sanitizer, and not in the program itself?
+fn runtime_is_library() -> bool {
+    let init: usize;
+    // SAFETY: reads a word of this library that the loader has filled: an address, or 0.
+    unsafe {
+        core::arch::asm!(
+            "mov {init}, qword ptr [rip + __asan_init@GOTPCREL]",
+            init = out(reg) init,
+            options(pure, readonly, nostack),
+        );
+    }
+    init != 0 && !is_in_program(init)
+}
+
+/// Does the address lie in the program's own file, as the kernel has loaded it?
+fn is_in_program(address: usize) -> bool {
+    // SAFETY: reads what the kernel gave this process.
+    let (headers, count) = unsafe { (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM)) };
+    if headers == 0 {
+        return false;
+    }
+    // SAFETY: the program's headers are mapped, and stay.
+    let headers = unsafe { core::slice::from_raw_parts(headers as *const libc::Elf64_Phdr, count as usize) };
+    let own = headers.iter().find(|header| header.p_type == libc::PT_PHDR);
+    let base = own.map_or(0, |own| (headers.as_ptr() as usize).wrapping_sub(own.p_vaddr as usize));
+    let holds = |header: &libc::Elf64_Phdr| {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        header.p_type == libc::PT_LOAD && (start..start.wrapping_add(header.p_memsz as usize)).contains(&address)
+    };
+    headers.iter().any(holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_switches_the_check_off_is_let_through() {
+        assert!(!would_end(None), "this test has no sanitizer, or one of its own");
+        for options in
+            ["verify_asan_link_order=0", "detect_leaks=0:verify_asan_link_order=false", "a=1 verify_asan_link_order=no"]
+        {
+            assert!(lets_others_be_first(options.as_bytes()), "{options}");
+        }
+        for options in ["", "verify_asan_link_order=1", "verify_asan_link_order=0:verify_asan_link_order=1", "order=0"]
+        {
+            assert!(!lets_others_be_first(options.as_bytes()), "{options}");
+        }
+    }
+
+    #[test]
+    fn a_function_of_the_program_lies_in_it() {
+        assert!(is_in_program(a_function_of_the_program_lies_in_it as *const () as usize));
+        assert!(!is_in_program(libc::getpid as *const () as usize));
+    }
+}
