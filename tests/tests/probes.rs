@@ -87,6 +87,18 @@ fn native_asynchronous_io_means_the_same_with_handler_threads() {
 }
 
 #[test]
+fn a_userfaultfd_of_the_program_lives_beside_ours() {
+    same_in_mode("own_faults", &["early"], "auto");
+    same_in_mode("own_faults", &["late"], "auto");
+}
+
+#[test]
+fn a_userfaultfd_of_the_program_lives_beside_ours_with_handler_threads() {
+    same_in_mode("own_faults", &["early"], "thread");
+    same_in_mode("own_faults", &["late"], "thread");
+}
+
+#[test]
 fn every_way_to_end_comes_out_unchanged() {
     let ways = [
         "return",

@@ -24,6 +24,11 @@ pub mod feature {
     pub const MOVE: u64 = 1 << 16;
 }
 
+/// Request of a program's own userfaultfd that registers a range: its argument begins with address and length.
+pub const REGISTER: usize = iowr(0x00, size_of::<RegisterArg>());
+/// Request of a program's own userfaultfd that copies memory: destination, source, length, mode, bytes copied.
+pub const COPY: usize = iowr(0x03, size_of::<CopyArg>());
+
 const fn iowr(number: usize, size: usize) -> usize {
     (3 << 30) | (size << 16) | (0xAA << 8) | number
 }
@@ -137,6 +142,13 @@ impl Uffd {
             RegisterArg { range: RangeArg { start: addr as u64, len: len as u64 }, mode: MISSING_AND_WP, ioctls: 0 };
         // SAFETY: the argument matches the request.
         unsafe { self.ioctl(iowr(0x00, size_of::<RegisterArg>()), &raw mut arg as usize) }.map(drop)
+    }
+
+    /// The kernel serves missing pages in the range again, and none of it is protected.
+    pub fn unregister(&self, addr: usize, len: usize) -> Result<()> {
+        let mut arg = RangeArg { start: addr as u64, len: len as u64 };
+        // SAFETY: the argument matches the request.
+        unsafe { self.ioctl(ior(0x01, size_of::<RangeArg>()), &raw mut arg as usize) }.map(drop)
     }
 
     /// Installs `len` bytes from `src` at the missing pages of `dst`. Returns how many bytes were installed before

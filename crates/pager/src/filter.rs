@@ -11,6 +11,7 @@
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::window;
 use farfield_os::seccomp::Instruction;
+use farfield_os::uffd;
 
 const LD_W_ABS: u16 = 0x20;
 const ALU_AND_K: u16 = 0x54;
@@ -211,7 +212,14 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     ] {
         rules.push((call, Trap));
     }
-    let mut known: Vec<_> = POINTERS.iter().map(|&(call, mask)| (call, Pointers(mask))).collect();
+    let mut known = Vec::new();
+    for &(call, mask) in POINTERS {
+        if call == libc::SYS_ioctl {
+            // A userfaultfd of the program's own; the second request names its buffer in a structure.
+            known.extend([uffd::REGISTER, uffd::COPY].map(|request| (call, TrapIfEqual(1, request as u32))));
+        }
+        known.push((call, Pointers(mask)));
+    }
     known.append(&mut rules);
     known
 }

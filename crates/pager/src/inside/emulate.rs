@@ -7,7 +7,9 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
-use super::{aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, rings, start, store, thread, tracing};
+use super::{
+    aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, own_faults, rings, start, store, thread, tracing,
+};
 use crate::control::exit;
 use crate::space::{FOREIGN, Range};
 use crate::submission::SYS_IO_PGETEVENTS;
@@ -18,7 +20,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::{PageWord, State};
 use farfield_os::seccomp::{Instruction, Program};
 use farfield_os::signals::SignalSet;
-use farfield_os::{gate, memory, process};
+use farfield_os::{gate, memory, process, uffd};
 use farfield_pool::Backend;
 
 /// Advice that libc does not name yet.
@@ -95,6 +97,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_io_setup => return aio::set_up(args),
         libc::SYS_io_submit => return aio::submit(args),
         libc::SYS_io_destroy => return aio::destroy(args),
+        libc::SYS_ioctl if args[1] as u32 == uffd::REGISTER as u32 => own_faults::register(runtime, number, args),
         libc::SYS_prlimit64 | libc::SYS_setrlimit | libc::SYS_getrlimit => limits::serve(runtime, number, args),
         libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),

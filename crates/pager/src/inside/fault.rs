@@ -40,7 +40,18 @@ pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool 
     } else if SPURIOUS.fetch_add(1, Ordering::Relaxed) > u64::from(RETRIES_MAX) {
         fail(exit::INTERNAL, format_args!("page {} is near but cannot be accessed", page.0));
     }
-    runtime.table().word(page).state() != State::Absent || !is_foreign(runtime, page)
+    runtime.table().word(page).state() != State::Absent || !is_foreign(runtime, page) || is_late(address)
+}
+
+/// A fault that is not ours: may the memory have been given up ([`super::own_faults`]) since it was raised? Then the kernel
+/// serves it if it is tried again; if not, it comes back here.
+fn is_late(address: usize) -> bool {
+    let Some(record) = thread::current() else { return false };
+    let before = record.late_fault.swap(address, Ordering::Relaxed);
+    if before == address {
+        record.late_fault.store(0, Ordering::Relaxed);
+    }
+    before != address
 }
 
 /// Is it a file that the program mapped into the window? Then it is not ours to provide.

@@ -26,7 +26,7 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::signals::SignalSet;
-use farfield_os::{file, gate, process};
+use farfield_os::{file, gate, process, uffd};
 
 const RED_ZONE: usize = 128;
 const SCRATCH: usize = 1024;
@@ -655,6 +655,12 @@ impl<'a, R: Runs> Collector<'a, R> {
                 self.add(a[4], 4);
                 if let Some(len) = peek::<u32>(a[4]) {
                     self.add(a[3], len as usize);
+                }
+            }
+            libc::SYS_ioctl if a[1] as u32 == uffd::COPY as u32 => {
+                self.add(a[2], 40);
+                if let Some(copy) = peek::<[usize; 3]>(a[2]) {
+                    self.add(copy[1], copy[2]);
                 }
             }
             libc::SYS_msgsnd | libc::SYS_msgrcv => self.add(a[1], a[2].saturating_add(8)),

@@ -25,6 +25,7 @@ pub mod keys;
 pub mod limits;
 pub mod lock;
 pub mod own_code;
+pub mod own_faults;
 pub mod queue;
 pub mod remap;
 pub mod rings;

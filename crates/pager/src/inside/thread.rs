@@ -85,6 +85,8 @@ pub struct Record {
     pub postponed_mask: AtomicU64,
     /// The first ones.
     pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
+    /// Address of its last fault that was not ours and was tried again.
+    pub late_fault: AtomicUsize,
     /// 1: a child of `vfork` that is traced from its `execve` on.
     pub is_traced: AtomicU32,
     /// Copies of arguments that its last `execve` worked with; base and length.
