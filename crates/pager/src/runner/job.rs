@@ -1,7 +1,7 @@
 //! One job from start to end.
 
 use super::hold::{HoldOptions, Holder};
-use super::report::{self, Failure, Report, ReportFile};
+use super::report::{self, Bytes, Failure, Report, ReportFile};
 use super::server::{PrivateServer, check_interrupted};
 use super::settle::Settler;
 use super::sys::{self, Change, Signals};
@@ -128,6 +128,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         holder,
         settler,
         near: Mean::new(started),
+        tables_peak_bytes: 0,
         progress: Progress::new(options.quiet, started),
         ended: None,
         ended_at: None,
@@ -166,6 +167,8 @@ struct Job {
     holder: Option<Holder>,
     settler: Option<Settler>,
     near: Mean,
+    /// Most that our own tables, buffers and stacks took.
+    tables_peak_bytes: u64,
     progress: Progress,
     /// How the program ended.
     ended: Option<Ended>,
@@ -188,6 +191,7 @@ impl Job {
                 self.near.add(self.control.near_bytes.load(Ordering::Relaxed).max(0) as f64);
             }
             self.hold();
+            self.look_at_tables();
             if self.is_over() {
                 break;
             }
@@ -209,6 +213,24 @@ impl Job {
         if let Some(said) = settler.update(&self.control, &window).filter(|_| !self.progress.quiet) {
             self.progress.erase();
             say(&said);
+        }
+    }
+
+    /// Notes what our own tables, buffers and stacks take of the budget, and says once when that is too much: they cannot
+    /// leave, and what exceeds half of it is near beside the budget.
+    fn look_at_tables(&mut self) {
+        let tables = self.control.meta_bytes.load(Ordering::Relaxed).max(0) as u64;
+        self.tables_peak_bytes = self.tables_peak_bytes.max(tables);
+        let near = self.control.near_limit_bytes.load(Ordering::Relaxed);
+        if tables > near / 2 && self.progress.tell_tables() {
+            self.progress.erase();
+            let processes = self.watch.pids().count();
+            say(&format!(
+                "tables and stacks for far memory, of {processes} processes, take {} of the {} near and cannot leave: with more \
+                 of them, more is near than that",
+                Bytes(tables),
+                Bytes(near)
+            ));
         }
     }
 
@@ -314,6 +336,7 @@ impl Job {
         report.mode = report::mode_name(options.mode);
         report.serving = self.watch.serving();
         report.far = urls;
+        report.meta_peak_bytes = self.tables_peak_bytes;
         report.near_mean_bytes = self.near.value() as u64;
         report.hold = {
             let moves = self.settler.as_ref().map_or(0, Settler::moves);
@@ -328,6 +351,13 @@ impl Job {
         report.failure.clone_from(&failure);
         if !options.quiet {
             tell(&report.summary());
+            if self.tables_peak_bytes > options.near_limit_bytes / 2 {
+                let enough = (2 * self.tables_peak_bytes).div_ceil(1 << 20);
+                say(&format!(
+                    "its tables and stacks took {} at most: give --near {enough}M",
+                    Bytes(self.tables_peak_bytes)
+                ));
+            }
         }
         if let Some(file) = file {
             let path = file.path().to_path_buf();
@@ -395,6 +425,7 @@ struct Progress {
     enabled: bool,
     shown: bool,
     told_waiting: bool,
+    told_tables: bool,
     quiet: bool,
     started: Instant,
     last: Instant,
@@ -404,7 +435,16 @@ struct Progress {
 impl Progress {
     fn new(quiet: bool, started: Instant) -> Progress {
         let enabled = !quiet && std::io::stderr().is_terminal();
-        Progress { enabled, shown: false, told_waiting: false, quiet, started, last: started, before: None }
+        Progress {
+            enabled,
+            shown: false,
+            told_waiting: false,
+            told_tables: false,
+            quiet,
+            started,
+            last: started,
+            before: None,
+        }
     }
 
     fn update(&mut self, control: &ControlBlock) {
@@ -429,6 +469,11 @@ impl Progress {
         if std::mem::take(&mut self.shown) {
             tell("\r\x1b[2K");
         }
+    }
+
+    /// Shall the user be told now how much tables take? Once is enough.
+    fn tell_tables(&mut self) -> bool {
+        !self.quiet && !std::mem::replace(&mut self.told_tables, true)
     }
 
     /// Shall the user be told now that children are left? `left` is not zero; once is enough.

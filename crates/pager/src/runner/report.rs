@@ -31,6 +31,8 @@ pub struct Report {
     pub near_peak_bytes: u64,
     /// Over the time of the program.
     pub near_mean_bytes: u64,
+    /// Most that our own tables, buffers and stacks took, which count as near.
+    pub meta_peak_bytes: u64,
     pub far_peak_bytes: u64,
     /// How a slowdown was held, if one was.
     pub hold: Option<Held>,
@@ -71,6 +73,7 @@ impl Report {
             near_limit_bytes: totals.near_limit_bytes,
             near_peak_bytes: totals.near_peak_bytes,
             near_mean_bytes: 0,
+            meta_peak_bytes: 0,
             far_peak_bytes: totals.far_peak_bytes,
             hold: None,
             processes: totals.processes,
