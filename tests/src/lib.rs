@@ -17,6 +17,7 @@
 //! - `sql.rs`: does SQL over far tables answer what it answers near?
 //! - `sandbox/`: does code that is shipped to a server answer as native code, and can it do no harm?
 //! - `leftovers.rs`: is anything left behind?
+//! - `situations.rs`: do programs run in namespaces, under limits and debuggers?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!
 //! They use the release build: `cargo x test` makes it first. `FARFIELD_BIN` names another one.
