@@ -8,8 +8,8 @@
 //! A place whose server was lost in turn is *vacated* when no other is free: when no lane has a way to that server any more, and nobody knows of anything that it held. A lane gives up its ways to lost
 //! legs when nothing of it is under way, and has no dealings with a leg that it has no way to: so nothing that was begun with one server ends with the next.
 
-use crate::legs::{Leg, LegLane};
 use crate::Backend;
+use crate::legs::{Leg, LegLane};
 use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, Legs};

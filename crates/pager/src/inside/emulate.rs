@@ -8,7 +8,8 @@ use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
 use super::{
-    aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, own_faults, rings, start, store, thread, tracing,
+    aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, own_faults, rings, start, store, thread,
+    tracing,
 };
 use crate::control::exit;
 use crate::space::{FOREIGN, Range};

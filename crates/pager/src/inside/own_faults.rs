@@ -79,12 +79,13 @@ fn give_up(runtime: &Runtime, range: Range) {
 
 /// Keeps every other thread out of faults and discards, as a fork does.
 fn freeze(runtime: &Runtime) {
-    let (me, mut spins) = (sync::tid() as u32, 0);
+    let me = sync::tid() as u32;
+    let mut wait = sync::Wait::new("another thread to end its fork, or its change of a mapping");
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        sync::pause(&mut spins);
+        wait.pause();
     }
     while runtime.busy.load(Ordering::SeqCst) != 0 {
-        store::wait_for(runtime, &mut spins);
+        store::wait_for(runtime, &mut wait);
     }
 }
 
@@ -129,7 +130,7 @@ fn touched(runtime: &Runtime, range: Range) -> impl Iterator<Item = Range> {
 
 /// Seizes a page, near if it is anywhere. Was it counted as near?
 fn seize_near(runtime: &Runtime, page: PageId) -> bool {
-    let mut spins = 0;
+    let mut wait = sync::Wait::new("a page that another thread moves");
     loop {
         let is_far = |word: PageWord| word.state() == State::Far;
         let word = runtime.table().update(page, |word| if is_far(word) { None } else { word.seize() });
@@ -138,7 +139,7 @@ fn seize_near(runtime: &Runtime, page: PageId) -> bool {
             None if is_far(runtime.table().word(page)) => {
                 bring(runtime, page, true);
             }
-            None => store::wait_for(runtime, &mut spins),
+            None => store::wait_for(runtime, &mut wait),
         }
     }
 }

@@ -494,7 +494,21 @@ impl Lane for EcLane {
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
         let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
         let knew = self.open_legs();
-        let parent = Parent { tag, priority, deadline, started_at, kind, page, count, cut, left, buffer, result, knew, is_unlucky: false };
+        let parent = Parent {
+            tag,
+            priority,
+            deadline,
+            started_at,
+            kind,
+            page,
+            count,
+            cut,
+            left,
+            buffer,
+            result,
+            knew,
+            is_unlucky: false,
+        };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         // Writes wait for others that will share their rows, until somebody polls.
@@ -531,8 +545,7 @@ impl EcLane {
 impl Nurse for EcLane {
     fn is_caring(&self) -> bool {
         // What is late is waited for by nobody.
-        let is_care =
-            |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
+        let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
         let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
     }

@@ -50,7 +50,13 @@ impl EcLane {
         }
         // Too few are too few, with buffers or without.
         let are_enough = |legs: Legs| legs == known || legs.count() >= code.data();
-        let usable = self.legs.takers(known, now_ns(), self.table.write_patience(), |leg| leg.has_buffer(1) && leg.has_buffer(2), are_enough)?;
+        let usable = self.legs.takers(
+            known,
+            now_ns(),
+            self.table.write_patience(),
+            |leg| leg.has_buffer(1) && leg.has_buffer(2),
+            are_enough,
+        )?;
         let change = self.table.changes.begin();
         if self.legs.is_behind_the_news() || !self.usable().but(known).is_empty() {
             return None;

@@ -513,8 +513,21 @@ impl Lane for MirrorLane {
         let cut = if result.is_err() { count } else { 0 };
         let (started_at, page) = (now_ns(), page.0);
         let knew = self.open_legs();
-        let parent =
-            Parent { tag, priority, deadline, started_at, kind, page, count, cut, pieces: 0, buffer, result, knew, is_unlucky: false };
+        let parent = Parent {
+            tag,
+            priority,
+            deadline,
+            started_at,
+            kind,
+            page,
+            count,
+            cut,
+            pieces: 0,
+            buffer,
+            result,
+            knew,
+            is_unlucky: false,
+        };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
         if self.queued.len() == 1 {
