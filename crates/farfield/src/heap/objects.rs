@@ -517,3 +517,26 @@ pub(super) unsafe fn unreference_if(core: *const Core, last: bool) {
         unsafe { Core::unreference(core) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a value that leaves while its destructor, which needs room, runs where it lies.
+    use super::*;
+    use crate::Heap;
+    use crate::ptr::Follow;
+
+    #[test]
+    fn what_a_destructor_runs_on_stays_though_its_scope_began_anew() {
+        let heap = Heap::builder().near(1 << 20).build().unwrap();
+        let value = heap.alloc([7u64; 1200]).unwrap();
+        let (core, (_, number, card)) = (heap.core(), value.pointer().parts());
+        let inside = Inside::new(core);
+        // As whoever waits for room does, before anything is found.
+        inside.record.renew_only(&core.epoch);
+        core.seek_own(&inside, number, card, Want::Write).unwrap();
+        core.next_epoch();
+        let began = inside.open.began();
+        inside.record.renew_idle(&core.epoch);
+        assert!(inside.open.keeps() && inside.open.began() == began);
+    }
+}
