@@ -22,7 +22,7 @@ use farfield_pool::{Buffer, PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// Flights of one thread that nobody waits for, at most: those that have not landed keep the memory that they come to.
-const AHEAD_MAX: usize = 1024;
+pub(super) const AHEAD_MAX: usize = 1024;
 
 impl Core {
     /// Begins to bring units and objects near, and does not wait; how many are on their way now that were not. No errors: whoever needs
@@ -59,6 +59,11 @@ impl Core {
                 0
             }
         }
+    }
+
+    /// Is there room for more of what nobody needs yet?
+    pub(crate) fn may_go_ahead(&self, record: &Record) -> bool {
+        self.has_room_ahead(1) && (record.in_flight.load(Ordering::Relaxed) as usize) < AHEAD_MAX
     }
 
     /// Takes what has this number for a flight, if it is far and there is room.

@@ -292,8 +292,19 @@ impl Heap {
     /// another heap, or finds no room, is passed over.
     pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
         let core = self.core();
-        let numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
-        core.prefetch(core.record(), numbers) as usize
+        let mut numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
+        let mut begun = 0;
+        loop {
+            // Before anything begins: the iterator is a user's, and may use the values itself, or panic.
+            let some: Vec<u32> = numbers.by_ref().take(fetch::AHEAD_MAX).collect();
+            if some.is_empty() {
+                return begun;
+            }
+            begun += core.prefetch(core.record(), some) as usize;
+            if !core.may_go_ahead(core.record()) {
+                return begun;
+            }
+        }
     }
 
     /// Changes the near budget. A smaller one is reached as pages leave; that takes longer the more is in use.

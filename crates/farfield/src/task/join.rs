@@ -79,14 +79,16 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, Panicked>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let waker = context.waker().clone();
         let mut end = self.end.borrow_mut();
-        match end.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                end.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+        if let Some(result) = end.result.take() {
+            return Poll::Ready(result);
         }
+        let before = end.waker.replace(waker);
+        drop(end);
+        // May run code of a user, who may use this handle.
+        drop(before);
+        Poll::Pending
     }
 }
 

@@ -13,6 +13,7 @@ use farfield::task::Executor;
 use farfield::{FarBox, Heap, Scope};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What user code gets hold of wherever it runs: the heap, and the scope of the operation that it is called by.
 struct World {
@@ -491,4 +492,36 @@ fn what_tasks_have_found_stays() {
             }
         });
     });
+}
+
+/// What a hint was given is not on its way before the iterator that gives it has ended: it may use the values itself, and panic.
+#[test]
+fn iterators_of_hints_use_what_they_have_given() {
+    quietly();
+    let patience = Duration::from_secs(20);
+    let heap = builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).patience(patience).build().unwrap();
+    let values: Vec<FarBox<[u64; 512]>> =
+        (0..1500).map(|number| heap.alloc([number; 512]).unwrap_or_else(|error| panic!("{}", error.error))).collect();
+    for first in (0..1400).step_by(100) {
+        // The one before has been given already.
+        let given = (first..first + 40).map(|number| {
+            if number > first {
+                values[number - 1].read(|words| assert_eq!(words[7], number as u64 - 1)).unwrap();
+            }
+            &values[number]
+        });
+        heap.prefetch(given);
+        let panics = (first + 40..first + 80).map(|number| {
+            if number == first + 60 {
+                panic!("user code panics");
+            }
+            &values[number]
+        });
+        assert!(catch_unwind(AssertUnwindSafe(|| heap.prefetch(panics))).is_err());
+        for (number, value) in values.iter().enumerate().skip(first).take(80) {
+            value.read(|words| assert_eq!(words[511], number as u64)).unwrap();
+        }
+    }
+    drop(values);
+    heap.verify();
 }
