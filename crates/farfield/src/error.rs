@@ -4,14 +4,16 @@ use core::time::Duration;
 use farfield_pool::{OpenError, PoolError};
 
 /// Why a far value cannot be had right now. The heap stays usable for what is near.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FarError {
     /// The pool: a server is gone, did not answer in time, is full, or gave back corrupt bytes.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// All near memory that could be freed may still be referred to from a scope of this thread.
+    /// All near memory that could be freed may still be referred to from scopes of this thread: one that lasts long, or one of each level
+    /// of a recursion.
     #[error(
-        "this thread's scope holds all near memory that could be freed: leave or renew it more often, or raise near"
+        "the scopes that this thread has open hold all near memory that could be freed: end or renew them more often \
+         (a recursion copies or pins what it needs and ends its scope before it goes deeper), or raise near"
     )]
     NearFull,
     /// As much of the near memory is pinned as may be.
@@ -45,6 +47,22 @@ pub enum FarError {
     /// The value belongs to another heap than the scope.
     #[error("the value belongs to another heap than the scope")]
     OtherHeap,
+}
+
+/// As derived, but for what to do: of an error that is unwrapped nobody sees more.
+impl core::fmt::Debug for FarError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            FarError::Pool(error) => f.debug_tuple("Pool").field(error).finish(),
+            FarError::NearFull => write!(f, "NearFull: {self}"),
+            FarError::PinsFull => write!(f, "PinsFull: {self}"),
+            FarError::Stalled { .. } => write!(f, "Stalled: {self}"),
+            FarError::TooLarge { .. } => write!(f, "TooLarge: {self}"),
+            FarError::TablesFull { .. } => write!(f, "TablesFull: {self}"),
+            FarError::FarFull => write!(f, "FarFull: {self}"),
+            FarError::OtherHeap => write!(f, "OtherHeap: {self}"),
+        }
+    }
 }
 
 /// Why a heap cannot be built.
