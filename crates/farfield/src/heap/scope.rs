@@ -95,6 +95,7 @@ impl<'heap> Scope<'heap> {
         self.knows_nothing() && self.record.is_single()
     }
 
+    #[inline]
     fn knows_nothing(&self) -> bool {
         !self.open.is_used() && !self.open.touched.get()
     }
@@ -125,6 +126,7 @@ impl<'heap> Scope<'heap> {
 
     /// The addresses that an operation has found are forgotten, if it was [the outermost](Brief) and nobody has been given a reference.
     /// True if the scope can begin anew.
+    #[inline]
     pub(crate) fn forget(&self, brief: &Brief<'_>) -> bool {
         let forgets = brief.is_outermost && !self.open.is_used();
         if forgets {
