@@ -292,10 +292,16 @@ impl Opener {
             Tree::Fault(plan, inner) => {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
-            Tree::Mirror { legs, spares, scrub } => Ok(Arc::new(self.open_mirror(legs, spares, *scrub, server, want)?)),
+            Tree::Mirror { legs, spares, scrub, wait } => {
+                let mirror = self.open_mirror(legs, spares, *scrub, server, want)?;
+                mirror.set_write_patience(*wait);
+                Ok(Arc::new(mirror))
+            }
             Tree::Tier(tiers) => Ok(Arc::new(self.open_tier(tiers, server, want)?)),
-            Tree::Ec { code, legs, spares, scrub } => {
-                Ok(Arc::new(self.open_ec(*code, legs, spares, *scrub, server, want)?))
+            Tree::Ec { code, legs, spares, scrub, wait } => {
+                let ec = self.open_ec(*code, legs, spares, *scrub, server, want)?;
+                ec.set_write_patience(*wait);
+                Ok(Arc::new(ec))
             }
             Tree::Stripe(members) => {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);

@@ -5,6 +5,7 @@
 //! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
 
 use crate::fault::{FaultPlan, duration, duration_text};
+use crate::legs::WRITE_PATIENCE;
 use crate::scrub;
 use core::time::Duration;
 use farfield_core::Legs;
@@ -27,8 +28,15 @@ const EC: &str = "an erasure code has K data and M parity legs, as many URLs, an
 const SPARE: &str = "spare=";
 /// In front of the period of a scrub.
 const SCRUB: &str = "scrub=";
+/// Behind the parenthesis, in front of how long a write waits for all legs.
+const WAIT: &str = "wait=";
 /// Everything that is stored cannot be looked at more often.
 const SCRUB_MIN: Duration = Duration::from_millis(1);
+/// A write that waits less would never wait.
+const WAIT_MIN: Duration = Duration::from_millis(1);
+/// Where such an option has no meaning.
+const ONLY_MIRRORS_WAIT: &str =
+    "only a mirror or an erasure code has an option behind its parenthesis: mirror(URL, URL)?wait=5s";
 
 /// What a URL says.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,12 +47,13 @@ pub(crate) enum Tree {
     Fault(FaultPlan, Box<Tree>),
     /// Pages are dealt out to these.
     Stripe(Vec<Tree>),
-    /// All of them hold the same; the spares after one of the others is lost. Everything is looked at once in the period `scrub`.
-    Mirror { legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration> },
+    /// All of them hold the same; the spares after one of the others is lost. Everything is looked at once in the period `scrub`. A write
+    /// waits for all legs for so long, `None` for as long as they are not known to be gone.
+    Mirror { legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
     /// What is new lies in the first that has room, what is old in the next.
     Tier(Vec<Tree>),
-    /// Rows of this code, one page at each leg.
-    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration> },
+    /// Rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
+    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
 }
 
 impl Tree {
@@ -77,12 +86,21 @@ impl Display for Tree {
             Tree::Fault(plan, inner) => write!(f, "fault:{plan}@{inner}"),
             Tree::Stripe(members) => write!(f, "stripe({})", list(members, &[], none)),
             Tree::Tier(tiers) => write!(f, "tier({})", list(tiers, &[], none)),
-            Tree::Mirror { legs, spares, scrub } => write!(f, "mirror({})", list(legs, spares, *scrub)),
-            Tree::Ec { code, legs, spares, scrub } => {
-                write!(f, "ec({},{},{})", code.data(), code.parity(), list(legs, spares, *scrub))
+            Tree::Mirror { legs, spares, scrub, wait } => {
+                write!(f, "mirror({}){}", list(legs, spares, *scrub), wait_text(*wait))
+            }
+            Tree::Ec { code, legs, spares, scrub, wait } => {
+                let (list, wait) = (list(legs, spares, *scrub), wait_text(*wait));
+                write!(f, "ec({},{},{list}){wait}", code.data(), code.parity())
             }
         }
     }
+}
+
+/// What stands behind the parenthesis; the usual wait is not said.
+fn wait_text(wait: Option<Duration>) -> String {
+    let wait_for = || wait.map_or("all".to_owned(), duration_text);
+    if wait == Some(WRITE_PATIENCE) { String::new() } else { format!("?{WAIT}{}", wait_for()) }
 }
 
 /// What stands in parentheses; the usual scrub is not said.
@@ -110,7 +128,7 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
             match tokens.next().ok()?? {
                 Token::Leaf(leaf) => return Some(leaf),
                 Token::Fault(_) | Token::Open(_) | Token::Ec(_) | Token::Option(_) => {}
-                Token::Spare | Token::Scrub(_) | Token::Close => {}
+                Token::Spare | Token::Scrub(_) | Token::Close(_) => {}
             }
         }
     })
@@ -142,37 +160,39 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
             Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens, inside)?)))
         }
         Some(Token::Open("stripe")) => match items(tokens, inside)? {
-            Items { urls, spares, scrub: None } if spares.is_empty() => Ok(Tree::Stripe(urls)),
+            Items { urls, spares, scrub: None, wait: None } if spares.is_empty() => Ok(Tree::Stripe(urls)),
             _ => Err(wrong(
-                "a stripe has no spares and no scrub: each of its members can be a mirror(URL, URL, spare=URL)"
+                "a stripe has no spares, no scrub and no wait: each of its members can be a mirror(URL, URL, spare=URL)"
                     .to_owned(),
             )),
         },
         Some(Token::Open("mirror")) => {
-            let Items { urls: legs, spares, scrub } = items(tokens, inside)?;
+            let Items { urls: legs, spares, scrub, wait } = items(tokens, inside)?;
             if legs.len() < 2 || legs.len() + spares.len() > ChunkWord::LEGS_MAX {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
-            Ok(Tree::Mirror { legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
+            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
+            Ok(Tree::Mirror { legs, spares, scrub, wait })
         }
         Some(Token::Open("tier")) => match items(tokens, inside)? {
-            Items { urls, spares, scrub: None }
+            Items { urls, spares, scrub: None, wait: None }
                 if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&urls.len()) =>
             {
                 Ok(Tree::Tier(urls))
             }
             _ => Err(wrong(
-                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares or scrub: write tier(lz:?size=1G, ssd:/var/tmp)"
+                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares or scrub, and no wait: write tier(lz:?size=1G, ssd:/var/tmp)"
                     .to_owned(),
             )),
         },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
-            let Items { urls: legs, spares, scrub } = items(tokens, inside)?;
+            let Items { urls: legs, spares, scrub, wait } = items(tokens, inside)?;
             if legs.len() != code.parts() || legs.len() + spares.len() > Legs::MAX {
                 return Err(wrong(EC.to_owned()));
             }
-            Ok(Tree::Ec { code, legs, spares, scrub: scrub.unwrap_or(Some(scrub::PERIOD)) })
+            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
+            Ok(Tree::Ec { code, legs, spares, scrub, wait })
         }
         Some(Token::Open("throttle")) => throttle(tokens, inside),
         Some(Token::Option(_)) => {
@@ -187,7 +207,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
         Some(Token::Scrub(_)) => Err(wrong(
             "a scrub is an option of a mirror or an erasure code, behind its legs: mirror(URL, URL, scrub=1d)".to_owned(),
         )),
-        Some(Token::Close) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
+        Some(Token::Close(_)) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
 }
 
@@ -203,8 +223,11 @@ fn throttle(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     if !tokens.closes() {
         return tokens.wrong("a throttle is of one URL: write throttle(latency=100us,stripe(URL, URL))");
     }
-    tokens.next()?;
-    Ok(Tree::Fault(plan, Box::new(inner)))
+    let at = tokens.at;
+    match tokens.next()? {
+        Some(Token::Close(Some(_))) => Err(UrlError { at, why: ONLY_MIRRORS_WAIT.into() }),
+        _ => Ok(Tree::Fault(plan, Box::new(inner))),
+    }
 }
 
 /// What stands in parentheses.
@@ -214,6 +237,8 @@ struct Items {
     spares: Vec<Tree>,
     /// The period, if one is given; `Some(None)`: there shall be no scrub.
     scrub: Option<Option<Duration>>,
+    /// How long a write waits for all legs, if that is given; `Some(None)`: as long as it takes.
+    wait: Option<Option<Duration>>,
 }
 
 /// Everything up to the closing parenthesis: URLs, and behind them spares and the period of a scrub.
@@ -243,8 +268,24 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
     if items.urls.is_empty() && items.spares.is_empty() {
         return tokens.wrong("nothing stands in the parentheses: write URLs there");
     }
-    tokens.next()?;
+    let at = tokens.at + 1;
+    if let Some(Token::Close(Some(text))) = tokens.next()? {
+        items.wait = Some(wait(text).map_err(|why| UrlError { at, why: why.into() })?);
+    }
     Ok(items)
+}
+
+/// What stands behind the parenthesis of a mirror or an erasure code.
+fn wait(text: &str) -> Result<Option<Duration>, String> {
+    let wrong = || {
+        format!(
+            "a write waits for all legs for a millisecond or more, as in mirror(URL, URL)?wait=5s, or always, with ?wait=all, not ?{text}"
+        )
+    };
+    match text.strip_prefix(WAIT).ok_or_else(wrong)? {
+        "all" => Ok(None),
+        time => duration(time).filter(|time| *time >= WAIT_MIN).map(Some).ok_or_else(wrong),
+    }
 }
 
 /// The period of a scrub.
@@ -274,7 +315,8 @@ enum Token<'a> {
     Spare,
     /// `scrub=PERIOD`
     Scrub(&'a str),
-    Close,
+    /// `)`, and what stands behind it after a question mark.
+    Close(Option<&'a str>),
 }
 
 /// The text, cut into tokens.
@@ -423,9 +465,11 @@ impl<'a> Tokens<'a> {
         }
         self.depth -= 1;
         self.wants_url = false;
-        self.skip(1);
+        let option = self.rest()[1..].strip_prefix('?');
+        let option = option.map(|text| &text[..text.find([',', ')', '(']).unwrap_or(text.len())]);
+        self.skip(1 + option.map_or(0, |option| 1 + option.len()));
         self.comma()?;
-        Ok(Some(Token::Close))
+        Ok(Some(Token::Close(option.map(str::trim_end))))
     }
 
     fn comma(&mut self) -> Result<(), UrlError> {
@@ -480,7 +524,8 @@ mod tests {
 
     #[test]
     fn mirrors_have_spares() {
-        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares, scrub: Some(scrub::PERIOD) };
+        let (scrub, wait) = (Some(scrub::PERIOD), Some(WRITE_PATIENCE));
+        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares, scrub, wait };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
         let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
         let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
@@ -503,7 +548,8 @@ mod tests {
     fn erasure_codes_have_numbers() {
         let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
         let (code, scrub) = (Code::new(2, 1), Some(scrub::PERIOD));
-        let tree = Tree::Ec { code, legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub };
+        let wait = Some(WRITE_PATIENCE);
+        let tree = Tree::Ec { code, legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub, wait };
         assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
         assert_eq!(
@@ -598,6 +644,23 @@ mod tests {
     }
 
     #[test]
+    fn how_long_a_write_waits_for_all_stands_behind_the_parenthesis() {
+        let wait = |url: &str| match Tree::parse(url).unwrap() {
+            Tree::Mirror { wait, .. } | Tree::Ec { wait, .. } => wait,
+            other => panic!("{other}"),
+        };
+        assert_eq!(wait("mirror(a:,b:)"), Some(WRITE_PATIENCE));
+        assert_eq!(wait("mirror(a:,b:,scrub=off)?wait=5s"), Some(Duration::from_secs(5)));
+        assert_eq!(wait("ec(1,1,a:,b:)?wait=all"), None);
+        for url in ["mirror(a:,b:)?wait=0s", "mirror(a:,b:)?wait", "ec(1,1,a:,b:)?scrub=1d", "mirror(a:,b:)?"] {
+            assert!(error(url).contains("?wait=5s"), "{url}: {}", error(url));
+        }
+        for url in ["stripe(a:,b:)?wait=5s", "tier(a:,b:)?wait=all", "throttle(a:)?wait=5s"] {
+            assert!(error(url).contains("wait"), "{url}: {}", error(url));
+        }
+    }
+
+    #[test]
     fn a_url_can_be_said_again() {
         for (url, again) in [
             ("shm:/x ", "shm:/x "),
@@ -605,6 +668,11 @@ mod tests {
             ("mirror(a:,b:,spare= c:)", "mirror(a:,b:,spare=c:)"),
             ("mirror(a:,b:,scrub= 48h ,spare= c:)", "mirror(a:,b:,spare=c:,scrub=2d)"),
             ("ec( 2 , 1, a:,b:,c:, spare=d:, scrub=off)", "ec(2,1,a:,b:,c:,spare=d:,scrub=off)"),
+            ("mirror(a:,b:)?wait=500ms", "mirror(a:,b:)"),
+            (
+                "stripe(mirror(a:,b:)?wait=5000ms , ec(1,1,c:,d:)?wait=all)",
+                "stripe(mirror(a:,b:)?wait=5s,ec(1,1,c:,d:)?wait=all)",
+            ),
             ("throttle(latency=3000us, bandwidth=1K, a:)", "fault:delay=3ms,bandwidth=1024@a:"),
             ("fault:full=0,seed=7,corrupt=0.001,drop=1,die=3@a:", "fault:drop=1.0,corrupt=0.001,die=3,seed=7@a:"),
         ] {
@@ -640,6 +708,8 @@ mod tests {
             "ec(1,1,",
             "spare=",
             "scrub=1d",
+            ")?wait=5s",
+            "?wait=all",
             "latency=3ms",
             "(",
             ")",
@@ -666,7 +736,7 @@ mod tests {
     #[test]
     fn a_url_that_is_wrong_somewhere_is_understood_or_refused() {
         let url = "stripe(throttle(latency=3ms,bandwidth=1G,ec(1,1,ram:,tcp://[::1]:9,spare=ssd:/é?size=1G&io=pread)), \
-             tier(lz:?size=1G,numa:0?size=1G), fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h))";
+             tier(lz:?size=1G,numa:0?size=1G), fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h)?wait=2s)";
         assert!(check_url(url));
         for (at, letter) in url.char_indices() {
             let (before, behind) = (&url[..at], &url[at + letter.len_utf8()..]);

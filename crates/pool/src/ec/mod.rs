@@ -104,6 +104,11 @@ impl EcBackend {
         let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
         EcBackend { table, caring, healer }
     }
+
+    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
+        self.table.set_write_patience(patience);
+    }
 }
 
 impl Backend for EcBackend {

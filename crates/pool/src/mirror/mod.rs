@@ -55,6 +55,11 @@ impl MirrorBackend {
         let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));
         Ok(MirrorBackend { table, copying, healer })
     }
+
+    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
+        self.table.set_write_patience(patience);
+    }
 }
 
 impl Backend for MirrorBackend {
