@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::wire::ErrorCode;
 use farfield_core::{PageId, geometry::PAGE_BYTES};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 pub(crate) const LONG: Duration = Duration::from_secs(7200);
@@ -27,6 +27,10 @@ pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Dur
 pub(crate) struct SilentSide {
     ram: Arc<dyn Backend>,
     is_silent: Arc<AtomicBool>,
+    /// It does not do what changes it, for a while.
+    holds_changes: Arc<AtomicBool>,
+    /// Single lanes that answer nothing.
+    stalls: Mutex<Vec<Weak<AtomicBool>>>,
     functions: Arc<Functions>,
 }
 
@@ -47,8 +51,9 @@ pub(crate) struct Functions {
 
 impl SilentSide {
     pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
-        let (is_silent, functions) = (Arc::default(), Arc::default());
-        Arc::new(SilentSide { ram: open("ram:", pages), is_silent, functions })
+        let (is_silent, holds_changes, functions) = (Arc::default(), Arc::default(), Arc::default());
+        let stalls = Mutex::default();
+        Arc::new(SilentSide { ram: open("ram:", pages), is_silent, holds_changes, stalls, functions })
     }
 
     /// What it holds, whether it is silent or not.
@@ -64,6 +69,20 @@ impl SilentSide {
         self.is_silent.store(is_silent, Ordering::SeqCst);
     }
 
+    pub(crate) fn set_holds_changes(&self, holds: bool) {
+        self.holds_changes.store(holds, Ordering::SeqCst);
+    }
+
+    /// One of the lanes that are open answers nothing, or all of them do again.
+    fn stall(&self, lane: Option<u64>) {
+        let mut stalls = self.stalls.lock().unwrap();
+        stalls.retain(|lane| lane.strong_count() > 0);
+        for (number, stall) in (0..).zip(&*stalls) {
+            let is_stalled = lane.is_some_and(|lane| lane % stalls.len() as u64 == number);
+            stall.upgrade().iter().for_each(|stall| stall.store(is_stalled, Ordering::SeqCst));
+        }
+    }
+
     fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::SeqCst)
     }
@@ -74,7 +93,15 @@ impl Backend for SilentSide {
         if self.is_silent() {
             return Err(SILENT);
         }
-        Ok(Box::new(SilentLane { lane: self.ram.open_lane()?, is_silent: self.is_silent.clone(), held: Vec::new() }))
+        let is_stalled = Arc::new(AtomicBool::new(false));
+        self.stalls.lock().unwrap().push(Arc::downgrade(&is_stalled));
+        Ok(Box::new(SilentLane {
+            lane: self.ram.open_lane()?,
+            is_silent: self.is_silent.clone(),
+            is_stalled,
+            holds_changes: self.holds_changes.clone(),
+            held: Vec::new(),
+        }))
     }
     fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         if self.is_silent() {
@@ -101,24 +128,48 @@ impl Backend for SilentSide {
 struct SilentLane {
     lane: Box<dyn Lane>,
     is_silent: Arc<AtomicBool>,
-    /// What was asked in silence, and is done when that is over.
-    held: Vec<Request>,
+    is_stalled: Arc<AtomicBool>,
+    holds_changes: Arc<AtomicBool>,
+    /// What was asked in silence, and is done when that is over, unless its time is over before.
+    held: Vec<(Instant, Request)>,
+}
+
+impl SilentLane {
+    fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::SeqCst) || self.is_stalled.load(Ordering::SeqCst)
+    }
+
+    fn is_held(&self, op: &Op) -> bool {
+        let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
+        self.is_silent() || is_change && self.holds_changes.load(Ordering::SeqCst)
+    }
 }
 
 impl Lane for SilentLane {
     fn submit(&mut self, request: Request) -> Result<(), Request> {
-        if self.is_silent.load(Ordering::SeqCst) {
-            self.held.push(request);
+        if self.is_held(&request.op) {
+            self.held.push((Instant::now(), request));
             return Ok(());
         }
         self.lane.submit(request)
     }
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
-        if self.is_silent.load(Ordering::SeqCst) {
-            return 0;
+        let is_over = |(since, request): &(Instant, Request)| since.elapsed() >= request.deadline;
+        while done.len() < done.capacity()
+            && let Some(over) = self.held.iter().position(is_over)
+        {
+            let (_, Request { tag, op, .. }) = self.held.remove(over);
+            done.push(Completion { tag, result: Err(SILENT), buffer: op.into_parts().1 });
         }
-        for request in self.held.drain(..) {
-            assert!(self.lane.submit(request).is_ok());
+        if self.is_silent() {
+            return done.len();
+        }
+        while let Some(next) = self.held.iter().position(|(_, request)| !self.is_held(&request.op)) {
+            let (since, request) = self.held.remove(next);
+            if let Err(back) = self.lane.submit(request) {
+                self.held.insert(next, (since, back));
+                break;
+            }
         }
         self.lane.poll(done)
     }
@@ -193,7 +244,8 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
             write(&mut *lane, 0, 128, 1).unwrap();
         }
         if url == alone {
-            assert_eq!(said(), Protection { missing_legs: 1, exposed_pages: 128, restored_pages: 0 }, "{url}");
+            let lost = Protection { missing_legs: 1, exposed_pages: 128, ..Protection::default() };
+            assert_eq!(said(), lost, "{url}");
             continue;
         }
         wait_until("the spare holds everything", || said().missing_legs == 0);
@@ -250,8 +302,97 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     backend.clone_region().unwrap().forget();
 }
 
+/// Longest stall of a lane, as a multiple of how long a write waits for all legs: so long is short enough for nobody to be given up.
+const STALL_MS: u64 = 120;
+
+/// A random history while single lanes of all legs stall, in turns and at the same time. At the end nothing stalls any more, and every page is what was written last.
+pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSide>], seed: u64, operations: u64) {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(seed.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1);
+            while !is_over.load(Ordering::SeqCst) {
+                for side in sides {
+                    side.stall((random.below(3) > 0).then(|| random.below(1 << 20)));
+                }
+                std::thread::sleep(Duration::from_millis(1 + random.below(STALL_MS)));
+            }
+            sides.iter().for_each(|side| side.stall(None));
+        });
+        let (mut lanes, model) = random_history(backend, seed, operations);
+        is_over.store(true, Ordering::SeqCst);
+        wait_until("all legs hold everything", || {
+            lanes.iter_mut().for_each(|lane| {
+                lane.poll(&mut Vec::new());
+            });
+            backend.health() == Health::Good
+        });
+        model.check(&mut *lanes[0], &format!("FARFIELD_SEED={seed}"));
+        // Whoever is read: any leg may be the one that is slow now.
+        for side in sides {
+            side.set_silent(true);
+            model.check(&mut *lanes[1], &format!("FARFIELD_SEED={seed}, without one leg"));
+            side.set_silent(false);
+            wait_until("it is used again", || {
+                lanes.iter_mut().for_each(|lane| {
+                    lane.poll(&mut Vec::new());
+                });
+                backend.health() == Health::Good
+            });
+        }
+    });
+}
+
+/// All legs are silent: operations end with an error that says so when their time is over, however many there are, and the pool goes on when one speaks again.
+pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
+    let brief = Duration::from_millis(300);
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 200, 1).unwrap();
+    sides.iter().for_each(|side| side.set_silent(true));
+    let mut done = Vec::with_capacity(256);
+    let started = Instant::now();
+    // More than there are buffers for.
+    for tag in 0..100 {
+        let op = match tag % 3 {
+            0 => Op::Read { page: PageId(tag), buffer: Buffer::new(1) },
+            1 => Op::Write { page: PageId(tag), buffer: filled(20, tag, 2) },
+            _ => Op::Write { page: PageId(tag), buffer: filled(1, tag, 2) },
+        };
+        assert!(lane.submit(Request { tag, priority: Priority::Demand, deadline: brief, op }).is_ok());
+    }
+    while done.len() < 100 {
+        assert!(started.elapsed() < PATIENCE, "{} of 100 have ended", done.len());
+        lane.wait(Duration::from_millis(10));
+        lane.poll(&mut done);
+    }
+    let is_right = |done: &Completion| matches!(done.result, Err(PoolError::TimedOut { .. })) && done.tag < 100;
+    assert!(done.iter().all(is_right), "{done:?}");
+    sides.iter().for_each(|side| side.set_silent(false));
+    wait_until("all legs hold everything", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    for page in (0..200).step_by(7) {
+        // One of the two, and the same whoever is asked.
+        let bytes = read(&mut *lane, page, 1);
+        let is_either = [1, 2].iter().any(|version| bytes.bytes() == filled(1, page, *version).bytes());
+        assert!(is_either, "page {page}");
+        for side in sides {
+            side.set_silent(true);
+            assert!(read(&mut *lane, page, 1).bytes() == bytes.bytes(), "page {page}");
+            side.set_silent(false);
+        }
+    }
+    write(&mut *lane, 0, 200, 3).unwrap();
+    assert_version(&mut *lane, 0, 200, 3);
+}
+
 pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
-    let mut request = Request { tag: 0, priority: Priority::Demand, deadline: LONG, op };
+    one_within(lane, op, LONG)
+}
+
+pub(crate) fn one_within(lane: &mut dyn Lane, op: Op, deadline: Duration) -> Completion {
+    let mut request = Request { tag: 0, priority: Priority::Demand, deadline, op };
     while let Err(back) = lane.submit(request) {
         request = back;
         lane.wait(Duration::from_millis(1));

@@ -10,6 +10,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::gf256::Code;
 use std::sync::Arc;
+use std::time::Instant;
 
 fn ec(data: usize, parity: usize, legs: &[&str]) -> String {
     assert_eq!(legs.iter().filter(|leg| !leg.starts_with("spare")).count(), data + parity);
@@ -317,4 +318,65 @@ fn random_deaths_lose_nothing() {
             1_500,
         );
     }
+}
+
+fn sides() -> [Arc<SilentSide>; 3] {
+    core::array::from_fn(|_| SilentSide::new(1600))
+}
+
+/// An `ec(2,1,…)` of these.
+fn two_and_one(sides: &[Arc<SilentSide>], heals: bool) -> EcBackend {
+    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    EcBackend::new(Code::new(2, 1), legs, vec![], 400, None, heals).unwrap()
+}
+
+#[test]
+fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() {
+    let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let rounds = if std::env::var_os("FARFIELD_DEEP").is_some_and(|value| value == "1") { 60 } else { 2 };
+    for seed in given.map_or(1..=rounds, |seed: u64| seed..=seed) {
+        println!("FARFIELD_SEED={seed}");
+        let sides = sides();
+        let backend = two_and_one(&sides, seed % 2 == 0);
+        backend.set_write_patience(Some(Duration::from_millis(10)));
+        trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
+        assert!(backend.table.lost().is_empty(), "FARFIELD_SEED={seed}");
+    }
+}
+
+#[test]
+fn what_nobody_answers_ends_in_time() {
+    for wait in [Some(Duration::from_millis(10)), None] {
+        let sides = sides();
+        let backend = two_and_one(&sides, false);
+        backend.set_write_patience(wait);
+        trial::ends_in_time_without_an_answer(&backend, &sides);
+    }
+}
+
+#[test]
+fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it_is_needed() {
+    let sides = sides();
+    let backend = two_and_one(&sides, false);
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 200, 1).unwrap();
+    // Each of two legs lacks a row that the other has.
+    sides[0].set_holds_changes(true);
+    assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(40, 1, 1));
+    wait_until("what is mended is late", || {
+        lane.poll(&mut Vec::new());
+        backend.table.is_late(0)
+    });
+    let started = Instant::now();
+    while started.elapsed() < 3 * super::lane::CARE_DEADLINE {
+        assert_version(&mut *lane, 0, 200, 1);
+    }
+    assert!(backend.table.lost().is_empty());
+    sides[0].set_holds_changes(false);
+    wait_until("all hold everything", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    backend.table.lose(2);
+    assert_version(&mut *lane, 0, 200, 1);
 }

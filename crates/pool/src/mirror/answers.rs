@@ -194,7 +194,8 @@ impl MirrorLane {
         if piece.is_over {
             return self.drop_piece(index);
         }
-        let is_unlucky = !kept && !piece.have.and(self.table.unreliable()).is_empty();
+        // A leg has it that is not read there any more: it was late meanwhile with a neighbour that others have. Or it is being given up. They shall have this one, too.
+        let is_unlucky = !kept && !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, self.open_legs());
         let result = match piece.error {
             Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
             _ if is_unlucky => Err(self.table.gone()),

@@ -26,7 +26,7 @@ pub(super) struct Parent {
     pub(super) result: Result<(), PoolError>,
     /// Legs that it could be made at when it began.
     pub(super) knew: Legs,
-    /// It has failed only because a leg that has it was being given up: it begins anew.
+    /// It has failed only because the legs that have it are not those that are read there: it begins anew.
     pub(super) is_unlucky: bool,
 }
 

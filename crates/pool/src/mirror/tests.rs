@@ -1,13 +1,16 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
+use super::heal::Copier;
 use super::legs::{Holds, LegTable};
 use crate::conformance::Random;
 use crate::legs::Leg;
 use crate::touched::Touched;
-use crate::trial::{self, NEVER, SilentSide, assert_version, open, survive, wait_until, write};
-use crate::{Health, Opener, PoolError, conformance};
-use farfield_core::Legs;
+use crate::trial::{self, NEVER, SilentSide, assert_version, filled, open, read, survive, wait_until, write};
+use crate::{Backend, Health, Op, Opener, PoolError, Priority, Request, conformance};
+use core::time::Duration;
+use farfield_core::{Legs, PageId};
 use std::sync::Arc;
+use std::time::Instant;
 
 #[test]
 fn mirrors_conform() {
@@ -209,5 +212,189 @@ fn random_deaths_lose_nothing() {
         ] {
             survive(&url, heals, seed, 7_000);
         }
+    }
+}
+
+/// A mirror of these; without a thread it is healed by who polls a lane.
+fn mirror(sides: &[Arc<SilentSide>], spares: &[Arc<SilentSide>], heals: bool) -> MirrorBackend {
+    let leg = |side: &Arc<SilentSide>| Leg { backend: Some(side.clone()), leaves: 1, server: 0 };
+    let spares: Vec<_> = spares.iter().map(leg).collect();
+    MirrorBackend::new(sides.iter().map(leg).collect(), spares, 400, Holds::Zeros, None, heals).unwrap()
+}
+
+fn sides<const COUNT: usize>() -> [Arc<SilentSide>; COUNT] {
+    core::array::from_fn(|_| SilentSide::new(400))
+}
+
+/// How many random histories.
+fn rounds(few: u64, many: u64) -> u64 {
+    if std::env::var_os("FARFIELD_DEEP").is_some_and(|value| value == "1") { many } else { few }
+}
+
+#[test]
+fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() {
+    let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
+    for seed in given.map_or(1..=rounds(2, 60), |seed: u64| seed..=seed) {
+        println!("FARFIELD_SEED={seed}");
+        let sides = sides::<2>();
+        let backend = mirror(&sides, &[], seed % 2 == 0);
+        backend.set_write_patience(Some(Duration::from_millis(10)));
+        trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
+        assert!(backend.table.lost().is_empty(), "FARFIELD_SEED={seed}");
+    }
+}
+
+#[test]
+fn what_nobody_answers_ends_in_time() {
+    for wait in [Some(Duration::from_millis(10)), None] {
+        let sides = sides::<2>();
+        let backend = mirror(&sides, &[], false);
+        backend.set_write_patience(wait);
+        trial::ends_in_time_without_an_answer(&backend, &sides);
+    }
+}
+
+#[test]
+fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_alone_holds_something() {
+    let sides = sides::<2>();
+    let backend = mirror(&sides, &[], false);
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 200, 1).unwrap();
+    // The first leg lacks one chunk, the second another.
+    sides[0].set_holds_changes(true);
+    assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(64, 1, 1));
+    wait_until("the copy is late", || {
+        lane.poll(&mut Vec::new());
+        backend.table.is_late(0)
+    });
+    let started = Instant::now();
+    while started.elapsed() < 3 * Copier::DEADLINE {
+        assert_version(&mut *lane, 0, 200, 1);
+    }
+    assert!(backend.table.lost().is_empty());
+    assert_eq!(backend.health(), Health::Degraded);
+    sides[0].set_holds_changes(false);
+    wait_until("both hold everything", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    backend.table.lose(1);
+    assert_version(&mut *lane, 0, 200, 1);
+}
+
+#[test]
+fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
+    let [silent, other, spare] = sides::<3>();
+    let backend = mirror(&[silent.clone(), other.clone()], &[spare.clone()], false);
+    backend.set_write_patience(Some(Duration::from_millis(10)));
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 200, 1).unwrap();
+    // The other one lacks something, which the silent one has.
+    other.set_holds_changes(true);
+    assert!(backend.table.suspect(64, 1, 1));
+    silent.set_silent(true);
+    let op = Op::Write { page: PageId(64), buffer: filled(1, 64, 2) };
+    let brief = Duration::from_millis(200);
+    let ended = trial::one_within(&mut *lane, op, brief).result;
+    assert!(matches!(ended, Err(PoolError::TimedOut { .. })), "{ended:?}");
+    let started = Instant::now();
+    while started.elapsed() < 10 * brief {
+        lane.poll(&mut Vec::new());
+        assert!(backend.table.lost().is_empty(), "it alone has it");
+    }
+    silent.set_silent(false);
+    other.set_holds_changes(false);
+    wait_until("both hold everything", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    // Now the other one has it all.
+    silent.set_silent(true);
+    let op = Op::Write { page: PageId(64), buffer: filled(1, 64, 3) };
+    assert_eq!(trial::one_within(&mut *lane, op, brief).result, Ok(()));
+    wait_until("the spare has taken its seat, and holds everything", || {
+        lane.poll(&mut Vec::new());
+        backend.table.lost() == Legs::one(0) && backend.health() == Health::Good
+    });
+    other.set_silent(true);
+    assert_version(&mut *lane, 64, 1, 3);
+    assert_version(&mut *lane, 0, 64, 1);
+}
+
+#[test]
+fn a_mirror_that_waits_for_all_counts_a_write_only_when_all_have_it() {
+    let sides = sides::<2>();
+    let backend = mirror(&sides, &[], false);
+    backend.set_write_patience(None);
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 10, 1).unwrap();
+    sides[1].set_silent(true);
+    let write_within = |lane: &mut dyn crate::Lane, version| {
+        let op = Op::Write { page: PageId(3), buffer: filled(1, 3, version) };
+        trial::one_within(lane, op, Duration::from_millis(1200)).result
+    };
+    assert!(matches!(write_within(&mut *lane, 2), Err(PoolError::TimedOut { .. })));
+    assert!(matches!(write_within(&mut *lane, 3), Err(PoolError::TimedOut { .. })), "it is asked again");
+    assert!(backend.table.lost().is_empty());
+    assert!(read(&mut *lane, 0, 1).bytes() == filled(1, 0, 1).bytes(), "what one has can be read");
+    sides[1].set_silent(false);
+    wait_until("both hold everything", || {
+        lane.poll(&mut Vec::new());
+        backend.health() == Health::Good
+    });
+    assert_eq!(write(&mut *lane, 3, 1, 4), Ok(()));
+    // Who is known to be gone is not waited for.
+    backend.table.lose(1);
+    assert_eq!(write(&mut *lane, 3, 1, 5), Ok(()));
+    assert_version(&mut *lane, 3, 1, 5);
+}
+
+#[test]
+fn neighbours_that_are_written_at_different_legs_at_the_same_time_are_both_kept() {
+    let sides = sides::<2>();
+    let backend = mirror(&sides, &[], false);
+    backend.set_write_patience(Some(Duration::from_millis(10)));
+    let mut lane = backend.open_lane().unwrap();
+    write(&mut *lane, 0, 400, 1).unwrap();
+    // One leg is late with something else, and the other one is all that a write is sent to; then that one is silent, too.
+    sides[1].set_silent(true);
+    write(&mut *lane, 300, 1, 2).unwrap();
+    assert!(backend.table.is_late(1));
+    sides[0].set_silent(true);
+    let begin = |lane: &mut dyn crate::Lane, page: u64| {
+        let op = Op::Write { page: PageId(page), buffer: filled(1, page, 2) };
+        let request = Request { tag: page, priority: Priority::Demand, deadline: trial::LONG, op };
+        assert!(lane.submit(request).is_ok());
+    };
+    begin(&mut *lane, 1);
+    sides[1].set_silent(false);
+    let mut done = Vec::with_capacity(4);
+    wait_until("the late leg is used again", || {
+        lane.poll(&mut done);
+        !backend.table.is_late(1)
+    });
+    assert!(done.is_empty());
+    // The neighbour is at this one alone.
+    begin(&mut *lane, 2);
+    wait_until("it counts", || {
+        lane.poll(&mut done);
+        done.len() == 1
+    });
+    assert_eq!((done[0].tag, done[0].result), (2, Ok(())));
+    sides[0].set_silent(false);
+    wait_until("the first one counts, too", || {
+        lane.poll(&mut done);
+        done.len() == 2
+    });
+    assert_eq!((done[1].tag, done[1].result), (1, Ok(())));
+    wait_until("both hold everything", || {
+        lane.poll(&mut done);
+        backend.health() == Health::Good
+    });
+    for side in &sides {
+        side.set_silent(true);
+        assert_version(&mut *lane, 1, 2, 2);
+        assert_version(&mut *lane, 3, 100, 1);
+        side.set_silent(false);
     }
 }
