@@ -1,6 +1,7 @@
 //! `farfield pool`: which pool a running job has, and another one for it.
 
 use clap::{Args, Subcommand};
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
 use farfield_pool::{Protection, Scrubbed};
 use std::io::{IsTerminal, Write as _};
@@ -186,6 +187,7 @@ pub(crate) struct ScrubRow {
 pub(crate) struct ProtectionRow {
     pid: u32,
     pub(crate) missing_legs: u64,
+    pub(crate) shared_legs: u64,
     pub(crate) exposed_pages: u64,
     pub(crate) restored_pages: u64,
 }
@@ -211,6 +213,7 @@ impl PoolRow {
         let protection = protection.iter().map(|(pid, protection)| ProtectionRow {
             pid: *pid,
             missing_legs: protection.missing_legs,
+            shared_legs: protection.shared_legs,
             exposed_pages: protection.exposed_pages,
             restored_pages: protection.restored_pages,
         });
@@ -255,14 +258,32 @@ fn render(status: &PoolStatus) -> String {
 }
 
 fn protected(protection: &Protection) -> String {
-    let Protection { missing_legs, exposed_pages, restored_pages } = protection;
-    let how = match missing_legs {
-        0 => "everything is protected".to_owned(),
-        legs => {
-            format!("up to {exposed_pages} pages are not protected: servers that are missing or lack something: {legs}")
-        }
+    let Protection { exposed_pages, restored_pages, .. } = protection;
+    let how = match protection.is_whole() {
+        true => "everything is protected".to_owned(),
+        false => format!("up to {exposed_pages} pages are not protected: {}", protection.what_is_missing()),
     };
     format!("{how}; {restored_pages} pages were brought to servers that lacked them")
+}
+
+impl PoolRow {
+    /// A few words about all processes together; `None`: the pool promises nothing.
+    pub(crate) fn protected(&self) -> Option<String> {
+        let most = |number: fn(&ProtectionRow) -> u64| self.protection.iter().map(number).max();
+        let protection = Protection {
+            missing_legs: most(|row| row.missing_legs)?,
+            shared_legs: most(|row| row.shared_legs)?,
+            exposed_pages: self.protection.iter().map(|row| row.exposed_pages).sum(),
+            restored_pages: 0,
+        };
+        Some(match protection.is_whole() {
+            true => "protected".to_owned(),
+            false => {
+                let bytes = runner::Bytes(protection.exposed_pages * PAGE_BYTES as u64);
+                format!("NOT PROTECTED, up to {bytes}: {}", protection.what_is_missing())
+            }
+        })
+    }
 }
 
 fn scrub(done: &Scrubbed) -> String {

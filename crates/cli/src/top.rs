@@ -416,6 +416,9 @@ fn render_job(job: &JobRow, text: &mut String) {
     for server in &job.servers {
         let _ = writeln!(text, "  server {}", server_line(server));
     }
+    if let Some(protected) = job.pool.protected() {
+        let _ = writeln!(text, "  {protected}");
+    }
     let _ = writeln!(
         text,
         "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  COMMAND",

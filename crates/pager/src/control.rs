@@ -192,7 +192,7 @@ pub struct Slot {
     /// 1 if its pool protects what it holds, and how well.
     pub pool_protects: AtomicU32,
     /// [`farfield_pool::Protection`], field by field.
-    pub pool_protection: [AtomicU64; 3],
+    pub pool_protection: [AtomicU64; 4],
     /// What happened.
     pub counters: Counters,
 }
@@ -219,8 +219,8 @@ impl Slot {
 
     /// Notes how well the process's pool protects what it holds.
     pub fn set_protection(&self, protection: Option<Protection>) {
-        if let Some(Protection { missing_legs, exposed_pages, restored_pages }) = protection {
-            let counts = [missing_legs, exposed_pages, restored_pages];
+        if let Some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages }) = protection {
+            let counts = [missing_legs, shared_legs, exposed_pages, restored_pages];
             self.pool_protection.iter().zip(counts).for_each(|(at, count)| at.store(count, Ordering::Relaxed));
         }
         self.pool_protects.store(protection.is_some().into(), Ordering::Release);
@@ -229,9 +229,9 @@ impl Slot {
     /// What was noted of that.
     pub fn protection(&self) -> Option<Protection> {
         let is_known = self.pool_protects.load(Ordering::Acquire) != 0;
-        let [missing_legs, exposed_pages, restored_pages] =
+        let [missing_legs, shared_legs, exposed_pages, restored_pages] =
             self.pool_protection.each_ref().map(|count| count.load(Ordering::Relaxed));
-        is_known.then_some(Protection { missing_legs, exposed_pages, restored_pages })
+        is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
     /// What was noted.

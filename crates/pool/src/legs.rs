@@ -559,9 +559,22 @@ impl Roster {
 
     /// With so many pages `stored`.
     pub(crate) fn protection(&self, stored: u64) -> Protection {
-        let missing_legs = self.missing() as u64;
-        let exposed_pages = if missing_legs > 0 { stored } else { 0 };
-        Protection { missing_legs, exposed_pages, restored_pages: self.restored.load(Ordering::Relaxed) }
+        let (missing_legs, shared_legs) = (self.missing() as u64, self.shared());
+        let exposed_pages = if missing_legs + shared_legs > 0 { stored } else { 0 };
+        let restored_pages = self.restored.load(Ordering::Relaxed);
+        Protection { missing_legs, shared_legs, exposed_pages, restored_pages }
+    }
+
+    /// Legs in use whose server is another leg, too.
+    fn shared(&self) -> u64 {
+        let mut seen = [None; Legs::MAX];
+        let mut shared = 0;
+        for leg in self.present().iter() {
+            let Some(incarnation) = self.backend(leg).and_then(|backend| backend.incarnation()) else { continue };
+            shared += u64::from(seen.contains(&Some(incarnation)));
+            seen[leg] = Some(incarnation);
+        }
+        shared
     }
 
     pub(crate) fn health(&self) -> Health {

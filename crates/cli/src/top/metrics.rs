@@ -132,7 +132,7 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
         metric(out, name, Gauge, help, jobs.iter().map(|job| (labels(job), bytes(job))))?;
     }
     type OfPool = fn(&PoolRow) -> u64;
-    let of_pools: [(&str, Kind, OfPool, &str); 10] = [
+    let of_pools: [(&str, Kind, OfPool, &str); 11] = [
         ("job_pool_switches", Count, |pool| pool.switches.into(), "Pools that it was given, way back included"),
         ("job_pool_moves", Count, |pool| pool.moves.into(), "Pools to which it moved by itself"),
         ("job_moving_processes", Gauge, |pool| pool.moving.len() as u64, "Processes that still move to its pool"),
@@ -160,6 +160,12 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
             Gauge,
             |pool| protection(pool, |row| row.missing_legs),
             "Servers of mirrors and erasure codes that are lost, silent, or lack something, counted at each of its processes",
+        ),
+        (
+            "job_shared_legs",
+            Gauge,
+            |pool| protection(pool, |row| row.shared_legs),
+            "Legs beside the first of servers that are several legs, counted at each of its processes",
         ),
         (
             "job_exposed_pages",

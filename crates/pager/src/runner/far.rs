@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use core::time::Duration;
-use farfield_pool::{OpenError, Opener, PoolError, resolve_urls};
+use farfield_pool::{OpenError, Opener, PoolError, Protection, resolve_urls};
 
 /// How long a server may take to answer before the program is started.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -14,13 +14,14 @@ pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
     resolve_urls(urls).map_err(|error| Refusal::Url { reason: error.to_string() })
 }
 
-/// Opens a small region at every server, so that a wrong address or token is found before the program starts.
-pub(super) fn check(urls: &[String], token: &[u8]) -> Result<(), Refusal> {
+/// Opens a small region at every server, so that a wrong address or token is found before the program starts. How well the pool protects
+/// what it holds, if it does.
+pub(super) fn check(urls: &[String], token: &[u8]) -> Result<Option<Protection>, Refusal> {
     opener(urls, token)?
         .inside_a_program()
         .pages(urls.len() as u64)
         .open()
-        .map(drop)
+        .map(|pool| pool.protection())
         .map_err(|error| Refusal::Far { reason: advice(&error) })
 }
 

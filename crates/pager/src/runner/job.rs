@@ -1,6 +1,8 @@
 //! One job from start to end.
 
 use super::hold::{HoldOptions, Holder};
+use super::pool::PoolStatus;
+use super::protection::ProtectionWatch;
 use super::report::{self, Bytes, Failure, Report, ReportFile};
 use super::server::{PrivateServer, check_interrupted};
 use super::settle::Settler;
@@ -104,7 +106,7 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         false => None,
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
-    far::check(&urls, &token)?;
+    let promised = far::check(&urls, &token)?;
     let holder = options.hold.map(|hold| Holder::new(&hold, options.near_limit_bytes));
     let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
     let (mode, huge_pages) = (options.mode, options.huge_pages);
@@ -119,7 +121,12 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let pid = sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
         .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
     sys::raise_descriptor_limit();
+    let mut protection = ProtectionWatch::new(started);
+    if let Some(said) = protection.look(started, promised).filter(|_| !options.quiet) {
+        say(&said);
+    }
     let mut job = Job {
+        protection,
         control,
         signals,
         server,
@@ -159,6 +166,7 @@ fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString
 }
 
 struct Job {
+    protection: ProtectionWatch,
     control: ControlBlock,
     signals: Signals,
     server: Option<PrivateServer>,
@@ -192,6 +200,7 @@ impl Job {
             }
             self.hold();
             self.look_at_tables();
+            self.tell_protection();
             if self.is_over() {
                 break;
             }
@@ -231,6 +240,15 @@ impl Job {
                 Bytes(tables),
                 Bytes(near)
             ));
+        }
+    }
+
+    /// Says when what is far is not protected as its pool promises, and when it is again.
+    fn tell_protection(&mut self) {
+        let said = self.protection.update(Instant::now(), || PoolStatus::read(&self.control));
+        if let Some(said) = said.filter(|_| !self.progress.quiet) {
+            self.progress.erase();
+            say(&said);
         }
     }
 
@@ -335,6 +353,7 @@ impl Job {
         report.command = options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         report.mode = report::mode_name(options.mode);
         report.serving = self.watch.serving();
+        report.protection = self.protection.seen();
         report.far = urls;
         report.meta_peak_bytes = self.tables_peak_bytes;
         report.near_mean_bytes = self.near.value() as u64;

@@ -1,7 +1,7 @@
 //! What a run leaves behind: the report for programs, the summary and the progress line for people.
 
 use super::hold::total_ns;
-use super::{Held, Refusal, Totals};
+use super::{Held, Protected, Refusal, Totals};
 use crate::control::{Mode, quantile_ns};
 use std::ffi::CString;
 use std::fs::File;
@@ -36,6 +36,8 @@ pub struct Report {
     pub far_peak_bytes: u64,
     /// How a slowdown was held, if one was.
     pub hold: Option<Held>,
+    /// How well a mirror or an erasure code protected what was far.
+    pub protection: Option<Protected>,
     pub processes: u32,
     pub fault_ns_p50: Option<u64>,
     pub fault_ns_p90: Option<u64>,
@@ -76,6 +78,7 @@ impl Report {
             meta_peak_bytes: 0,
             far_peak_bytes: totals.far_peak_bytes,
             hold: None,
+            protection: None,
             processes: totals.processes,
             fault_ns_p50: totals.fault_ns_quantile(1, 2),
             fault_ns_p90: totals.fault_ns_quantile(9, 10),
@@ -106,6 +109,13 @@ impl Report {
                 held.slowdown,
                 held.slo,
                 plural(u64::from(held.changes), "change", "changes"),
+            );
+        }
+        if let Some(Protected { is_whole, lapses: lapses @ 1.., unprotected_s, .. }) = self.protection {
+            text += &format!(
+                "farfield: far memory was not protected as its pool promises for {unprotected_s:.1} s ({}); in the end it was{}\n",
+                plural(u64::from(lapses), "time", "times"),
+                if is_whole { "" } else { " not" },
             );
         }
         if count("faults") > 0 {
