@@ -146,6 +146,15 @@ pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl As
     unsafe { syscall(libc::SYS_sendmsg, [fd.as_raw_fd() as usize, &raw const message as usize, flags, 0, 0, 0]) }
 }
 
+/// Bytes that were sent on a connection and that the other side has not taken yet, with what the kernel keeps of them.
+pub fn untaken(fd: BorrowedFd<'_>) -> Result<usize> {
+    let mut bytes: i32 = 0;
+    let args = [fd.as_raw_fd() as usize, libc::TIOCOUTQ as usize, &raw mut bytes as usize, 0, 0, 0];
+    // SAFETY: the kernel writes one i32 (`SIOCOUTQ`, the number of `TIOCOUTQ`).
+    unsafe { syscall(libc::SYS_ioctl, args) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
 /// Allows this process as many descriptors as the hard limit says. The number.
 pub fn raise_descriptor_limit() -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -194,9 +203,12 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         let memory = crate::memfd::create(c"test", 4096).unwrap();
         let memory_again = memory.try_clone().unwrap();
+        assert_eq!(untaken(one.as_fd()), Ok(0));
         assert_eq!(send_descriptors(one.as_fd(), b"take", &[memory, memory_again]).unwrap(), 4);
+        assert!(untaken(one.as_fd()).unwrap() > 0);
         let (mut bytes, mut fds) = ([0; 16], [0; 4]);
         assert_eq!(net::receive_descriptors(other.as_raw_fd(), &mut bytes, &mut fds).unwrap(), (4, 2));
+        assert_eq!(untaken(one.as_fd()), Ok(0));
         fds[..2].iter().for_each(|fd| crate::file::close(*fd));
         let peer = peer(other.as_fd()).unwrap();
         assert_eq!((peer.pid, peer.uid), (crate::process::pid(), effective_uid()));

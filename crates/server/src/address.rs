@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn an_address_has_one_ledger_for_as_long_as_it_holds_something() {
-        let addresses = AddressLedgers::new(Arc::new(Stock::new(|_| 10)));
+        let addresses = AddressLedgers::new(Arc::new(Stock::new(|_| 10, false)));
         let first = addresses.of(Address::User(1));
         assert!(Arc::ptr_eq(&first, &addresses.of(Address::User(1))));
         assert!(!Arc::ptr_eq(&first, &addresses.of(Address::User(2))));

@@ -79,6 +79,8 @@ pub struct Config {
     pub call_within: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
+    /// All clients are one job, which may have all that there is: nothing is left for others.
+    pub is_private: bool,
     /// Most mappings of what clients keep; `None`: as many as the kernel allows the process, but for its own.
     pub mappings_max: Option<u64>,
     /// How long a connection looks for the next request before it sleeps. Zero: not at all.
@@ -105,6 +107,7 @@ impl Default for Config {
             call_steps_max: 1 << 20,
             call_within: Duration::from_secs(2),
             connections_max: 4096,
+            is_private: false,
             mappings_max: None,
             spin: Duration::from_micros(50),
             greeting_within: Duration::from_secs(10),

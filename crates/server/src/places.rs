@@ -14,6 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// So many more than the limit are told why they are turned away, or are on their way out; the rest is just closed.
 const BEYOND_MAX: usize = 64;
 
+/// So many may be about to say who they are at once, also at a small server: a job connects many times when it begins.
+const STRANGERS_MIN: usize = 64;
+
 #[derive(Debug)]
 struct Place {
     fd: Arc<OwnedFd>,
@@ -71,7 +74,7 @@ impl Places {
             staying += usize::from(place.state != State::Leaving);
             strangers += usize::from(place.state == State::Stranger);
         }
-        let is_short = staying >= self.max || strangers >= (self.max / 2).max(1);
+        let is_short = staying >= self.max || strangers >= (self.max / 2).max(STRANGERS_MIN);
         let evicted =
             if is_short { longest_stranger(&places).and_then(|number| places.get_mut(&number)) } else { None };
         let has_evicted = evicted.is_some();
@@ -142,7 +145,7 @@ mod tests {
     fn strangers_give_way_to_whoever_comes_and_the_loudest_address_first() {
         let places = Places::new(8);
         let mut quiet = come(&places, 1);
-        let mut loud: Vec<_> = (0..3).map(|_| come(&places, 2)).collect();
+        let mut loud: Vec<_> = (0..7).map(|_| come(&places, 2)).collect();
         assert!(loud.iter().all(|(admitted, _)| admitted.as_ref().is_some_and(|one| !one.has_evicted)));
         let next = come(&places, 3);
         assert!(next.0.unwrap().has_evicted);

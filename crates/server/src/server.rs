@@ -15,6 +15,7 @@ use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{RefuseCode, Stat};
 use farfield_os::{net, serving};
+use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -56,6 +57,9 @@ pub enum StartError {
     #[error("the operating system refused: {0}")]
     Os(#[from] std::io::Error),
 }
+
+/// Longest time that one holder's regions are swept in a round.
+const SWEEP_MAX: Duration = Duration::from_millis(100);
 
 /// What all threads of a server share.
 #[derive(Debug)]
@@ -166,15 +170,16 @@ fn stock(config: &Config, descriptors: u64) -> Stock {
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let mappings = allowed.and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_DEFAULT);
     // Each connection has a descriptor, and a thread with a stack and its guard page.
-    let rest = |all: u64, own: u64| all.saturating_sub(own).max(all / 4);
-    Stock::new(|resource| match resource {
+    let rest = |all: u64, own: u64| all - own.min(all / 2);
+    let limit = |resource| match resource {
         Resource::Descriptors => rest(descriptors, connections + OWN),
         Resource::Mappings => config.mappings_max.unwrap_or(rest(mappings, 2 * connections + OWN)),
         Resource::AddressBytes => ADDRESS_BYTES,
         Resource::Sessions => 4 * connections,
         Resource::Connections => connections,
         Resource::BufferBytes => (config.capacity_bytes.unwrap_or(u64::MAX) / 16).clamp(64 << 20, 1 << 30),
-    })
+    };
+    Stock::new(limit, config.is_private)
 }
 
 enum Listener {
@@ -542,12 +547,17 @@ fn clean_up(shared: &Shared) {
     let often = often.clamp(Duration::from_millis(5), Duration::from_millis(100));
     let mut next_sweep = Instant::now() + shared.config.sweep_every;
     let mut next_look = Instant::now();
+    let mut round: usize = 0;
     while !shared.stopping() {
         shared.wait_for_change(often);
         let now = Instant::now();
-        for session in shared.sessions.expire(now) {
+        for (session, regions) in shared.sessions.expire(now) {
             shared.counters.expired_sessions.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(session = session.number, client = session.client_name, "lease over, regions freed");
+            // One that had nothing is not worth a line: whoever can connect could fill the log with them.
+            if regions > 0 {
+                let (session, client) = (session.number, &session.client_name);
+                tracing::info!(session, client, regions, "lease over, regions freed");
+            }
         }
         if now >= next_look {
             end_vanished(shared);
@@ -556,29 +566,43 @@ fn clean_up(shared: &Shared) {
         if now < next_sweep {
             continue;
         }
-        for session in shared.sessions.all() {
-            for region in session.all() {
-                match region.sweep() {
+        sweep(shared, round);
+        round = round.wrapping_add(1);
+        next_sweep = Instant::now() + shared.config.sweep_every;
+    }
+}
+
+/// Gives back what no region reaches. The thread belongs to all: no holder gets more of its time than [`SWEEP_MAX`] in a round, and
+/// each round begins with another session.
+fn sweep(shared: &Shared, round: usize) {
+    let mut sessions = shared.sessions.all();
+    sessions.sort_unstable_by_key(|session| session.number);
+    let first = round.checked_rem(sessions.len()).unwrap_or(0);
+    sessions.rotate_left(first);
+    let mut spent = HashMap::<*const Ledger, Duration>::new();
+    for session in sessions {
+        let spent = spent.entry(Arc::as_ptr(&session.account.ledger)).or_default();
+        for region in session.all() {
+            let began = Instant::now();
+            let left = SWEEP_MAX.saturating_sub(*spent);
+            if !left.is_zero() {
+                match region.sweep(&|| began.elapsed() > left) {
                     Ok(0) => {}
                     Ok(pages) => tracing::debug!(session = session.number, pages, "gave back superseded pages"),
                     Err(error) => tracing::error!(session = session.number, %error, "cannot sweep a region"),
                 }
-                match region.audit() {
-                    Ok(None) => {}
-                    Ok(Some(full)) => {
-                        // It wrote through its mapping what it had no room for. Others must not pay for that.
-                        tracing::error!(
-                            session = session.number,
-                            ?full,
-                            "a client wrote beyond its limit; session ended"
-                        );
-                        shared.sessions.end(&session);
-                        break;
-                    }
-                    Err(error) => tracing::error!(session = session.number, %error, "cannot audit a region"),
-                }
             }
+            match region.audit() {
+                Ok(None) => {}
+                Ok(Some(full)) => {
+                    // It wrote through its mapping what it had no room for. Others must not pay for that.
+                    tracing::error!(session = session.number, ?full, "a client wrote beyond its limit; session ended");
+                    shared.sessions.end(&session);
+                    break;
+                }
+                Err(error) => tracing::error!(session = session.number, %error, "cannot audit a region"),
+            }
+            *spent += began.elapsed();
         }
-        next_sweep = Instant::now() + shared.config.sweep_every;
     }
 }

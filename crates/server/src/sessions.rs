@@ -197,22 +197,23 @@ impl Sessions {
         self.end_if(|entry| entry.session.secret == session.secret);
     }
 
-    /// Ends the sessions that are picked: those that this call ended.
-    fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<Arc<Session>> {
+    /// Ends the sessions that are picked: those that this call ended, and how many regions each had.
+    fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<(Arc<Session>, usize)> {
         let mut ending = Vec::new();
         for entry in self.entries().values_mut().filter(|entry| !entry.ending && picked(entry)) {
             entry.ending = true;
-            ending.push(entry.session.clone());
+            ending.push((entry.session.clone(), 0));
         }
         // Freeing gigabytes takes a while: not under the lock.
-        ending.iter().for_each(|session| drop(session.end()));
+        ending.iter_mut().for_each(|(session, regions)| *regions = session.end().len());
         let mut entries = self.entries();
-        ending.iter().for_each(|session| drop(entries.remove(&session.secret)));
+        ending.iter().for_each(|(session, _)| drop(entries.remove(&session.secret)));
         ending
     }
 
-    /// Ends the sessions whose lease is over, and forgets tickets that nobody claimed. The sessions that ended.
-    pub(crate) fn expire(&self, now: Instant) -> Vec<Arc<Session>> {
+    /// Ends the sessions whose lease is over, and forgets tickets that nobody claimed. The sessions that ended, and
+    /// how many regions each had.
+    pub(crate) fn expire(&self, now: Instant) -> Vec<(Arc<Session>, usize)> {
         let over = |lost_at: Instant| now.saturating_duration_since(lost_at) >= self.lease;
         let unclaimed: Vec<_> = self.tickets().extract_if(|_, ticket| ticket.expires <= now).collect();
         drop(unclaimed);

@@ -1,4 +1,4 @@
-//! Turns at the processors: of one holder, no more threads work at a time than there are processors.
+//! Turns at the processors: of one holder, only so many threads work at a time.
 //!
 //! The scheduler is fair between threads, and a client has as many threads here as it has connections. With
 //! turns, a client with a thousand busy connections gets no more of the processors than one with two.
@@ -6,12 +6,11 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-/// Longest wait for a turn: whoever works may itself wait, and must not wait for somebody who waits for a turn.
-const WAIT_MAX: Duration = Duration::from_millis(200);
-
 /// The turns of one holder.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Turns {
+    max: usize,
+    wait_max: Duration,
     taken: Mutex<usize>,
     given_back: Condvar,
 }
@@ -26,19 +25,22 @@ fn processors() -> usize {
 }
 
 impl Turns {
+    /// So many threads for each processor. Whoever waits longer than `wait_max` goes on without a turn: those who work may wait for
+    /// something, too, and must not wait for him.
+    pub(crate) fn new(per_processor: usize, wait_max: Duration) -> Turns {
+        let max = processors().saturating_mul(per_processor);
+        Turns { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
+    }
+
     fn taken(&self) -> MutexGuard<'_, usize> {
         self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Waits until it is one's turn, but no longer than [`WAIT_MAX`].
+    /// Waits until it is one's turn.
     pub(crate) fn take(self: &Arc<Self>) -> Turn {
-        self.take_within(WAIT_MAX)
-    }
-
-    fn take_within(self: &Arc<Self>, limit: Duration) -> Turn {
         let mut taken = self.taken();
-        if *taken >= processors() {
-            let waited = self.given_back.wait_timeout_while(taken, limit, |taken| *taken >= processors());
+        if *taken >= self.max {
+            let waited = self.given_back.wait_timeout_while(taken, self.wait_max, |taken| *taken >= self.max);
             (taken, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         *taken += 1;
@@ -50,7 +52,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut taken = self.0.taken();
         *taken -= 1;
-        if *taken < processors() {
+        if *taken < self.0.max {
             self.0.given_back.notify_one();
         }
     }
@@ -63,20 +65,21 @@ mod tests {
 
     #[test]
     fn whoever_waits_too_long_goes_on() {
-        let turns = Arc::new(Turns::default());
-        let all: Vec<Turn> = (0..=processors()).map(|_| turns.take_within(Duration::ZERO)).collect();
+        let turns = Arc::new(Turns::new(1, Duration::ZERO));
+        let all: Vec<Turn> = (0..=processors()).map(|_| turns.take()).collect();
         drop(all);
         assert_eq!(*turns.taken(), 0);
     }
 
     #[test]
     fn no_more_work_at_a_time_than_there_are_processors() {
-        let (turns, now, most) = (Arc::new(Turns::default()), AtomicUsize::new(0), AtomicUsize::new(0));
+        let (turns, now, most) =
+            (Arc::new(Turns::new(1, Duration::from_secs(600))), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 * processors() {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _turn = turns.take_within(Duration::from_secs(600));
+                        let _turn = turns.take();
                         most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                         std::thread::yield_now();
                         now.fetch_sub(1, Ordering::SeqCst);

@@ -23,7 +23,8 @@ pub enum ErrorCode {
     Corrupt,
     /// The server does not do this, or not on this kind of connection.
     Unsupported,
-    /// More pages in one request, or more requests in flight, than the server said it takes.
+    /// More pages in one request, or more requests in flight, than the server said it takes; or more of something that all
+    /// clients share than this one leaves for others.
     TooMuch,
     /// The ticket does not exist, was used, or has expired.
     Ticket,

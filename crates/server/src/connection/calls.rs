@@ -78,9 +78,11 @@ impl Connection<'_> {
         }
         // Answers may be long, and the client may not take them.
         self.hold_outbox(tags.len().saturating_mul(CallBody::ANSWER_BYTES_MAX))?;
-        // A function may wait for another one, which may wait for its turn.
+        // A function may wait for another one, which may wait for its turn: these are other turns, and more.
         self.turn = None;
+        self.turn = self.ledger.as_ref().map(|ledger| ledger.call());
         let Some(region) = session.region(first.region) else {
+            self.turn = None;
             tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
             return Ok(());
         };
@@ -109,6 +111,7 @@ impl Connection<'_> {
             };
             tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
         }
+        self.turn = None;
         if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
             self.flush()?;
         }

@@ -49,6 +49,7 @@ impl Connection<'_> {
                 spinning = None;
             }
             self.tally.sleeps += 1;
+            self.settle_under_way();
             let limit = until.unwrap_or_else(|| Instant::now() + IDLE);
             if !self.wait(libc::POLLIN, limit)? {
                 if until.is_some() {
@@ -167,6 +168,28 @@ impl Connection<'_> {
         }
         self.outbox_held = None;
         self.sent = 0;
+        Ok(())
+    }
+
+    /// Gives back what was paid for descriptors once the client has taken them; `false` while it has not.
+    fn settle_under_way(&mut self) -> bool {
+        let is_taken = self.under_way.is_none() || serving::untaken(self.fd.as_fd()).is_ok_and(|bytes| bytes == 0);
+        if is_taken {
+            self.under_way = None;
+        }
+        is_taken
+    }
+
+    /// Waits until the client has taken the descriptors that it was sent, but not forever.
+    pub(super) fn wait_until_taken(&mut self) -> Result<(), End> {
+        let until = Instant::now() + self.shared.config.stall_max;
+        while !self.settle_under_way() {
+            self.turn = None;
+            if self.shared.stopping() || Instant::now() >= until {
+                return Err(End::Stalled);
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
         Ok(())
     }
 

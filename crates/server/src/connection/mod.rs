@@ -113,6 +113,8 @@ pub(crate) struct Connection<'a> {
     /// What is paid for inbox and outbox beyond what each connection has.
     inbox_held: Option<Charge>,
     outbox_held: Option<Charge>,
+    /// Descriptors that were sent and that the client has not taken yet.
+    under_way: Option<Charge>,
     /// While requests are served.
     turn: Option<Turn>,
     /// When the message began that has arrived in part.
@@ -166,6 +168,7 @@ impl<'a> Connection<'a> {
             held: None,
             inbox_held: None,
             outbox_held: None,
+            under_way: None,
             turn: None,
             message_since: None,
             inbox: vec![0; GREETING_BYTES],
@@ -189,6 +192,7 @@ impl<'a> Connection<'a> {
             Ok(never) => match never {},
             Err(end) => end,
         };
+        self.turn = None;
         match &end {
             End::Refused(_) => self.tally.refused_connections += 1,
             End::Broken(_) | End::Silent | End::Slow => self.tally.broken_connections += 1,

@@ -171,8 +171,10 @@ impl Connection<'_> {
             first_layer: descriptors.first_layer,
             layers: descriptors.layers,
         };
-        // What was answered before goes first.
+        // What was answered before goes first, and descriptors of before are taken: of one connection no more are under way
+        // than those of one answer.
         self.flush()?;
+        self.wait_until_taken()?;
         let start = self.outbox.len();
         self.answer(|out| wire::encode_map(tag, &map, out));
         let until = Instant::now() + self.shared.config.stall_max;
@@ -182,6 +184,7 @@ impl Connection<'_> {
                 Ok(count) => {
                     self.tally.sent_bytes += count as u64;
                     self.sent += count;
+                    self.under_way = Some(descriptors.held);
                     return self.flush();
                 }
                 Err(errno) if errno.is_transient() => {

@@ -10,6 +10,7 @@
 use crate::turns::{Turn, Turns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Something that the machine has only so many of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,12 +95,14 @@ impl Counters {
 #[derive(Debug, Default)]
 pub(crate) struct Stock {
     limits: Counters,
+    /// One holder may have all of it.
+    is_private: bool,
     held: Counters,
 }
 
 impl Stock {
-    pub(crate) fn new(limit: impl Fn(Resource) -> u64) -> Stock {
-        let stock = Stock::default();
+    pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> Stock {
+        let stock = Stock { is_private, ..Stock::default() };
         Resource::ALL.into_iter().for_each(|one| stock.limits.of(one).store(limit(one), Ordering::Relaxed));
         stock
     }
@@ -123,11 +126,26 @@ pub(crate) struct Ledger {
     stock: Arc<Stock>,
     held: Counters,
     turns: Arc<Turns>,
+    calls: Arc<Turns>,
 }
+
+/// Threads for each processor that run functions of one holder: functions wait for each other, so more than requests.
+const CALLS_PER_PROCESSOR: usize = 16;
+/// A function is over before.
+const CALL_TURN_MAX: Duration = Duration::from_secs(30);
+/// Longest wait for a turn at requests, which wait for next to nothing.
+const TURN_MAX: Duration = Duration::from_millis(200);
 
 impl Ledger {
     pub(crate) fn new(stock: Arc<Stock>) -> Ledger {
-        Ledger { stock, held: Counters::default(), turns: Arc::default() }
+        let turns = Arc::new(Turns::new(1, TURN_MAX));
+        let calls = Arc::new(Turns::new(CALLS_PER_PROCESSOR, CALL_TURN_MAX));
+        Ledger { stock, held: Counters::default(), turns, calls }
+    }
+
+    /// Waits for a turn at running functions.
+    pub(crate) fn call(&self) -> Turn {
+        self.calls.take()
     }
 
     /// Waits for a turn at the processors.
@@ -150,7 +168,7 @@ impl Ledger {
         let (own, all) = (self.held.of(resource), self.stock.held.of(resource));
         let fits = |own: u64, all: u64| {
             let limit = self.stock.limit(resource);
-            all <= limit && own <= (limit - all).max(resource.floor())
+            all <= limit && (self.stock.is_private || own <= (limit - all).max(resource.floor()))
         };
         let with = |counter: u64| counter.saturating_add(amount);
         // Whoever is refused again and again does not make others see less than there is.
@@ -195,7 +213,7 @@ mod tests {
 
     #[test]
     fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
-        let stock = Arc::new(Stock::new(|_| 3000));
+        let stock = Arc::new(Stock::new(|_| 3000, false));
         let holder = || Arc::new(Ledger::new(stock.clone()));
         let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
             std::iter::from_fn(|| ledger.charge(Resource::Mappings, 1).ok()).collect()
@@ -215,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_small_server_can_be_used_and_not_beyond_what_it_has() {
-        let stock = Arc::new(Stock::new(|_| 3));
+        let stock = Arc::new(Stock::new(|_| 3, false));
         let ledger = Arc::new(Ledger::new(stock));
         let held: Vec<Charge> = std::iter::from_fn(|| ledger.charge(Resource::Connections, 1).ok()).collect();
         assert_eq!(held.len(), 3);
@@ -224,8 +242,16 @@ mod tests {
     }
 
     #[test]
+    fn the_only_job_of_a_server_may_have_all() {
+        let ledger = Arc::new(Ledger::new(Arc::new(Stock::new(|_| 100, true))));
+        let held = ledger.charge(Resource::Mappings, 100).unwrap();
+        assert!(ledger.charge(Resource::Mappings, 1).is_err());
+        drop(held);
+    }
+
+    #[test]
     fn what_is_held_is_what_was_charged_and_not_given_back() {
-        let stock = Arc::new(Stock::new(|_| 1000));
+        let stock = Arc::new(Stock::new(|_| 1000, false));
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(stock.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
         let mut dice = Dice(0x1ed9e4);

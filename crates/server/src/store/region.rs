@@ -39,6 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLoc
 /// Most layers of a region. One more snapshot first merges some. The map could tell 254 apart, but each costs a
 /// descriptor and as much address space as the region has.
 pub(crate) const LAYERS_MAX: usize = 64;
+/// Pages of tables that a client may leave behind where it discarded.
+const TABLE_PAGES_FREE: u64 = 1024;
 /// Entry of the page map that names no layer, whatever happens.
 const NOWHERE: u8 = 255;
 /// Pages copied at a time when layers are merged.
@@ -80,6 +82,8 @@ struct Stack {
     layers: Vec<Option<Arc<Layer>>>,
     /// Changes when layers are renumbered.
     generation: u64,
+    /// Layer and page at which an interrupted sweep goes on.
+    sweep_resumes_at: Option<(u8, u64)>,
 }
 
 impl Stack {
@@ -172,7 +176,8 @@ pub(crate) struct Descriptors {
     pub(crate) layers: u32,
     /// Page map, checksums, notes, then the layers asked for; frozen ones cannot be written through them.
     pub(crate) fds: Vec<OwnedFd>,
-    _held: Charge,
+    /// For as long as the kernel has them.
+    pub(crate) held: Charge,
 }
 
 impl Region {
@@ -200,7 +205,7 @@ impl Region {
         Ok(Region {
             pages,
             account,
-            stack: RwLock::new(Stack { layers, generation: 0 }),
+            stack: RwLock::new(Stack { layers, generation: 0, sweep_resumes_at: None }),
             map,
             sums,
             notes: OnceLock::new(),
@@ -437,6 +442,7 @@ impl Region {
         }
         stack.layers = layers;
         stack.generation += 1;
+        stack.sweep_resumes_at = None;
         let mut rest = 0..self.pages;
         while let Some(data) = self.map.next_data(rest.clone())? {
             rest.start = data.end;
@@ -493,8 +499,8 @@ impl Region {
     }
 
     /// Gives back what lies in frozen layers of this region alone and is not reached through its map any more.
-    /// Returns the number of pages given back.
-    pub(crate) fn sweep(&self) -> Result<u64, StoreError> {
+    /// Returns the number of pages given back. What is left when `is_over` is for the next time.
+    pub(crate) fn sweep(&self, is_over: &dyn Fn() -> bool) -> Result<u64, StoreError> {
         if let Some(notes) = self.notes.get() {
             notes.recount()?;
         }
@@ -509,8 +515,13 @@ impl Region {
             return Ok(0);
         }
         let mut given = 0;
-        for number in (1..).take(LAYERS_MAX - 1) {
-            let mut from = 0;
+        let resumed = self.write_lock().sweep_resumes_at.take();
+        let (first, mut from) = resumed.unwrap_or((1, 0));
+        if resumed.is_some() {
+            // What became stale before that place is for the next time.
+            self.stale_pages.fetch_add(1, Ordering::Relaxed);
+        }
+        for number in (first..).take_while(|number| usize::from(*number) < LAYERS_MAX) {
             loop {
                 // Under the write lock: a request that is copying a page out must not see it go.
                 let mut stack = self.write_lock();
@@ -525,10 +536,16 @@ impl Region {
                     stack.empty(usize::from(number) - 1);
                 }
                 match next {
+                    Some(next) if is_over() => {
+                        stack.sweep_resumes_at = Some((number, next));
+                        self.stale_pages.fetch_add(1, Ordering::Relaxed);
+                        return Ok(given);
+                    }
                     Some(next) => from = next,
                     None => break,
                 }
             }
+            from = 0;
         }
         Ok(given)
     }
@@ -601,11 +618,18 @@ impl Region {
         }
         let stack = self.write_lock();
         let top = stack.top();
-        if top.real_pages()? > top.charged_pages() {
+        let stores_unasked = top.real_pages()? > top.charged_pages();
+        if stores_unasked {
             top.recount()?;
         }
         self.map.file().recount()?;
         self.sums.file().recount()?;
+        // A page needs no more than one of the page map and one of the checksums.
+        let pages: u64 = stack.layers.iter().flatten().map(|layer| layer.charged_pages()).sum();
+        let tables = self.map.file().real_pages()? + self.sums.file().real_pages()?;
+        if !stores_unasked && tables <= 2 * pages + TABLE_PAGES_FREE {
+            return Ok(None);
+        }
         match self.account.overdrawn() {
             // They can be made again, by the client too.
             Some(_) if self.drop_notes() => Ok(self.account.overdrawn()),
@@ -616,12 +640,12 @@ impl Region {
     /// Descriptors of the page map, the checksums and up to `layers_max` layers from `first_layer` on. From now on the
     /// owner writes without asking.
     pub(crate) fn descriptors(&self, first_layer: usize, layers_max: usize) -> Result<Descriptors, StoreError> {
-        let ledger = &self.account.ledger;
-        let held = ledger.charge(Resource::Descriptors, wire::MapReply::TABLES as u64 + layers_max as u64)?;
         let stack = self.write_lock();
         let total = stack.layers.len();
         // Who asks for more than there are has seen an older generation, and learns so from the answer.
         let first_layer = first_layer.min(total);
+        let count = u64::from(wire::MapReply::TABLES) + layers_max.min(total - first_layer) as u64;
+        let held = self.account.ledger.charge(Resource::Descriptors, count)?;
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| StoreError::Os(os_error(&error)));
         let notes = self.notes()?;
         let mut fds = vec![own(self.map.fd())?, own(self.sums.fd())?, own(notes.fd())?];
@@ -642,7 +666,7 @@ impl Region {
             first_layer: u32::try_from(first_layer).unwrap_or(u32::MAX),
             layers: u32::try_from(fds.len() - tables).unwrap_or(u32::MAX),
             fds,
-            _held: held,
+            held,
         })
     }
 

@@ -30,7 +30,7 @@ pub(crate) fn ledger() -> Arc<Ledger> {
 }
 
 pub(crate) fn ledger_of(limit: impl Fn(Resource) -> u64) -> Arc<Ledger> {
-    Arc::new(Ledger::new(Arc::new(Stock::new(limit))))
+    Arc::new(Ledger::new(Arc::new(Stock::new(limit, false))))
 }
 
 pub(crate) fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
@@ -114,12 +114,12 @@ fn overwritten_pages_of_a_dead_clone_are_given_back() {
     let child = Region::from_snapshot(parent.snapshot().unwrap(), account.clone()).unwrap();
     parent.write(PageId(0), &pages_of(&[2; 100]), |_| 0).unwrap();
     assert_eq!(account.server.used_pages(), 200);
-    assert_eq!(parent.sweep().unwrap(), 0, "the child still needs the old pages");
+    assert_eq!(parent.sweep(&|| false).unwrap(), 0, "the child still needs the old pages");
     assert_eq!(read(&child, 50), Some((page_of(1), 0)));
     drop(child);
-    assert_eq!(parent.sweep().unwrap(), 100);
+    assert_eq!(parent.sweep(&|| false).unwrap(), 100);
     assert_eq!(account.server.used_pages(), 100);
-    assert_eq!(parent.sweep().unwrap(), 0);
+    assert_eq!(parent.sweep(&|| false).unwrap(), 0);
     assert_eq!(read(&parent, 50), Some((page_of(2), 0)));
     drop(parent);
     assert_eq!(account.server.used_pages(), 0);
@@ -138,7 +138,7 @@ fn a_sweep_that_takes_many_steps_finds_every_superseded_page() {
         region.write(PageId(page), &pages_of(&[2]), |_| 0).unwrap();
     }
     assert_eq!(account.server.used_pages(), PAGES + 1500);
-    assert_eq!(region.sweep(), Ok(1500));
+    assert_eq!(region.sweep(&|| false), Ok(1500));
     assert_eq!(account.server.used_pages(), PAGES);
     for page in [0, PAGES - 3001, PAGES - 3000, PAGES - 2999, PAGES - 2, PAGES - 1] {
         let value = if page >= PAGES - 3000 && page % 2 == 0 { 2 } else { 1 };
@@ -214,11 +214,11 @@ fn nonsense_in_a_shared_page_map_is_corruption_and_not_a_crash() {
     for page in 0..64 {
         assert_eq!(region.reader().page(PageId(page)).unwrap_err(), StoreError::Corrupt(PageId(page)));
     }
-    region.sweep().unwrap();
+    region.sweep(&|| false).unwrap();
     region.discard(PageId(0), 32).unwrap();
     let snapshot = region.snapshot().unwrap();
     let twin = Region::from_snapshot(snapshot, account(None, None)).unwrap();
-    twin.sweep().unwrap();
+    twin.sweep(&|| false).unwrap();
     twin.discard(PageId(0), 64).unwrap();
     assert_eq!(read(&twin, 40), None);
 }
@@ -247,7 +247,7 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
                     let expected = (first..first + count).filter(|page| model.remove(page).is_some()).count() as u64;
                     assert_eq!(region.discard(PageId(first), count), Ok(expected), "seed {seed}");
                 }
-                14..=16 => drop(region.sweep().unwrap()),
+                14..=16 => drop(region.sweep(&|| false).unwrap()),
                 17..=18 if alive < 5 => {
                     let snapshot = region.snapshot().unwrap();
                     let model = model.clone();
@@ -264,7 +264,7 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
             assert_eq!(read(region, page), expected, "seed {seed} step {step} page {page}");
         }
         for (region, model) in &family {
-            region.sweep().unwrap();
+            region.sweep(&|| false).unwrap();
             for page in 0..PAGES {
                 assert_eq!(read(region, page), model.get(&page).map(|value| (page_of(*value), value ^ 5)));
             }
@@ -272,7 +272,7 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
         // With one survivor, what is charged is what it holds.
         family.truncate(1);
         let (region, model) = family.pop().unwrap();
-        region.sweep().unwrap();
+        region.sweep(&|| false).unwrap();
         let held: BTreeSet<_> = model.keys().collect();
         assert_eq!(account.server.used_pages(), held.len() as u64, "seed {seed}");
         drop(region);
@@ -301,7 +301,7 @@ fn layers_are_merged_before_there_are_too_many() {
         assert_eq!(read(clone, born + 1), None);
     }
     kept.clear();
-    region.sweep().unwrap();
+    region.sweep(&|| false).unwrap();
     assert_eq!(account.server.used_pages(), 200);
 }
 
@@ -371,7 +371,7 @@ fn a_clone_pays_for_its_tables_and_is_refused_when_it_cannot() {
     assert!(matches!(region.snapshot(), Err(StoreError::Full(Full::Tenant))));
     assert_eq!(write_value(&region, 5, 5), Ok(()), "what fits still fits");
     drop(snapshot);
-    region.sweep().unwrap();
+    region.sweep(&|| false).unwrap();
     drop(region.snapshot().unwrap());
     drop(region);
     assert_eq!((account.tenant.used_pages(), account.tenant.bookkeeping_pages()), (0, 0));
@@ -424,7 +424,7 @@ fn what_is_charged_is_what_is_held() {
             }
             16 if !snapshots.is_empty() => drop(snapshots.swap_remove(dice.below(snapshots.len()))),
             17 if dice.below(3) == 0 => drop(regions.swap_remove(at)),
-            18 => drop(region.sweep().unwrap()),
+            18 => drop(region.sweep(&|| false).unwrap()),
             _ => {}
         }
         for file in regions.iter().flat_map(Region::files) {
@@ -433,7 +433,7 @@ fn what_is_charged_is_what_is_held() {
         }
         if step % 100 == 0 {
             for region in &regions {
-                region.sweep().unwrap();
+                region.sweep(&|| false).unwrap();
                 region.files().take(2).for_each(|file| {
                     let (paid, real) = file.paid_and_real_pages();
                     assert_eq!(paid, real, "step {step}");
@@ -447,4 +447,25 @@ fn what_is_charged_is_what_is_held() {
         assert_eq!((meter.used_pages(), meter.bookkeeping_pages()), (0, 0));
     }
     assert!(account.ledger.is_empty(), "{:?}", account.ledger);
+}
+
+#[test]
+fn a_sweep_that_is_interrupted_goes_on_the_next_time() {
+    const PAGES: u64 = 40_000;
+    let account = account(None, None);
+    let region = Region::new(PAGES, account.clone()).unwrap();
+    for first in (0..PAGES).step_by(1000) {
+        region.write(PageId(first), &pages_of(&[1; 1000]), |_| 0).unwrap();
+    }
+    drop(region.snapshot().unwrap());
+    for page in (0..PAGES).step_by(40) {
+        region.write(PageId(page), &pages_of(&[2]), |_| 0).unwrap();
+    }
+    let mut turns = 0;
+    while account.server.used_pages() > PAGES {
+        assert!(region.sweep(&|| true).unwrap() < 1000, "a part of it");
+        turns += 1;
+        assert!(turns < 100, "it comes to an end");
+    }
+    assert!(turns > 1);
 }
