@@ -32,3 +32,10 @@ pub use legs::Legs;
 pub fn checksum(page: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(page)
 }
+
+/// Checksum of a part of a page, tied to the stored checksum of that page and to the part's place in it.
+/// The bytes of another page, of an older version of the page, or of another part of it do not match.
+pub fn part_checksum(part: wire::PagePart, bytes: &[u8], page_sum: u64) -> u64 {
+    // An odd factor: no two parts have the same multiple of it.
+    checksum(bytes) ^ page_sum ^ u64::from(part.count()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -4,7 +4,7 @@
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Limits, ServerConversation, Step};
 use farfield_core::wire::*;
-use farfield_core::{Incarnation, PageId, RegionId};
+use farfield_core::{Incarnation, PageId, RegionId, part_checksum};
 use proptest::prelude::*;
 
 fn split(frame: &[u8]) -> (Head, &[u8]) {
@@ -136,6 +136,25 @@ proptest! {
         for wrong in [body.len() - 1, body.len() - PAGE_BYTES, 0] {
             prop_assert!(WireRequest::decode(&head, &body[..wrong]).is_err());
         }
+    }
+
+    /// A part is one of one version of one page, at one place: its checksum says so, wherever its head comes from.
+    #[test]
+    fn parts_say_whose_they_are(
+        page in prop::collection::vec(any::<u8>(), PAGE_BYTES), page_sum: u64, other_sum: u64, offset in 0..PAGE_BYTES - 64,
+        elsewhere in 0..PAGE_BYTES - 64, len in 1usize..=64, tag: u64,
+    ) {
+        let part = PagePart::new(offset, len).unwrap();
+        let mut frame = Vec::new();
+        encode_part(tag, part, page_sum, &page[part.range()], &mut frame);
+        let (head, body) = split(&frame);
+        prop_assert_eq!((head.tag, head.page, body.len()), (tag, page_sum, part_body_bytes(part)));
+        let (sum, bytes) = part_reply(body).unwrap();
+        prop_assert_eq!(bytes, &page[part.range()]);
+        prop_assert_eq!(sum, part_checksum(part, bytes, head.page));
+        prop_assert_eq!(sum == part_checksum(part, bytes, other_sum), other_sum == page_sum);
+        let other = PagePart::new(elsewhere, len).unwrap();
+        prop_assert_eq!(sum == part_checksum(other, bytes, head.page), elsewhere == offset);
     }
 
     #[test]

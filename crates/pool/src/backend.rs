@@ -28,9 +28,10 @@ pub enum Op {
         /// Where the bytes go.
         buffer: Buffer,
     },
-    /// Fill the bytes of `part` in `buffer`, of one page, with those of `page`. The rest of the buffer, and its checksum, are arbitrary
-    /// afterwards: a backend may bring more than it was asked for. The page was compared with its stored checksum by whoever read it,
-    /// and the part with a checksum of its own by whoever received it.
+    /// Fill the bytes of `part` in `buffer`, of one page, with those of `page`. The rest of the buffer is arbitrary afterwards: a
+    /// backend may bring more than it was asked for. `buffer.sums()` holds the checksum stored with the whole page. The page was
+    /// compared with it by whoever read it, and the part with a checksum of its own, which says whose part it is, by whoever
+    /// received it.
     ReadPart {
         /// The page.
         page: PageId,
@@ -163,7 +164,7 @@ pub enum PoolError {
     Corrupt {
         /// The page.
         page: PageId,
-        /// Index of the server.
+        /// Index of the server; 0 where several keep the same and nobody knows which one it was.
         server: u16,
     },
     /// Capacity of the server or quota of the tenant is used up. Nothing was stored.

@@ -217,6 +217,8 @@ fn a_part_of_a_page_is_read(opener: &Opener) {
         let expected =
             if page == 29 { &[0; PAGE_BYTES][part.range()] } else { &whole.page(page as usize - 30)[part.range()] };
         assert_eq!(&back.page(0)[part.range()], expected, "{len} bytes at {offset} of page {page}");
+        let sum = if page == 29 { checksum(&[0; PAGE_BYTES]) } else { whole.sums()[page as usize - 30] };
+        assert_eq!(back.sums(), [sum], "a part says of which version of page {page} it is");
     }
     // Among other operations, many at a time.
     let mut done = Vec::with_capacity(64);
@@ -238,6 +240,7 @@ fn a_part_of_a_page_is_read(opener: &Opener) {
         if tag % 3 != 0 {
             let range = tag as usize * 16..tag as usize * 16 + 16;
             assert_eq!(&back.page(0)[range.clone()], &whole.page((tag % 2) as usize)[range]);
+            assert_eq!(back.sums(), [whole.sums()[(tag % 2) as usize]]);
         }
     }
 }

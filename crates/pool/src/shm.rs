@@ -549,6 +549,7 @@ impl ShmLane {
             copy(source, Blocks::span(part), buffer.page_mut(0));
             let (blocks, sum) = (region.blocks(page.0), region.sum(page.0).load(Ordering::Relaxed));
             if blocks.match_part(part, buffer.page(0), sum) {
+                buffer.sums_mut()[0] = sum;
                 return Ok(());
             }
         }

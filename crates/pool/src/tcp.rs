@@ -15,7 +15,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{Answer, Call, ClientConversation, Expired};
 use farfield_core::time::Moment;
 use farfield_core::wire::{self, HEAD_BYTES, Head, PagePart, ReadReply, Reply, read_prefix_bytes};
-use farfield_core::{PageId, RegionId, checksum};
+use farfield_core::{PageId, RegionId, checksum, part_checksum};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
 use std::collections::VecDeque;
@@ -212,6 +212,7 @@ enum Expect {
     Part {
         slot: u32,
         part: PagePart,
+        page_sum: u64,
     },
     /// Nobody wants these any more.
     Skip {
@@ -453,7 +454,7 @@ impl TcpLane {
                         Answer::Pages { slot, asked, prefix } => {
                             self.expect = Expect::Prefix { slot, head, asked, bytes: prefix };
                         }
-                        Answer::Part { slot, part } => self.expect = Expect::Part { slot, part },
+                        Answer::Part { slot, part, page_sum } => self.expect = Expect::Part { slot, part, page_sum },
                         Answer::Done { slot } => self.end(slot, Ok(())),
                         Answer::Failed { slot, code, page } => {
                             let error = self.session.failure(code, page, Duration::ZERO);
@@ -491,7 +492,7 @@ impl TcpLane {
                     self.expect = Expect::Pages { slot, asked, index: 0, offset: 0, corrupt: None };
                     self.skip_absent();
                 }
-                Expect::Part { slot, part } => {
+                Expect::Part { slot, part, page_sum } => {
                     let Some(body) = received.get(..wire::part_body_bytes(part)) else { return Ok(()) };
                     let Some((sum, bytes)) = wire::part_reply(body) else { return Ok(()) };
                     let carried = self.conversation.carried_mut(slot);
@@ -499,7 +500,9 @@ impl TcpLane {
                     let Some(buffer) = buffer else { return Err(wire::WireError::Unasked) };
                     let place = &mut buffer.page_mut(0)[part.range()];
                     place.copy_from_slice(bytes);
-                    let result = match checksum(place) == sum {
+                    let is_right = part_checksum(part, place, page_sum) == sum;
+                    buffer.sums_mut()[0] = page_sum;
+                    let result = match is_right {
                         true => Ok(()),
                         false => {
                             let page = self.conversation.call_of(slot).map_or(PageId(0), |call| call.run().0);

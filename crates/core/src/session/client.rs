@@ -110,6 +110,8 @@ pub enum Answer {
         slot: u32,
         /// What was asked for.
         part: PagePart,
+        /// The stored checksum of the page, as the server says.
+        page_sum: u64,
     },
     /// The operation is done; [`ClientConversation::finish`] it.
     Done {
@@ -331,7 +333,7 @@ impl<C> ClientConversation<C> {
                 return Err(WireError::Length { kind: head.kind, body: head.body });
             }
             operation.state = State::Receiving;
-            return Ok(Answer::Part { slot, part });
+            return Ok(Answer::Part { slot, part, page_sum: head.page });
         }
         if let Call::Read { count: asked, .. } = operation.call
             && head.kind != Kind::ERROR

@@ -11,12 +11,13 @@ pub mod features {
     pub const MAP: u64 = 1;
     /// Copy-on-write snapshots (`CloneRegion`, `ClaimRegion`).
     pub const CLONE: u64 = 2;
-    /// Parts of pages can be read (`ReadPart`).
-    pub const PART: u64 = 4;
     /// Pages can be read over a fabric (`Station`, `Expose`).
     pub const FABRIC: u64 = 8;
     /// The server runs functions that it has by name (`Call`).
     pub const CALL: u64 = 16;
+    /// Parts of pages can be read (`ReadPart`), and the answer says of which version of the page. Bit 2, 4 as a
+    /// number, was a `ReadPart` that did not say it: who knows only that one reads whole pages.
+    pub const PART: u64 = 32;
 }
 
 /// Names a session. Who knows it may join, so it is random and never shown.

@@ -4,6 +4,7 @@ use super::bytes::{Fields, length, u64_at};
 use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
+use crate::part_checksum;
 use alloc::vec::Vec;
 
 /// Why a request failed. The connection goes on.
@@ -494,7 +495,7 @@ pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
     out.extend_from_slice(&map.first_layer.to_le_bytes());
 }
 
-/// Bytes of the body of an answer to `ReadPart`: checksum, then bytes.
+/// Bytes of the body of an answer to `ReadPart`: its [`crate::part_checksum`], then bytes.
 pub const fn part_body_bytes(part: PagePart) -> usize {
     8 + part.len as usize
 }
@@ -505,13 +506,14 @@ pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
     Some((fields.u64()?, fields.0))
 }
 
-/// Appends the answer to `ReadPart`: `bytes` are those of the part, `sum` their checksum.
-pub fn encode_part(tag: u64, part: PagePart, sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
+/// Appends the answer to `ReadPart`: `bytes` are those of the part, `page_sum` is the stored checksum of their page.
+pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
     assert_eq!(bytes.len(), part.len());
     let body = length(part_body_bytes(part));
-    let head = Head { kind: Kind::ReadPart.answer(), tag, count: part.count(), body, ..Head::default() };
+    let head =
+        Head { kind: Kind::ReadPart.answer(), tag, count: part.count(), body, page: page_sum, ..Head::default() };
     out.extend_from_slice(&head.encode());
-    out.extend_from_slice(&sum.to_le_bytes());
+    out.extend_from_slice(&part_checksum(part, bytes, page_sum).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 

@@ -298,9 +298,9 @@ impl EcLane {
             Some(Kind::Asked(Asked::Part(part))) if piece.direct == Some(leg) => Some(part),
             _ => None,
         };
-        let sum = |row: usize| part.is_none().then(|| buffer.sums()[row]);
+        // A part comes with the checksum of its page.
         let rows = piece.rows as usize;
-        if (0..rows).any(|row| matches!(self.fate(piece, row, sum(row)), Fate::Wrong)) {
+        if (0..rows).any(|row| matches!(self.fate(piece, row, Some(buffer.sums()[row])), Fate::Wrong)) {
             let error =
                 PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.server(leg) };
             if let Some(piece) = &mut self.pieces[index] {

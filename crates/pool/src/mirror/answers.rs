@@ -348,6 +348,7 @@ impl MirrorLane {
 fn take_answer(kind: Kind, from: &Buffer, to: &mut Buffer, first: usize) {
     if let Kind::Part(part) = kind {
         to.page_mut(first)[part.range()].copy_from_slice(&from.page(0)[part.range()]);
+        to.sums_mut()[first] = from.sums()[0];
         return;
     }
     for index in 0..from.pages() {

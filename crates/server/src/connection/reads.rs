@@ -7,7 +7,7 @@ use crate::sessions::Session;
 use crate::store::{Found, Reader};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{self, ErrorCode, Request, WireError, WireRequest};
-use farfield_core::{PageId, RegionId, checksum};
+use farfield_core::{PageId, RegionId};
 use farfield_os::net;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -96,8 +96,8 @@ impl Connection<'_> {
     ) -> Result<usize, (ErrorCode, u64)> {
         match request.request {
             Request::ReadPart { page, part, .. } => {
-                let bytes = reader.part(page, part, &mut self.scratch).map_err(error_code)?;
-                wire::encode_part(request.tag, part, checksum(bytes), bytes, &mut self.outbox);
+                let (bytes, page_sum) = reader.part(page, part, &mut self.scratch).map_err(error_code)?;
+                wire::encode_part(request.tag, part, page_sum, bytes, &mut self.outbox);
                 Ok(bytes.len())
             }
             Request::Read { page, count, .. } => {

@@ -118,7 +118,7 @@ impl<'r> RegionMemory<'r> {
                 let target = into.get_mut(bytes).ok_or(StoreError::OutOfRange)?;
                 match <&mut Scratch>::try_from(&mut *target) {
                     Ok(target) => reader.whole(page, target)?,
-                    Err(_) => target.copy_from_slice(reader.part(page, part, scratch)?),
+                    Err(_) => target.copy_from_slice(reader.part(page, part, scratch)?.0),
                 }
             }
             Ok(())

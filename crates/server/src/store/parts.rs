@@ -42,17 +42,18 @@ impl Reader<'_> {
         }
     }
 
-    /// The bytes of `part`, in `scratch`, compared with the checksum of their page or with what was noted of it.
+    /// The bytes of `part`, in `scratch`, compared with the checksum of their page or with what was noted of it; and that
+    /// checksum.
     pub(crate) fn part<'s>(
         &self,
         page: PageId,
         part: PagePart,
         scratch: &'s mut Scratch,
-    ) -> Result<&'s [u8], StoreError> {
+    ) -> Result<(&'s [u8], u64), StoreError> {
         let Some(found) = self.locate(page)? else {
             let zeros = scratch.get_mut(part.range()).ok_or(StoreError::OutOfRange)?;
             zeros.fill(0);
-            return Ok(zeros);
+            return Ok((zeros, zero_sum()));
         };
         let sum = self.sum_of(page);
         let blocks = self.notes_of(page);
@@ -65,7 +66,8 @@ impl Reader<'_> {
                 blocks.note(scratch, sum);
             }
         }
-        scratch.get(part.range()).ok_or(StoreError::OutOfRange)
+        let bytes = scratch.get(part.range()).ok_or(StoreError::OutOfRange)?;
+        Ok((bytes, sum))
     }
 
     /// Values of `N` bytes, as they are: nobody has compared them with the checksums of their pages.
@@ -176,7 +178,10 @@ mod tests {
     fn read(region: &Region, page: u64, offset: usize, len: usize) -> Result<Vec<u8>, StoreError> {
         let part = PagePart::new(offset, len).unwrap();
         region.reader().announce(PageId(page), part);
-        region.reader().part(PageId(page), part, &mut [0xEE; PAGE_BYTES]).map(<[u8]>::to_vec)
+        region.reader().part(PageId(page), part, &mut [0xEE; PAGE_BYTES]).map(|(bytes, sum)| {
+            assert_eq!(region.reader().sum(PageId(page)), Ok(sum));
+            bytes.to_vec()
+        })
     }
 
     fn flip(region: &Region, page: u64, offset: usize) {
