@@ -183,6 +183,16 @@ pub enum PoolError {
         /// Why, in a few words.
         reason: &'static str,
     },
+    /// The server at a Unix socket belongs to a user that is not believed. Nothing was said to it.
+    #[error(
+        "memory server {server} is run by user {uid}, who is neither root nor the user of this program: if you trust that user, say so in the URL, as in unix:PATH?uid={uid}"
+    )]
+    OtherUser {
+        /// Index of the server.
+        server: u16,
+        /// Who runs it.
+        uid: u32,
+    },
     /// The two sides do not speak a common version of the protocol.
     #[error("memory server {server} speaks protocol version {theirs}, this program {ours}: use the same release")]
     Version {

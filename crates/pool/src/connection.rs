@@ -3,6 +3,7 @@
 //! Every lane is a connection of its own that joins the session; this one keeps the session alive and carries what
 //! is not about pages. After [`Session::open`] nothing here allocates.
 
+use crate::unix::check_server_user;
 use crate::{Health, PoolError, Share};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -15,21 +16,30 @@ use farfield_os::net::{Step, Target};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, file, net};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
-    /// Path of a Unix socket; `@` in front means the abstract namespace.
-    Unix(Vec<u8>),
+    /// Path of a Unix socket, `@` in front means the abstract namespace; and users whose servers are believed there.
+    Unix(Vec<u8>, [Option<u32>; 2]),
 }
 
 impl Address {
     fn target(&self) -> Result<Target, Errno> {
         match self {
             Address::Tcp(address) => Ok(Target::tcp(*address)),
-            Address::Unix(path) => Target::unix(path),
+            Address::Unix(path, _) => Target::unix(path),
+        }
+    }
+
+    /// Of a Unix socket: the users whose servers are believed.
+    fn users(&self) -> Option<[Option<u32>; 2]> {
+        match self {
+            Address::Tcp(_) => None,
+            Address::Unix(_, users) => Some(*users),
         }
     }
 }
@@ -566,7 +576,7 @@ fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecre
     let one_sided = match address {
         // Who is not alone with a region has the server write it.
         _ if is_guest => 0,
-        Address::Unix(_) => features::MAP,
+        Address::Unix(..) => features::MAP,
         Address::Tcp(_) => features::FABRIC,
     };
     let hello = Hello {
@@ -588,6 +598,8 @@ struct Handshake {
     fd: i32,
     joins: bool,
     target: Target,
+    /// See [`Address::users`].
+    users: Option<[Option<u32>; 2]>,
     /// What the last attempt to connect has come to.
     connected: Step,
     exchange: Exchange,
@@ -602,6 +614,7 @@ impl Handshake {
             fd: target.socket().map_err(PoolError::Os)?,
             joins,
             target,
+            users: address.users(),
             connected: Step::Later,
             exchange: Exchange::new(hello),
         })
@@ -636,6 +649,10 @@ impl Handshake {
             self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
             if self.connected != Step::Done {
                 return Ok(None);
+            }
+            if let Some(users) = self.users {
+                // SAFETY: the socket is open; closing it is for the caller of `begin`.
+                check_server_user(unsafe { BorrowedFd::borrow_raw(self.fd) }, self.server, &users)?;
             }
         }
         match self.exchange.advance(self.fd) {

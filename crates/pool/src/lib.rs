@@ -47,6 +47,7 @@ mod touched;
 #[cfg(test)]
 mod trial;
 mod unclaimed;
+mod unix;
 mod url;
 
 pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Share};
@@ -58,6 +59,7 @@ pub use protection::Protection;
 pub use scrub::Scrubbed;
 pub use stripe::Deal;
 pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+pub use unix::{UnixSocket, check_server_user};
 #[cfg(any(test, feature = "conformance"))]
 pub use url::check_url;
 pub use url::{leaf_urls, replace_leaves};

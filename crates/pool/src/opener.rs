@@ -16,6 +16,7 @@ use crate::stripe::StripeBackend;
 use crate::switch::Heritage;
 use crate::tcp::TcpBackend;
 use crate::tier::TierBackend;
+use crate::unix::UnixSocket;
 use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
@@ -114,6 +115,7 @@ pub struct Opener {
     degraded: bool,
     heals: bool,
     is_inside_a_program: bool,
+    server_uid: Option<u32>,
     #[cfg(test)]
     wrap: Option<Wrap>,
 }
@@ -147,6 +149,7 @@ impl Opener {
             degraded: false,
             heals: false,
             is_inside_a_program: false,
+            server_uid: None,
             #[cfg(test)]
             wrap: None,
         }
@@ -219,6 +222,12 @@ impl Opener {
         self
     }
 
+    /// Believes servers at Unix sockets that this user runs, beside those of root and of the user of this process.
+    pub fn server_uid(mut self, uid: u32) -> Opener {
+        self.server_uid = Some(uid);
+        self
+    }
+
     /// This process is not ours: nothing that we do may change how its system calls end.
     pub fn inside_a_program(mut self) -> Opener {
         self.is_inside_a_program = true;
@@ -252,7 +261,7 @@ impl Opener {
         }
         let address = match Target::parse(url)? {
             Target::Tcp(address) => Address::Tcp(address),
-            Target::Unix(path) => Address::Unix(path),
+            Target::Unix(path, uid) => Address::Unix(path, [uid, self.server_uid]),
             Target::Fabric(config) => Address::Tcp(config.address()),
             _ => return Err(OpenError::Argument("only regions of memory servers can be shared")),
         };
@@ -481,7 +490,7 @@ impl Opener {
     fn open_target(&self, server: u16, target: Target, want: Want<'_>) -> Result<Arc<dyn Backend>, HandshakeError> {
         let address = match target {
             Target::Tcp(address) => Address::Tcp(address),
-            Target::Unix(path) => Address::Unix(path),
+            Target::Unix(path, uid) => Address::Unix(path, [uid, self.server_uid]),
             Target::Fabric(_) if self.is_inside_a_program => {
                 let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a page: fabric is for heaps";
                 return Err(HandshakeError::Refused(text.into()));
@@ -562,7 +571,7 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
 /// Is it one server, whose incarnation is known?
 fn is_server(tree: &Tree) -> bool {
     match tree {
-        Tree::Leaf(url) => matches!(Target::parse(url), Ok(Target::Tcp(_) | Target::Unix(_) | Target::Fabric(_))),
+        Tree::Leaf(url) => matches!(Target::parse(url), Ok(Target::Tcp(_) | Target::Unix(..) | Target::Fabric(_))),
         Tree::Fault(_, inner) => is_server(inner),
         _ => false,
     }
@@ -614,7 +623,8 @@ pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
 #[derive(Debug)]
 enum Target {
     Tcp(SocketAddr),
-    Unix(Vec<u8>),
+    /// With the user that the URL names.
+    Unix(Vec<u8>, Option<u32>),
     Fabric(fabric::Config),
     /// With room for so many pages.
     Ram(usize),
@@ -638,10 +648,9 @@ impl Target {
                 Ok(Target::Tcp(address))
             }
             "shm" | "unix" => {
-                if rest.is_empty() {
-                    return Err(wrong("there is no path, as in shm:/run/farfield.sock"));
-                }
-                Ok(Target::Unix(rest.as_bytes().to_vec()))
+                let named = UnixSocket::parse(url).filter(|socket| !socket.path.is_empty());
+                let socket = named.ok_or_else(|| wrong("there is no path, as in shm:/run/farfield.sock"))?;
+                Ok(Target::Unix(socket.path.as_bytes().to_vec(), socket.uid))
             }
             "fabric" => Ok(Target::Fabric(fabric::Config::parse(rest).map_err(|why| wrong(&why))?)),
             "ram" => Ok(Target::Ram(RamBackend::parse_size(rest).map_err(|why| wrong(&why))?)),
