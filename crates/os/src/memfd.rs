@@ -7,7 +7,7 @@
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
 use core::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Offsets are what the kernel calls `loff_t`: signed, 64 bits.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -19,6 +19,24 @@ fn raw(fd: BorrowedFd<'_>) -> usize {
 /// Makes a memfd of `bytes` bytes, all holes, closed on `exec`, whose size can never change again. `name` shows up in
 /// `/proc/PID/maps`.
 pub fn create(name: &CStr, bytes: u64) -> Result<OwnedFd> {
+    let fd = create_unsealed(name, bytes)?;
+    seal(fd.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL)?;
+    Ok(fd)
+}
+
+/// Makes such a memfd that only the returned mapping can ever write: the kernel refuses every later write and every
+/// later writable mapping, also to who opens the file again through `/proc`.
+pub fn create_published(name: &CStr, bytes: u64) -> Result<(OwnedFd, Mapping)> {
+    let fd = create_unsealed(name, bytes)?;
+    let mapping = Mapping::new(fd.as_fd(), bytes, Access::ReadWrite)?;
+    seal(fd.as_fd(), PUBLISHED_SEALS | libc::F_SEAL_SEAL)?;
+    Ok((fd, mapping))
+}
+
+/// Seals of a memfd that others can only read.
+const PUBLISHED_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE;
+
+fn create_unsealed(name: &CStr, bytes: u64) -> Result<OwnedFd> {
     if bytes == 0 || bytes > OFFSET_MAX {
         return Err(Errno(libc::EINVAL));
     }
@@ -29,18 +47,28 @@ pub fn create(name: &CStr, bytes: u64) -> Result<OwnedFd> {
     let fd = unsafe { OwnedFd::from_raw_fd(number as i32) };
     // SAFETY: no pointers.
     unsafe { syscall(libc::SYS_ftruncate, [number, bytes as usize, 0, 0, 0, 0]) }?;
-    let seals = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL) as usize;
-    // SAFETY: no pointers.
-    unsafe { syscall(libc::SYS_fcntl, [number, libc::F_ADD_SEALS as usize, seals, 0, 0, 0]) }?;
     Ok(fd)
+}
+
+fn seal(fd: BorrowedFd<'_>, seals: i32) -> Result<()> {
+    // SAFETY: no pointers.
+    unsafe { syscall(libc::SYS_fcntl, [raw(fd), libc::F_ADD_SEALS as usize, seals as usize, 0, 0, 0]) }.map(drop)
+}
+
+fn has_seals(fd: BorrowedFd<'_>, wanted: i32) -> bool {
+    // SAFETY: no pointers.
+    let seals = unsafe { syscall(libc::SYS_fcntl, [raw(fd), libc::F_GET_SEALS as usize, 0, 0, 0, 0]) };
+    seals.is_ok_and(|seals| seals as i32 & wanted == wanted)
 }
 
 /// Is the size of this file fixed for good? What another process hands us must be, before we map it.
 pub fn is_sealed(fd: BorrowedFd<'_>) -> bool {
-    let wanted = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    // SAFETY: no pointers.
-    let seals = unsafe { syscall(libc::SYS_fcntl, [raw(fd), libc::F_GET_SEALS as usize, 0, 0, 0, 0]) };
-    seals.is_ok_and(|seals| seals as i32 & wanted == wanted)
+    has_seals(fd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
+}
+
+/// Is this a file of [`create_published`], which nobody but its maker can write?
+pub fn is_published(fd: BorrowedFd<'_>) -> bool {
+    has_seals(fd, PUBLISHED_SEALS)
 }
 
 /// A second descriptor of the same memory through which it can be read and mapped, but not written.
@@ -242,7 +270,6 @@ impl core::fmt::Debug for Mapping {
 mod tests {
     //! Guards against memory that is not given back, and against a size that somebody else can change.
     use super::*;
-    use std::os::fd::AsFd;
 
     const PAGE: u64 = 4096;
 
@@ -290,5 +317,44 @@ mod tests {
         assert_eq!(unsafe { blank.as_ptr().add(5000).read_volatile() }, 0, "nothing of the file is left");
         assert_eq!(Mapping::new(looking.as_fd(), PAGE, Access::ReadWrite).unwrap_err(), Errno(libc::EACCES));
         assert_eq!(write_at(looking.as_fd(), &[1], 0), Err(Errno(libc::EBADF)));
+    }
+
+    /// Opens a descriptor's file again, as every process can that sees it in `/proc`.
+    fn open_again(fd: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        Ok(std::fs::File::options().read(true).write(true).open(path)?.into())
+    }
+
+    #[test]
+    fn what_is_published_is_written_by_its_maker_alone() {
+        let (fd, writer) = create_published(c"test", 2 * PAGE).unwrap();
+        assert!(is_published(fd.as_fd()) && is_sealed(fd.as_fd()));
+        assert!(!is_published(create(c"test", PAGE).unwrap().as_fd()));
+        let reader = Mapping::new(fd.as_fd(), 2 * PAGE, Access::Read).unwrap();
+        // SAFETY: both mappings are alive and two pages long; nobody else has them.
+        unsafe {
+            writer.as_ptr().write_volatile(7);
+            assert_eq!(reader.as_ptr().read_volatile(), 7);
+        }
+        for fd in [fd.try_clone().unwrap(), open_again(fd.as_fd()).unwrap()] {
+            assert_eq!(Mapping::new(fd.as_fd(), PAGE, Access::ReadWrite).unwrap_err(), Errno(libc::EPERM));
+            assert_eq!(write_at(fd.as_fd(), &[1], 0), Err(Errno(libc::EPERM)));
+            assert_eq!(punch(fd.as_fd(), 0, PAGE), Err(Errno(libc::EPERM)));
+            assert_eq!(
+                seal(fd.as_fd(), libc::F_SEAL_WRITE),
+                Err(Errno(libc::EPERM)),
+                "nor can it be taken from its maker"
+            );
+        }
+        let (start, protection) = (reader.as_ptr() as usize, (libc::PROT_READ | libc::PROT_WRITE) as usize);
+        // SAFETY: would make the test's own mapping writable; nothing is stored through it.
+        let writable = unsafe { syscall(libc::SYS_mprotect, [start, PAGE as usize, protection, 0, 0, 0]) };
+        assert_eq!(writable, Err(Errno(libc::EACCES)));
+        // SAFETY: would drop the pages of the test's own mapping.
+        let removed =
+            unsafe { syscall(libc::SYS_madvise, [start, PAGE as usize, libc::MADV_REMOVE as usize, 0, 0, 0]) };
+        assert!(removed.is_err());
+        // SAFETY: still mapped.
+        assert_eq!(unsafe { reader.as_ptr().read_volatile() }, 7);
     }
 }
