@@ -294,6 +294,5 @@ fn scrub(done: &Scrubbed) -> String {
 
 fn cancel(args: &JobArgs) -> anyhow::Result<()> {
     let (_, control) = find_control(args.pid)?;
-    anyhow::ensure!(runner::cancel_switch(&control), "the job is not on the way to another pool");
-    Ok(())
+    Ok(runner::cancel_switch(&control)?)
 }

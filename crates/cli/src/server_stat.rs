@@ -5,10 +5,13 @@ use farfield_core::wire::{
     HEAD_BYTES, Head, Hello, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply, WireRequest,
     encode_request,
 };
+use farfield_pool::{UnixSocket, check_server_user};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
 /// How long the server may take.
@@ -23,6 +26,7 @@ impl<T: Read + Write> Stream for T {}
 pub(crate) struct StatClient {
     url: String,
     token: Vec<u8>,
+    server_uid: Option<u32>,
     connected: Option<Connected>,
 }
 
@@ -41,11 +45,11 @@ struct Connected {
 }
 
 impl StatClient {
-    /// For the server at `url`.
-    pub(crate) fn new(url: &str, token: Vec<u8>) -> anyhow::Result<StatClient> {
+    /// For the server at `url`. At a Unix socket it may be that of user `server_uid`, too.
+    pub(crate) fn new(url: &str, token: Vec<u8>, server_uid: Option<u32>) -> anyhow::Result<StatClient> {
         ensure!(token.len() <= Hello::TOKEN_BYTES_MAX, "the token is longer than {} bytes", Hello::TOKEN_BYTES_MAX);
         let mut urls = farfield_pool::resolve_urls(&[url])?;
-        Ok(StatClient { url: urls.remove(0), token, connected: None })
+        Ok(StatClient { url: urls.remove(0), token, server_uid, connected: None })
     }
 
     /// Its counters. Connects again if the connection was lost since the last time.
@@ -64,7 +68,7 @@ impl StatClient {
     fn ask_once(&mut self) -> anyhow::Result<Answer> {
         let connected = match &mut self.connected {
             Some(connected) => connected,
-            None => self.connected.insert(Connected::open(&self.url, &self.token)?),
+            None => self.connected.insert(Connected::open(&self.url, &self.token, self.server_uid)?),
         };
         let stat = connected.stat()?;
         Ok(Answer { incarnation: connected.incarnation, numbers: named(&stat) })
@@ -72,8 +76,8 @@ impl StatClient {
 }
 
 impl Connected {
-    fn open(url: &str, token: &[u8]) -> anyhow::Result<Connected> {
-        let mut stream = connect(url)?;
+    fn open(url: &str, token: &[u8], server_uid: Option<u32>) -> anyhow::Result<Connected> {
+        let mut stream = connect(url, server_uid)?;
         let mut bytes = Vec::new();
         let hello = Hello {
             version_min: VERSION_MIN,
@@ -108,7 +112,7 @@ impl Connected {
     }
 }
 
-fn connect(url: &str) -> anyhow::Result<Box<dyn Stream>> {
+fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn Stream>> {
     if let Some(address) = url.strip_prefix("tcp://") {
         let stream = TcpStream::connect_timeout(&address.parse()?, ANSWER_WITHIN)?;
         stream.set_nodelay(true)?;
@@ -116,8 +120,12 @@ fn connect(url: &str) -> anyhow::Result<Box<dyn Stream>> {
         stream.set_write_timeout(Some(ANSWER_WITHIN))?;
         return Ok(Box::new(stream));
     }
-    if let Some(path) = url.strip_prefix("unix:").or_else(|| url.strip_prefix("shm:")) {
-        let stream = UnixStream::connect(path)?;
+    if let Some(UnixSocket { path, uid }) = UnixSocket::parse(url) {
+        let stream = match path.strip_prefix('@') {
+            Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+            None => UnixStream::connect(path)?,
+        };
+        check_server_user(stream.as_fd(), 0, &[uid, server_uid])?;
         stream.set_read_timeout(Some(ANSWER_WITHIN))?;
         stream.set_write_timeout(Some(ANSWER_WITHIN))?;
         return Ok(Box::new(stream));

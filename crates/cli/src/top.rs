@@ -6,7 +6,7 @@ mod metrics;
 use crate::pool::PoolRow;
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
-use farfield_pager::control::{SLOTS, TEXT_BYTES, quantile_ns, read_text};
+use farfield_pager::control::{SLOTS, quantile_ns};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
 use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
@@ -140,7 +140,7 @@ impl View {
                     }
                     view.heaps.extend(heaps);
                 }
-                Err(_) => view.servers.push(ServerView::open(target, token.clone())?),
+                Err(_) => view.servers.push(ServerView::open(target, token.clone(), None)?),
             }
         }
         if targets.is_empty() {
@@ -169,8 +169,8 @@ impl View {
 }
 
 impl ServerView {
-    fn open(url: &str, token: Vec<u8>) -> anyhow::Result<ServerView> {
-        Ok(ServerView { url: url.into(), server: StatClient::new(url, token)?, before: None })
+    fn open(url: &str, token: Vec<u8>, server_uid: Option<u32>) -> anyhow::Result<ServerView> {
+        Ok(ServerView { url: url.into(), server: StatClient::new(url, token, server_uid)?, before: None })
     }
 
     fn read(&mut self) -> anyhow::Result<ServerRow> {
@@ -269,11 +269,10 @@ struct ProcessRow {
 
 impl JobView {
     fn open((runner, control): (u32, ControlBlock)) -> JobView {
-        let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
-        let urls = read_text(&control.urls, &control.urls_len, &mut urls);
-        let token = read_text(&control.token, &control.token_len, &mut token);
-        let open = |url| ServerView::open(url, token.to_vec()).ok();
-        let servers = String::from_utf8_lossy(urls).lines().filter_map(open).collect();
+        let (urls, token) = control.config().first.read();
+        let uid = control.config().runner_uid.load(Ordering::Relaxed);
+        let open = |url: &String| ServerView::open(url, token.clone(), Some(uid)).ok();
+        let servers = urls.iter().filter_map(open).collect();
         JobView { runner, command: command_line(runner), control, servers, before: None }
     }
 

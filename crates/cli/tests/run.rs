@@ -6,7 +6,8 @@
 mod common;
 
 use common::{Folder, Running, farfield, json, run, text, until};
-use farfield_pager::control::{ENV_CONTROL, exit};
+use farfield_pager::config::ENV_CONTROL;
+use farfield_pager::control::exit;
 use farfield_pager::runner::ControlBlock;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -160,6 +161,17 @@ fn what_was_preloaded_stays_and_ours_comes_first() {
     let (lines, library) = (text(&output), library.canonicalize().unwrap());
     let theirs = folder.path("libempty.so");
     assert!(lines.starts_with(&format!("{}:{}\n/proc/", library.display(), theirs.display())), "{lines}");
+}
+
+#[test]
+fn the_token_is_not_in_the_environment_of_the_program() {
+    let folder = Folder::new("token-environment");
+    // A private server asks for it, so it is used; and nobody of the program's processes sees it.
+    let script = "env; cat /proc/self/environ /proc/$$/environ | tr '\\0' '\\n'";
+    let mut command = run(&folder, &["--quiet"], &["sh", "-c", script]);
+    let output = command.env("FARFIELD_TOKEN", "sesame-sesame").env("KEPT", "yes").output().unwrap();
+    assert!(output.status.success() && text(&output).contains("KEPT=yes"), "{}", text(&output));
+    assert!(!text(&output).contains("sesame") && !text(&output).contains("FARFIELD_TOKEN"), "{}", text(&output));
 }
 
 #[test]

@@ -1,43 +1,19 @@
-//! The control block: shared memory between the runner and every process of a job.
+//! The control block: shared memory that every process of a job writes, and the runner.
 //!
-//! The runner creates it as a memfd and passes its path (`/proc/PID/fd/N`) in [`ENV_CONTROL`]; each process of the job maps
-//! it and takes one [`Slot`]. All fields are atomics: another process may write them at any time. The near
-//! budget of the whole process tree is [`Control::near_bytes`] against [`Control::near_limit_bytes`].
+//! It holds accounts: what is near and far, what happened, what failed. All fields are atomics: another process may write
+//! them at any time, and a process that has become another user is not believed any more than a stranger. So whoever reads
+//! a number bounds it, and nothing that is decided for the whole job is here: that is in [`crate::config`]. Each process of
+//! the job takes one [`Slot`]. The near budget is [`Control::near_bytes`] against
+//! [`crate::config::JobConfig::near_limit_bytes`]. `docs/design/trust.md` has what a lie in each field can do.
 
+use crate::config::SharedText;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use farfield_pool::{Protection, Scrubbed};
 
-/// Path of the control block, for processes of the job.
-pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
-/// First bytes of a control block: different for each layout, so that a runner and a library of different builds do not
-/// misread each other.
-pub const MAGIC: u64 = {
-    let sizes = [
-        size_of::<Control>() as u64,
-        size_of::<Slot>() as u64,
-        core::mem::offset_of!(Control, failure) as u64,
-        core::mem::offset_of!(Control, past) as u64,
-        core::mem::offset_of!(Slot, counters) as u64,
-    ];
-    let mut hash = u64::from_le_bytes(*b"FARFIELD");
-    let mut at = 0;
-    while at < sizes.len() {
-        hash = (hash ^ sizes[at]).wrapping_mul(FNV_PRIME);
-        at += 1;
-    }
-    at = 0;
-    while at < COUNTER_NAMES.len() {
-        hash = (hash ^ COUNTER_NAMES.as_bytes()[at] as u64).wrapping_mul(FNV_PRIME);
-        at += 1;
-    }
-    hash
-};
-/// Multiplier of the Fowler-Noll-Vo hash.
-const FNV_PRIME: u64 = 0x100_0000_01b3;
 /// Most processes alive at once in one job.
 pub const SLOTS: usize = 1024;
-/// Most bytes of pool URLs, and of the token.
-pub const TEXT_BYTES: usize = 4096;
+/// Largest number of bytes that is believed, either way: sums of a few such numbers do not overflow.
+pub const BYTES_MAX: i64 = 1 << 60;
 
 /// How page faults are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,15 +40,16 @@ pub mod exit {
     pub const INTERNAL: i32 = 96;
     /// The command could not be run with far memory (static, setuid, unsupported kernel …); it was not started.
     pub const REFUSED: i32 = 97;
+
+    /// Returns `code` if it is one of these, else [`INTERNAL`].
+    pub(super) fn known(code: i32) -> i32 {
+        if (SERVER_LOST..=REFUSED).contains(&code) { code } else { INTERNAL }
+    }
 }
 
-/// Shared state of a job.
+/// Accounts of a job.
 #[repr(C, align(4096))]
 pub struct Control {
-    /// [`MAGIC`].
-    pub magic: AtomicU64,
-    /// Near budget of the process tree, bytes. May change while the job runs.
-    pub near_limit_bytes: AtomicU64,
     /// The part of `near_bytes` that is our own tables and buffers, which cannot leave.
     pub meta_bytes: AtomicI64,
     /// Near bytes in use now: sum over slots of near and metadata bytes.
@@ -83,81 +60,21 @@ pub struct Control {
     pub far_bytes: AtomicI64,
     /// Largest value of `far_bytes` seen.
     pub far_peak_bytes: AtomicU64,
-    /// Mode asked for ([`Mode`] as number).
-    pub mode: AtomicU32,
-    /// Mode in which pages were served ([`Mode`] as number); 0 = no process ever came near the limit.
-    pub mode_used: AtomicU32,
-    /// Shall memory lie in huge pages until some of it has to leave? 0: where the program asks for it.
-    pub huge_pages: AtomicU32,
     /// Processes that ever took a slot.
     pub processes: AtomicU32,
     /// Exit code from [`exit`] if a process had to stop because of us, with the reason in `reason`.
     pub failure: AtomicU32,
-    /// Length of `reason` in bytes.
-    pub reason_len: AtomicU32,
     /// Why, UTF-8.
-    pub reason: [AtomicU64; 64],
-    /// Lengths of the texts below.
-    pub urls_len: AtomicU32,
-    /// Length of `token`.
-    pub token_len: AtomicU32,
-    /// Pool URLs with numeric addresses, separated by newlines.
-    pub urls: [AtomicU64; TEXT_BYTES / 8],
-    /// Token for the servers, empty if none.
-    pub token: [AtomicU64; TEXT_BYTES / 8],
-    /// Number of the pool that the job shall have now: 0 is the one that it began with. `pools[pool_epoch % 2]` says which that is, and the other
-    /// one says which it was before.
-    pub pool_epoch: AtomicU32,
-    /// The process that is about to change it; 0: nobody.
-    pub pool_writer: AtomicU32,
-    /// Length of `pool_reason` in bytes.
-    pub pool_reason_len: AtomicU32,
-    /// Why the pool of the last switch was given up, UTF-8.
-    pub pool_reason: [AtomicU64; 64],
-    /// How often the job has moved to another pool by itself.
-    pub pool_moves: AtomicU32,
-    /// Length of `pool_cause` in bytes.
-    pub pool_cause_len: AtomicU32,
-    /// Number of the pool to which the job has moved by itself.
-    pub pool_cause_epoch: AtomicU32,
-    /// Why, UTF-8.
-    pub pool_cause: [AtomicU64; 64],
-    /// See `pool_epoch`.
-    pub pools: [Pool; 2],
+    pub reason: SharedText<64>,
     /// Counters of processes that have ended, added up by the runner.
     pub past: Counters,
     /// One per living process.
     pub slots: [Slot; SLOTS],
 }
 
-/// Where far is.
-#[repr(C)]
-pub struct Pool {
-    /// Length of `urls` in bytes.
-    pub urls_len: AtomicU32,
-    /// Length of `token` in bytes.
-    pub token_len: AtomicU32,
-    /// Pool URLs with numeric addresses, separated by newlines.
-    pub urls: [AtomicU64; TEXT_BYTES / 8],
-    /// Token for the servers, empty if none.
-    pub token: [AtomicU64; TEXT_BYTES / 8],
-}
-
-impl Pool {
-    /// Texts that fit, for somebody who is told of them afterwards.
-    pub fn write(&self, urls: &[u8], token: &[u8]) {
-        write_text(&self.urls, &self.urls_len, urls);
-        write_text(&self.token, &self.token_len, token);
-    }
-
-    /// URLs and token.
-    pub fn read(&self) -> (Vec<String>, Vec<u8>) {
-        let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
-        let urls = read_text(&self.urls, &self.urls_len, &mut urls);
-        let token = read_text(&self.token, &self.token_len, &mut token);
-        // Written from text.
-        (core::str::from_utf8(urls).unwrap_or_default().lines().map(str::to_owned).collect(), token.to_vec())
-    }
+/// Returns a number of bytes that another process may have written, within [`BYTES_MAX`].
+pub fn believed(bytes: &AtomicI64) -> i64 {
+    bytes.load(Ordering::Relaxed).clamp(-BYTES_MAX, BYTES_MAX)
 }
 
 /// A living process of the job.
@@ -177,8 +94,12 @@ pub struct Slot {
     pub meta_bytes: AtomicI64,
     /// Bytes far.
     pub far_bytes: AtomicI64,
-    /// The pool that it has ([`Control::pool_epoch`]), if it is armed.
+    /// The pool that it has ([`crate::config::JobConfig::pool_epoch`]), if it is armed.
     pub pool_epoch: AtomicU32,
+    /// The last pool to which it could not move; 0: none.
+    pub pool_failed: AtomicU32,
+    /// Why it could not.
+    pub pool_failure: SharedText<64>,
     /// While it moves to another pool: pages that it has far or had, and those of them that were moved.
     pub pool_pages: AtomicU64,
     /// See `pool_pages`.
@@ -206,6 +127,12 @@ impl Slot {
             outer if outer != 0 && pid != 0 => outer,
             _ => pid,
         }
+    }
+
+    /// Notes that the process could not move to the pool with number `epoch`, and why. The runner looks for that.
+    pub fn fail_pool(&self, epoch: u32, why: &[u8]) {
+        self.pool_failure.write(why);
+        self.pool_failed.store(epoch, Ordering::Release);
     }
 
     /// Notes what the scrub of the process's pool has done.
@@ -280,11 +207,12 @@ impl Control {
     /// The memory of a process is gone, or about to be: its bytes leave the totals.
     pub fn forget_bytes(&self, slot: &Slot) {
         let meta = slot.meta_bytes.swap(0, Ordering::Relaxed);
-        let near = slot.near_bytes.swap(0, Ordering::Relaxed) + meta;
+        let near = slot.near_bytes.swap(0, Ordering::Relaxed).wrapping_add(meta);
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
         self.near_bytes.fetch_sub(near, Ordering::Relaxed);
         self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         // Whoever has the slot next may end before it has looked at its own pool.
+        slot.pool_failed.store(0, Ordering::Relaxed);
         slot.pool_degraded.store(0, Ordering::Relaxed);
         slot.pool_scrub.store(0, Ordering::Relaxed);
         slot.pool_protects.store(0, Ordering::Relaxed);
@@ -295,8 +223,7 @@ impl Control {
     pub fn fail(&self, code: i32, reason: &[u8]) {
         let code = code as u32;
         if self.failure.compare_exchange(0, code | Self::FAILING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            let reason = &reason[..reason.len().min(self.reason.len() * 8)];
-            write_text(&self.reason, &self.reason_len, reason);
+            self.reason.write(reason);
             self.failure.store(code, Ordering::Release);
         }
     }
@@ -306,59 +233,16 @@ impl Control {
     pub fn failure(&self) -> Option<(i32, bool)> {
         match self.failure.load(Ordering::Acquire) {
             0 => None,
-            word => Some(((word & !Self::FAILING) as i32, word & Self::FAILING == 0)),
+            word => Some((exit::known((word & !Self::FAILING) as i32), word & Self::FAILING == 0)),
         }
-    }
-
-    /// The pool that the job shall have, and its number.
-    pub fn pool(&self) -> (u32, Vec<String>, Vec<u8>) {
-        loop {
-            let epoch = self.pool_epoch.load(Ordering::SeqCst);
-            let (urls, token) = self.pools[epoch as usize % 2].read();
-            // It is written while it is not the one.
-            if self.pool_epoch.load(Ordering::SeqCst) == epoch {
-                return (epoch, urls, token);
-            }
-        }
-    }
-
-    /// The job shall have the pool that it had before `epoch` again, unless something else was decided since; `why` if that is nobody's wish.
-    pub fn give_up_pool(&self, epoch: u32, why: &[u8]) -> bool {
-        let next = epoch.wrapping_add(1);
-        let changed = self.pool_epoch.compare_exchange(epoch, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if changed {
-            write_text(&self.pool_reason, &self.pool_reason_len, &why[..why.len().min(self.pool_reason.len() * 8)]);
-        }
-        changed
     }
 
     /// Bit of `failure` while the reason is being written.
     const FAILING: u32 = 1 << 31;
 }
 
-/// Stores `text`, which must fit, into words that another process may be reading, and then its length.
-pub fn write_text(words: &[AtomicU64], length: &AtomicU32, text: &[u8]) {
-    assert!(text.len() <= words.len() * 8);
-    for (word, chunk) in words.iter().zip(text.chunks(8)) {
-        let mut bytes = [0; 8];
-        bytes[..chunk.len()].copy_from_slice(chunk);
-        word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
-    }
-    length.store(text.len() as u32, Ordering::Release);
-}
-
-/// Copies a text of the control block into `into`; the part that was filled. Never trusts the stored length.
-pub fn read_text<'a>(words: &[AtomicU64], length: &AtomicU32, into: &'a mut [u8]) -> &'a [u8] {
-    let length = (length.load(Ordering::Acquire) as usize).min(words.len() * 8).min(into.len());
-    for (chunk, word) in into[..length].chunks_mut(8).zip(words) {
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..chunk.len()]);
-    }
-    &into[..length]
-}
-
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        const COUNTER_NAMES: &str = concat!($(stringify!($name), ","),*);
         /// Event counts of one process, or of all that have ended.
         #[repr(C)]
         pub struct Counters {
@@ -367,6 +251,7 @@ macro_rules! counters {
             pub fault_ns: [AtomicU64; BUCKETS],
         }
         impl Counters {
+            pub(crate) const NAMES: &str = concat!($(stringify!($name), ","),*);
             /// Adds the counts of `other`.
             pub fn add(&self, other: &Counters) {
                 $(self.$name.fetch_add(other.$name.load(Ordering::Relaxed), Ordering::Relaxed);)*
@@ -447,12 +332,12 @@ pub fn bucket_floor(bucket: usize) -> u64 {
 /// The duration, in nanoseconds, that `numerator / denominator` of the events did not exceed; `None` without events.
 /// Accurate to one bucket (12.5 %).
 pub fn quantile_ns(counts: &[u64; BUCKETS], numerator: u64, denominator: u64) -> Option<u64> {
-    let total: u64 = counts.iter().sum();
+    let total: u128 = counts.iter().map(|&count| u128::from(count)).sum();
     // The rank is rounded up, so that of one event every quantile is that event.
-    let rank = (u128::from(total) * u128::from(numerator)).div_ceil(u128::from(denominator)).max(1) as u64;
+    let rank = (total * u128::from(numerator)).div_ceil(u128::from(denominator)).max(1);
     let mut seen = 0;
     let found = counts.iter().position(|&count| {
-        seen += count;
+        seen += u128::from(count);
         seen >= rank
     })?;
     let (floor, next) = (bucket_floor(found), bucket_floor(found + 1));
@@ -548,22 +433,16 @@ mod tests {
         control.fail(exit::SERVER_LOST, b"server 0 is gone");
         control.fail(exit::CORRUPT, &[b'x'; 5000]);
         assert_eq!(control.failure(), Some((exit::SERVER_LOST, true)));
-        let mut buffer = [0; 512];
-        assert_eq!(read_text(&control.reason, &control.reason_len, &mut buffer), b"server 0 is gone");
+        assert_eq!(control.reason.line(), "server 0 is gone");
     }
 
     #[test]
-    fn texts_survive_and_lengths_are_not_trusted() {
+    fn a_process_cannot_make_the_job_end_with_any_code() {
         let control = control();
-        let mut buffer = [0; TEXT_BYTES];
-        for length in [0, 1, 7, 8, 9, TEXT_BYTES] {
-            let text: Vec<u8> = (0..length).map(|index| index as u8).collect();
-            write_text(&control.urls, &control.urls_len, &text);
-            assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer), text);
+        for (noted, said) in [(0x7fff_ffff, exit::INTERNAL), (1, exit::INTERNAL), (93, exit::SERVER_LOST)] {
+            control.failure.store(noted, Ordering::Relaxed);
+            assert_eq!(control.failure(), Some((said, true)));
         }
-        control.urls_len.store(u32::MAX, Ordering::Relaxed);
-        assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer).len(), TEXT_BYTES);
-        assert_eq!(read_text(&control.urls, &control.urls_len, &mut buffer[..3]).len(), 3);
     }
 
     #[test]
@@ -577,8 +456,7 @@ mod tests {
             let found = quantile_ns(&counts, percent, 100).unwrap() as f64;
             assert!((found / expected - 1.0).abs() < 0.13, "{percent}: {found}");
         }
-        counts = [0; BUCKETS];
-        counts[BUCKETS - 1] = u64::MAX;
+        counts = [u64::MAX; BUCKETS];
         assert!(quantile_ns(&counts, 99, 100).is_some());
     }
 

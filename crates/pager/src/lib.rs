@@ -1,13 +1,14 @@
 //! Transparent paging: unmodified programs with far memory.
 //!
-//! [`runner`] is the outside (`farfield run`); [`inside`] is what the preload library does in the program; [`control`] is
-//! the shared memory through which they talk.
+//! [`runner`] is the outside (`farfield run`); [`inside`] is what the preload library does in the program. They talk through
+//! shared memory: [`config`] is what the runner decides, [`control`] what processes count.
 
 #![cfg_attr(
     test,
     allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests run outside of programs")
 )]
 
+pub mod config;
 pub mod control;
 pub mod elf;
 pub mod filter;

@@ -5,7 +5,8 @@
 //! does what a library that we use might do. Not under the usual test harness, whose threads would be the program's.
 #![allow(clippy::disallowed_methods, reason = "what starts and watches the cases runs outside of programs")]
 
-use farfield_pager::control::{ENV_CONTROL, Mode, exit};
+use farfield_pager::config::ENV_CONTROL;
+use farfield_pager::control::{Mode, exit};
 use farfield_pager::inside::own_code::OwnCode;
 use farfield_pager::inside::runtime::RUNTIME;
 use farfield_pager::inside::{heap::Heap, start};

@@ -11,7 +11,7 @@ use super::store::{Store, enqueue};
 use super::switching::{Inherited, Place};
 use super::thread::Run;
 use super::{huge, keeper, keys, own_code, sync};
-use crate::control::{Mode, exit};
+use crate::control::{Mode, believed, exit};
 use crate::window;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -46,7 +46,7 @@ pub fn consider(runtime: &Runtime, touchable: i64) {
     if runtime.is_borrowed() {
         return runtime.set_near(touchable);
     }
-    let more = touchable - runtime.slot().near_bytes.load(Ordering::Relaxed);
+    let more = touchable - believed(&runtime.slot().near_bytes);
     if is_close(runtime, more) && touchable > SMALL_BYTES / 4 {
         return arm(runtime, None);
     }
@@ -159,7 +159,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
         return;
     }
     let armed = with_descriptors(|| open(runtime, inherited));
-    let limit_pages = runtime.near().1 as usize / PAGE_BYTES;
+    let limit_pages = runtime.config().near_limit() as usize / PAGE_BYTES;
     {
         let mut queue = runtime.queue.lock();
         if !is_child && let Err(errno) = queue.reserve(limit_pages * 2 + 8192) {
@@ -187,7 +187,6 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
     }
     huge::no_more();
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
-    runtime.control().mode_used.store(armed.mode as u32, Ordering::Relaxed);
     if !is_child {
         take_stock(runtime, armed, &space.mapped_in(crate::space::Range { start: 0, end: window::PAGES }));
     }
@@ -287,7 +286,8 @@ pub fn opener(runtime: &Runtime, place: &Place) -> Opener {
         .deadline(Duration::from_secs(10))
         // The runner has seen all servers; since then a leg of a mirror may have died.
         .degraded()
-        .urls(keys::reach(runtime.control(), &place.urls));
+        .server_uid(runtime.config().runner_uid.load(Ordering::Relaxed))
+        .urls(keys::reach(runtime.config(), &place.urls));
     if place.token.is_empty() { opener } else { opener.token(place.token.as_str()) }
 }
 
@@ -295,14 +295,14 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     let internal = |what: &'static str| {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
-    let control = runtime.control();
+    let config = runtime.config();
     let (place, opened) = match inherited {
         Some(Inherited { place, ticket, heritage }) => {
             let side = opener(runtime, &place).claim_with(&ticket, &heritage);
             (place, side.map(|side| Ok(SwitchBackend::inherit(side, heritage))))
         }
         None => {
-            let place = Place::wanted(control);
+            let place = Place::wanted(config);
             let side = opener(runtime, &place).open();
             (place, side.map(SwitchBackend::new))
         }
@@ -319,7 +319,7 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     };
     // The child of a fork may have fewer legs than its parent.
     tell(runtime, &store, store.backend().health());
-    let (mut uffd, mode) = open_uffd(control.mode.load(Ordering::Relaxed));
+    let (mut uffd, mode) = open_uffd(config.mode.load(Ordering::Relaxed));
     let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {
         Ok(fd) => fd,
         // The program has a lower limit of descriptors: ours stay where they are.

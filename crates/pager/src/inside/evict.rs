@@ -24,7 +24,7 @@ use super::runtime::{Armed, Phase, Runtime, fail};
 use super::store::{RUN_PAGES, Writer};
 use super::sync::{Wait, moment, nap};
 use super::table::Table;
-use crate::control::exit;
+use crate::control::{believed, exit};
 use crate::window;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -496,7 +496,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
             break;
         }
         // A process that has next to nothing near cannot help; the others evict meanwhile.
-        let starving = runtime.slot().near_bytes.load(Ordering::Relaxed) < STARVING_BYTES;
+        let starving = believed(&runtime.slot().near_bytes) < STARVING_BYTES;
         if near + need <= limit + slack_bytes(limit) + if starving { STARVING_SLACK_BYTES } else { 0 } {
             break;
         }
@@ -577,7 +577,7 @@ fn shrink_for_copy(runtime: &Runtime, context: &Context, deadline: u64) -> bool 
         if near + runtime.copy_bytes() <= limit {
             return true;
         }
-        let own = runtime.slot().near_bytes.load(Ordering::Relaxed);
+        let own = believed(&runtime.slot().near_bytes);
         if own <= limit / COPY_SHARE || fruitless == 64 || process::now_ns() > deadline {
             return false;
         }

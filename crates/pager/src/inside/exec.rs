@@ -27,8 +27,8 @@ pub fn remember(preload: &[u8], control: &[u8]) {
     *ENVIRONMENT.lock() = vec![entry(b"LD_PRELOAD", preload), entry(b"FARFIELD_CONTROL", control)];
 }
 
-/// Where the control block is.
-pub fn with_control_path(action: impl FnOnce(&CStr)) {
+/// Where the configuration of the job is.
+pub fn with_config_path(action: impl FnOnce(&CStr)) {
     let environment = ENVIRONMENT.lock();
     let path = environment.get(1).and_then(|entry| entry.strip_prefix(b"FARFIELD_CONTROL="));
     if let Some(Ok(path)) = path.map(CStr::from_bytes_with_nul) {

@@ -6,7 +6,7 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
 use super::sync::{AtomicU64, Ordering, Wait, tid};
 use super::thread;
-use crate::control::{bucket_of, exit};
+use crate::control::{believed, bucket_of, exit};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::Fault;
@@ -168,7 +168,7 @@ fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: 
 fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> usize {
     let mut count = 0;
     // Never more at once than an eighth of the budget, nor than half of what this process has of it.
-    let near = runtime.slot().near_bytes.load(Ordering::Relaxed).max(0);
+    let near = believed(&runtime.slot().near_bytes).max(0);
     let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
     for step in 1..=most as i64 {
         let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };

@@ -9,7 +9,7 @@ use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{self, Store};
 use super::switching::Inherited;
 use super::{arm, emulate, evict, fault, flights, heap, sync, thread};
-use crate::control::exit;
+use crate::control::{believed, exit};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::State;
@@ -19,7 +19,7 @@ use farfield_pool::PoolError;
 /// Makes the call `clone(args)` without `CLONE_VM`.
 pub fn fork(context: &Context, args: [usize; 6]) -> Outcome {
     let runtime = &RUNTIME;
-    let near = runtime.slot().near_bytes.load(Ordering::Relaxed);
+    let near = believed(&runtime.slot().near_bytes);
     if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {
         arm::arm(runtime, None);
     }
@@ -145,8 +145,8 @@ impl Inheritance {
     fn take(runtime: &Runtime) -> Inheritance {
         let slot = runtime.slot();
         let inherited = Inheritance {
-            near_bytes: slot.near_bytes.load(Ordering::Relaxed),
-            far_bytes: slot.far_bytes.load(Ordering::Relaxed),
+            near_bytes: believed(&slot.near_bytes),
+            far_bytes: believed(&slot.far_bytes),
             reserved_bytes: runtime.copy_bytes(),
         };
         runtime.reserve(inherited.reserved_bytes);

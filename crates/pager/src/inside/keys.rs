@@ -1,43 +1,80 @@
 //! What a process takes along when it becomes another user.
 //!
-//! A job's control block and the socket of its private server open to the user that started it. Before a process gives up that user (or
-//! a privilege, or its name space) it opens both once more, as descriptors that its children and the programs that they execute
-//! inherit. Nobody else gets them, and a process that stays who it is has none.
+//! A job's blocks and the socket of its private server open to the user that started it. Before a process gives up that
+//! user (or a privilege, or its name space) it opens them once more, as descriptors that its children and the programs
+//! that they execute inherit: the configuration to read, the control block to read and write. Nobody else gets them, and
+//! a process that stays who it is has none.
 
 use super::arm::with_descriptors;
 use super::runtime::Runtime;
-use crate::control::{Control, TEXT_BYTES, read_text};
+use crate::config::JobConfig;
 use crate::window::DESCRIPTORS_END;
 use core::ffi::CStr;
+use core::sync::atomic::Ordering;
 use farfield_os::{file, gate};
-use farfield_pool::{leaf_urls, replace_leaves};
+use farfield_pool::{UnixSocket, leaf_urls, replace_leaves};
 
+/// The configuration.
+pub const CONFIG: i32 = DESCRIPTORS_END - 1;
 /// The control block.
-pub const CONTROL: i32 = DESCRIPTORS_END - 1;
+pub const CONTROL: i32 = CONFIG - 1;
 /// Sockets of servers, downwards from here in the order of the text of the URLs.
 const SERVERS: i32 = CONTROL - 1;
 
 /// Takes what is not there yet. Where it is refused, or descriptors are short, whoever needs it will say so.
 pub fn take(runtime: &Runtime) {
     with_descriptors(|| {
-        super::exec::with_control_path(|path| keep(path, libc::O_RDWR, CONTROL));
-        let mut buffer = [0; TEXT_BYTES];
-        for (key, url) in servers(runtime.control(), &mut buffer) {
-            let Some(path) = socket_path(url) else { continue };
-            let mut name = [0u8; 128];
-            if path.len() < name.len() {
-                name[..path.len()].copy_from_slice(path.as_bytes());
-                if let Ok(path) = CStr::from_bytes_until_nul(&name) {
-                    keep(path, libc::O_PATH, key);
+        let config = runtime.config();
+        super::exec::with_config_path(|path| {
+            keep(path, libc::O_RDONLY, CONFIG);
+            with_control_path(path, config, |path| keep(path, libc::O_RDWR, CONTROL));
+        });
+        config.first.with_urls(|urls| {
+            for (key, url) in servers(urls) {
+                let Some(path) = socket_path(url) else { continue };
+                let mut name = [0u8; 128];
+                if path.len() < name.len() {
+                    name[..path.len()].copy_from_slice(path.as_bytes());
+                    if let Ok(path) = CStr::from_bytes_until_nul(&name) {
+                        keep(path, libc::O_PATH, key);
+                    }
                 }
             }
-        }
+        });
     });
 }
 
 /// Has this process, or one that it comes from, become another user?
 pub fn are_there() -> bool {
-    file::size(CONTROL) == Some(size_of::<Control>() as u64)
+    file::size(CONFIG) == Some(size_of::<JobConfig>() as u64)
+}
+
+/// Calls `action` with the path of the control block, which is beside that of the configuration.
+pub fn with_control_path<T>(config_path: &CStr, config: &JobConfig, action: impl FnOnce(&CStr) -> T) -> T {
+    use core::fmt::Write;
+    let bytes = config_path.to_bytes();
+    let folder = &bytes[..bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)];
+    let mut path = PathText { bytes: [0; 64], len: 0 };
+    // It is "/proc/", a number, "/fd/" and a number. What does not fit is no such path, and is not there.
+    let _ = path.write_str(core::str::from_utf8(folder).unwrap_or_default());
+    let _ = write!(path, "{}", config.control_fd.load(Ordering::Relaxed));
+    action(CStr::from_bytes_until_nul(&path.bytes).unwrap_or_default())
+}
+
+struct PathText {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl core::fmt::Write for PathText {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        // The last byte stays zero.
+        let free = &mut self.bytes[self.len..63];
+        let into = free.get_mut(..text.len()).ok_or(core::fmt::Error)?;
+        into.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
 }
 
 /// Opens `path` as descriptor `key`, which exec does not close.
@@ -53,34 +90,29 @@ fn keep(path: &CStr, flags: i32, key: i32) {
 }
 
 /// How this process reaches these servers, which its job has now; of those that it began with, there may be keys.
-pub fn reach(control: &Control, urls: &[String]) -> Vec<String> {
-    let mut buffer = [0; TEXT_BYTES];
-    let first: Vec<_> = servers(control, &mut buffer).collect();
+pub fn reach(config: &JobConfig, urls: &[String]) -> Vec<String> {
+    let first: Vec<(i32, String)> =
+        config.first.with_urls(|urls| servers(urls).map(|(key, url)| (key, url.to_owned())).collect());
     let reach = |leaf: &str| -> Result<String, core::convert::Infallible> {
-        let key = first.iter().find(|(key, url)| *url == leaf && socket_path(url).is_some() && file::is_socket(*key));
-        Ok(key.map_or(leaf.to_owned(), |(key, _)| format!("unix:/proc/self/fd/{key}")))
+        let key = first.iter().find(|(key, url)| url == leaf && socket_path(url).is_some() && file::is_socket(*key));
+        let uid = UnixSocket::parse(leaf).and_then(|socket| socket.uid).map(|uid| format!("?uid={uid}"));
+        let uid = uid.unwrap_or_default();
+        Ok(key.map_or(leaf.to_owned(), |(key, _)| format!("unix:/proc/self/fd/{key}{uid}")))
     };
     let Ok(urls) = urls.iter().map(|url| replace_leaves(url, reach)).collect();
     urls
 }
 
-/// The servers of this job, each with the descriptor that is its key.
-fn servers<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = (i32, &'a str)> {
-    keys().zip(pools(control, buffer).flat_map(leaf_urls))
+/// The servers behind these pool URLs, each with the descriptor that is its key.
+fn servers<'a>(urls: core::str::Lines<'a>) -> impl Iterator<Item = (i32, &'a str)> {
+    keys().zip(urls.filter(|url| !url.is_empty()).flat_map(leaf_urls))
 }
 
 fn keys() -> impl Iterator<Item = i32> {
     (0..).map(|index| SERVERS - index)
 }
 
-fn pools<'a>(control: &Control, buffer: &'a mut [u8; TEXT_BYTES]) -> impl Iterator<Item = &'a str> {
-    let text: &'a [u8] = read_text(&control.urls, &control.urls_len, buffer);
-    // Written by the runner, from text.
-    core::str::from_utf8(text).unwrap_or_default().lines().filter(|url| !url.is_empty())
-}
-
 /// The path of a socket that has a place in the file system.
 fn socket_path(url: &str) -> Option<&str> {
-    let path = ["unix:", "shm:"].into_iter().find_map(|scheme| url.strip_prefix(scheme))?;
-    path.starts_with('/').then_some(path)
+    UnixSocket::parse(url).map(|socket| socket.path).filter(|path| path.starts_with('/'))
 }

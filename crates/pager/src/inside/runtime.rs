@@ -8,7 +8,8 @@ use super::store::Store;
 use super::sync::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use super::table::Table;
 use super::thread::Threads;
-use crate::control::{Control, Counters, Mode, Slot};
+use crate::config::JobConfig;
+use crate::control::{Control, Counters, Mode, Slot, believed};
 use crate::space::{Range, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
@@ -59,6 +60,7 @@ pub struct Armed {
 /// See [`RUNTIME`].
 pub struct Runtime {
     phase: AtomicU32,
+    config: AtomicPtr<JobConfig>,
     control: AtomicPtr<Control>,
     slot: AtomicPtr<Slot>,
     table: AtomicPtr<Table>,
@@ -121,6 +123,7 @@ impl Runtime {
         let large = Range { start: SMALL_END, end: window::extents::FIRST_PAGE };
         Runtime {
             phase: AtomicU32::new(0),
+            config: AtomicPtr::new(core::ptr::null_mut()),
             control: AtomicPtr::new(core::ptr::null_mut()),
             slot: AtomicPtr::new(core::ptr::null_mut()),
             table: AtomicPtr::new(core::ptr::null_mut()),
@@ -171,7 +174,8 @@ impl Runtime {
     }
 
     /// Sets what is known at the start.
-    pub fn set_up(&self, control: &'static Control, slot: &'static Slot, table: Table) {
+    pub fn set_up(&self, config: &'static JobConfig, control: &'static Control, slot: &'static Slot, table: Table) {
+        self.config.store(core::ptr::from_ref(config).cast_mut(), Ordering::Release);
         self.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
         self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
         self.table.store(Box::into_raw(Box::new(table)), Ordering::Release);
@@ -184,7 +188,13 @@ impl Runtime {
         self.pid.store(process::pid() as u32, Ordering::Release);
     }
 
-    /// The job's shared state.
+    /// What the runner has decided for the job.
+    pub fn config(&self) -> &'static JobConfig {
+        // SAFETY: set before the phase leaves Off and never unmapped; only read.
+        unsafe { &*self.config.load(Ordering::Acquire) }
+    }
+
+    /// The job's accounts.
     pub fn control(&self) -> &'static Control {
         // SAFETY: set before the phase leaves Off and never unmapped.
         unsafe { &*self.control.load(Ordering::Acquire) }
@@ -256,7 +266,7 @@ impl Runtime {
 
     fn add_near(&self, bytes: i64) {
         let control = self.control();
-        let now = control.near_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let now = control.near_bytes.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes).max(0);
         if bytes > 0 && now as u64 > control.near_peak_bytes.load(Ordering::Relaxed) {
             control.near_peak_bytes.fetch_max(now as u64, Ordering::Relaxed);
         }
@@ -274,14 +284,14 @@ impl Runtime {
     /// Sets the near bytes of this process to what was measured (dormant), with its own memory.
     pub fn set_near(&self, bytes: i64) {
         let old = self.slot().near_bytes.swap(bytes, Ordering::Relaxed);
-        self.add_near(bytes - old);
+        self.add_near(bytes.wrapping_sub(old));
         self.settle_heap();
     }
 
     /// What a child of a fork would have near: pages, and our own memory.
     pub fn copy_bytes(&self) -> i64 {
         let slot = self.slot();
-        slot.near_bytes.load(Ordering::Relaxed) + slot.meta_bytes.load(Ordering::Relaxed)
+        believed(&slot.near_bytes) + believed(&slot.meta_bytes)
     }
 
     /// Charges the job with a child that is about to be forked, or takes that back (negative).
@@ -321,7 +331,7 @@ impl Runtime {
         let bytes = pages * PAGE_BYTES as i64;
         self.slot().far_bytes.fetch_add(bytes, Ordering::Relaxed);
         let control = self.control();
-        let now = control.far_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let now = control.far_bytes.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes).max(0);
         if bytes > 0 && now as u64 > control.far_peak_bytes.load(Ordering::Relaxed) {
             control.far_peak_bytes.fetch_max(now as u64, Ordering::Relaxed);
         }
@@ -331,9 +341,9 @@ impl Runtime {
     /// half of the limit (memory touched very sparsely) is not taken from the program's pages; the report shows it.
     pub fn near(&self) -> (i64, i64) {
         let control = self.control();
-        let limit = control.near_limit_bytes.load(Ordering::Relaxed) as i64;
-        let excess = (control.meta_bytes.load(Ordering::Relaxed) - limit / 2).max(0);
-        (control.near_bytes.load(Ordering::Relaxed), limit + excess)
+        let limit = self.config().near_limit();
+        let excess = (believed(&control.meta_bytes) - limit / 2).max(0);
+        (believed(&control.near_bytes), limit + excess)
     }
 
     /// Bytes kept free below the limit by the reclaim thread.

@@ -2,11 +2,13 @@
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
 use super::{exec, huge, keys, limits, sanitizer, signal, storage, table, thread};
-use crate::control::{Control, ENV_CONTROL, MAGIC, exit};
+use crate::config::{ENV_CONTROL, JobConfig, MAGIC};
+use crate::control::{Control, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use farfield_os::{Errno, file, gate, memory, process, seccomp, signals};
+use farfield_os::{Errno, file, gate, memfd, memory, process, seccomp, signals};
+use std::os::fd::BorrowedFd;
 
 /// The preload library's constructor. Without [`ENV_CONTROL`] it does nothing. If it cannot do its work the program
 /// does not start: a job that was given a budget never runs without one.
@@ -76,21 +78,21 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     remember_standard_error();
     // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not leave a handler anyway.
     std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
-    let control = map_control(path)?;
+    let (config, control) = map_blocks(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: NOREPLACE touches nobody's memory.
     unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
         .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
-    huge::start(control.huge_pages.load(Ordering::Relaxed) != 0);
+    huge::start(config.huge_pages.load(Ordering::Relaxed) != 0);
     // SAFETY: reads what the kernel gave the program.
     ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
     let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
     let slot = control
         .take_slot(process::pid() as u32, process::identity())
         .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
-    RUNTIME.set_up(control, slot, table);
+    RUNTIME.set_up(config, control, slot, table);
     RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
     limits::start();
     move_break();
@@ -112,29 +114,48 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     Ok(())
 }
 
-fn map_control(path: &CStr) -> Result<&'static Control, Step> {
-    let fd = match keys::are_there() {
-        // Of a user, or in a name space, to which the path is closed, or where it leads to another process.
-        true => Ok(keys::CONTROL),
-        false => file::open(path, libc::O_RDWR),
+/// Maps what the runner has decided, to be read, and the accounts of the job.
+fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Step> {
+    const CLOSED: &str = "the job's control block cannot be opened (has farfield run ended?)";
+    // Of a user, or in a name space, to which the path is closed, or where it leads to another process, there is a key.
+    let open = |path: &CStr, flags: i32, key: i32| match keys::are_there() {
+        true => Ok(key),
+        false => file::open(path, flags),
     };
-    let fd = match fd {
-        Ok(fd) => fd,
-        Err(errno) => return Err(("the job's control block cannot be opened (has farfield run ended?)", errno)),
-    };
+    let config_fd = open(path, libc::O_RDONLY, keys::CONFIG).map_err(at(CLOSED))?;
+    // SAFETY: the descriptor is open.
+    let is_published = memfd::is_published(unsafe { BorrowedFd::borrow_raw(config_fd) });
+    if !is_published || file::size(config_fd) != Some(size_of::<JobConfig>() as u64) {
+        return Err(other_release());
+    }
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid, and nobody here stores.
+    let config = unsafe { &*(map::<JobConfig>(config_fd, libc::PROT_READ)? as *const JobConfig) };
+    if config.magic.load(Ordering::Acquire) != MAGIC {
+        return Err(other_release());
+    }
+    let control_fd = keys::with_control_path(path, config, |path| open(path, libc::O_RDWR, keys::CONTROL));
+    let control_fd = control_fd.map_err(at(CLOSED))?;
+    if file::size(control_fd) != Some(size_of::<Control>() as u64) {
+        return Err(other_release());
+    }
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid.
+    let control = unsafe { &*(map::<Control>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const Control) };
+    for (fd, key) in [(config_fd, keys::CONFIG), (control_fd, keys::CONTROL)] {
+        if fd != key {
+            file::close(fd);
+        }
+    }
+    Ok((config, control))
+}
+
+fn other_release() -> Step {
+    ("the job's control block is of another release", Errno(libc::EPROTO))
+}
+
+fn map<T>(fd: i32, protection: i32) -> Result<usize, Step> {
     // SAFETY: a new mapping.
-    let address =
-        unsafe { memory::mmap(0, size_of::<Control>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0) }
-            .map_err(at("the job's control block cannot be mapped"))?;
-    if fd != keys::CONTROL {
-        file::close(fd);
-    }
-    // SAFETY: mapped for good; all fields are atomics, for which any bytes are valid.
-    let control = unsafe { &*(address as *const Control) };
-    if control.magic.load(Ordering::Acquire) != MAGIC {
-        return Err(("the job's control block is of another release", Errno(libc::EPROTO)));
-    }
-    Ok(control)
+    unsafe { memory::mmap(0, size_of::<T>(), protection, libc::MAP_SHARED, fd, 0) }
+        .map_err(at("the job's control block cannot be mapped"))
 }
 
 fn map_gate() -> farfield_os::Result<()> {

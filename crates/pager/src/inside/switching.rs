@@ -1,8 +1,8 @@
 //! Moves the far memory of this process when its job shall have another pool.
 //!
-//! Which pool that is stands in the control block ([`Control::pool_epoch`]). If it is another one than this process has, the keeper
+//! Which pool that is stands in the configuration ([`JobConfig::pool_epoch`]). If it is another one than this process has, the keeper
 //! opens it, moves everything (`farfield_pool::SwitchBackend`), and says so in the process's slot. A
-//! process for which that fails says so for the job: all go back to the pool before. The child of a fork goes on with a snapshot of the side that holds everything,
+//! process for which that fails says so in its slot, and the runner takes all back to the pool before. The child of a fork goes on with a snapshot of the side that holds everything,
 //! and then does the same by itself.
 
 use super::arm::opener;
@@ -10,7 +10,7 @@ use super::runtime::Runtime;
 use super::store::Store;
 use super::sync::{Wait, tid};
 use super::{evict, flights, keeper};
-use crate::control::Control;
+use crate::config::JobConfig;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use farfield_os::process;
@@ -35,8 +35,8 @@ pub struct Place {
 
 impl Place {
     /// The one that the job shall have.
-    pub fn wanted(control: &Control) -> Place {
-        let (epoch, urls, token) = control.pool();
+    pub fn wanted(config: &JobConfig) -> Place {
+        let (epoch, urls, token) = config.pool();
         // The runner has taken text.
         Place { epoch, urls, token: String::from_utf8(token).unwrap_or_default() }
     }
@@ -64,16 +64,20 @@ impl Inherited {
 
 /// Is there another pool to move to?
 pub fn is_due(runtime: &Runtime) -> bool {
-    runtime.slot().pool_epoch.load(Ordering::Relaxed) != runtime.control().pool_epoch.load(Ordering::SeqCst)
+    runtime.slot().pool_epoch.load(Ordering::Relaxed) != runtime.config().pool_epoch.load(Ordering::SeqCst)
 }
 
 /// Moves to the pool that the job shall have, if it is another one. Called by the keeper.
 pub fn follow(runtime: &Runtime) {
-    let (control, slot, store) = (runtime.control(), runtime.slot(), &runtime.armed().store);
+    let (slot, store) = (runtime.slot(), &runtime.armed().store);
     if !is_due(runtime) {
         return;
     }
-    let wanted = Place::wanted(control);
+    let wanted = Place::wanted(runtime.config());
+    // It has failed, and the runner will decide.
+    if wanted.epoch != 0 && slot.pool_failed.load(Ordering::Relaxed) == wanted.epoch {
+        return;
+    }
     let here = store.place.lock().clone();
     if wanted.urls == here.urls {
         // It never left, or has come back.
@@ -96,7 +100,7 @@ pub fn follow(runtime: &Runtime) {
                 Failure::Open(text) => text,
                 Failure::Switch(error) => error.to_string(),
             };
-            control.give_up_pool(wanted.epoch, reason.as_bytes());
+            slot.fail_pool(wanted.epoch, reason.as_bytes());
         }
     }
 }
@@ -149,7 +153,7 @@ impl SwitchHost for Host<'_> {
             self.runtime.slot().pool_pages.store(progress.pages, Ordering::Relaxed);
             self.runtime.slot().pool_moved_pages.store(progress.moved_pages, Ordering::Relaxed);
         }
-        self.runtime.control().pool_epoch.load(Ordering::SeqCst) == self.wanted.epoch
+        self.runtime.config().pool_epoch.load(Ordering::SeqCst) == self.wanted.epoch
     }
 
     /// As for a fork: nobody is inside a fault, or loads from far memory.

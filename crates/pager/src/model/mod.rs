@@ -86,7 +86,7 @@ pub fn set_up() {
     // SAFETY: advice on our own reservation.
     unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) }.expect("small pages");
     let slot = control.take_slot(process::pid() as u32, process::identity()).expect("a slot");
-    RUNTIME.set_up(control, slot, Table::reserve().expect("tables"));
+    RUNTIME.set_up(control.config(), control, slot, Table::reserve().expect("tables"));
     RUNTIME.threads.reserve().expect("thread records");
     farfield_os::sync::set_yield(schedule::give_way);
     // Threads of the model share this one's storage, and the monitor is one of them.

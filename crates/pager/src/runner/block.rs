@@ -1,10 +1,12 @@
-//! The control block as a mapping: made by the runner, opened by `farfield top`.
+//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and `farfield pool`.
 
-use crate::control::{Control, ENV_CONTROL, MAGIC, Mode, TEXT_BYTES, write_text};
+use super::sys;
+use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
+use crate::control::{Control, Mode};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use farfield_os::memfd::{self, Access, Mapping};
-use std::ffi::OsStr;
+use farfield_os::serving;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
@@ -12,10 +14,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Name of the memfd, as `/proc/PID/fd` and `/proc/PID/maps` show it.
-pub const MEMFD_NAME: &CStr = c"farfield-control";
+/// Name of a job's configuration, as `/proc/PID/fd` and `/proc/PID/maps` show it.
+const CONFIG_NAME: &CStr = c"farfield-config";
+/// Name of its control block.
+const CONTROL_NAME: &CStr = c"farfield-control";
+/// Name of its request block. Only runners have one open.
+const REQUESTS_NAME: &CStr = c"farfield-requests";
 
-/// What the runner writes into a new control block.
+/// What the runner writes into a new configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Near budget of the job.
@@ -30,79 +36,163 @@ pub struct Settings {
     pub token: Vec<u8>,
 }
 
-/// A mapped control block.
+/// The blocks of a job as everybody may have them: the configuration to read, the control block to read and write.
 pub struct ControlBlock {
-    mapping: Mapping,
+    config: Mapping,
+    control: Mapping,
     path: PathBuf,
-    /// Keeps `path` alive. Only the runner holds the block open: that is how it is told from those who look.
-    _file: Option<OwnedFd>,
 }
 
-/// Makes a control block for one job and fills in what its processes must know.
-pub fn create_control(settings: &Settings) -> io::Result<ControlBlock> {
+/// The blocks of a job as its runner has them, who alone can write the configuration.
+pub struct RunnerBlock {
+    block: ControlBlock,
+    requests: Mapping,
+    /// Keep the paths alive. Only runners hold a request block open: that is how they are told from those who look.
+    _files: [OwnedFd; 3],
+}
+
+/// Makes the blocks of one job and fills in what its processes must know.
+pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     let urls = settings.urls.join("\n");
     if urls.len() > TEXT_BYTES || settings.token.len() > TEXT_BYTES {
         let text = format!("the URLs, and the token, can have at most {TEXT_BYTES} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let file = memfd::create(MEMFD_NAME, size_of::<Control>() as u64)?;
+    let (config_file, config) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64)?;
+    let control_file = memfd::create(CONTROL_NAME, size_of::<Control>() as u64)?;
+    let requests_file = memfd::create(REQUESTS_NAME, size_of::<RequestBlock>() as u64)?;
+    let control = map::<Control>(control_file.as_fd(), Access::ReadWrite)?;
+    let requests = map::<RequestBlock>(requests_file.as_fd(), Access::ReadWrite)?;
     // Not /proc/self: other processes open it.
-    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-    let block = ControlBlock { mapping: map(file.as_fd())?, path, _file: Some(file) };
-    block.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
-    block.mode.store(settings.mode as u32, Ordering::Relaxed);
-    block.huge_pages.store(settings.huge_pages.into(), Ordering::Relaxed);
-    write_text(&block.urls, &block.urls_len, urls.as_bytes());
-    write_text(&block.token, &block.token_len, &settings.token);
-    block.pools[0].write(urls.as_bytes(), &settings.token);
+    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), config_file.as_raw_fd()));
+    let numbers = [&control_file, &requests_file].map(|file| file.as_raw_fd() as u32);
+    let block = ControlBlock { config, control, path };
+    let made = RunnerBlock { block, requests, _files: [config_file, control_file, requests_file] };
+    let config = made.config();
+    let [control_fd, requests_fd] = numbers;
+    config.control_fd.store(control_fd, Ordering::Relaxed);
+    config.requests_fd.store(requests_fd, Ordering::Relaxed);
+    config.runner_uid.store(serving::effective_uid(), Ordering::Relaxed);
+    config.mode.store(settings.mode as u32, Ordering::Relaxed);
+    config.huge_pages.store(settings.huge_pages.into(), Ordering::Relaxed);
+    config.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
+    config.first.write(urls.as_bytes(), &settings.token);
+    config.pools[0].write(urls.as_bytes(), &settings.token);
     // Last: whoever sees the magic sees the rest.
-    block.magic.store(MAGIC, Ordering::Release);
-    Ok(block)
+    config.magic.store(MAGIC, Ordering::Release);
+    Ok(made)
 }
 
 impl ControlBlock {
-    /// Maps the control block behind `path` (`/proc/PID/fd/N`).
+    /// Maps the blocks of the job whose configuration is behind `path` (`/proc/PID/fd/N`).
     pub fn open(path: &Path) -> io::Result<ControlBlock> {
-        let file = File::options().read(true).write(true).open(path)?;
-        let bytes = file.metadata()?.len();
-        if bytes != size_of::<Control>() as u64 || !memfd::is_sealed(file.as_fd()) {
+        let file = File::open(path)?;
+        if !has_size_of::<JobConfig>(&file)? || !memfd::is_published(file.as_fd()) {
             return Err(other_release());
         }
-        let block = ControlBlock { mapping: map(file.as_fd())?, path: path.into(), _file: None };
-        if block.magic.load(Ordering::Acquire) != MAGIC {
+        let config = map::<JobConfig>(file.as_fd(), Access::Read)?;
+        // SAFETY: as in `ControlBlock::config`; `config` lives longer than this.
+        let (magic, control_fd) = unsafe {
+            let config = &*config.as_ptr().cast::<JobConfig>();
+            (config.magic.load(Ordering::Acquire), config.control_fd.load(Ordering::Relaxed))
+        };
+        if magic != MAGIC {
             return Err(other_release());
         }
-        Ok(block)
+        let control = open_shared::<Control>(&path.with_file_name(control_fd.to_string()), CONTROL_NAME)?;
+        Ok(ControlBlock { config, control: map::<Control>(control.as_fd(), Access::ReadWrite)?, path: path.into() })
     }
 
-    /// Where processes of the job find the block: the value of [`crate::control::ENV_CONTROL`].
+    /// Where processes of the job find the configuration: the value of [`crate::config::ENV_CONTROL`].
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Returns what the runner has decided.
+    pub fn config(&self) -> &JobConfig {
+        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed), page-aligned; all
+        // fields are atomics, for which every bit pattern is a value and which the runner may write at any time. The
+        // mapping lives as long as `self`.
+        unsafe { &*self.config.as_ptr().cast() }
+    }
+
+    /// Opens the runner's request block. The kernel lets the runner's own user and root do that.
+    pub(super) fn open_requests(&self) -> io::Result<(File, Requests)> {
+        let number = self.config().requests_fd.load(Ordering::Relaxed);
+        let file = open_shared::<RequestBlock>(&self.path.with_file_name(number.to_string()), REQUESTS_NAME)?;
+        let mapping = map::<RequestBlock>(file.as_fd(), Access::ReadWrite)?;
+        Ok((file, Requests(mapping)))
+    }
 }
 
-fn map(file: BorrowedFd<'_>) -> io::Result<Mapping> {
-    Ok(Mapping::new(file, size_of::<Control>() as u64, Access::ReadWrite)?)
+impl RunnerBlock {
+    /// Returns what was asked of the runner.
+    pub(super) fn requests(&self) -> &RequestBlock {
+        requests_in(&self.requests)
+    }
 }
 
-/// The control block of the job that process `pid` belongs to, and the pid of its runner.
+/// A request block as those have it who ask.
+pub(super) struct Requests(Mapping);
+
+impl Deref for Requests {
+    type Target = RequestBlock;
+    fn deref(&self) -> &RequestBlock {
+        requests_in(&self.0)
+    }
+}
+
+fn requests_in(mapping: &Mapping) -> &RequestBlock {
+    // SAFETY: as in `ControlBlock::config`, with the size of `RequestBlock`.
+    unsafe { &*mapping.as_ptr().cast() }
+}
+
+fn map<T>(file: BorrowedFd<'_>, access: Access) -> io::Result<Mapping> {
+    Ok(Mapping::new(file, size_of::<T>() as u64, access)?)
+}
+
+fn has_size_of<T>(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.len() == size_of::<T>() as u64)
+}
+
+/// Opens a block that is written by many. What does not have this name is not opened at all.
+fn open_shared<T>(path: &Path, name: &CStr) -> io::Result<File> {
+    // Looked at first, for an error that says who may do this.
+    std::fs::read_link(path)?;
+    if !is_memfd(path, name) {
+        return Err(other_release());
+    }
+    let file = File::options().read(true).write(true).open(path)?;
+    if !has_size_of::<T>(&file)? || !memfd::is_sealed(file.as_fd()) {
+        return Err(other_release());
+    }
+    Ok(file)
+}
+
+/// The blocks of the job that process `pid` belongs to, and the pid of its runner.
+///
+/// All processes of a job descend from its runner, which adopts orphans. What a process says of itself is not believed:
+/// it may be another user's, and lead who looks to a runner of its own.
 pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
-    // Our own child of `farfield run` is found by what it was told, the runner itself by what it has open.
-    let path = match environment_path(pid) {
-        Some(path) => Some(path),
-        None => descriptor_path(pid)?,
-    };
-    let path = path.ok_or_else(|| {
+    let own = runner_path(pid)?;
+    let mut outermost = own.map(|path| (pid, path));
+    let mut at = pid;
+    while let Some(parent) = sys::parent(at).filter(|&parent| parent != 0 && parent != at) {
+        // Those of other users cannot be looked into.
+        if let Ok(Some(path)) = runner_path(parent) {
+            outermost = Some((parent, path));
+        }
+        at = parent;
+    }
+    let (runner, path) = outermost.ok_or_else(|| {
         io::Error::new(io::ErrorKind::NotFound, format!("process {pid} does not belong to a job of `farfield run`"))
     })?;
-    let runner = path.components().nth(2).and_then(|pid| pid.as_os_str().to_str()?.parse().ok());
-    let block = ControlBlock::open(&path)?;
-    Ok((runner.unwrap_or(pid), block))
+    Ok((runner, ControlBlock::open(&path)?))
 }
 
 /// All jobs whose runner this user may look into.
 pub fn find_jobs() -> Vec<(u32, ControlBlock)> {
-    let open = |pid| Some((pid, ControlBlock::open(&descriptor_path(pid).ok()??).ok()?));
+    let open = |pid| Some((pid, ControlBlock::open(&runner_path(pid).ok()??).ok()?));
     processes().filter_map(open).collect()
 }
 
@@ -112,18 +202,12 @@ pub fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// From `FARFIELD_CONTROL` of a process, if it is of the form that the runner gives it.
-fn environment_path(pid: u32) -> Option<PathBuf> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let prefix = format!("{ENV_CONTROL}=");
-    let value = environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
-    let path = PathBuf::from(OsStr::from_bytes(value));
-    (path.starts_with("/proc") && is_memfd(&path, MEMFD_NAME)).then_some(path)
-}
-
-/// An open control block among the descriptors of a process.
-fn descriptor_path(pid: u32) -> io::Result<Option<PathBuf>> {
-    Ok(find_memfds(pid, MEMFD_NAME)?.next())
+/// The configuration of the job whose runner this process is.
+fn runner_path(pid: u32) -> io::Result<Option<PathBuf>> {
+    if find_memfds(pid, REQUESTS_NAME)?.next().is_none() {
+        return Ok(None);
+    }
+    Ok(find_memfds(pid, CONFIG_NAME)?.next())
 }
 
 /// The memfds of this name that a process has open.
@@ -148,10 +232,15 @@ fn other_release() -> io::Error {
 impl Deref for ControlBlock {
     type Target = Control;
     fn deref(&self) -> &Control {
-        // SAFETY: mapped in `map` with the size of `Control`, which the file has and keeps (it is sealed), page-aligned;
-        // all fields are atomics, for which every bit pattern is a value and which other processes may write at any
-        // time. The mapping lives as long as `self`.
-        unsafe { &*self.mapping.as_ptr().cast() }
+        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes may write, too.
+        unsafe { &*self.control.as_ptr().cast() }
+    }
+}
+
+impl Deref for RunnerBlock {
+    type Target = ControlBlock;
+    fn deref(&self) -> &ControlBlock {
+        &self.block
     }
 }
 
@@ -159,7 +248,6 @@ impl Deref for ControlBlock {
 mod tests {
     //! Danger: a process of the job that finds no control block, or believes a wrong one.
     use super::*;
-    use crate::control::read_text;
 
     fn settings() -> Settings {
         let urls = vec!["tcp://127.0.0.1:7400".into(), "unix:/run/farfield".into()];
@@ -170,27 +258,56 @@ mod tests {
     fn what_the_runner_writes_is_what_a_process_reads() {
         let made = create_control(&settings()).unwrap();
         let opened = ControlBlock::open(made.path()).unwrap();
-        assert_eq!(opened.near_limit_bytes.load(Ordering::Relaxed), 1 << 30);
-        assert_eq!(opened.mode.load(Ordering::Relaxed), 2);
-        let mut buffer = [0; TEXT_BYTES];
-        let urls = read_text(&opened.urls, &opened.urls_len, &mut buffer);
-        assert_eq!(urls, b"tcp://127.0.0.1:7400\nunix:/run/farfield");
-        assert_eq!(read_text(&opened.token, &opened.token_len, &mut buffer), b"secret");
+        let config = opened.config();
+        assert_eq!(config.near_limit(), 1 << 30);
+        assert_eq!(config.mode.load(Ordering::Relaxed), 2);
+        let first = (settings().urls, b"secret".to_vec());
+        assert_eq!(config.first.read(), first);
+        assert_eq!(config.pool(), (0, first.0, first.1));
+        made.config().near_limit_bytes.store(5, Ordering::Relaxed);
+        assert_eq!(config.near_limit(), 5, "it may change");
         opened.near_bytes.fetch_add(5, Ordering::Relaxed);
         assert_eq!(made.near_bytes.load(Ordering::Relaxed), 5);
     }
 
     #[test]
-    fn whoever_looks_is_not_taken_for_the_runner() {
-        use std::os::unix::fs::MetadataExt;
+    fn no_process_but_the_runner_can_decide_where_far_memory_is() {
+        let made = create_control(&settings()).unwrap();
+        // As every process of this user can, with as many rights as it can get.
+        let file = File::options().read(true).write(true).open(made.path()).unwrap();
+        assert!(map::<JobConfig>(file.as_fd(), Access::ReadWrite).is_err());
+        assert!(std::os::unix::fs::FileExt::write_at(&file, &[1], 0).is_err() && file.set_len(0).is_err());
+        let opened = ControlBlock::open(made.path()).unwrap();
+        let config = opened.config.as_ptr();
+        // SAFETY: a mapping of ours, which nobody stores through.
+        let writable =
+            unsafe { libc::mprotect(config.cast(), size_of::<JobConfig>(), libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(writable, -1);
+    }
+
+    #[test]
+    fn neither_who_looks_nor_who_pretends_is_taken_for_the_runner() {
         let made = create_control(&settings()).unwrap();
         let _looking = ControlBlock::open(made.path()).unwrap();
-        let inode = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.ino()).ok();
-        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path());
-        // Other tests of this process have blocks of their own.
-        let ours = descriptors.filter(|path| is_memfd(path, MEMFD_NAME) && inode(path) == inode(made.path()));
-        assert_eq!(ours.count(), 1);
         assert!(find_control(std::process::id()).is_ok_and(|(runner, _)| runner == std::process::id()));
+        let start = |config: OwnedFd, requests: Option<OwnedFd>| {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("1000").stdin(config).stdout(requests.map_or(std::process::Stdio::null(), Into::into));
+            command.spawn().unwrap()
+        };
+        // A process takes the configuration along when it becomes another user.
+        let mut child = start(File::open(made.path()).unwrap().into(), None);
+        assert!(runner_path(child.id()).unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A process of the job can make blocks of its own, with servers of its own in them.
+        let (config, _) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64).unwrap();
+        let requests = memfd::create(REQUESTS_NAME, size_of::<RequestBlock>() as u64).unwrap();
+        let mut child = start(config, Some(requests));
+        assert!(runner_path(child.id()).unwrap().is_some(), "it looks like a runner");
+        assert!(find_control(child.id()).is_ok_and(|(runner, _)| runner == std::process::id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
@@ -198,9 +315,17 @@ mod tests {
         let path = std::env::temp_dir().join(format!("farfield-block-{}", std::process::id()));
         std::fs::write(&path, b"hello").unwrap();
         assert!(ControlBlock::open(&path).is_err());
-        File::options().write(true).open(&path).unwrap().set_len(size_of::<Control>() as u64).unwrap();
-        assert!(ControlBlock::open(&path).is_err(), "no magic");
+        File::options().write(true).open(&path).unwrap().set_len(size_of::<JobConfig>() as u64).unwrap();
+        assert!(ControlBlock::open(&path).is_err(), "it can be written by others");
         std::fs::remove_file(&path).unwrap();
+        let open = |file: &OwnedFd| ControlBlock::open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
+        let (published, mapping) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64).unwrap();
+        assert!(open(&published).is_err(), "no magic");
+        // SAFETY: the mapping is of this size, zeros, and lives.
+        let config = unsafe { &*mapping.as_ptr().cast::<JobConfig>() };
+        config.magic.store(MAGIC, Ordering::Relaxed);
+        config.control_fd.store(0, Ordering::Relaxed);
+        assert!(open(&published).is_err(), "what it calls the control block is none");
     }
 
     #[test]

@@ -15,9 +15,10 @@ pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
 }
 
 /// Opens a small region at every server, so that a wrong address or token is found before the program starts. How well the pool protects
-/// what it holds, if it does.
-pub(super) fn check(urls: &[String], token: &[u8]) -> Result<Option<Protection>, Refusal> {
+/// what it holds, if it does. Servers at Unix sockets may be those of user `server_uid`, too.
+pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Option<Protection>, Refusal> {
     opener(urls, token)?
+        .server_uid(server_uid)
         .inside_a_program()
         .pages(urls.len() as u64)
         .open()
@@ -42,6 +43,7 @@ fn advice(error: &OpenError) -> String {
         (OpenError::Refused { .. }, _) | (_, Some(PoolError::Refused { .. })) => {
             format!("{error} (a token is given with --token-file or FARFIELD_TOKEN)")
         }
+        (_, Some(PoolError::OtherUser { .. })) => error.to_string(),
         (_, Some(_)) => format!("{error}; is `farfield serve` running there, and may this machine connect?"),
         _ => error.to_string(),
     }
@@ -58,10 +60,10 @@ mod tests {
         // The port of a client: nobody listens there, and nobody else gets it meanwhile.
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let url = format!("tcp://{}", client.local_addr().unwrap());
-        let refusal = check(std::slice::from_ref(&url), b"").unwrap_err().to_string();
+        let refusal = check(std::slice::from_ref(&url), b"", 0).unwrap_err().to_string();
         assert!(refusal.contains(&url) && refusal.contains("farfield serve"), "{refusal}");
-        assert!(check(&["unix:/no/such/socket".into()], b"").is_err());
-        assert!(check(&["ram:".into()], b"\xff").is_err());
+        assert!(check(&["unix:/no/such/socket".into()], b"", 0).is_err());
+        assert!(check(&["ram:".into()], b"\xff", 0).is_err());
     }
 
     #[test]

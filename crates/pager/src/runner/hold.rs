@@ -1,8 +1,8 @@
 //! Changes a job's near budget while it runs, so that it stays within so many times its own time: measures what
 //! [`farfield_core::policy::hold`] decides by.
 
-use super::{Totals, machine, sys};
-use crate::control::{BUCKETS, Control, bucket_floor};
+use super::{RunnerBlock, Totals, machine, sys};
+use crate::control::{BUCKETS, bucket_floor};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::hold::{Cadence, Hold, WINDOW, Window};
@@ -65,7 +65,7 @@ impl Holder {
     /// Once in a while. `Some`: a window has ended.
     pub(super) fn update(
         &mut self,
-        control: &Control,
+        control: &RunnerBlock,
         totals: impl FnOnce() -> Totals,
         pids: impl Iterator<Item = u32>,
     ) -> Option<Window> {
@@ -81,12 +81,12 @@ impl Holder {
         Some(self.decide(control, totals, busy_ns))
     }
 
-    fn decide(&mut self, control: &Control, totals: Totals, busy_ns: u64) -> Window {
+    fn decide(&mut self, control: &RunnerBlock, totals: Totals, busy_ns: u64) -> Window {
         let window = window(&totals, self.before.as_ref(), busy_ns);
         self.before = Some(totals);
         if let Some(near) = self.hold.on_window(window) {
             self.changes += 1;
-            control.near_limit_bytes.store(near, Ordering::Relaxed);
+            control.config().near_limit_bytes.store(near, Ordering::Relaxed);
         }
         window
     }
@@ -156,6 +156,31 @@ mod tests {
     }
 
     #[test]
+    fn lies_about_what_happened_leave_the_budget_within_its_bounds() {
+        let settings =
+            Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
+        let control = create_control(&settings).unwrap();
+        let options =
+            HoldOptions { slo: 1.4, cadence: Cadence::Periodic, near_start_bytes: 100 << 20, is_compared: true };
+        let mut holder = Holder::new(&options, 1 << 30);
+        let lies = [u64::MAX, 0, 1 << 63, 7, i64::MAX as u64];
+        for round in 0..200 {
+            let lie = |at: usize| lies[(round + at) % lies.len()];
+            control.near_bytes.store(lie(0) as i64, Ordering::Relaxed);
+            control.far_bytes.store(lie(1) as i64, Ordering::Relaxed);
+            control.past.faults.store(lie(2), Ordering::Relaxed);
+            control.past.first_touches.store(lie(3), Ordering::Relaxed);
+            control.past.demand_reads.store(lie(4), Ordering::Relaxed);
+            control.past.fault_ns.iter().enumerate().for_each(|(at, count)| count.store(lie(at), Ordering::Relaxed));
+            holder.decide(&control, Totals::read(&control), lie(3) >> 32);
+            let limit = control.config().near_limit() as u64;
+            assert!((machine::NEAR_BYTES_MIN..=1 << 30).contains(&limit), "{limit}");
+        }
+        let held = holder.held(0);
+        assert!(serde_json::to_string(&held).is_ok() && !held.slowdown.is_nan(), "{held:?}");
+    }
+
+    #[test]
     fn processor_time_is_that_of_the_process() {
         let begin = sys::processor_time(std::process::id()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -180,7 +205,7 @@ mod tests {
         let mut step = |waited_ns: u64| {
             control.past.fault_ns[bucket_of(waited_ns)].fetch_add(1, Ordering::Relaxed);
             holder.decide(&control, Totals::read(&control), 1_000_000_000);
-            let limit = control.near_limit_bytes.load(Ordering::Relaxed);
+            let limit = control.config().near_limit_bytes.load(Ordering::Relaxed);
             // The job does what it is told.
             control.near_bytes.fetch_min(limit as i64, Ordering::Relaxed);
             limit

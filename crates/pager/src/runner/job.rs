@@ -8,9 +8,12 @@ use super::server::{PrivateServer, check_interrupted};
 use super::settle::Settler;
 use super::sys::{self, Change, Signals};
 use super::watch::Watch;
-use super::{ControlBlock, Refusal, Settings, Totals, create_control, far, machine, preload, program};
-use crate::control::{ENV_CONTROL, Mode, read_text};
-use core::sync::atomic::Ordering;
+use super::{
+    ControlBlock, Refusal, RunnerBlock, Settings, Totals, create_control, far, machine, pool, preload, program,
+    requests,
+};
+use crate::config::ENV_CONTROL;
+use crate::control::{Mode, believed};
 use farfield_core::policy::hold::WINDOW;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
@@ -106,14 +109,14 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
         false => None,
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
-    let promised = far::check(&urls, &token)?;
+    let promised = far::check(&urls, &token, serving::effective_uid())?;
     let holder = options.hold.map(|hold| Holder::new(&hold, options.near_limit_bytes));
     let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
     let (mode, huge_pages) = (options.mode, options.huge_pages);
     let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let settler = options.hold.filter(|_| places.len() > 1);
-    let settler = settler.map(|hold| Settler::new(&hold, places, settings.token, &control));
+    let settler = settler.map(|hold| Settler::new(&hold, places, settings.token));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     check_interrupted(&signals)?;
@@ -153,11 +156,15 @@ fn random_token() -> std::io::Result<Vec<u8>> {
     Ok(bits.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect())
 }
 
-/// What the program gets: ours with two variables changed.
+/// Holds the token of the servers, for commands of ours. The program does not get it: it is in the configuration.
+const ENV_TOKEN: &str = "FARFIELD_TOKEN";
+
+/// What the program gets: ours with two variables changed, and without the token.
 fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString> {
     let preloaded = preload::prepended(library, std::env::var_os("LD_PRELOAD").as_deref());
     let ours = [("LD_PRELOAD", preloaded), (ENV_CONTROL, control.path().into())];
-    let kept = std::env::vars_os().filter(|(name, _)| ours.iter().all(|(our_name, _)| name != our_name));
+    let is_kept = |name: &OsString| name != ENV_TOKEN && ours.iter().all(|(our_name, _)| name != our_name);
+    let kept = std::env::vars_os().filter(|(name, _)| is_kept(name));
     let ours = ours.iter().map(|(name, value)| (OsString::from(name), value.clone()));
     let text = |(name, value): (OsString, OsString)| {
         CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).expect("the kernel gives no zeros")
@@ -167,7 +174,7 @@ fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString
 
 struct Job {
     protection: ProtectionWatch,
-    control: ControlBlock,
+    control: RunnerBlock,
     signals: Signals,
     server: Option<PrivateServer>,
     pid: u32,
@@ -195,8 +202,10 @@ impl Job {
             self.take_changes();
             self.take_signals();
             self.watch.sweep(&self.control);
+            requests::answer(&self.control);
+            pool::look_for_failures(&self.control);
             if self.ended.is_none() {
-                self.near.add(self.control.near_bytes.load(Ordering::Relaxed).max(0) as f64);
+                self.near.add(believed(&self.control.near_bytes).max(0) as f64);
             }
             self.hold();
             self.look_at_tables();
@@ -228,9 +237,9 @@ impl Job {
     /// Notes what our own tables, buffers and stacks take of the budget, and says once when that is too much: they cannot
     /// leave, and what exceeds half of it is near beside the budget.
     fn look_at_tables(&mut self) {
-        let tables = self.control.meta_bytes.load(Ordering::Relaxed).max(0) as u64;
+        let tables = believed(&self.control.meta_bytes).max(0) as u64;
         self.tables_peak_bytes = self.tables_peak_bytes.max(tables);
-        let near = self.control.near_limit_bytes.load(Ordering::Relaxed);
+        let near = self.control.config().near_limit() as u64;
         if tables > near / 2 && self.progress.tell_tables() {
             self.progress.erase();
             let processes = self.watch.pids().count();
@@ -396,9 +405,7 @@ impl Job {
     fn failure(&self) -> Option<Failure> {
         // The processes have ended, so a reason that is incomplete stays so.
         let (exit_code, complete) = self.control.failure()?;
-        let mut buffer = [0; 512];
-        let text = read_text(&self.control.reason, &self.control.reason_len, &mut buffer);
-        let mut reason = String::from_utf8_lossy(text).into_owned();
+        let mut reason = self.control.reason.line();
         if !complete || reason.is_empty() {
             reason = "a process of the job had to stop and died before it could say why".into();
         }

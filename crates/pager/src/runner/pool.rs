@@ -1,9 +1,10 @@
 //! Another pool for a job that runs.
 
-use super::{ControlBlock, Refusal, far};
-use crate::control::{SLOTS, TEXT_BYTES, read_text, write_text};
+use super::{ControlBlock, Refusal, RunnerBlock};
+use crate::config::TEXT_BYTES;
+use crate::control::{SLOTS, Slot};
 use farfield_pool::{Protection, Scrubbed};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Which pool a job has, and how far its processes are on the way there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,13 +45,10 @@ pub struct MovingProcess {
 impl PoolStatus {
     /// Of a job.
     pub fn read(control: &ControlBlock) -> PoolStatus {
-        let (epoch, urls, _) = control.pool();
-        let before = if epoch == 0 { Vec::new() } else { control.pools[epoch.wrapping_sub(1) as usize % 2].read().0 };
-        let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
-        let armed = control.slots[..taken].iter().filter_map(|slot| {
-            let pid = slot.process();
-            (pid != 0 && slot.state.load(Ordering::Acquire) != 0).then_some((pid, slot))
-        });
+        let config = control.config();
+        let (epoch, urls, _) = config.pool();
+        let before = if epoch == 0 { Vec::new() } else { config.pools[epoch.wrapping_sub(1) as usize % 2].read().0 };
+        let armed = armed(control);
         let moving = armed.clone().filter(|(_, slot)| slot.pool_epoch.load(Ordering::SeqCst) != epoch);
         let moving = moving.map(|(pid, slot)| {
             let [pages, moved_pages] =
@@ -61,12 +59,10 @@ impl PoolStatus {
         let protection = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.protection()?))).collect();
         let degraded = armed.filter(|(_, slot)| slot.pool_degraded.load(Ordering::Relaxed) != 0);
         let degraded = degraded.map(|(pid, _)| pid).collect();
-        let text =
-            |words: &[AtomicU64], length| String::from_utf8_lossy(read_text(words, length, &mut [0; 512])).into_owned();
-        let reason = text(&control.pool_reason, &control.pool_reason_len);
-        let is_its_own = control.pool_cause_epoch.load(Ordering::Acquire) == epoch;
-        let cause = if is_its_own { text(&control.pool_cause, &control.pool_cause_len) } else { String::new() };
-        let moves = control.pool_moves.load(Ordering::Relaxed);
+        let reason = config.pool_reason.line();
+        let is_its_own = config.pool_cause_epoch.load(Ordering::Acquire) == epoch;
+        let cause = if is_its_own { config.pool_cause.line() } else { String::new() };
+        let moves = config.pool_moves.load(Ordering::Relaxed);
         PoolStatus {
             epoch,
             moves,
@@ -82,31 +78,23 @@ impl PoolStatus {
     }
 }
 
-/// The job shall have this pool from now on: that with which it `began`, or one that is looked at first. The number of the new pool.
-pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
-    switch_pool_because(control, url, token, "")
+/// Processes whose faults are ours, with their slots.
+fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &Slot)> + Clone {
+    let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
+    control.slots[..taken].iter().filter_map(|slot| {
+        let pid = slot.process();
+        (pid != 0 && slot.state.load(Ordering::Acquire) != 0).then_some((pid, slot))
+    })
 }
 
-/// The same; `cause` says why, if nobody has asked for it.
-pub(super) fn switch_pool_because(
-    control: &ControlBlock,
-    url: Option<&str>,
-    token: &[u8],
-    cause: &str,
-) -> Result<u32, Refusal> {
+/// Decides that the job shall have this pool from now on, which somebody has tried out. `cause` says why, if nobody has
+/// asked for it. The number of the new pool.
+pub(super) fn begin_switch(control: &RunnerBlock, urls: &[String], token: &[u8], cause: &str) -> Result<u32, Refusal> {
     let refuse = |reason: &str| Refusal::Pool { reason: reason.to_owned() };
-    let (urls, token) = match url {
-        Some(url) => (far::resolve(&[url.to_owned()])?, token.to_vec()),
-        None => first(control),
-    };
     let text = urls.join("\n");
     if text.len() > TEXT_BYTES || token.len() > TEXT_BYTES {
         return Err(refuse("the URL, and the token, can have at most 4096 bytes"));
     }
-    far::check(&urls, &token)?;
-    let Some(_turn) = Turn::take(control) else {
-        return Err(refuse("somebody else is giving the job another pool in this moment: try again"));
-    };
     let status = PoolStatus::read(control);
     if !status.moving.is_empty() {
         return Err(refuse("the job is still on the way to another pool: wait for it, or cancel that"));
@@ -114,48 +102,75 @@ pub(super) fn switch_pool_because(
     if status.urls == urls {
         return Err(refuse("the job has this pool already"));
     }
-    let next = status.epoch.wrapping_add(1);
-    control.pools[next as usize % 2].write(text.as_bytes(), &token);
-    write_text(&control.pool_reason, &control.pool_reason_len, b"");
-    let cause = &cause.as_bytes()[..cause.len().min(control.pool_cause.len() * 8)];
-    write_text(&control.pool_cause, &control.pool_cause_len, cause);
-    control.pool_cause_epoch.store(next, Ordering::Release);
-    // A process that gave up the last one could only have done so while it moved.
-    control.pool_epoch.store(next, Ordering::SeqCst);
+    let (config, next) = (control.config(), status.epoch.wrapping_add(1));
+    config.pools[next as usize % 2].write(text.as_bytes(), token);
+    config.pool_reason.write(b"");
+    config.pool_cause.write(cause.as_bytes());
+    config.pool_cause_epoch.store(next, Ordering::Release);
+    config.pool_epoch.store(next, Ordering::SeqCst);
     Ok(next)
 }
 
-/// The right to change the pool of a job. Who has died has none.
-struct Turn<'a>(&'a ControlBlock);
+/// Those that have moved come back, the others stay: the job shall have the pool that it had before.
+pub(super) fn give_up(control: &RunnerBlock, why: &str) -> u32 {
+    let config = control.config();
+    let next = config.pool_epoch.load(Ordering::SeqCst).wrapping_add(1);
+    config.pool_epoch.store(next, Ordering::SeqCst);
+    config.pool_reason.write(why.as_bytes());
+    next
+}
 
-impl Turn<'_> {
-    fn take(control: &ControlBlock) -> Option<Turn<'_>> {
-        let holder = control.pool_writer.load(Ordering::Acquire);
-        if holder != 0 && std::path::Path::new(&format!("/proc/{holder}")).exists() {
-            return None;
-        }
-        let me = std::process::id();
-        let taken = control.pool_writer.compare_exchange(holder, me, Ordering::AcqRel, Ordering::Relaxed);
-        taken.ok().map(|_| Turn(control))
+/// Gives the last switch up if a process says that it could not move.
+pub(super) fn look_for_failures(control: &RunnerBlock) {
+    let epoch = control.config().pool_epoch.load(Ordering::SeqCst);
+    let has_failed = |slot: &Slot| {
+        slot.pool_failed.load(Ordering::Acquire) == epoch && slot.pool_epoch.load(Ordering::SeqCst) != epoch
+    };
+    // Number 0 is where the job began.
+    if let Some((_, slot)) = armed(control).find(|(_, slot)| epoch != 0 && has_failed(slot)) {
+        give_up(control, &slot.pool_failure.line());
     }
 }
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.pool_writer.store(0, Ordering::Release);
+#[cfg(test)]
+mod tests {
+    //! Danger: a process that decides for the others, or one that is left behind.
+    use super::*;
+    use crate::control::Mode;
+    use crate::runner::{Settings, create_control};
+
+    #[test]
+    fn a_process_that_cannot_move_takes_the_job_back_and_others_cannot() {
+        let settings = Settings {
+            near_limit_bytes: 1 << 30,
+            mode: Mode::Auto,
+            huge_pages: false,
+            urls: vec!["tcp://127.0.0.1:1".into()],
+            token: vec![],
+        };
+        let control = create_control(&settings).unwrap();
+        let slot = control.take_slot(7).unwrap();
+        slot.state.store(1, Ordering::Relaxed);
+        let second = ["tcp://127.0.0.1:2".to_owned()];
+        look_for_failures(&control);
+        assert_eq!(begin_switch(&control, &second, b"x", "").unwrap(), 1);
+        assert!(begin_switch(&control, &["ssd:/tmp".to_owned()], b"", "").is_err(), "it is on the way");
+        look_for_failures(&control);
+        // Of a switch that is over.
+        slot.fail_pool(5, b"old");
+        look_for_failures(&control);
+        assert_eq!(control.config().pool(), (1, second.to_vec(), b"x".to_vec()));
+        slot.fail_pool(1, b"it is\x1b full");
+        look_for_failures(&control);
+        let status = PoolStatus::read(&control);
+        assert_eq!((status.epoch, status.urls, status.reason.as_str()), (2, settings.urls, "it is? full"));
+        look_for_failures(&control);
+        slot.pool_epoch.store(2, Ordering::Relaxed);
+        // It says so of a pool that it has: too late.
+        assert_eq!(begin_switch(&control, &second, b"", "").unwrap(), 3);
+        slot.pool_epoch.store(3, Ordering::Relaxed);
+        slot.fail_pool(3, b"late");
+        look_for_failures(&control);
+        assert_eq!(PoolStatus::read(&control).epoch, 3);
     }
-}
-
-/// What the job began with.
-fn first(control: &ControlBlock) -> (Vec<String>, Vec<u8>) {
-    let (mut urls, mut token) = ([0; TEXT_BYTES], [0; TEXT_BYTES]);
-    let urls = String::from_utf8_lossy(read_text(&control.urls, &control.urls_len, &mut urls)).into_owned();
-    let token = read_text(&control.token, &control.token_len, &mut token).to_vec();
-    (urls.lines().map(str::to_owned).collect(), token)
-}
-
-/// Those that have moved come back, the others stay. `false`: everybody is there already, or came back.
-pub fn cancel_switch(control: &ControlBlock) -> bool {
-    let status = PoolStatus::read(control);
-    !status.moving.is_empty() && control.give_up_pool(status.epoch, b"it was cancelled")
 }

@@ -1,17 +1,17 @@
 //! Moves a running job's far memory to another of the places that it may have: measures what [`farfield_core::policy::settle`] decides by, and carries
 //! it out as `farfield pool switch` does.
 //!
-//! Places are measured and given to the job by threads of their own, because a server that does not answer takes its time.
+//! Places are measured and tried out by threads of their own, because a server that does not answer takes its time.
 
-use super::{ControlBlock, HoldOptions, PoolStatus, Refusal, far, pool};
+use super::{HoldOptions, PoolStatus, Refusal, RunnerBlock, far, pool};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::hold::Window;
 use farfield_core::policy::settle::{Cause, Figures, Move, Settle};
+use farfield_os::serving;
 use farfield_pool::{Buffer, Lane, Op, Priority, Request};
-use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -32,8 +32,6 @@ pub(super) struct Settler {
     settle: Settle,
     urls: Vec<String>,
     token: Vec<u8>,
-    /// Where threads find the control block.
-    block: PathBuf,
     state: State,
     moves: u32,
     /// Since the last window ended.
@@ -44,8 +42,8 @@ pub(super) struct Settler {
 enum State {
     Watching,
     Measuring(JoinHandle<Vec<Option<Figures>>>),
-    /// The job is being told.
-    Telling(JoinHandle<Result<u32, Refusal>>),
+    /// The place with this number is tried out; why the job is to move there.
+    Trying(usize, String, JoinHandle<Result<(), Refusal>>),
     /// It moves, to the pool with this number.
     Moving(u32),
     /// Somebody has taken it to a place that is none of ours, and will know why.
@@ -54,10 +52,10 @@ enum State {
 
 impl Settler {
     /// Of a job that begins at the first of these places.
-    pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>, control: &ControlBlock) -> Settler {
+    pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>) -> Settler {
         let settle = Settle::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
         let (state, window) = (State::Watching, Window::default());
-        Settler { settle, urls, token, block: control.path().to_owned(), state, moves: 0, window, last: Instant::now() }
+        Settler { settle, urls, token, state, moves: 0, window, last: Instant::now() }
     }
 
     /// How often the job has moved to another place by itself.
@@ -66,7 +64,7 @@ impl Settler {
     }
 
     /// What happened since the last call. What the user may want to know of it.
-    pub(super) fn update(&mut self, control: &ControlBlock, since: &Window) -> Option<String> {
+    pub(super) fn update(&mut self, control: &RunnerBlock, since: &Window) -> Option<String> {
         self.window = self.window.and(since);
         if self.last.elapsed() < WINDOW {
             return None;
@@ -76,7 +74,7 @@ impl Settler {
         self.on_window(control, &window)
     }
 
-    fn on_window(&mut self, control: &ControlBlock, window: &Window) -> Option<String> {
+    fn on_window(&mut self, control: &RunnerBlock, window: &Window) -> Option<String> {
         let status = PoolStatus::read(control);
         self.follow(&status);
         let cause = self.settle.on_window(window, !status.degraded.is_empty());
@@ -86,17 +84,17 @@ impl Settler {
                 let there = self.settle.on_measured(&thread.join().unwrap_or(nothing))?;
                 return self.begin(there);
             }
-            State::Telling(thread) if thread.is_finished() => match thread.join() {
-                Ok(Ok(epoch)) => self.state = State::Moving(epoch),
-                failed => {
-                    self.settle.on_moved(false);
-                    let why = failed.map_or_else(
-                        |_| String::new(),
-                        |result| result.err().map_or(String::new(), |why| why.to_string()),
-                    );
-                    return Some(format!("far memory stays where it is: {why}"));
+            State::Trying(place, cause, thread) if thread.is_finished() => {
+                let tried = thread.join().unwrap_or_else(|_| Err(Refusal::Pool { reason: String::new() }));
+                let url = core::slice::from_ref(&self.urls[place]);
+                match tried.and_then(|()| pool::begin_switch(control, url, &self.token, &cause)) {
+                    Ok(epoch) => self.state = State::Moving(epoch),
+                    Err(why) => {
+                        self.settle.on_moved(false);
+                        return Some(format!("far memory stays where it is: {why}"));
+                    }
                 }
-            },
+            }
             State::Moving(epoch) if status.epoch != epoch => {
                 self.settle.on_moved(false);
                 return Some(format!("far memory has come back to {}: {}", status.urls.join(" "), status.reason));
@@ -104,7 +102,7 @@ impl Settler {
             State::Moving(_) if status.moving.is_empty() => {
                 self.settle.on_moved(true);
                 self.moves += 1;
-                control.pool_moves.store(self.moves, Ordering::Relaxed);
+                control.config().pool_moves.store(self.moves, Ordering::Relaxed);
             }
             State::Watching => self.state = cause.map_or(State::Watching, |_| self.measure()),
             other => self.state = other,
@@ -136,10 +134,10 @@ impl Settler {
     }
 
     fn begin(&mut self, there: Move) -> Option<String> {
-        let (url, token, block) = (self.urls[there.to].clone(), self.token.clone(), self.block.clone());
-        let cause = text(&there);
+        let (url, token, cause) = (self.urls[there.to].clone(), self.token.clone(), text(&there));
         let said = format!("far memory moves to {url}: {cause}");
-        self.state = State::Telling(std::thread::spawn(move || tell(&block, &url, &token, &cause)));
+        let thread = std::thread::spawn(move || far::check(&[url], &token, serving::effective_uid()).map(drop));
+        self.state = State::Trying(there.to, cause, thread);
         Some(said)
     }
 }
@@ -156,13 +154,6 @@ fn text(there: &Move) -> String {
             percent(there.lost_there)
         ),
     }
-}
-
-/// The job shall be there, and its status say why.
-fn tell(block: &Path, url: &str, token: &[u8], cause: &str) -> Result<u32, Refusal> {
-    let open = |error| Refusal::Os { what: "control block", error };
-    let control = ControlBlock::open(block).map_err(open)?;
-    pool::switch_pool_because(&control, Some(url), token, cause)
 }
 
 /// What a place can do now; `None` if it does not answer.
@@ -273,7 +264,7 @@ mod tests {
         let control = create_control(&settings).unwrap();
         let hold =
             HoldOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
-        let mut settler = Settler::new(&hold, urls.clone(), vec![], &control);
+        let mut settler = Settler::new(&hold, urls.clone(), vec![]);
         assert_eq!((0..20).find_map(|_| settler.on_window(&control, &window(100_000.0))), None);
         let deadline = Instant::now() + Duration::from_secs(60);
         let wait_for = |settler: &mut Settler, what: &str| loop {
@@ -295,13 +286,14 @@ mod tests {
         assert!(status.cause.contains("reads took several times"), "{}", status.cause);
         assert_eq!((status.moves, status.before), (1, urls[..1].to_vec()));
         // Somebody else decides.
-        pool::switch_pool(&control, Some("ram:?size=1G"), b"").unwrap();
+        let give = |url: &str| pool::begin_switch(&control, &[url.to_owned()], b"", "").unwrap();
+        give("ram:?size=1G");
         settler.on_window(&control, &window(1e6));
         assert!(matches!(settler.state, State::Elsewhere) && PoolStatus::read(&control).cause.is_empty());
         assert!((0..50).all(|_| settler.on_window(&control, &window(1e7)).is_none()));
-        pool::switch_pool(&control, Some(&urls[0]), b"").unwrap();
+        give(&urls[0]);
         settler.on_window(&control, &window(1e6));
         assert!(matches!(settler.state, State::Watching) && settler.settle.here() == 0);
-        assert_eq!(control.pool_epoch.load(Ordering::SeqCst), 3);
+        assert_eq!(control.config().pool_epoch.load(Ordering::SeqCst), 3);
     }
 }

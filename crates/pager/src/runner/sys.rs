@@ -312,6 +312,18 @@ fn fields(pid: u32) -> Option<String> {
     Some(text.rsplit(')').next()?.to_owned())
 }
 
+/// Locks a file for whoever has opened it, until it is closed; false if somebody else has.
+pub(super) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: numbers only.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
 /// Has a signal stopped the process?
 pub(super) fn is_stopped(pid: u32) -> bool {
     state(pid) == Some(b'T')

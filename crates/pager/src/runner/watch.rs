@@ -3,7 +3,7 @@
 use super::ControlBlock;
 use super::member::Member;
 use super::sys;
-use crate::control::{BUCKETS, Control, Counters, SLOTS, Slot, quantile_ns};
+use crate::control::{BUCKETS, BYTES_MAX, Control, Counters, SLOTS, Slot, believed, quantile_ns};
 use core::sync::atomic::Ordering;
 use farfield_os::process::UNKNOWN_IDENTITY;
 
@@ -112,9 +112,9 @@ impl Watch {
 
 /// Notes the largest sizes seen.
 fn note_peaks(control: &Control) {
-    let near = control.near_bytes.load(Ordering::Relaxed).max(0) as u64;
+    let near = believed(&control.near_bytes).max(0) as u64;
     control.near_peak_bytes.fetch_max(near, Ordering::Relaxed);
-    let far = control.far_bytes.load(Ordering::Relaxed).max(0) as u64;
+    let far = believed(&control.far_bytes).max(0) as u64;
     control.far_peak_bytes.fetch_max(far, Ordering::Relaxed);
 }
 
@@ -150,11 +150,11 @@ impl Totals {
         note_peaks(control);
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
         let mut totals = Totals {
-            near_limit_bytes: control.near_limit_bytes.load(Ordering::Relaxed),
-            near_bytes: control.near_bytes.load(Ordering::Relaxed).max(0) as u64,
-            near_peak_bytes: control.near_peak_bytes.load(Ordering::Relaxed),
-            far_bytes: control.far_bytes.load(Ordering::Relaxed).max(0) as u64,
-            far_peak_bytes: control.far_peak_bytes.load(Ordering::Relaxed),
+            near_limit_bytes: control.config().near_limit() as u64,
+            near_bytes: believed(&control.near_bytes).max(0) as u64,
+            near_peak_bytes: control.near_peak_bytes.load(Ordering::Relaxed).min(BYTES_MAX as u64),
+            far_bytes: believed(&control.far_bytes).max(0) as u64,
+            far_peak_bytes: control.far_peak_bytes.load(Ordering::Relaxed).min(BYTES_MAX as u64),
             processes: control.processes.load(Ordering::Relaxed),
             processes_alive: 0,
             serving: "dormant",
@@ -218,11 +218,12 @@ mod tests {
     //! Danger: near bytes of a killed process that squeeze the rest of the job for ever.
     use super::*;
     use crate::control::Mode;
-    use crate::runner::{Settings, create_control};
+    use crate::runner::{RunnerBlock, Settings, create_control};
+    use core::sync::atomic::AtomicU64;
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
-    fn control() -> ControlBlock {
+    fn control() -> RunnerBlock {
         let settings =
             Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
         create_control(&settings).unwrap()
@@ -287,6 +288,44 @@ mod tests {
         assert_eq!(watch.pids().collect::<Vec<_>>(), [next.id()]);
         next.kill().unwrap();
         next.wait().unwrap();
+    }
+
+    /// Writes `value(n)` into the n-th word of the accounts, as every process of the job can.
+    fn write_all(control: &Control, mut value: impl FnMut(usize) -> u64) {
+        let start = core::ptr::from_ref(control).cast::<AtomicU64>();
+        for word in 0..size_of::<Control>() / 8 {
+            // SAFETY: inside the block, which consists of atomics of four or eight bytes; no other thread uses it.
+            unsafe { &*start.add(word) }.store(value(word), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn accounts_full_of_lies_break_nothing_in_the_runner() {
+        let control = control();
+        let mut random = 1u64;
+        for round in 0..24u32 {
+            write_all(&control, |word| {
+                random = (random ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) + 1;
+                match round {
+                    0 => u64::MAX,
+                    1 => 1 << 63,
+                    2 => i64::MAX as u64,
+                    3 => u64::from(u32::MAX) << 32,
+                    _ => random >> (round * 2),
+                }
+            });
+            let totals = Totals::read(&control);
+            assert!(totals.near_bytes <= BYTES_MAX as u64 && totals.near_limit_bytes == 1 << 30);
+            let report = super::super::report::Report::new(&totals, core::time::Duration::from_secs(1));
+            assert!(report.summary().lines().count() <= 3 && serde_json::to_string(&report).is_ok());
+            assert!(control.failure().is_none_or(|(code, _)| (93..=97).contains(&code)));
+            super::super::pool::look_for_failures(&control);
+            let status = super::super::PoolStatus::read(&control);
+            assert!(!status.reason.chars().any(char::is_control));
+            let _ages: Vec<_> = status.scrubbed.iter().map(|(_, scrubbed)| scrubbed.turn_age()).collect();
+            let mut watch = Watch::new();
+            (0..2).for_each(|_| watch.sweep(&control));
+        }
     }
 
     #[test]

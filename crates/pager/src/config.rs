@@ -1,0 +1,225 @@
+//! The configuration of a job: what the runner decides, which processes of the job read and can never write.
+//!
+//! The runner makes it as a memfd that only its own mapping can write (`F_SEAL_FUTURE_WRITE`) and passes the path
+//! (`/proc/PID/fd/N`) in [`ENV_CONTROL`]. It says where the control block is, where far memory is and with which token.
+//! What processes write, numbers that nobody has to believe, is in [`crate::control`]. Requests of people come to the
+//! runner through a [`RequestBlock`], which only its own user and root can open.
+
+use crate::control::{Control, Counters, Slot};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Path of the configuration, for processes of the job.
+pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
+/// Most bytes of pool URLs, and of the token.
+pub const TEXT_BYTES: usize = 4096;
+/// First bytes of a configuration: different for each layout of the three blocks, so that a runner and a library of
+/// different builds do not misread each other.
+pub const MAGIC: u64 = {
+    let sizes = [
+        size_of::<Control>() as u64,
+        size_of::<Slot>() as u64,
+        core::mem::offset_of!(Control, failure) as u64,
+        core::mem::offset_of!(Control, past) as u64,
+        size_of::<JobConfig>() as u64,
+        core::mem::offset_of!(JobConfig, pool_epoch) as u64,
+        size_of::<RequestBlock>() as u64,
+    ];
+    let mut hash = u64::from_le_bytes(*b"FARFIELD");
+    let mut at = 0;
+    while at < sizes.len() {
+        hash = (hash ^ sizes[at]).wrapping_mul(FNV_PRIME);
+        at += 1;
+    }
+    at = 0;
+    while at < Counters::NAMES.len() {
+        hash = (hash ^ Counters::NAMES.as_bytes()[at] as u64).wrapping_mul(FNV_PRIME);
+        at += 1;
+    }
+    hash
+};
+/// Multiplier of the Fowler-Noll-Vo hash.
+const FNV_PRIME: u64 = 0x100_0000_01b3;
+
+/// The configuration of a job. The runner has it mapped writable, everybody else read-only: a store is SIGSEGV there.
+#[repr(C, align(4096))]
+pub struct JobConfig {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// Descriptor of the runner that is the control block.
+    pub control_fd: AtomicU32,
+    /// Descriptor of the runner that is the request block.
+    pub requests_fd: AtomicU32,
+    /// Effective user of the runner. A server that this user runs is believed, whatever user a process has become.
+    pub runner_uid: AtomicU32,
+    /// Mode asked for ([`crate::control::Mode`] as number).
+    pub mode: AtomicU32,
+    /// Shall memory lie in huge pages until some of it has to leave? 0: where the program asks for it.
+    pub huge_pages: AtomicU32,
+    /// Near budget of the process tree, bytes. May change while the job runs.
+    pub near_limit_bytes: AtomicU64,
+    /// The pool that the job began with.
+    pub first: PoolText,
+    /// Number of the pool that the job shall have now: 0 is the one that it began with. `pools[pool_epoch % 2]` says which
+    /// that is, and the other one says which it was before.
+    pub pool_epoch: AtomicU32,
+    /// See `pool_epoch`.
+    pub pools: [PoolText; 2],
+    /// How often the job has moved to another pool by itself.
+    pub pool_moves: AtomicU32,
+    /// Number of the pool to which the job has moved by itself.
+    pub pool_cause_epoch: AtomicU32,
+    /// Why it has.
+    pub pool_cause: SharedText<64>,
+    /// Why the pool of the last switch was given up.
+    pub pool_reason: SharedText<64>,
+}
+
+/// Where a pool is, and what proves that the job may use it.
+#[repr(C)]
+pub struct PoolText {
+    /// Pool URLs with numeric addresses, separated by newlines.
+    urls: SharedText<{ TEXT_BYTES / 8 }>,
+    /// Token for the servers, empty if none.
+    token: SharedText<{ TEXT_BYTES / 8 }>,
+}
+
+impl PoolText {
+    /// Stores texts of at most [`TEXT_BYTES`], before somebody is told of them.
+    pub fn write(&self, urls: &[u8], token: &[u8]) {
+        self.urls.write(urls);
+        self.token.write(token);
+    }
+
+    /// Returns URLs and token.
+    pub fn read(&self) -> (Vec<String>, Vec<u8>) {
+        let mut token = [0; TEXT_BYTES];
+        let token = self.token.read(&mut token).to_vec();
+        (self.with_urls(|urls| urls.map(str::to_owned).collect()), token)
+    }
+
+    /// Calls `action` with the URLs, and allocates nothing.
+    pub fn with_urls<T>(&self, action: impl FnOnce(core::str::Lines<'_>) -> T) -> T {
+        let mut urls = [0; TEXT_BYTES];
+        // Written from text.
+        action(core::str::from_utf8(self.urls.read(&mut urls)).unwrap_or_default().lines())
+    }
+}
+
+impl JobConfig {
+    /// Returns the pool that the job shall have, and its number.
+    pub fn pool(&self) -> (u32, Vec<String>, Vec<u8>) {
+        loop {
+            let epoch = self.pool_epoch.load(Ordering::SeqCst);
+            let (urls, token) = self.pools[epoch as usize % 2].read();
+            // It is written while it is not the one.
+            if self.pool_epoch.load(Ordering::SeqCst) == epoch {
+                return (epoch, urls, token);
+            }
+        }
+    }
+
+    /// Returns the near budget. Sums of a few such numbers do not overflow.
+    pub fn near_limit(&self) -> i64 {
+        self.near_limit_bytes.load(Ordering::Relaxed).min(crate::control::BYTES_MAX as u64) as i64
+    }
+}
+
+/// What somebody asks of the runner, and its answer. Whoever asks holds a lock on the file (`flock`) meanwhile.
+#[repr(C, align(4096))]
+pub struct RequestBlock {
+    /// Number of the last request, which is complete then.
+    pub asked: AtomicU32,
+    /// Number of the last request that was answered.
+    pub answered: AtomicU32,
+    /// [`Request`] as number.
+    pub kind: AtomicU32,
+    /// For [`Request::Switch`]: the pool.
+    pub pool: PoolText,
+    /// Answer: the number of the pool that the job shall have now.
+    pub pool_epoch: AtomicU32,
+    /// Answer: why nothing was done; empty if it was.
+    pub refusal: SharedText<64>,
+}
+
+/// What can be asked of a runner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Request {
+    /// The job shall have another pool.
+    Switch = 1,
+    /// It shall have the pool that it began with.
+    SwitchToFirst = 2,
+    /// It shall go back to the pool before, if it is still on the way.
+    Cancel = 3,
+}
+
+impl Request {
+    /// Returns the request of that number.
+    pub fn of(number: u32) -> Option<Request> {
+        [Request::Switch, Request::SwitchToFirst, Request::Cancel].into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// A text in memory that other processes may be reading or writing at the same time.
+#[repr(C)]
+pub struct SharedText<const WORDS: usize> {
+    len: AtomicU32,
+    words: [AtomicU64; WORDS],
+}
+
+impl<const WORDS: usize> SharedText<WORDS> {
+    /// Stores as much of `text` as there is room for, and then its length.
+    pub fn write(&self, text: &[u8]) {
+        let text = &text[..text.len().min(WORDS * 8)];
+        for (word, chunk) in self.words.iter().zip(text.chunks(8)) {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        self.len.store(text.len() as u32, Ordering::Release);
+    }
+
+    /// Copies the text into `into`; the part that was filled. Never trusts the stored length.
+    pub fn read<'a>(&self, into: &'a mut [u8]) -> &'a [u8] {
+        let len = (self.len.load(Ordering::Acquire) as usize).min(WORDS * 8).min(into.len());
+        for (chunk, word) in into[..len].chunks_mut(8).zip(&self.words) {
+            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..chunk.len()]);
+        }
+        &into[..len]
+    }
+
+    /// Returns the text as one line that cannot confuse a terminal, whoever has written it.
+    pub fn line(&self) -> String {
+        let mut bytes = vec![0; WORDS * 8];
+        let text = String::from_utf8_lossy(self.read(&mut bytes));
+        text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_survive_and_lengths_are_not_trusted() {
+        let text = SharedText::<512> { len: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; 512] };
+        let mut buffer = [0; TEXT_BYTES];
+        for len in [0, 1, 7, 8, 9, TEXT_BYTES] {
+            let bytes: Vec<u8> = (0..len).map(|index| index as u8).collect();
+            text.write(&bytes);
+            assert_eq!(text.read(&mut buffer), bytes);
+        }
+        text.write(&[b'x'; TEXT_BYTES + 1]);
+        assert_eq!(text.read(&mut buffer).len(), TEXT_BYTES, "what there is room for");
+        text.len.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(text.read(&mut buffer).len(), TEXT_BYTES);
+        assert_eq!(text.read(&mut buffer[..3]).len(), 3);
+    }
+
+    #[test]
+    fn a_text_of_a_stranger_cannot_write_to_the_terminal() {
+        let text = SharedText::<8> { len: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; 8] };
+        text.write(b"a\x1b[2Jb\n\xffc");
+        assert_eq!(text.line(), "a?[2Jb?\u{fffd}c");
+    }
+}

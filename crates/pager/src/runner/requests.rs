@@ -1,0 +1,182 @@
+//! What people ask of the runner of a job that runs: another pool, or none after all.
+//!
+//! The runner alone decides where far memory is. Whoever asks writes into its request block, which the kernel opens to the
+//! runner's own user and root (`/proc/PID/fd`), and the runner answers at its next look.
+
+use super::{ControlBlock, PoolStatus, Refusal, RunnerBlock, far, pool, sys};
+use crate::config::{Request, TEXT_BYTES};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long the runner may take to answer. It looks twenty times a second, if it is not stopped.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Between two looks of who asks.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Asks for this pool, which is tried out before, or for that with which the job began. The number of the new pool.
+pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
+    let (kind, (urls, token)) = match url {
+        Some(url) => (Request::Switch, (far::resolve(&[url.to_owned()])?, token.to_vec())),
+        None => (Request::SwitchToFirst, control.config().first.read()),
+    };
+    if urls.iter().map(String::len).sum::<usize>() > TEXT_BYTES || token.len() > TEXT_BYTES {
+        return Err(refusal("the URL, and the token, can have at most 4096 bytes"));
+    }
+    // Processes of the job believe servers of its runner's user, too.
+    far::check(&urls, &token, control.config().runner_uid.load(Ordering::Relaxed))?;
+    match kind {
+        Request::SwitchToFirst => ask(control, kind, &[], &[]),
+        _ => ask(control, kind, &urls, &token),
+    }
+}
+
+/// Asks for the pool before, where all processes have not yet moved.
+pub fn cancel_switch(control: &ControlBlock) -> Result<(), Refusal> {
+    ask(control, Request::Cancel, &[], &[]).map(drop)
+}
+
+fn refusal(reason: &str) -> Refusal {
+    Refusal::Pool { reason: reason.to_owned() }
+}
+
+fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> Result<u32, Refusal> {
+    let (file, requests) = control.open_requests().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            refusal("only the user of the job's `farfield run`, and root, may give it another pool")
+        }
+        io::ErrorKind::NotFound => refusal("the job has ended"),
+        _ => Refusal::Os { what: "request block", error },
+    })?;
+    let deadline = Instant::now() + ANSWER_WITHIN;
+    while !sys::try_lock(file.as_fd()).map_err(|error| Refusal::Os { what: "request block", error })? {
+        if Instant::now() > deadline {
+            return Err(refusal("somebody else is giving the job another pool in this moment: try again"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    let number = requests.asked.load(Ordering::Acquire).wrapping_add(1);
+    requests.pool.write(urls.join("\n").as_bytes(), token);
+    requests.kind.store(kind as u32, Ordering::Relaxed);
+    requests.asked.store(number, Ordering::Release);
+    while requests.answered.load(Ordering::Acquire) != number {
+        // Once it is taken back nobody will do it any more.
+        if Instant::now() > deadline && requests.kind.swap(0, Ordering::AcqRel) != 0 {
+            return Err(refusal("the job's `farfield run` does not answer: is it stopped?"));
+        }
+        if std::fs::symlink_metadata(control.path()).is_err() {
+            return Err(refusal("the job has ended"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    // The runner has its own copy: nobody who looks here later shall find it.
+    requests.pool.write(b"", b"");
+    match requests.refusal.line() {
+        reason if reason.is_empty() => Ok(requests.pool_epoch.load(Ordering::Relaxed)),
+        reason => Err(Refusal::Pool { reason }),
+    }
+}
+
+/// Answers what somebody asks, if somebody does. For the runner.
+pub(super) fn answer(control: &RunnerBlock) {
+    let requests = control.requests();
+    let number = requests.asked.load(Ordering::Acquire);
+    if number == requests.answered.load(Ordering::Relaxed) {
+        return;
+    }
+    let result = match Request::of(requests.kind.swap(0, Ordering::AcqRel)) {
+        Some(Request::Switch) => {
+            let (urls, token) = requests.pool.read();
+            pool::begin_switch(control, &urls, &token, "")
+        }
+        Some(Request::SwitchToFirst) => {
+            let (urls, token) = control.config().first.read();
+            pool::begin_switch(control, &urls, &token, "")
+        }
+        Some(Request::Cancel) => match PoolStatus::read(control).moving.is_empty() {
+            true => Err(refusal("the job is not on the way to another pool")),
+            false => Ok(pool::give_up(control, "it was cancelled")),
+        },
+        None => Err(refusal("it was taken back")),
+    };
+    let (epoch, reason) = match result {
+        Ok(epoch) => (epoch, String::new()),
+        Err(refusal) => (0, refusal.to_string()),
+    };
+    requests.pool_epoch.store(epoch, Ordering::Relaxed);
+    requests.refusal.write(reason.as_bytes());
+    requests.answered.store(number, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: somebody who moves far memory that is not theirs; a runner that does what nobody waits for any more.
+    use super::*;
+    use crate::control::Mode;
+    use crate::runner::{Settings, create_control};
+
+    fn job() -> RunnerBlock {
+        let urls = vec!["tcp://127.0.0.1:1".into()];
+        let settings =
+            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls, token: b"first".to_vec() };
+        create_control(&settings).unwrap()
+    }
+
+    /// Asks from another thread, while the runner answers.
+    fn asked<T: Send>(control: &RunnerBlock, ask: impl FnOnce(&ControlBlock) -> T + Send) -> T {
+        let looking = ControlBlock::open(control.path()).unwrap();
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| ask(&looking));
+            while !asking.is_finished() {
+                answer(control);
+                std::thread::yield_now();
+            }
+            asking.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn the_runner_does_what_is_asked_and_says_why_not() {
+        let control = job();
+        let place = std::env::temp_dir();
+        let second = format!("ssd:{}?size=64M", place.display());
+        let epoch = asked(&control, |job| switch_pool(job, Some(&second), b"other")).unwrap();
+        assert_eq!(control.config().pool(), (epoch, vec![second.clone()], b"other".to_vec()));
+        let refused = asked(&control, |job| switch_pool(job, Some(&second), b"")).unwrap_err();
+        assert!(refused.to_string().contains("already"), "{refused}");
+        let refused = asked(&control, cancel_switch).unwrap_err();
+        assert!(refused.to_string().contains("not on the way"), "{refused}");
+        // Back, without a look at whether the first one is there: that is for who asks.
+        let epoch = asked(&control, |job| ask(job, Request::SwitchToFirst, &[], &[])).unwrap();
+        assert_eq!(control.config().pool(), (epoch, vec!["tcp://127.0.0.1:1".into()], b"first".to_vec()));
+        assert_eq!(control.requests().pool.read(), (vec![], vec![]), "no token stays there");
+    }
+
+    #[test]
+    fn what_was_taken_back_is_not_done() {
+        let control = job();
+        let (_file, requests) = control.open_requests().unwrap();
+        requests.pool.write(b"tcp://127.0.0.1:2", b"");
+        requests.asked.store(1, Ordering::Release);
+        answer(&control);
+        assert_eq!(control.config().pool().0, 0);
+        assert_eq!(requests.refusal.line(), "it was taken back");
+    }
+
+    #[test]
+    fn another_user_cannot_ask() {
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } != 0 {
+            return; // There is no other user to be.
+        }
+        use std::os::unix::process::CommandExt;
+        let control = job();
+        let number = control.config().requests_fd.load(Ordering::Relaxed);
+        let path = control.path().with_file_name(number.to_string());
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "exec 3<>\"$0\""]).arg(&path);
+        assert!(command.status().unwrap().success(), "its own user can");
+        assert!(!command.uid(65534).gid(65534).stderr(std::process::Stdio::null()).status().unwrap().success());
+    }
+}
