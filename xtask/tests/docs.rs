@@ -24,6 +24,44 @@ fn names(word: &str, path: &str) -> bool {
     path.ends_with(word.rsplit('/').next().unwrap_or(word)) && word.split('/').all(|part| parts.any(|is| is == part))
 }
 
+/// The rows of a page's tables about promises: which promise, and the cell that names its tests.
+fn promises(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    let mut is_about_promises = false;
+    rows.filter_map(move |row| {
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let last = *cells.last()?;
+        if cells[0] == "who" || cells[0] == "word" {
+            is_about_promises = last == "test";
+            return None;
+        }
+        (is_about_promises && !last.starts_with("---")).then(|| (cells[0], last))
+    })
+}
+
+#[test]
+fn every_promise_of_the_page_about_trust_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ has a parent");
+    let page = std::fs::read_to_string(root.join("docs/design/trust.md")).expect("the page");
+    let mut paths = Vec::new();
+    collect(root, root, &mut paths);
+    let read = |path: &String| std::fs::read_to_string(root.join(path)).expect("text");
+    let source: String = paths.iter().filter(|path| path.ends_with(".rs")).map(read).collect();
+    let is_test = |name: &str| {
+        source.contains(&format!("#[test]\n    fn {name}(")) || source.contains(&format!("#[test]\nfn {name}("))
+    };
+    let mut missing = Vec::new();
+    assert!(promises(&page).count() > 10, "the tables are read");
+    for (who, tests) in promises(&page) {
+        let mut names = tests.split('`').skip(1).step_by(2).peekable();
+        if names.peek().is_none() && !tests.starts_with("open: ") {
+            missing.push(format!("{who}: no test"));
+        }
+        missing.extend(names.filter(|name| !is_test(name)).map(|name| format!("{who}: {name}")));
+    }
+    assert!(missing.is_empty(), "promises without a test:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn what_documents_name_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ has a parent");
