@@ -248,7 +248,8 @@ impl<T: ?Sized> Mutex<T> {
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let taken = self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(MutexGuard { mutex: self, thread: PhantomData })
+        // (Not `then_some`: a guard that is made and not given away would give the lock of somebody else back.)
+        taken.is_ok().then(|| MutexGuard { mutex: self, thread: PhantomData })
     }
 
     /// The value, which nobody else can have.
