@@ -29,6 +29,7 @@ type Case = (&'static str, fn(), i32);
 const CASES: &[Case] = &[
     ("a_call_of_the_program_is_guarded", of_the_program, 0),
     ("a_call_of_ours_beside_the_gate_takes_no_lock", of_ours, 0),
+    ("handlers_of_the_program_that_run_in_the_middle_of_an_exec_are_its_own", in_exec, 0),
     ("a_panic_of_ours_ends_the_program_at_once", panic_of_ours, exit::INTERNAL),
     #[cfg(debug_assertions)]
     ("a_call_of_ours_beside_the_gate_is_noticed_in_debug_builds", noticed, exit::INTERNAL),
@@ -88,6 +89,40 @@ fn of_ours() {
     drop((space, end));
 }
 
+/// How often the handler below ran, and how often it ran inside a handler of ours.
+static TICKS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+extern "C" fn tick(_: libc::c_int) {
+    let here = 0u8;
+    let alternate = farfield_pager::inside::thread::current().expect("a record");
+    TICKS[0].fetch_add(1, Ordering::Relaxed);
+    TICKS[1].fetch_add(alternate.on_alternate_stack(&raw const here as usize).into(), Ordering::Relaxed);
+    // A call that is only right if it is served by us.
+    // SAFETY: new memory.
+    let address = unsafe {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let address = libc::mmap(core::ptr::null_mut(), 1 << 20, prot, flags, -1, 0) as usize;
+        libc::munmap(address as *mut libc::c_void, 1 << 20);
+        address
+    };
+    assert!(window::contains(address), "{address:#x}");
+}
+
+fn in_exec() {
+    let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    let words = [c"/no/such/program".as_ptr(), core::ptr::null()];
+    // SAFETY: the handler makes system calls only; the words end with NULL.
+    unsafe {
+        assert_ne!(libc::signal(libc::SIGALRM, tick as *const () as usize), libc::SIG_ERR);
+        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, core::ptr::null_mut()), 0);
+        while TICKS[1].load(Ordering::Relaxed) < 20 {
+            assert_eq!(libc::execve(words[0], words.as_ptr(), environ.cast()), -1);
+        }
+    }
+    assert_eq!(trapped(), 0);
+}
+
 fn panic_of_ours() {
     let _own = OwnCode::enter();
     panic!("of ours");
@@ -101,8 +136,11 @@ fn noticed() {
 
 /// The case, in a program with far memory.
 fn be(name: &str) -> ! {
-    // SAFETY: the environment of this process, which has one thread.
-    unsafe { start::start(environ) };
+    // SAFETY: the environment of this process, which has one thread. A program that is executed would be given the library: any file will do.
+    unsafe {
+        std::env::set_var("LD_PRELOAD", std::env::current_exe().expect("this program"));
+        start::start(environ);
+    }
     let (_, case, _) = CASES.iter().find(|case| case.0 == name).expect("a case");
     case();
     farfield_os::process::exit_group(0)

@@ -6,7 +6,7 @@
 use super::call::{Context, Outcome, error, forward};
 use super::guard::{peek, peek_slice};
 use super::lock::Lock;
-use super::{signal, thread, tracing};
+use super::{own_code, signal, thread, tracing};
 use crate::elf::{self, Linkage};
 use core::ffi::CStr;
 use farfield_os::{Errno, file, gate, memory, process, signals};
@@ -66,13 +66,16 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
         Err(errno) => return error(errno.0),
     };
     // The new program inherits the mask: the program's, not this handler's.
-    let blocked = signals::set_mask(context.mask() & !signal::OURS);
-    // SAFETY: the program's own call with near copies of its arguments.
-    let result = unsafe { forward(number, changed) };
-    if is_traced {
-        tracing::give_up(-result as i32);
-    }
-    signals::set_mask(blocked);
+    let result = own_code::as_program(|| {
+        let blocked = signals::set_mask(context.mask() & !signal::OURS);
+        // SAFETY: the program's own call with near copies of its arguments.
+        let result = unsafe { forward(number, changed) };
+        if is_traced {
+            tracing::give_up(-result as i32);
+        }
+        signals::set_mask(blocked);
+        result
+    });
     Outcome::Done(result)
 }
 

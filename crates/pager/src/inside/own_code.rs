@@ -38,6 +38,17 @@ impl Drop for OwnCode {
     }
 }
 
+/// Does `action`, in a handler, while signals of the program are open: their handlers are not our code.
+pub fn as_program<T>(action: impl FnOnce() -> T) -> T {
+    let record = thread::current();
+    let depth = record.map_or(0, |record| record.own_code_depth.swap(0, Ordering::Relaxed));
+    let result = action();
+    if let Some(record) = record {
+        record.own_code_depth.store(depth, Ordering::Relaxed);
+    }
+    result
+}
+
 /// A thread of ours begins: it runs nothing else, and never ends.
 pub fn begin_thread() {
     core::mem::forget(OwnCode::enter());
