@@ -40,7 +40,10 @@ pub enum Return {
 }
 
 /// Begins the program's handler when the caller, a handler of ours, returns.
-pub fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
+///
+/// # Safety
+/// `info` must be what the kernel gave that handler.
+pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
     let Some(record) = thread::current() else {
         // Too many threads: on this stack, with all signals blocked.
         // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a
@@ -122,7 +125,7 @@ fn begin_in_place(
 /// `rt_sigreturn`: the thread goes on as a frame of the program's says.
 pub fn return_from_handler(context: &Context) -> Outcome {
     let Some(record) = thread::current() else { return error(libc::EAGAIN) };
-    let Some((mask, stack)) = context.load(context.sp(), |address, into| guard::peek_slice(address, into)) else {
+    let Some((mask, stack)) = context.load(context.sp(), guard::peek_slice) else {
         end_by_fault(context);
         return Outcome::Resume;
     };

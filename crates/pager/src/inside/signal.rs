@@ -125,7 +125,8 @@ fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c
             unsafe { (*info).si_code = SEGV_MAPERR };
         }
     }
-    delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal))
+    // SAFETY: the kernel's argument of this handler.
+    unsafe { delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal)) }
 }
 
 /// The handler that the kernel gets in place of one of the program's.
@@ -199,7 +200,8 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return
                 farfield_os::process::send_to_self(signal);
             }
         }
-        _ => return delivery::deliver(signal, info, context, &action),
+        // SAFETY: the kernel's argument of a handler.
+        _ => return unsafe { delivery::deliver(signal, info, context, &action) },
     }
     Return::Here
 }
