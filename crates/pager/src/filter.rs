@@ -463,6 +463,20 @@ mod tests {
         assert_eq!(verdict(libc::SYS_mmap, [0, 1 << 20, 1, libc::MAP_PRIVATE as usize, 3, 0]), Verdict::Allow);
     }
 
+    /// A program that is executed inside a job maps the gate, and the loader its files, before there is a handler.
+    #[test]
+    fn what_comes_before_the_handlers_passes() {
+        let fixed = ANON | libc::MAP_FIXED_NOREPLACE as usize;
+        let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        assert_eq!(verdict(libc::SYS_mmap, [window::GATE, 4096, access, fixed, usize::MAX, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_mprotect, [window::GATE, 4096, 5, 0, 0, 0]), Verdict::Allow);
+        for place in [0, 0x40_0000, 0x5555_5555_4000, 0x7f12_3456_7000] {
+            let fixed = libc::MAP_PRIVATE as usize | libc::MAP_FIXED as usize;
+            assert_eq!(verdict(libc::SYS_mmap, [place, 1 << 20, 5, fixed, 3, 0]), Verdict::Allow);
+            assert_eq!(verdict(libc::SYS_mprotect, [place, 1 << 20, 1, 0, 0, 0]), Verdict::Allow);
+        }
+    }
+
     #[test]
     fn rules_of_single_calls() {
         assert_eq!(verdict(libc::SYS_brk, [0; 6]), Verdict::Allow, "asked before our library is initialised");

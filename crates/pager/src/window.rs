@@ -24,8 +24,9 @@ pub const HIGH_END: u32 = ((BASE + LEN) >> 32) as u32;
 const _: () = assert!((LEN >> PAGE_SHIFT) as u64 == extents::FIRST_PAGE);
 const _: () = assert!((BASE + LEN).is_multiple_of(1 << 32));
 
-/// The gate: a page with our own `syscall` instructions, at the same place in every process of a job.
-pub const GATE: usize = BASE - 0x10_0000;
+/// The gate: a page with our own `syscall` instructions, at the same place in every process of a job. Behind all that may be
+/// far-capable: it is mapped under the filter of a job, before there is a handler.
+pub const GATE: usize = BASE + LEN + 0x10_0000;
 /// Our own calls.
 pub const GATE_OWN: usize = GATE;
 /// Calls that we make for the program, after having brought their buffers near.

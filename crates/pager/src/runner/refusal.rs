@@ -25,7 +25,7 @@ pub enum Refusal {
     Broken { path: PathBuf },
     #[error(
         "{}: statically linked, so no library can be loaded into it; link it dynamically (without -static, with \
-         -C target-feature=-crt-static for Rust, with CGO_ENABLED=1 for Go)",
+         -C target-feature=-crt-static for Rust, with CGO_ENABLED=1 or -buildmode=pie for Go)",
         path.display()
     )]
     Static { path: PathBuf },

@@ -6,17 +6,17 @@
 //! translation between addresses and pages does. Extents are added, with the space held, and never taken away: what the program
 //! unmaps stays reserved, for whoever asks for that place again.
 
-use super::{GATE, PAGES};
+use super::PAGES;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_SHIFT;
 
 /// Pages from here on belong to extents.
 pub const FIRST_PAGE: u64 = PAGES - (1 << 30);
-/// Where extents can be: above what 32 bits can address, and below our own pages. Nothing else is usually there: programs,
+/// Where extents can be: above what 32 bits can address, and below the window. Nothing else is usually there: programs,
 /// libraries and what the kernel places by itself lie above the window.
 pub const BASE: usize = 1 << 32;
 /// First address behind them.
-pub const END: usize = GATE & !((1 << 32) - 1);
+pub const END: usize = super::BASE;
 
 /// Most extents of a process.
 const MAX: usize = 64;
