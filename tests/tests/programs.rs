@@ -26,6 +26,7 @@ macro_rules! at_a_quarter_and_a_tenth {
 
 at_a_quarter_and_a_tenth! {
     gnu_sort, gzip, gunzip, xz, unxz, numpy, pandas, scikit_learn, sqlite, redis, openjdk, nodejs, gcc, stress_ng, asynchronous_io, perl, pipeline,
+    luajit, openjdk_with_zgc, go_with_c, go_without_c,
 }
 
 fn source(name: &str) -> PathBuf {
@@ -55,6 +56,15 @@ fn packed(tool: &Path, level: &str, text: &Path) -> PathBuf {
     let path = text.with_extension("packed");
     std::fs::write(&path, output.stdout).expect("room in the scratch folder");
     path
+}
+
+/// The Java program, compiled.
+fn compiled_heap(job: &Job) -> Option<PathBuf> {
+    let classes = job.scratch().folder("classes");
+    let compiled = Command::new(program("javac")?).arg("-d").arg(&classes).arg(source("Heap.java")).output();
+    let compiled = compiled.expect("the compiler starts");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Some(classes)
 }
 
 fn minutes(number: u64) -> Duration {
@@ -138,13 +148,70 @@ mod jobs {
 
     pub(crate) fn openjdk() -> Option<Job> {
         let job = Job::new("openjdk", [program("java")?]).within(minutes(10));
-        let classes = job.scratch().folder("classes");
-        let compiled = Command::new(program("javac")?).arg("-d").arg(&classes).arg(source("Heap.java")).output();
-        let compiled = compiled.expect("the compiler starts");
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let classes = compiled_heap(&job)?;
         let (heap, megabytes) = tier(("-Xmx256m", "100"), ("-Xmx2g", "900"));
         let job = job.args(["-XX:+UseG1GC", heap, "-cp"]).arg(classes);
         Some(job.args(["Heap", megabytes]))
+    }
+
+    /// Its heap is shared memory at addresses that mean something, which stays near.
+    pub(crate) fn openjdk_with_zgc() -> Option<Job> {
+        let job = Job::new("openjdk-zgc", [program("java")?]).footprint(Footprint::Any).within(minutes(10));
+        let classes = compiled_heap(&job)?;
+        let (heap, megabytes) = tier(("-Xmx192m", "30"), ("-Xmx1g", "200"));
+        Some(job.args(["-XX:+UseZGC", heap, "-cp"]).arg(classes).args(["Heap", megabytes]))
+    }
+
+    /// Its compiler needs room for code within the reach of its own, and says so when it has got none.
+    pub(crate) fn luajit() -> Option<Job> {
+        let job = Job::new("luajit", [program("luajit")?]).footprint(Footprint::Any).within(minutes(10));
+        let script = r#"
+            local n, s, t = tonumber(arg[1]), 0, {}
+            for i = 1, n do t[i] = { i * 7919 % 1000003, "v" .. i } end
+            for i = 1, n do s = (s * 31 + t[i][1] + #t[i][2]) % 1000000007 end
+            for i = 1, 30000000 do s = (s + i * 7) % 1000003 end
+            print(#t, s, (jit.status()))
+        "#;
+        let script = job.scratch().file("heap.lua", script);
+        Some(job.arg(script).arg(tier("80000", "400000")))
+    }
+
+    /// Looks where its handlers run, and sends itself signals all the time.
+    pub(crate) fn go_with_c() -> Option<Job> {
+        go("go-with-c", "1", &["build"])
+    }
+
+    /// Its threads have thread pointers of their own.
+    pub(crate) fn go_without_c() -> Option<Job> {
+        go("go-without-c", "0", &["build", "-buildmode=pie"])
+    }
+
+    /// The toolchain takes minutes to build its own library: for the deep tier.
+    fn go(name: &str, with_c: &str, build: &[&str]) -> Option<Job> {
+        if !deep() {
+            return None;
+        }
+        let job = Job::new(name, [program("sh")?]).within(minutes(10));
+        let (folder, cache) = (job.scratch().folder("source"), job.scratch().folder("cache"));
+        let mut source = std::fs::read_to_string(super::source("heap.go")).expect("part of the project");
+        if with_c == "1" {
+            source = source.replace("import (", "import \"C\"\n\nimport (");
+        }
+        std::fs::write(folder.join("heap.go"), source).expect("room in the scratch folder");
+        std::fs::write(folder.join("go.mod"), "module heap\n\ngo 1.21\n").expect("room in the scratch folder");
+        let binary = folder.join("heap");
+        let built = Command::new(program("go")?)
+            .args(build)
+            .arg("-o")
+            .arg(&binary)
+            .current_dir(&folder)
+            .env("CGO_ENABLED", with_c)
+            .env("GOCACHE", cache)
+            .env("GOTOOLCHAIN", "local")
+            .output()
+            .expect("the toolchain starts");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        Some(job.arg("-c").arg("exec \"$0\" \"$@\"").arg(binary).arg("400000"))
     }
 
     pub(crate) fn nodejs() -> Option<Job> {
