@@ -11,10 +11,10 @@
 //! alternate stack is the program's view of them.
 
 use super::call::{Context, Outcome, error};
-use super::guard;
 use super::runtime::RUNTIME;
 use super::signal::{self, OURS};
 use super::thread::{self, Record};
+use super::{guard, storage};
 use core::sync::atomic::Ordering;
 use farfield_os::signals::{self, Action, SA_RESTORER, SignalSet, bit};
 use farfield_os::{Result, process};
@@ -53,6 +53,11 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
         handler(signal, info, context.address() as *mut libc::c_void);
         return Return::Here;
     };
+    if record.on_alternate_stack(context.sp()) {
+        // SAFETY: by the caller.
+        unsafe { call_here(record, signal, info, context, action) };
+        return Return::Here;
+    }
     // SAFETY: only this thread uses the field.
     let stack = unsafe { &mut *record.program_stack.get() };
     let before = *stack;
@@ -92,6 +97,24 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
             theirs.name_alternate_stack(before);
         })
     }
+}
+
+/// Runs the program's handler on our stack, because the signal interrupted a handler of ours: one that executes another program lets
+/// signals in. Its frames are on our stack, so nothing may begin at the top of it before it goes on.
+///
+/// # Safety
+/// As for [`deliver`].
+unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
+    // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a callee
+    // ignore further arguments.
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+        unsafe { core::mem::transmute(action.handler) };
+    let defer = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(signal) } else { 0 };
+    let all = signals::set_mask((context.mask() | action.mask | defer) & !OURS);
+    let storage = storage::lend(record);
+    handler(signal, info, context.address() as *mut libc::c_void);
+    drop(storage);
+    signals::set_mask(all);
 }
 
 /// Begins the handler with the kernel's frame as its own, from a frame on our stack, where nothing runs yet.

@@ -73,6 +73,26 @@ pub fn enter() -> Own {
     Own { before: Some(before) }
 }
 
+/// While it lives the thread, which is in a handler of ours, has the program's storage.
+pub struct Lent {
+    own: usize,
+}
+
+/// Gives the thread the storage that the program has.
+pub fn lend(record: &thread::Record) -> Lent {
+    let own = pointer();
+    // SAFETY: what the thread had when the handler interrupted the program.
+    unsafe { set_pointer(record.program_storage.load(Ordering::Relaxed)) };
+    Lent { own }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: made for handlers.
+        unsafe { set_pointer(self.own) };
+    }
+}
+
 impl Drop for Own {
     fn drop(&mut self) {
         if let Some(before) = self.before {
