@@ -199,6 +199,34 @@ pub fn links(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_nlink)
 }
 
+/// A descriptor that is closed through the gate when it is dropped. (The standard library's is closed by the C library: inside a program such a call
+/// is refused, because it is ours.)
+#[derive(Debug)]
+pub struct Descriptor(i32);
+
+impl Descriptor {
+    /// Takes over a descriptor.
+    ///
+    /// # Safety
+    /// It is open, and nobody else closes it.
+    pub unsafe fn new(fd: i32) -> Descriptor {
+        Descriptor(fd)
+    }
+}
+
+impl std::os::fd::AsFd for Descriptor {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        // SAFETY: open as long as `self`.
+        unsafe { std::os::fd::BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
 /// Device and inode of the file behind `fd`.
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_ino))

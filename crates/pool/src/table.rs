@@ -3,11 +3,12 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_os::file::Descriptor;
 use farfield_os::memfd::{self, Access, Mapping};
 #[cfg(not(miri))]
 use farfield_os::memory;
 use farfield_os::{Errno, net};
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd};
 
 /// A table of atomic numbers that begin as zero.
 pub(crate) struct Words<T> {
@@ -64,7 +65,7 @@ const SPARSE: u64 = 1024;
 
 /// Where each page is: its place, or nowhere. In shared memory, because the kernel can tell which parts of that are in use.
 pub(crate) struct PageTable {
-    file: OwnedFd,
+    file: Descriptor,
     mapping: Mapping,
     pages: u64,
 }
@@ -75,7 +76,7 @@ impl PageTable {
         let bytes = pages * size_of::<u32>() as u64;
         let number = memfd::create(c"farfield page table", bytes)?.into_raw_fd();
         // SAFETY: just made, nobody else's.
-        let file = unsafe { OwnedFd::from_raw_fd(net::lift(number)?) };
+        let file = unsafe { Descriptor::new(net::lift(number)?) };
         let mapping = Mapping::new(file.as_fd(), bytes, Access::ReadWrite)?;
         Ok(PageTable { file, mapping, pages })
     }
