@@ -187,6 +187,7 @@ impl Job {
         if !self.tables_may_exceed {
             assert_within_budget(report);
         }
+        assert_eq!(report.number("own_calls_trapped"), 0, "calls of our own that came to our handler: {}", report.0);
         let must_go_far = native.ended.peak_rss_bytes > far.near_limit_bytes + 16 * MIB;
         if self.footprint == Footprint::Heap && must_go_far {
             assert!(report.number("far_peak_bytes") > 0, "nothing was far: {}", report.0);

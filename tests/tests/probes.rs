@@ -2,6 +2,8 @@
 //!
 //! Danger: a call that works on near memory and fails, lies or loses data on far memory.
 
+use std::process::{Command, Stdio};
+
 use farfield_tests::{Footprint, Job, MIB, compile_with, program, skip, tier};
 
 const NEAR: u64 = 16 * MIB;
@@ -130,6 +132,25 @@ fn every_way_to_end_comes_out_unchanged() {
         }
     }
     assert!(failures.is_empty(), "ways that came out otherwise: {failures:?}");
+}
+
+/// Where more threads want a processor than there are, locks of ours are waited for that nobody ever waits for else.
+#[test]
+fn programs_fork_on_a_busy_machine() {
+    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().expect("a shell");
+    let mut load: Vec<_> = (0..8).map(|_| busy()).collect();
+    let outcome = std::panic::catch_unwind(|| {
+        let Some(mut job) = Job::probe("fork_far", &[]) else { return };
+        job.check_with_near(NEAR);
+        for _ in 0..tier(2, 60) {
+            job.check_with_near(NEAR);
+        }
+    });
+    for shell in &mut load {
+        let _ = shell.kill();
+        let _ = shell.wait();
+    }
+    assert!(outcome.is_ok(), "see above");
 }
 
 /// The program that is started is itself a script, or found by PATH.

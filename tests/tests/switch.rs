@@ -84,6 +84,41 @@ fn jobs_move_to_and_fro() {
     }
 }
 
+/// Random exchanges of the pool, some of them cancelled, under programs that check every page they look at; also moves and changes of the
+/// budget by the job itself (`--auto`).
+#[test]
+fn no_write_is_lost_while_pools_are_exchanged() {
+    let scratch = Scratch::new("switch-versions");
+    let Some(program) = compile("versions", scratch.path()) else { return };
+    let program = program.to_str().expect("an ASCII path");
+    let mut random = Random::new(33);
+    let servers = ["one", "other"].map(|name| Server::start_tcp(&scratch, name, ["--capacity", "512M"]));
+    let mirror = format!("mirror({},{})", servers[0].url(), servers[1].url());
+    let [one, other] = servers.each_ref().map(Server::url);
+    let places = [one, other, &mirror, &ssd(&scratch)];
+    // A program of one thread is what evicts with the fewest looks; several threads share each page.
+    for (threads, is_auto) in [("1", false), ("3", false), ("1", true), ("3", true)] {
+        let options = ["--near", "24M", "--far", &mirror];
+        let auto = ["--near", "24M", "--far", &mirror, "--far", other, "--auto", "--slo", "1.5"];
+        let options = if is_auto { &auto[..] } else { &options[..] };
+        let job = FarRun::new(&scratch, options, [program, "48", threads, "forks"]).start();
+        wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
+        for _ in 0..tier(4, 150) {
+            let url = places[random.below(places.len())];
+            if random.below(4) == 0 {
+                let _ = pool(&scratch, &["switch", "--no-wait", &pid(&job), url]);
+                std::thread::sleep(Duration::from_millis(random.below(200) as u64));
+                let _ = pool(&scratch, &["cancel", &pid(&job)]);
+            } else {
+                // It is there already, or just moves by itself.
+                let _ = pool(&scratch, &["switch", &pid(&job), url]);
+            }
+            assert!(!job.is_over(), "{threads} threads: {}{}", job.errors(), job.output());
+        }
+        ends_well(job);
+    }
+}
+
 #[test]
 fn children_that_are_forked_in_the_middle_of_a_switch_move_too() {
     let scratch = Scratch::new("switch-forks");
