@@ -39,6 +39,13 @@ pub(crate) enum Values {
     Bits(FarVec<u64>),
     Words(Words),
     Text(Text),
+    Plain(Plain),
+}
+
+/// Values of so many bytes each, which only Arrow understands: decimal numbers, bytes of a fixed length.
+pub(crate) struct Plain {
+    bytes: FarVec<u8>,
+    width: usize,
 }
 
 /// The same for all kinds of numbers.
@@ -105,7 +112,11 @@ impl Column {
             DataType::Float64 => Values::F64(FarVec::new()),
             DataType::Boolean => Values::Bits(FarVec::new()),
             DataType::Utf8 => Values::Words(Words::default()),
-            other => return Err(FrameError::Type { name: field.name().clone(), data_type: other.clone() }),
+            DataType::Binary => Values::Text(Text::default()),
+            other => match width_of(other) {
+                Some(width) => Values::Plain(Plain { bytes: FarVec::new(), width }),
+                None => return Err(FrameError::NotKept { name: field.name().clone(), data_type: other.clone() }),
+            },
         };
         let data_type = field.data_type().clone();
         Ok(Column { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values, zones: Zones::default() })
@@ -126,12 +137,12 @@ impl Column {
 
     /// Does it have numbers, and not bits or strings?
     pub(crate) fn has_numbers(&self) -> bool {
-        with_numbers!(&self.values, _numbers => true, Values::Bits(_) | Values::Words(_) | Values::Text(_) => false)
+        with_numbers!(&self.values, _numbers => true, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
     }
 
     /// Can its values be a part of a key, as words?
     pub(crate) fn has_images(&self) -> bool {
-        !matches!(self.values, Values::Text(_))
+        !matches!(self.values, Values::Text(_) | Values::Plain(_))
     }
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
@@ -151,14 +162,14 @@ impl Column {
         with_numbers!(&self.values, numbers => self.array_of(numbers_of(numbers, images), nulls).map(Some),
             Values::Bits(_) => Ok(Some(Arc::new(BooleanArray::new(bits(&mut { images }), nulls)))),
             Values::Words(words) => words.strings(images.map(u16::of_image).collect(), nulls).map(Some),
-            Values::Text(_) => Ok(None))
+            Values::Text(_) | Values::Plain(_) => Ok(None))
     }
 
     /// As a part of keys: whether there is a value, if there are nulls, and its number, bit or kind. Of nulls all are zeros, so they are one group, the first. Nothing: it has
     /// neither.
     pub(crate) fn key_columns(&self) -> Vec<KeyColumn<'_>> {
         let values: Option<KeyColumn<'_>> = with_images!(&self.values, numbers => Some(numbers.into()),
-            Values::Bits(bits) => Some(KeyColumn::bits(bits, self.rows)), Values::Text(_) => None);
+            Values::Bits(bits) => Some(KeyColumn::bits(bits, self.rows)), Values::Text(_) | Values::Plain(_) => None);
         let valid = self.valid().filter(|_| values.is_some()).map(|valid| KeyColumn::bits(valid, self.rows));
         valid.into_iter().chain(values).collect()
     }
@@ -199,11 +210,15 @@ impl Column {
                 }
             },
             Values::Text(text) => text.push(heap, &data)?,
+            Values::Plain(Plain { bytes, width }) => {
+                let stored = &data.buffers()[0][data.offset() * *width..(data.offset() + data.len()) * *width];
+                bytes.extend_from_slice(&heap.enter(), stored)?;
+            }
             numbers => with_numbers!(numbers, numbers => {
                 let stored = with_zeros(&data);
                 numbers.extend_from_slice(&heap.enter(), &stored)?;
                 push_zone(&mut self.zones, &stored, data.nulls());
-            }, Values::Bits(_) | Values::Words(_) | Values::Text(_) => unreachable!("these are not numbers")),
+            }, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these are not numbers")),
         }
         self.rows += data.len();
         self.nulls += data.null_count();
@@ -243,7 +258,7 @@ impl Column {
         let nulls = || Ok::<_, FrameError>(self.valid_at(heap, rows)?.map(NullBuffer::new));
         with_numbers!(&self.values, numbers => return self.array_of(taken(heap, numbers, rows)?, nulls()?),
             Values::Words(words) => return words.strings(taken(heap, &words.numbers, rows)?, nulls()?),
-            Values::Bits(_) | Values::Text(_) => {});
+            Values::Bits(_) | Values::Text(_) | Values::Plain(_) => {});
         let part = |rows: &[u64]| {
             let chunk = chunk_of(rows[0]);
             let rows =
@@ -269,13 +284,33 @@ impl Column {
                 let (offsets, bytes) = text.read(heap, chunk, rows.len())?;
                 builder.add_buffer(Buffer::from_vec(offsets)).add_buffer(Buffer::from_vec(bytes))
             }
+            Values::Plain(Plain { bytes, width }) => {
+                let bytes = read(heap, bytes, rows.start * width..rows.end * width)?;
+                builder.add_buffer(Buffer::from_vec(bytes)).align_buffers(true)
+            }
             numbers => {
                 with_numbers!(numbers, numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
-                Values::Bits(_) | Values::Words(_) | Values::Text(_) => unreachable!("these are not numbers"))
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these are not numbers"))
             }
         };
         Ok(make_array(builder.nulls(nulls.filter(|nulls| nulls.null_count() > 0)).build()?))
     }
+}
+
+/// How many bytes a value of a type has that is [`Plain`].
+fn width_of(data_type: &DataType) -> Option<usize> {
+    match data_type {
+        DataType::FixedSizeBinary(width) => usize::try_from(*width).ok(),
+        DataType::Interval(_) => data_type.primitive_width(),
+        other if is_decimal(other) => other.primitive_width(),
+        _ => None,
+    }
+}
+
+/// Is it one of decimal numbers?
+pub(crate) fn is_decimal(data_type: &DataType) -> bool {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    matches!(data_type, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
 /// The values of an array of numbers, and zeros where it has none: they change no sum.

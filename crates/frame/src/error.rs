@@ -73,7 +73,18 @@ pub enum FrameError {
         /// Their name.
         name: String,
     },
-    /// Columns of this type cannot be kept far, or not be asked this.
+    /// Columns of this type cannot be kept far.
+    #[error(
+        "column {name:?} has the type {data_type}, which frames do not keep: cast it, or leave it out \
+         (of a Parquet file by from_parquet_columns)"
+    )]
+    NotKept {
+        /// The column.
+        name: String,
+        /// Its type.
+        data_type: DataType,
+    },
+    /// Columns of this type cannot be asked this.
     #[error("column {name:?} has the type {data_type}, which cannot be used here")]
     Type {
         /// The column.

@@ -12,9 +12,11 @@ use crate::keys::Keys;
 use crate::scan::Scan;
 use crate::sort::SortBy;
 use crate::sums::Sum;
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, UInt64Array, new_null_array};
+use arrow::array::{Array, ArrayRef, AsArray, Decimal128Array, Float64Array, Int64Array};
+use arrow::array::{RecordBatch, UInt64Array, new_null_array};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef, UInt64Type};
+use arrow::datatypes::{DECIMAL128_MAX_PRECISION, DataType, Decimal128Type, Field, Float64Type, Int64Type};
+use arrow::datatypes::{Schema, SchemaRef, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use farfield::Part;
@@ -179,7 +181,8 @@ impl Plan {
                 continue;
             };
             let data_type = schema.field(by.frame.index(name)?).data_type().clone();
-            if matches!(agg.what, What::Sum | What::Mean) && !data_type.is_numeric() {
+            let is_summed = data_type.is_numeric() && !matches!(data_type, DataType::Decimal256(..));
+            if matches!(agg.what, What::Sum | What::Mean) && !is_summed {
                 return Err(FrameError::Type { name: name.clone(), data_type });
             }
             let made = match agg.what {
@@ -187,7 +190,7 @@ impl Plan {
                 What::Mean => DataType::Float64,
                 What::Sum if data_type.is_floating() => DataType::Float64,
                 What::Sum if data_type.is_signed_integer() => DataType::Int64,
-                What::Sum => DataType::UInt64,
+                What::Sum => decimal_sum(&data_type).unwrap_or(DataType::UInt64),
                 What::Min | What::Max => data_type.clone(),
             };
             let index = read.iter().position(|other| other == name).unwrap_or(read.len());
@@ -321,6 +324,12 @@ enum State {
         is_signed: bool,
         sums: Vec<(i128, u64)>,
     },
+    /// Of decimal numbers, in units of their last digit.
+    Decimal {
+        what: What,
+        data_type: DataType,
+        sums: Vec<(i128, u64)>,
+    },
     Float {
         what: What,
         parts: Vec<Part<f64>>,
@@ -341,7 +350,10 @@ impl State {
                 bytes: 0,
             }),
             _ if data_type.is_floating() => State::Float { what, parts: Vec::new() },
-            _ => State::Whole { what, is_signed: data_type.is_signed_integer(), sums: Vec::new() },
+            _ => match decimal_sum(data_type) {
+                Some(data_type) => State::Decimal { what, data_type, sums: Vec::new() },
+                None => State::Whole { what, is_signed: data_type.is_signed_integer(), sums: Vec::new() },
+            },
         })
     }
 
@@ -374,6 +386,16 @@ impl State {
                     rows.for_each(|row| add(row, values.as_primitive::<UInt64Type>().value(row).into()));
                 }
             }
+            State::Decimal { data_type, sums, .. } => {
+                sums.resize(groups, (0, 0));
+                let values = cast(column(), data_type)?;
+                let values = values.as_primitive::<Decimal128Type>();
+                for row in rows {
+                    let (sum, count) = &mut sums[numbers[row]];
+                    *sum = sum.checked_add(values.value(row)).ok_or_else(too_large)?;
+                    *count += 1;
+                }
+            }
             State::Float { parts, .. } => {
                 parts.resize(groups, Part::default());
                 let values = cast(column(), &DataType::Float64)?;
@@ -404,6 +426,16 @@ impl State {
                 Arc::new(fitting::<i64>(sums)?.into_iter().collect::<Int64Array>())
             }
             State::Whole { sums, .. } => Arc::new(fitting::<u64>(sums)?.into_iter().collect::<UInt64Array>()),
+            State::Decimal { what: What::Mean, data_type, sums } => {
+                let unit = 10f64.powi(-i32::from(scale_of(&data_type)));
+                let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 * unit / count as f64);
+                Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
+            }
+            State::Decimal { data_type, sums, .. } => {
+                let sums = sums.into_iter().map(|(sum, count)| (count > 0).then_some(sum)).collect::<Decimal128Array>();
+                sums.validate_decimal_precision(DIGITS_MAX)?;
+                Arc::new(sums.with_precision_and_scale(DIGITS_MAX, scale_of(&data_type))?)
+            }
             State::Float { what, parts } => {
                 let sum = |part: &Part<f64>| (part.count() > 0).then(|| part.sum());
                 let value = |part: &Part<f64>| if what == What::Mean { part.mean() } else { sum(part) };
@@ -465,6 +497,28 @@ fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef
         What::Sum if data_type.is_signed_integer() => Arc::new(Int64Array::from(fitting(whole())?)),
         What::Sum => Arc::new(UInt64Array::from(fitting(whole())?)),
     })
+}
+
+/// Digits of the longest decimal numbers that are added up.
+const DIGITS_MAX: u8 = DECIMAL128_MAX_PRECISION;
+
+/// The type of a sum of decimal numbers. `None`: they are others, or longer.
+fn decimal_sum(data_type: &DataType) -> Option<DataType> {
+    match data_type {
+        DataType::Decimal32(_, scale) | DataType::Decimal64(_, scale) | DataType::Decimal128(_, scale) => {
+            Some(DataType::Decimal128(DIGITS_MAX, *scale))
+        }
+        _ => None,
+    }
+}
+
+/// Digits behind the point.
+fn scale_of(data_type: &DataType) -> i8 {
+    if let DataType::Decimal128(_, scale) = data_type { *scale } else { 0 }
+}
+
+fn too_large() -> ArrowError {
+    ArrowError::ArithmeticOverflow(format!("the sum of a group has more than {DIGITS_MAX} digits"))
 }
 
 /// Sums that have to fit their type; of no values there is none.

@@ -60,7 +60,7 @@ pub(crate) fn found(
     counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<Found>, FrameError> {
-    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
+    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
 }
 
 fn by<N: Summed>(

@@ -38,7 +38,7 @@ macro_rules! narrowed {
         let mut asked = $asked.over($run.rows.clone());
         for condition in &$run.conditions {
             asked = with_images!(&condition.column.values, numbers => asked.within(numbers, condition.numbers(numbers)),
-                Values::Bits(_) | Values::Text(_) => unreachable!("ranges are of numbers"));
+                Values::Bits(_) | Values::Text(_) | Values::Plain(_) => unreachable!("ranges are of numbers"));
             if let Some(valid) = condition.column.valid() {
                 asked = asked.marked(valid);
             }

@@ -10,28 +10,63 @@ use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use farfield::Heap;
+use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 impl FarFrame {
-    /// The table in a Parquet file. Strings of any form become `Utf8`, dictionaries what they stand for; what a column cannot hold is an error that names it.
+    /// Reads the table in a Parquet file. Strings of any form become `Utf8`, bytes of any length `Binary`, dictionaries what they stand for.
+    /// A column that frames do not keep (lists, structs, maps) is an error that names it: see [`FarFrame::from_parquet_columns`].
     /// Near are one batch and the pages of the file that it comes from.
     pub fn from_parquet(heap: &Arc<Heap>, path: impl AsRef<Path>) -> Result<FarFrame, FrameError> {
-        let name = path.as_ref().display().to_string();
-        let file = File::open(path).map_err(|why| FrameError::File { name: name.clone(), why })?;
-        let wrong = |why: String| FrameError::Parquet { name: name.clone(), why };
-        let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| wrong(error.to_string()))?;
-        let schema = Arc::new(stored(builder.schema()));
-        let mut maker = Maker::new(heap, schema.clone())?;
-        let reader = builder.with_batch_size(CHUNK_ROWS).build().map_err(|error| wrong(error.to_string()))?;
-        for batch in reader {
-            let batch = batch.map_err(|error| wrong(error.to_string()))?;
-            maker.push(converted(&schema, &batch)?)?;
-        }
-        maker.finish()
+        read(heap, path.as_ref(), None)
     }
+
+    /// Reads some columns of the table in a Parquet file, in this order, and nothing of the others.
+    ///
+    /// ```no_run
+    /// # use farfield::Heap;
+    /// # use farfield_frame::FarFrame;
+    /// # let heap = std::sync::Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let trips = FarFrame::from_parquet_columns(&heap, "trips.parquet", &["zone", "fare"])?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_parquet_columns(
+        heap: &Arc<Heap>,
+        path: impl AsRef<Path>,
+        names: &[&str],
+    ) -> Result<FarFrame, FrameError> {
+        read(heap, path.as_ref(), Some(names))?.select(names)
+    }
+}
+
+/// The columns with these names, or all, in the order of the file.
+fn read(heap: &Arc<Heap>, path: &Path, names: Option<&[&str]>) -> Result<FarFrame, FrameError> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|why| FrameError::File { name: name.clone(), why })?;
+    let wrong = |why: String| FrameError::Parquet { name: name.clone(), why };
+    let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| wrong(error.to_string()))?;
+    let mut schema = stored(builder.schema());
+    if let Some(names) = names {
+        let index_of =
+            |name: &&str| schema.index_of(name).map_err(|_| FrameError::NoColumn { name: (*name).to_owned() });
+        let mut indices = names.iter().map(index_of).collect::<Result<Vec<_>, _>>()?;
+        indices.sort_unstable();
+        indices.dedup();
+        schema = schema.project(&indices)?;
+        let mask = ProjectionMask::roots(builder.parquet_schema(), indices);
+        builder = builder.with_projection(mask);
+    }
+    let schema = Arc::new(schema);
+    let mut maker = Maker::new(heap, schema.clone())?;
+    let reader = builder.with_batch_size(CHUNK_ROWS).build().map_err(|error| wrong(error.to_string()))?;
+    for batch in reader {
+        let batch = batch.map_err(|error| wrong(error.to_string()))?;
+        maker.push(converted(&schema, &batch)?)?;
+    }
+    maker.finish()
 }
 
 /// What columns are kept as.
@@ -45,6 +80,7 @@ fn stored_type(data_type: &DataType) -> DataType {
         DataType::Dictionary(_, values) => stored_type(values),
         // A column that is always empty could be of any type.
         DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => DataType::Utf8,
+        DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
         DataType::Float16 => DataType::Float32,
         other => other.clone(),
     }

@@ -13,7 +13,7 @@ use crate::zones::{Images, Share, runs};
 use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, UInt32Array};
 use arrow::compute::kernels::cmp::eq;
 use arrow::compute::take;
-use arrow::datatypes::{ArrowNativeType, SchemaRef};
+use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
 use arrow::error::ArrowError;
 use farfield::{FarVec, Heap, Number};
 use std::any::TypeId;
@@ -95,7 +95,7 @@ impl Scan {
     pub fn within<N: Number>(mut self, name: &str, values: impl RangeBounds<N>) -> Result<Scan, FrameError> {
         let index = self.frame.index(name)?;
         let values_of = &self.frame.columns[index].values;
-        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Words(_) | Values::Text(_) => false)
+        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
         {
             return Err(self.frame.wrong_type(index));
         }
@@ -112,7 +112,7 @@ impl Scan {
                 self.within.push((index, number.and_then(|number| Images::of(&(number..=number)))));
                 Ok(self)
             }
-            Values::Text(_) => {
+            Values::Text(_) if self.frame.schema.field(index).data_type() == &DataType::Utf8 => {
                 let string = StringArray::new_scalar(string);
                 self.filter(&[name], move |batch| eq(batch.column(0), &string))
             }
@@ -278,7 +278,7 @@ fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>)
             }
             Share::Some => {
                 with_images!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
-                Values::Bits(_) | Values::Text(_) => unreachable!("these have no ranges"))
+                Values::Bits(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these have no ranges"))
             }
         }
     }

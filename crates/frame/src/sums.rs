@@ -71,7 +71,7 @@ impl Scan {
         }
         let index = self.frame.index(name)?;
         with_numbers!(&self.frame.columns[index].values, numbers => self.sums_of(index, numbers).map(Some),
-            Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
+            Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
     }
 
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {

@@ -1,6 +1,6 @@
 //! What a column of numbers comes to, found where it is.
 
-use crate::column::{Column, Values, with_numbers};
+use crate::column::{Column, Values, is_decimal, with_numbers};
 use crate::error::FrameError;
 use crate::frame::FarFrame;
 use crate::sums::Sums;
@@ -38,7 +38,7 @@ pub struct Summary {
     pub nulls: u64,
     /// What its numbers come to, if it has numbers.
     pub totals: Option<Totals>,
-    /// A quarter, half and three quarters of its numbers are no larger than these. `None`: it has none.
+    /// A quarter, half and three quarters of its numbers are no larger than these. `None`: it has none, or decimal ones.
     pub quartiles: Option<[f64; 3]>,
 }
 
@@ -95,14 +95,14 @@ impl FarFrame {
 
     fn quantiles<const N: usize>(&self, name: &str, shares: [f64; N]) -> Result<Option<[f64; N]>, FrameError> {
         let data_type = self.schema().field(self.index(name)?).data_type().clone();
-        if !data_type.is_numeric() {
+        if !data_type.is_numeric() || is_decimal(&data_type) {
             return Err(FrameError::Type { name: name.to_owned(), data_type });
         }
         let present = self.select(&[name])?.present(1)?;
         let mut values = [0.0; N];
         for (value, share) in values.iter_mut().zip(shares) {
             let found = with_numbers!(&present.columns[0].values, numbers => ranked(&self.heap, numbers, share)?,
-                Values::Bits(_) | Values::Words(_) | Values::Text(_) => None);
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => None);
             match found {
                 Some(found) => *value = found,
                 None => return Ok(None),
@@ -117,6 +117,7 @@ impl FarFrame {
             let (name, data_type) =
                 (self.schema().field(index).name().clone(), self.schema().field(index).data_type().clone());
             let (totals, quartiles) = match data_type.is_numeric() {
+                true if is_decimal(&data_type) => (Some(self.totals(&name)?), None),
                 true => (Some(self.totals(&name)?), self.quantiles(&name, [0.25, 0.5, 0.75])?),
                 false => (None, None),
             };
@@ -140,7 +141,7 @@ fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) ->
     if *values != (Bound::Unbounded, Bound::Unbounded) {
         return Ok(None);
     }
-    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Words(_) | Values::Text(_) => Ok(None))
+    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
 }
 
 fn ranked<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>, share: f64) -> Result<Option<f64>, OffloadError> {

@@ -6,9 +6,9 @@
 
 use arrow::array::*;
 use arrow::compute::{cast, concat_batches};
-use arrow::datatypes::{DataType, Field, Int32Type, Schema, TimeUnit};
+use arrow::datatypes::{DataType, Decimal128Type, Float64Type, Int32Type, TimeUnit};
 use farfield::Heap;
-use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError};
+use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, SortBy};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
 use parquet::file::properties::WriterProperties;
@@ -103,14 +103,127 @@ fn what_cannot_be_read_is_an_error_by_name() {
     assert!(matches!(FarFrame::from_parquet(&heap, "/nowhere/trips.parquet"), Err(FrameError::File { .. })));
     std::fs::write(&path.0, "zone,fare\nHarlem,7.5\n").unwrap();
     assert!(matches!(FarFrame::from_parquet(&heap, &path.0), Err(FrameError::Parquet { .. })));
-    let field = Field::new("price", DataType::Decimal128(10, 2), true);
-    let prices = Decimal128Array::from(vec![1234]).with_precision_and_scale(10, 2).unwrap();
-    let batch = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![Arc::new(prices)]).unwrap();
-    write(&path.0, &batch, Compression::SNAPPY);
+}
+
+fn read_back(frame: &FarFrame) -> RecordBatch {
+    let batches: Vec<RecordBatch> = frame.batches().map(Result::unwrap).collect();
+    concat_batches(&frame.schema(), &batches).unwrap()
+}
+
+#[test]
+fn a_column_that_frames_do_not_keep_hides_no_other() {
+    let (heap, path) = (heap(), Scratch::new("list"));
+    let mut stops = ListBuilder::new(Int32Builder::new());
+    for row in 0..ROWS {
+        (0..row % 3).for_each(|stop| stops.values().append_value(stop as i32));
+        stops.append(row % 5 != 0);
+    }
+    let trips = trips();
+    let columns = trips.columns().iter().cloned().chain([Arc::new(stops.finish()) as ArrayRef]);
+    let names = trips.schema();
+    let names = names.fields().iter().map(|field| field.name().as_str()).chain(["stops"]);
+    let batch = RecordBatch::try_from_iter_with_nullable(names.zip(columns).map(|(name, array)| (name, array, true)));
+    write(&path.0, &batch.unwrap(), Compression::SNAPPY);
     match FarFrame::from_parquet(&heap, &path.0) {
-        Err(FrameError::Type { name, .. }) => assert_eq!(name, "price"),
+        Err(error @ FrameError::NotKept { .. }) => {
+            let text = error.to_string();
+            assert!(text.contains("\"stops\"") && text.contains("from_parquet_columns"), "{text}");
+        }
         other => panic!("{other:?}"),
     }
+    // In another order than that of the file.
+    let frame = FarFrame::from_parquet_columns(&heap, &path.0, &["fare", "VendorID"]).unwrap();
+    assert_eq!(frame.rows(), ROWS);
+    let read = read_back(&frame);
+    assert_eq!((read.column(0), read.column(1)), (trips.column(2), trips.column(0)));
+    match FarFrame::from_parquet_columns(&heap, &path.0, &["fare", "fares"]) {
+        Err(FrameError::NoColumn { name }) => assert_eq!(name, "fares"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(
+        FarFrame::from_parquet_columns(&heap, &path.0, &["fare", "stops"]),
+        Err(FrameError::NotKept { .. })
+    ));
+    assert_eq!(FarFrame::from_parquet_columns(&heap, &path.0, &[]).unwrap().rows(), ROWS);
+}
+
+/// Values that only Arrow understands: they come back as they were, are sorted, and are keys; decimal numbers are added up to the last digit.
+#[test]
+fn decimal_numbers_and_bytes_come_in() {
+    let (heap, path) = (heap(), Scratch::new("decimal"));
+    let some = |row: usize| !row.is_multiple_of(7);
+    // More than 64 bits.
+    let unit = 10i128.pow(20);
+    let price = |row: usize| some(row).then_some((row as i128 - 1000) * unit + row as i128);
+    let bytes = |row: usize| some(row).then(|| vec![row as u8; row % 5]);
+    let prices: Decimal128Array = (0..ROWS).map(price).collect();
+    let short: Decimal128Array = (0..ROWS).map(|row| some(row).then_some(row as i128 * 101)).collect();
+    let fixed = (0..ROWS).map(|row| some(row).then_some([row as u8; 16]));
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("kind", Arc::new((0..ROWS).map(|row| Some(row as i32 % 3)).collect::<Int32Array>())),
+        ("price", Arc::new(prices.with_precision_and_scale(38, 4).unwrap())),
+        ("short", Arc::new(short.with_precision_and_scale(12, 2).unwrap())),
+        ("bytes", Arc::new((0..ROWS).map(bytes).collect::<BinaryArray>())),
+        ("large", Arc::new((0..ROWS).map(bytes).collect::<LargeBinaryArray>())),
+        ("fixed", Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(fixed, 16).unwrap())),
+    ];
+    let columns = columns.into_iter().map(|(name, array)| (name, array, true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    write(&path.0, &batch, Compression::SNAPPY);
+    let frame = FarFrame::from_parquet(&heap, &path.0).unwrap();
+    let read = read_back(&frame);
+    for (far, written) in read.columns().iter().zip(batch.columns()) {
+        let expected = cast(written, far.data_type()).unwrap();
+        assert!(*far == expected, "{}", written.data_type());
+    }
+    let nulls = (0..ROWS).filter(|row| !some(*row)).count();
+    assert_eq!(frame.nulls("price").unwrap(), nulls);
+    let sorted = read_back(&frame.sort(&[SortBy::descending("price").nulls_first()]).unwrap());
+    let sorted = sorted.column(1).as_primitive::<Decimal128Type>();
+    assert_eq!((sorted.null_count(), sorted.value(nulls)), (nulls, price(ROWS - 1).unwrap()));
+    // Rows that are picked one by one.
+    let found = frame.scan(&["price", "fixed", "bytes"]).unwrap();
+    let picked = found.filter(&["short"], |batch| {
+        let is_picked = |number: Option<i128>| Some(number.is_some_and(|number| number % (101 * 5000) == 101));
+        Ok(batch.column(0).as_primitive::<Decimal128Type>().iter().map(is_picked).collect())
+    });
+    let picked: Vec<RecordBatch> = picked.unwrap().map(Result::unwrap).collect();
+    let rows: Vec<usize> = (0..ROWS).filter(|row| some(*row) && row % 5000 == 1).collect();
+    let prices: Vec<i128> =
+        picked.iter().flat_map(|batch| batch.column(0).as_primitive::<Decimal128Type>().values().to_vec()).collect();
+    assert_eq!(prices, rows.iter().map(|row| price(*row).unwrap()).collect::<Vec<_>>());
+    // Sums of groups, and keys of all these types.
+    let groups = frame.group_by(&["kind"]).unwrap();
+    let sums = read_back(&groups.agg(&[Agg::sum("short"), Agg::mean("short"), Agg::max("price")]).unwrap());
+    assert_eq!(sums.schema().field(1).data_type(), &DataType::Decimal128(38, 2));
+    for kind in 0..3 {
+        let of = (0..ROWS).filter(|row| some(*row) && row % 3 == kind);
+        let sum: i128 = of.clone().map(|row| row as i128 * 101).sum();
+        assert_eq!(sums.column(1).as_primitive::<Decimal128Type>().value(kind), sum);
+        let mean = sum as f64 / 100.0 / of.clone().count() as f64;
+        assert!((sums.column(2).as_primitive::<Float64Type>().value(kind) / mean - 1.0).abs() < 1e-12);
+        assert_eq!(sums.column(3).as_primitive::<Decimal128Type>().value(kind), of.filter_map(price).max().unwrap());
+    }
+    assert_eq!(frame.group_by(&["price"]).unwrap().agg(&[Agg::rows()]).unwrap().rows(), ROWS - nulls + 1);
+    assert_eq!(frame.group_by(&["fixed", "bytes"]).unwrap().agg(&[Agg::rows()]).unwrap().rows(), 256 * 5 + 1);
+    let totals = frame.totals("short").unwrap();
+    let sum: i128 = (0..ROWS).filter(|row| some(*row)).map(|row| row as i128 * 101).sum();
+    assert!((totals.sum / (sum as f64 / 100.0) - 1.0).abs() < 1e-12, "{totals:?}");
+    assert!(matches!(frame.quantile("short", 0.5), Err(FrameError::Type { .. })));
+    assert!(matches!(frame.scan(&[]).unwrap().equal_to("bytes", "a"), Err(FrameError::Type { .. })));
+    assert_eq!(frame.describe().unwrap().len(), 6);
+}
+
+#[test]
+fn a_sum_of_too_many_digits_is_an_error() {
+    let most = 10i128.pow(38) - 1;
+    let numbers = Decimal128Array::from(vec![most; 2]).with_precision_and_scale(38, 0).unwrap();
+    let columns: [(&str, ArrayRef); 2] = [("kind", Arc::new(Int32Array::from(vec![1, 1]))), ("n", Arc::new(numbers))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let frame = FarFrame::from_batches(&heap(), batch.schema(), [Ok(batch)]).unwrap();
+    let groups = frame.group_by(&["kind"]).unwrap();
+    assert!(matches!(groups.agg(&[Agg::sum("n")]), Err(FrameError::Arrow(_))));
+    assert_eq!(groups.agg(&[Agg::max("n")]).unwrap().rows(), 1);
 }
 
 #[test]
