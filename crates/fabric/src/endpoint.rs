@@ -29,7 +29,8 @@ impl Endpoint {
         let endpoint = NonNull::new(endpoint).expect("an endpoint");
         let mut endpoint = Endpoint { endpoint, domain, descriptor: -1 };
         // SAFETY: the endpoint is open.
-        endpoint.descriptor = check(unsafe { shim::ff_endpoint_descriptor(endpoint.as_ptr()) })? as i32;
+        let descriptor = check(unsafe { shim::ff_endpoint_descriptor(endpoint.as_ptr()) })?;
+        endpoint.descriptor = i32::try_from(descriptor).unwrap_or(-1);
         Ok(endpoint)
     }
 

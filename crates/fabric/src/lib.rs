@@ -7,6 +7,9 @@
 //! Nothing here has a thread. Software providers (`tcp`) move bytes while one of the two is polled; so whoever has a station
 //! polls it (`Station::serve`). Why this is a crate: `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
 
+// Numbers of other machines are anything: no place in a slice and no narrower number without a check.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+
 #[cfg(feature = "libfabric")]
 mod domain;
 #[cfg(feature = "libfabric")]

@@ -101,8 +101,9 @@ impl Reader {
             let into = (self.landing.start + landing) as *mut core::ffi::c_void;
             *out = shim::Part { into, bytes: *bytes, remote: *remote, key: *key };
         }
+        let all = all.get(..parts.len()).unwrap_or_default();
         // SAFETY: inside the landing, which stays until the endpoint was closed.
-        let posted = unsafe { self.endpoint.read(&all[..parts.len()], &self.registration, self.station, context) };
+        let posted = unsafe { self.endpoint.read(all, &self.registration, self.station, context) };
         match posted {
             Ok(()) => Ok(Post::Begun),
             Err(FabricError(libc::EAGAIN)) => Ok(Post::Later),
@@ -114,7 +115,7 @@ impl Reader {
     pub fn poll(&self, mut ended: impl FnMut(Ended)) -> Result<usize, FabricError> {
         let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
         let count = self.endpoint.poll(&mut completions)?;
-        for shim::Completion { context, error } in &completions[..count] {
+        for shim::Completion { context, error } in completions.iter().take(count) {
             let result = if *error == 0 { Ok(()) } else { Err(FabricError(*error)) };
             ended(Ended { context: *context, result });
         }

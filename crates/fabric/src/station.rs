@@ -77,7 +77,7 @@ impl Station {
         loop {
             // What others read does not complete here: there is nothing to look at.
             self.endpoint.poll(&mut completions)?;
-            if farfield_os::process::now_ns() - started >= spin.as_nanos() as u64 {
+            if farfield_os::process::now_ns() - started >= u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX) {
                 break;
             }
             farfield_os::process::yield_now();

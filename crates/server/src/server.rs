@@ -177,7 +177,7 @@ fn stock(config: &Config, descriptors: u64) -> Stock {
         Resource::AddressBytes => ADDRESS_BYTES,
         Resource::Sessions => 4 * connections,
         Resource::Connections => connections,
-        Resource::BufferBytes => (config.capacity_bytes.unwrap_or(u64::MAX) / 16).clamp(64 << 20, 1 << 30),
+        Resource::BufferBytes => (config.capacity_bytes.unwrap_or(u64::MAX) / 16).clamp(128 << 20, 1 << 30),
     };
     Stock::new(limit, config.is_private)
 }

@@ -156,7 +156,7 @@ impl Ledger {
     /// Does it hold so much of a resource that it might soon be refused more?
     pub(crate) fn is_short(&self, resource: Resource) -> bool {
         let free = self.stock.limit(resource).saturating_sub(self.stock.held(resource));
-        self.held(resource) > free / 2
+        self.held(resource) > free - free / 4
     }
 
     pub(crate) fn held(&self, resource: Resource) -> u64 {

@@ -469,3 +469,19 @@ fn a_sweep_that_is_interrupted_goes_on_the_next_time() {
     }
     assert!(turns > 1);
 }
+
+#[test]
+fn a_client_that_has_a_region_mapped_which_is_gone_finds_no_zeros() {
+    use farfield_os::memfd::{read_at, usage};
+    use std::os::fd::AsFd;
+    let region = Region::new(1000, account(None, None)).unwrap();
+    write_value(&region, 5, 7).unwrap();
+    let descriptors = region.descriptors(0, 8).unwrap();
+    drop(region);
+    let [map, sums, _, top] = &descriptors.fds[..] else { panic!("one layer") };
+    let (mut entry, mut sum) = ([0; 1], [0xEE; 8]);
+    read_at(map.as_fd(), &mut entry, 5).unwrap();
+    read_at(sums.as_fd(), &mut sum, 5 * 8).unwrap();
+    assert_eq!((entry, sum), ([1], [0; 8]), "the page is there, and no bytes match its checksum");
+    assert_eq!(usage(top.as_fd()).unwrap().used_bytes, 0);
+}
