@@ -249,6 +249,9 @@ fn what_cannot_have_far_memory_is_not_started() {
     refused(&folder, &["--near", "12"], &["true"], exit::REFUSED, "unit");
     refused(&folder, &["--near", "150%"], &["true"], exit::REFUSED, "at most 100");
     refused(&folder, &["--far", "ftp://x:1"], &["true"], exit::REFUSED, "ftp");
+    refused(&folder, &["--far", "ram:"], &["true"], exit::REFUSED, "beside its budget");
+    refused(&folder, &["--far", "tier(lz:?size=64M,ssd:/tmp?size=64M)"], &["true"], exit::REFUSED, "lz is for heaps");
+    refused(&folder, &["--far", "tier(ssd:/tmp?size=64M,ram:)"], &["true"], exit::REFUSED, "beside its budget");
     refused(&folder, &["--far", "tcp://127.0.0.1"], &["true"], exit::REFUSED, "127.0.0.1");
     refused(&folder, &["--token-file", "/no/such/file"], &["true"], exit::REFUSED, "--token-file");
     refused(&folder, &["--no-such-option"], &["true"], exit::REFUSED, "--no-such-option");

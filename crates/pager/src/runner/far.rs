@@ -2,15 +2,22 @@
 
 use super::Refusal;
 use core::time::Duration;
-use farfield_pool::{OpenError, Opener, PoolError, Protection, resolve_urls};
+use farfield_pool::{OpenError, Opener, PoolError, Protection, leaf_urls, resolve_urls};
 
 /// How long a server may take to answer before the program is started.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// What the servers call us.
 const CLIENT_NAME: &str = "farfield run";
 
-/// The same URLs with numeric addresses: the library inside a program must not call a resolver.
+/// Returns the same URLs with numeric addresses: the library inside a program must not call a resolver. Refuses those with a
+/// leaf, however deep, that would keep far memory in the program's own.
 pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
+    if let Some(leaf) = urls.iter().flat_map(|url| leaf_urls(url)).find(|leaf| leaf.starts_with("ram:")) {
+        let reason = format!(
+            "{leaf}: far pages would lie in the memory of the program, beside its budget: ram is for heaps and their tests"
+        );
+        return Err(Refusal::Far { reason });
+    }
     resolve_urls(urls).map_err(|error| Refusal::Url { reason: error.to_string() })
 }
 
@@ -71,6 +78,12 @@ mod tests {
         assert_eq!(resolve(&["tcp://127.0.0.1:7400".into()]).unwrap(), ["tcp://127.0.0.1:7400"]);
         let local = resolve(&["tcp://localhost:7400".into()]).unwrap();
         assert!(local == ["tcp://127.0.0.1:7400"] || local == ["tcp://[::1]:7400"], "{local:?}");
+        for url in ["ram:", "tier(ram:?size=1G,tcp://localhost:7400)", "mirror(stripe(ssd:/a,fault:die=9@ram:),ssd:/b)"]
+        {
+            let refusal = resolve(&[url.into()]).unwrap_err().to_string();
+            assert!(refusal.contains("beside its budget"), "{refusal}");
+        }
+        assert!(resolve(&["ssd:/ram:".into()]).is_ok());
         for wrong in ["localhost", "ftp://x:1", "tcp://localhost"] {
             let refusal = resolve(&[wrong.into()]).unwrap_err().to_string();
             assert!(refusal.starts_with("--far"), "{refusal}");
