@@ -122,7 +122,7 @@ impl Prefetcher {
         }
     }
 
-    /// Pages whose use was seen since the last call.
+    /// Returns the number of pages that were [brought](Prefetcher::on_brought) and used, since the last call.
     pub fn take_hits(&mut self) -> u64 {
         core::mem::take(&mut self.hits)
     }
@@ -142,8 +142,9 @@ impl Prefetcher {
         let index = self.streams.iter().position(|s| s.window > 0 && s.next == page)?;
         let stream = &mut self.streams[index];
         self.asker = index;
-        (stream.last, stream.brought) = (page, 0);
-        self.hits += u64::from(stream.window);
+        stream.last = page;
+        // What was near already was not brought, so its use is no hit.
+        self.hits += u64::from(core::mem::take(&mut stream.brought).min(stream.window));
         self.doubts = 0;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
         stream.used_at = self.faults;
@@ -442,5 +443,24 @@ mod tests {
         });
         let (faults, _, _) = run(accesses);
         assert!(faults < 3_000, "{faults}");
+    }
+
+    #[test]
+    fn no_more_hits_are_counted_than_pages_were_brought() {
+        for share in [0, 1, 2] {
+            let mut prefetcher = Prefetcher::new();
+            let (mut page, mut brought, mut last, mut hits) = (100, 0, 0, 0);
+            for _ in 0..40 {
+                let ahead = prefetcher.on_fault(page);
+                hits += prefetcher.take_hits();
+                assert_eq!(hits, brought, "all of it was used");
+                // Of the others nothing had to be brought: they are near already.
+                last = u64::from(ahead.count) * share / 2;
+                prefetcher.on_brought(last as u32);
+                brought += last;
+                page += u64::from(ahead.count) + 1;
+            }
+            assert!(last > 0 || share == 0, "a stream was seen");
+        }
     }
 }

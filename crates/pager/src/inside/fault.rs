@@ -151,16 +151,17 @@ fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: 
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
     runtime.armed().store.will_need(page);
-    let ahead = match me.and_then(|record| record.prefetcher.try_lock()) {
+    let mut runs = [(PageId(0), 0usize); 64];
+    let count = match me.and_then(|record| record.prefetcher.try_lock()) {
         Some(mut prefetcher) => {
             let ahead = prefetcher.on_fault(page.0);
             counters.prefetch_hits.fetch_add(prefetcher.take_hits(), Ordering::Relaxed);
-            ahead
+            let count = own_ahead(runtime, page, ahead, &mut runs);
+            prefetcher.on_brought(runs[..count].iter().map(|(_, pages)| *pages as u32).sum());
+            count
         }
-        None => Ahead::default(),
+        None => 0,
     };
-    let mut runs = [(PageId(0), 0usize); 64];
-    let count = own_ahead(runtime, page, ahead, &mut runs);
     runtime.armed().store.fetch(page, write, &runs[..count], context);
 }
 
