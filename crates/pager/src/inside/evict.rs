@@ -53,6 +53,9 @@ const PATIENCE_NS: u64 = 45_000_000_000;
 /// A process that forks keeps this share of the limit near, and waits this long for others to make room for the rest.
 const COPY_SHARE: i64 = 32;
 const COPY_PATIENCE_NS: u64 = 100_000_000;
+/// What our heap is charged with at once, before it grows, and how long room for all of that may take: nobody waits for it.
+const HEAP_PIECE_BYTES: i64 = 256 << 10;
+const HEAP_PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Buffers of the one who evicts.
 pub struct Evictor {
@@ -515,19 +518,25 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
     runtime.charge(pages);
 }
 
-/// Before our own heap grows by much: evicts until `bytes` fit, or for a moment, and charges them.
+/// Before our own heap grows by much: charges it with that, piece by piece, and after each evicts until all fits, or for a
+/// moment. If it made room first and charged then, the program would use the room as fast as it is made.
 pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
-    let deadline = process::now_ns() + COPY_PATIENCE_NS;
-    loop {
-        let (near, limit) = runtime.near();
-        // Who forks waits for those who evict.
-        let is_frozen = runtime.frozen_by.load(Ordering::Relaxed) != 0;
-        if near + bytes <= limit || is_frozen || process::now_ns() > deadline {
-            return runtime.expect_heap(bytes);
-        }
-        let armed = runtime.armed();
-        if armed.evictor.lock().run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
-            nap(Duration::from_millis(1));
+    let deadline = process::now_ns() + HEAP_PATIENCE_NS;
+    let mut charged = 0;
+    while charged < bytes {
+        charged = (charged + HEAP_PIECE_BYTES).min(bytes);
+        runtime.expect_heap(charged);
+        loop {
+            let (near, limit) = runtime.near();
+            // Who forks waits for those who evict.
+            let is_frozen = runtime.frozen_by.load(Ordering::Relaxed) != 0;
+            if near <= limit || is_frozen || process::now_ns() > deadline {
+                break;
+            }
+            let armed = runtime.armed();
+            if armed.evictor.lock().run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
+                nap(Duration::from_millis(1));
+            }
         }
     }
 }
