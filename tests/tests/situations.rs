@@ -211,7 +211,7 @@ fn gdb_runs_a_program_inside_a_job() {
 }
 
 #[test]
-fn the_address_sanitizer_is_refused_with_advice_that_works() {
+fn sanitizers_are_refused_with_advice_that_works() {
     let scratch = Scratch::new("sanitizer");
     let flags = ["-fsanitize=address"];
     let Some(binary) = compile_with("paging", &scratch.folder("bin"), "sanitized", &flags) else { return };
@@ -222,6 +222,10 @@ fn the_address_sanitizer_is_refused_with_advice_that_works() {
     let run = FarRun::new(&scratch, ["--near", "16M"], [&binary]).env("ASAN_OPTIONS", "verify_asan_link_order=0");
     let far = run.within(Duration::from_secs(600)).run();
     assert_eq!((far.code, far.text()), (native.code, native.text()), "{}", far.errors);
+    let flags = ["-fsanitize=thread"];
+    let Some(other) = compile_with("paging", &scratch.folder("bin"), "thread-sanitized", &flags) else { return };
+    let refused = FarRun::new(&scratch, ["--near", "16M"], [&other]).run();
+    assert!(refused.code == 97 && refused.errors.contains("thread or memory sanitizer"), "{}", refused.errors);
     let Some(inside) =
         compile_with("paging", &scratch.folder("bin"), "inside", &["-fsanitize=address", "-static-libasan"])
     else {

@@ -1,40 +1,52 @@
-//! Programs that were built with the address sanitizer.
+//! Programs that were built with a sanitizer.
 //!
-//! Its runtime, where it is a library, ends the program unless it comes first among all libraries, and says that it must
-//! be preloaded, which does not help here. So such a program is refused before, with what does help.
+//! The runtime of the address sanitizer, where it is a library, ends the program unless it comes first among all libraries,
+//! and says that it must be preloaded, which does not help here. Those of the thread and the memory sanitizer have the whole
+//! address space dealt out, the window too. So such programs are refused before, with what does help.
 
 use core::ffi::CStr;
 
-core::arch::global_asm!(".weak __asan_init");
+core::arch::global_asm!(".weak __asan_init", ".weak __tsan_init", ".weak __msan_init");
 
-/// What to do about a program that would not start.
-pub const ADVICE: &str = "the address sanitizer of this program must be loaded before far memory is: set \
-                          ASAN_OPTIONS=verify_asan_link_order=0, or link it with -static-libasan";
+/// The address of a function that may be in the program or a library of it, or 0.
+macro_rules! weak_function {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: reads a word of this library that the loader has filled.
+        unsafe {
+            core::arch::asm!(
+                concat!("mov {address}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                address = out(reg) address,
+                options(pure, readonly, nostack),
+            );
+        }
+        address
+    }};
+}
 
-/// Would the runtime of the address sanitizer end this program? `options`: the value of `ASAN_OPTIONS`.
-pub fn would_end(options: Option<&CStr>) -> bool {
-    runtime_is_library() && !lets_others_be_first(options.unwrap_or_default().to_bytes())
+/// What to do about a program whose sanitizer would end it, if it has one. `options`: the value of `ASAN_OPTIONS`.
+pub fn refusal(options: Option<&CStr>) -> Option<&'static str> {
+    let address_sanitizer = weak_function!("__asan_init");
+    if address_sanitizer != 0
+        && !is_in_program(address_sanitizer)
+        && !lets_others_be_first(options.unwrap_or_default().to_bytes())
+    {
+        return Some(
+            "the address sanitizer of this program must be loaded before far memory is: set \
+             ASAN_OPTIONS=verify_asan_link_order=0, or link it with -static-libasan",
+        );
+    }
+    (weak_function!("__tsan_init") != 0 || weak_function!("__msan_init") != 0).then_some(
+        "the thread or memory sanitizer of this program needs the addresses at which far memory lies: build it without, \
+         or with -fsanitize=address",
+    )
 }
 
 /// Does ASAN_OPTIONS switch off the check of the order of libraries? The last word counts.
 fn lets_others_be_first(options: &[u8]) -> bool {
     let words = options.split(|byte| matches!(byte, b':' | b',' | b' ' | b'\n' | b'\t'));
-    let values = words.filter_map(|word| word.strip_prefix(b"verify_asan_link_order="));
-    values.last().is_some_and(|value| matches!(value, b"0" | b"no" | b"false"))
-}
-
-/// Is there a runtime of the address sanitizer, and not in the program itself?
-fn runtime_is_library() -> bool {
-    let init: usize;
-    // SAFETY: reads a word of this library that the loader has filled: an address, or 0.
-    unsafe {
-        core::arch::asm!(
-            "mov {init}, qword ptr [rip + __asan_init@GOTPCREL]",
-            init = out(reg) init,
-            options(pure, readonly, nostack),
-        );
-    }
-    init != 0 && !is_in_program(init)
+    let mut values = words.filter_map(|word| word.strip_prefix(b"verify_asan_link_order="));
+    values.next_back().is_some_and(|value| matches!(value, b"0" | b"no" | b"false"))
 }
 
 /// Does the address lie in the program's own file, as the kernel has loaded it?
@@ -61,7 +73,7 @@ mod tests {
 
     #[test]
     fn only_who_switches_the_check_off_is_let_through() {
-        assert!(!would_end(None), "this test has no sanitizer, or one of its own");
+        assert_eq!(refusal(None), None, "this test has no sanitizer, or one of its own");
         for options in
             ["verify_asan_link_order=0", "detect_leaks=0:verify_asan_link_order=false", "a=1 verify_asan_link_order=no"]
         {

@@ -21,8 +21,8 @@ pub unsafe fn start(environment: *const *const libc::c_char) {
     let [control, preload, sanitizer_options] =
         unsafe { [ENV_CONTROL, "LD_PRELOAD", "ASAN_OPTIONS"].map(|name| variable(environment, name.as_bytes())) };
     let Some(control) = control else { return };
-    if sanitizer::would_end(sanitizer_options) {
-        fail(exit::REFUSED, format_args!("{}", sanitizer::ADVICE));
+    if let Some(advice) = sanitizer::refusal(sanitizer_options) {
+        fail(exit::REFUSED, format_args!("{advice}"));
     }
     if let Err((step, errno)) = set_up(control, preload.unwrap_or(c"")) {
         fail(
