@@ -4,6 +4,7 @@
 //! `FARFIELD_SEED` repeats the choices.
 
 mod back;
+mod promises;
 mod stops;
 
 use farfield::{FarBox, Health, Heap, Plane};
