@@ -29,7 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   farfield doctor                                         Will it work here?
   farfield run --near 4G -- ./train --epochs 3            4 GiB near, the rest far, in a private server on this machine
-  farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G
+  farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G --token-file tokens
   farfield run --near 25% --far tcp://big:7400 -- ./train  the rest in the memory of the machine called big
   farfield top 4711                                       What process 4711 does with its far memory
   farfield profile -- ./train                             How ./train uses its memory";

@@ -23,11 +23,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "URL")]
     listen: Vec<ListenUrl>,
     /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
-    #[arg(long, value_name = "SIZE", alias = "memory", value_parser = capacity)]
+    #[arg(long, value_name = "SIZE", alias = "memory")]
     capacity: Option<Size>,
     /// Who may use it: a file with a line `NAME TOKEN QUOTA` for each tenant. Without it, whoever can connect
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Listen without --token-file where other machines can connect: whoever reaches the port may use the memory
+    #[arg(long)]
+    insecure: bool,
     /// Let heaps on other machines read their memory by themselves, through libfabric's provider tcp: --far fabric:tcp://HOST:PORT.
     /// Needs a farfield that was built with --features fabric
     #[arg(long, value_name = "PROVIDER")]
@@ -44,8 +47,8 @@ pub(crate) struct ServeArgs {
     /// How long to wait on SIGTERM until all memory is given back. A second signal ends at once [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     drain_timeout: Option<Duration>,
-    /// Most connections at a time
-    #[arg(long, value_name = "N", default_value_t = Config::default().connections_max)]
+    /// Most connections at a time. One client (tenant or address) gets as many as it leaves for others
+    #[arg(long, value_name = "N", default_value_t = Config::default().connections_max, value_parser = connections)]
     max_connections: usize,
     /// How long an idle connection looks for requests before its thread sleeps: longer is faster and takes more CPU
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "50us")]
@@ -70,8 +73,8 @@ Examples:
   farfield serve --metrics 127.0.0.1:7401                 With metrics for Prometheus
   farfield serve --sandbox                                Also runs code that clients ship (docs/design/wic.md)
 
-Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only;
-a socket serves processes of the same user and root. A token file looks like this (chmod 600):
+Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only, and
+other addresses need --token-file or --insecure; a socket serves processes of the same user and root. A token file looks like this (chmod 600):
   alice  8Xw0p3kq  16G
   batch  Zk3v0s1d  -
 When it listens it prints one line of JSON to stdout, unless that is a terminal.";
@@ -86,12 +89,41 @@ enum LogFormat {
     Json,
 }
 
-/// Bytes, or what a [`Size`] can be.
-fn capacity(text: &str) -> Result<Size, String> {
-    match text.parse::<u64>() {
-        Ok(bytes) if bytes > 0 => Ok(Size::Bytes(bytes)),
-        _ => text.parse(),
+/// A number of connections with which a server is of any use.
+fn connections(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("with no connections nobody can use the server: give at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("give a number".to_owned()),
     }
+}
+
+/// How much to keep: no more than there is, or the machine would run out of memory before clients are told.
+fn capacity_bytes(wanted: Option<Size>, memory_bytes: u64) -> anyhow::Result<u64> {
+    let bytes = wanted.map_or_else(default_capacity, |size| size.bytes(memory_bytes));
+    anyhow::ensure!(bytes > 0, "a capacity of less than a page is of no use: give more, like 512M or 50%");
+    anyhow::ensure!(
+        bytes <= memory_bytes,
+        "a capacity of {} MiB is more than the {} MiB of memory of this machine or container: give less, like 90%",
+        bytes >> 20,
+        memory_bytes >> 20
+    );
+    Ok(bytes)
+}
+
+/// Refuses to let strangers in by mistake.
+fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool) -> anyhow::Result<()> {
+    let Some(open) = listen.iter().find(|url| is_open_to_others(url)) else { return Ok(()) };
+    if has_tokens {
+        return Ok(());
+    }
+    anyhow::ensure!(
+        args.insecure,
+        "{open} can be reached from other machines, and without tokens whoever reaches it may use the memory: \
+         say who may with --token-file FILE, or insist with --insecure"
+    );
+    tracing::warn!(endpoint = %open, "insecure: whoever reaches this endpoint may use the memory");
+    Ok(())
 }
 
 /// A number and `us`, `ms`, `s` or `m`.
@@ -187,21 +219,22 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     start_log(&args);
     let defaults = Config::default();
     let lease = args.lease.unwrap_or(if args.private { Duration::from_secs(1) } else { defaults.lease });
+    let listen = if args.listen.is_empty() { default_listen() } else { args.listen.clone() };
+    let tenants = tenants(&args)?;
+    check_reach(&args, &listen, tenants.is_some())?;
     let config = Config {
-        listen: if args.listen.is_empty() { default_listen() } else { args.listen.clone() },
-        capacity_bytes: Some(args.capacity.map_or_else(default_capacity, |size| size.bytes(machine::memory_bytes()))),
-        tenants: tenants(&args)?,
+        listen,
+        capacity_bytes: Some(capacity_bytes(args.capacity, machine::memory_bytes())?),
+        tenants,
         lease,
         functions: functions(&args)?,
         fabric: args.fabric.clone(),
         metrics: args.metrics,
         connections_max: args.max_connections,
+        is_private: args.private,
         spin: args.spin,
         ..defaults
     };
-    if config.tenants.is_none() && config.listen.iter().any(is_open_to_others) {
-        tracing::warn!("listening to other machines without --token-file: whoever reaches the port may use the memory");
-    }
     let server = Server::start(config)?;
     announce(&server, args.private).context("cannot write to stdout")?;
 
@@ -286,6 +319,20 @@ mod tests {
         for text in ["", "10", "s", "-1s", "1.5s", "99999999999999999999s", "1h"] {
             assert!(duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_capacity_is_what_the_machine_has_or_less() {
+        let check = |text: &str| capacity_bytes(Some(text.parse().unwrap()), 8 << 30);
+        assert_eq!(check("8G").unwrap(), 8 << 30);
+        assert_eq!(check("100%").unwrap(), 8 << 30);
+        for (text, part) in [("9G", "8192 MiB"), ("1T", "give less"), ("5B", "less than a page")] {
+            let error = check(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(capacity_bytes(None, machine::memory_bytes()).unwrap() > 0);
+        assert_eq!(connections("1"), Ok(1));
+        assert!(connections("0").is_err() && connections("-1").is_err() && connections("").is_err());
     }
 
     #[test]

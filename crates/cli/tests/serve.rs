@@ -160,6 +160,13 @@ fn mistakes_on_the_command_line_are_explained() {
     };
     assert!(refused(&["--listen", "http://x"]).contains("tcp://HOST:PORT"));
     assert!(refused(&["--capacity", "much"]).contains("512M"));
+    assert!(refused(&["--capacity", "5"]).contains("5M"), "a number without a unit");
+    assert!(refused(&["--capacity", "100000T"]).contains("give less"));
+    assert!(refused(&["--max-connections", "0"]).contains("at least 1"));
+    let open = refused(&["--listen", "tcp://0.0.0.0:0"]);
+    assert!(open.contains("--token-file") && open.contains("--insecure"), "{open}");
+    let insisted = Serve::start("insecure", &["--insecure", "--listen", "tcp://0.0.0.0:0"]);
+    assert_eq!(insisted.ready["ready"], true);
     assert!(refused(&["--lease", "10"]).contains("500ms"));
     assert!(refused(&["--token-file", "/nowhere/tokens"]).contains("/nowhere/tokens"));
     let server = Serve::start("taken", &[]);

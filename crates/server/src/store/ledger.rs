@@ -255,7 +255,7 @@ mod tests {
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(stock.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
         let mut dice = Dice(0x1ed9e4);
-        for step in 0..20_000 {
+        for step in 0..4000 {
             if dice.below(5) < 2 && !held.is_empty() {
                 held.swap_remove(dice.below(held.len()));
             } else {
