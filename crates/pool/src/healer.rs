@@ -53,6 +53,11 @@ pub(crate) trait Nurse: Legged {
         self.legs().sleep(SLEEP_SLICE);
     }
 
+    /// Is a leg late with something that was asked of it here? Nobody waits for that, but its answer comes here alone.
+    fn is_owed_answers(&self) -> bool {
+        false
+    }
+
     /// Is something under way that nobody has asked for?
     fn is_caring(&self) -> bool;
     /// Ends what is under way and begins nothing else.
@@ -157,7 +162,8 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
         }
         let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);
         rest = LOOK_EVERY.min(until_scrub).max(BETWEEN_LOOKS);
-        if !patient.needs_care() && !until_scrub.is_zero() {
+        let is_owed = lane.as_ref().is_some_and(Nurse::is_owed_answers);
+        if !patient.needs_care() && !until_scrub.is_zero() && !is_owed {
             continue;
         }
         let _caring = caring.lock();

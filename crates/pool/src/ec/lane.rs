@@ -543,6 +543,10 @@ impl EcLane {
 }
 
 impl Nurse for EcLane {
+    fn is_owed_answers(&self) -> bool {
+        self.errands.iter().flatten().any(|errand| self.is_owed(errand))
+    }
+
     fn is_caring(&self) -> bool {
         // What is late is waited for by nobody.
         let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
@@ -576,8 +580,7 @@ impl Drop for EcLane {
         self.finish_care();
         // So may writes that nobody waited for. If that takes long nobody will know.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
-        let is_owed = |lane: &Self| lane.errands.iter().flatten().any(|errand| lane.is_owed(errand));
-        while is_owed(self) && now_ns() < until {
+        while self.is_owed_answers() && now_ns() < until {
             self.collect();
             self.legs.sleep(SLEEP_SLICE);
         }

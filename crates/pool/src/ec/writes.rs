@@ -216,7 +216,8 @@ impl EcLane {
     pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &self.pieces[index] else { return };
         let (slow, ends_at, patient_until) = (piece.under_way(), piece.ends_at, piece.patient_until);
-        let is_enough = self.is_written(piece, self.table.all()) && patient_until <= now;
+        let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
+        let is_enough = self.is_written(piece, self.table.all()) && (patient_until <= now || counts_in_the_end);
         if !is_enough && ends_at > now {
             return self.set_alarm(index, if patient_until > now { ends_at.min(patient_until) } else { ends_at });
         }

@@ -3,7 +3,7 @@
 use super::lane::MirrorLane;
 use super::pieces::{Errand, For, PIECES, Parent, Piece};
 use crate::backend::Kind;
-use crate::legs::{HEDGE_MIN, RUN_PAGES};
+use crate::legs::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
 use crate::{Buffer, Completion, PoolError};
 use core::time::Duration;
 use farfield_core::Legs;
@@ -294,15 +294,21 @@ impl MirrorLane {
         // Those that have it may lack what was there before: then the slow one is waited for. And who leads decides.
         let is_kept = !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, piece.have);
         let decides = self.table.leader().is_some_and(|leader| slow.has(leader));
-        if is_kept && !decides && piece.patient_until <= now {
+        let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
+        if is_kept && !decides && (piece.patient_until <= now || counts_in_the_end) {
             slow.iter().for_each(|leg| self.table.set_late(leg, ends_at));
             return self.end_write(index);
         }
         if ends_at <= now {
             return self.end_in_time(index, now);
         }
+        if !is_kept && ends_at != u64::MAX {
+            self.ask_more(index);
+        }
         let Some(piece) = &mut self.pieces[index] else { return };
-        piece.alarm_at = if piece.patient_until > now { ends_at.min(piece.patient_until) } else { ends_at };
+        let look_at = now.saturating_add(WRITE_PATIENCE.as_nanos() as u64);
+        let look_at = if piece.patient_until > now { look_at.min(piece.patient_until) } else { look_at };
+        piece.alarm_at = ends_at.min(look_at);
         self.alarm_at = self.alarm_at.min(piece.alarm_at);
     }
 

@@ -14,9 +14,9 @@ use super::pieces::{Errand, For, PIECES, Parent, Piece};
 use crate::backend::{Kind, check_range, hand_over};
 use crate::healer::Nurse;
 use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, LegLane, RUN_PAGES};
+use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, LegLane, RUN_PAGES, WRITE_PATIENCE};
 use crate::scrub::{self, Walker};
-use crate::{Completion, Lane, Op, PoolError, Priority, Request};
+use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
@@ -270,24 +270,47 @@ impl MirrorLane {
         let Some(usable) = self.legs.takers(known, now_ns(), patience, has_room, are_enough) else { return false };
         let Some(piece) = self.begin_write(parent, page, count, usable, known) else { return false };
         for leg in usable.iter() {
-            let Some(known) = &mut self.parents[parent] else { break };
-            let buffer = if direct {
-                known.buffer.take()
-            } else {
-                let own = self.legs[leg].as_mut().and_then(|known| known.take_buffer(count));
-                own.zip(known.buffer.as_ref()).map(|(mut own, whole)| {
-                    for index in 0..count as usize {
-                        let from = (page - known.page) as usize + index;
-                        own.page_mut(index).copy_from_slice(whole.page(from));
-                        own.sums_mut()[index] = whole.sums()[from];
-                    }
-                    own
-                })
+            let buffer = match direct {
+                true => self.parents[parent].as_mut().and_then(|known| known.buffer.take()),
+                false => self.copy_of(parent, leg, page, count),
             };
             let Some(buffer) = buffer else { break };
             self.send(For::Piece(piece), leg, direct, Op::Write { page: PageId(page), buffer });
         }
         true
+    }
+
+    /// A part of what is to be written, for one leg.
+    fn copy_of(&mut self, parent: usize, leg: usize, page: u64, count: u64) -> Option<Buffer> {
+        let known = self.parents[parent].as_ref()?;
+        let whole = known.buffer.as_ref()?;
+        let mut own = self.legs[leg].as_mut()?.take_buffer(count)?;
+        for index in 0..count as usize {
+            let from = (page - known.page) as usize + index;
+            own.page_mut(index).copy_from_slice(whole.page(from));
+            own.sums_mut()[index] = whole.sums()[from];
+        }
+        Some(own)
+    }
+
+    /// Those that were asked for a change do not answer: legs that hold the pages, and were late when it set out, are asked, too.
+    pub(super) fn ask_more(&mut self, piece: usize) {
+        let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
+        let asked = self.pieces[piece].as_ref().map_or(Legs(0), Piece::asked);
+        let Some(kind) = self.parents[parent].as_ref().map(|known| known.kind) else { return };
+        for leg in self.table.valid(page, count, self.usable()).but(asked).iter() {
+            if self.free_errands.len() < Legs::MAX {
+                return;
+            }
+            let page = PageId(page);
+            let op = match kind {
+                Kind::Discard => Some(Op::Discard { page, count }),
+                _ => self.copy_of(parent, leg, page.0, count).map(|buffer| Op::Write { page, buffer }),
+            };
+            if let Some(op) = op {
+                self.send(For::Piece(piece), leg, false, op);
+            }
+        }
     }
 
     fn cut_discard(&mut self, parent: usize, page: u64, count: u64) -> bool {
@@ -318,8 +341,9 @@ impl MirrorLane {
         if let Some(known) = &mut self.pieces[piece] {
             known.change = Some(change);
             if !self.table.is_pair() {
-                (known.ends_at, known.alarm_at) = (ends_at, ends_at);
-                self.alarm_at = self.alarm_at.min(ends_at);
+                known.ends_at = ends_at;
+                known.alarm_at = ends_at.min(now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64));
+                self.alarm_at = self.alarm_at.min(known.alarm_at);
             }
         }
         if usable.is_empty() {
@@ -483,6 +507,10 @@ impl Legged for MirrorLane {
 }
 
 impl Nurse for MirrorLane {
+    fn is_owed_answers(&self) -> bool {
+        self.errands.iter().flatten().any(|errand| self.is_owed(errand))
+    }
+
     fn is_caring(&self) -> bool {
         let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.copier.as_ref().is_some_and(Copier::is_busy)
@@ -561,8 +589,7 @@ impl Drop for MirrorLane {
         self.finish_care();
         // So may writes that nobody waited for. If that takes long nobody will know.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
-        let is_owed = |lane: &Self| lane.errands.iter().flatten().any(|errand| lane.is_owed(errand));
-        while is_owed(self) && now_ns() < until {
+        while self.is_owed_answers() && now_ns() < until {
             self.collect();
             self.legs.sleep(SLEEP_SLICE);
         }
