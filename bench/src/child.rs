@@ -105,6 +105,7 @@ impl Beside {
 pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> Result<Finished> {
     let (out, err) = (scratch.join("stdout"), scratch.join("stderr"));
     command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
+    sys::forget_resident_peak().context("cannot tell how much memory the program will have used")?;
     let started = Instant::now();
     let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
     let mut group = Group { pid: child.id(), reaped: false };
@@ -142,6 +143,15 @@ mod tests {
         assert_eq!(finished.success().unwrap(), "out\n");
         assert!(finished.ended.cpu_user + finished.ended.cpu_system > Duration::ZERO);
         assert!(finished.ended.resident_peak_bytes > 100_000);
+    }
+
+    #[test]
+    fn what_we_have_used_before_is_not_counted_as_the_program_s() {
+        const BYTES: usize = 256 << 20;
+        sys::touch(BYTES, false).unwrap();
+        // Other tests of this process may touch memory, too, but not all the time.
+        let peak = (0..20).map(|_| shell("exit 0", Duration::from_secs(30)).unwrap().ended.resident_peak_bytes).min();
+        assert!(peak.is_some_and(|peak| peak < BYTES as u64 / 2), "{peak:?}");
     }
 
     #[test]

@@ -241,6 +241,12 @@ fn reap(pid: u32) -> io::Result<Ended> {
     })
 }
 
+/// Forgets the largest resident set that this process had, as far as it is larger than the present one. The kernel counts it as
+/// that of a child, too, which begins in our memory: without this every sample would have the peak of the warm-up before it.
+pub(crate) fn forget_resident_peak() -> io::Result<()> {
+    std::fs::write("/proc/self/clear_refs", "5")
+}
+
 /// Collects a child that was just killed.
 pub(crate) fn reap_killed(pid: u32) {
     reap(pid).ok(); // A killed process ends; nobody reads how.
