@@ -145,7 +145,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
 }
 
 /// A job's pool, for programs.
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, Default, Debug)]
 pub(crate) struct PoolRow {
     /// Where far memory is, or goes while `moving` is not empty; and where it was before.
     urls: Vec<String>,

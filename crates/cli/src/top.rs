@@ -6,7 +6,7 @@ mod metrics;
 use crate::pool::PoolRow;
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
-use farfield_pager::control::{SLOTS, quantile_ns};
+use farfield_pager::control::{SLOTS, believed, quantile_ns};
 use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
 use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Show what a job, a heap with a name, or a memory server, does with far memory.
 ///
-/// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since the last refresh,
-/// with --once those since the start.
+/// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since the last refresh, at
+/// first and with --once those since the start. Lines fit 80 columns; --json has more.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
@@ -178,11 +178,10 @@ impl ServerView {
         let now = Instant::now();
         // Of another incarnation, the counts have started again.
         let before = self.before.take().filter(|(_, before)| before.incarnation == answer.incarnation);
+        let uptime = Duration::from_millis(answer.numbers["uptime_ms"]);
         let rate = |name: &str| match &before {
-            None => 0.0,
-            Some((at, before)) => {
-                answer.numbers[name].saturating_sub(before.numbers[name]) as f64 / (now - *at).as_secs_f64().max(1e-3)
-            }
+            None => per_second(answer.numbers[name], uptime),
+            Some((at, before)) => per_second(answer.numbers[name].saturating_sub(before.numbers[name]), now - *at),
         };
         let row = ServerRow {
             url: self.url.clone(),
@@ -238,6 +237,8 @@ struct JobRow {
     near_limit_bytes: u64,
     near_bytes: u64,
     near_peak_bytes: u64,
+    /// The part of the near bytes that is our own tables and buffers.
+    meta_bytes: u64,
     far_bytes: u64,
     far_peak_bytes: u64,
     faults_per_s: f64,
@@ -279,7 +280,7 @@ impl JobView {
     fn read(&mut self) -> JobRow {
         let now = Instant::now();
         let totals = Totals::read(&self.control);
-        let seconds = self.before.as_ref().map(|before| (now - before.at).as_secs_f64().max(1e-3));
+        let since_last = self.before.as_ref().map(|before| now - before.at);
         let (mut processes, mut seen) = (Vec::new(), BTreeMap::new());
         let taken = (self.control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
         for slot in &self.control.slots[..taken] {
@@ -290,18 +291,18 @@ impl JobView {
             let named = slot.counters.named();
             let count = |name: &str| value(&named, name);
             let earlier = self.before.as_ref().and_then(|before| before.processes.get(&pid));
-            let rate = |name: &str| match (seconds, earlier) {
-                (Some(seconds), Some(earlier)) => count(name).saturating_sub(value(earlier, name)) as f64 / seconds,
-                _ => 0.0,
+            let rate = |name: &str| match (since_last, earlier) {
+                (Some(since), Some(earlier)) => per_second(count(name).saturating_sub(value(earlier, name)), since),
+                _ => age(pid).map_or(0.0, |age| per_second(count(name), age)),
             };
             let fault_ns = std::array::from_fn(|index| slot.counters.fault_ns[index].load(Ordering::Relaxed));
             processes.push(ProcessRow {
                 pid,
                 command: name_of(pid),
                 state: state_name(slot.state.load(Ordering::Relaxed)),
-                near_bytes: slot.near_bytes.load(Ordering::Relaxed),
-                meta_bytes: slot.meta_bytes.load(Ordering::Relaxed),
-                far_bytes: slot.far_bytes.load(Ordering::Relaxed),
+                near_bytes: believed(&slot.near_bytes),
+                meta_bytes: believed(&slot.meta_bytes),
+                far_bytes: believed(&slot.far_bytes),
                 faults_per_s: rate("faults"),
                 pages_in_per_s: rate("pages_in"),
                 pages_out_per_s: rate("pages_out"),
@@ -313,11 +314,10 @@ impl JobView {
         }
         let before = self.before.as_ref().map(|before| &before.totals);
         let recent = totals.fault_ns_since(before);
-        let faults_per_s = match (before, seconds) {
-            (Some(before), Some(seconds)) => {
-                totals.count("faults").saturating_sub(before.count("faults")) as f64 / seconds
-            }
-            _ => 0.0,
+        let faults = totals.count("faults");
+        let faults_per_s = match (before, since_last) {
+            (Some(before), Some(since)) => per_second(faults.saturating_sub(before.count("faults")), since),
+            _ => age(self.runner).map_or(0.0, |age| per_second(faults, age)),
         };
         let row = JobRow {
             runner_pid: self.runner,
@@ -326,6 +326,7 @@ impl JobView {
             near_limit_bytes: totals.near_limit_bytes,
             near_bytes: totals.near_bytes,
             near_peak_bytes: totals.near_peak_bytes,
+            meta_bytes: believed(&self.control.meta_bytes).max(0) as u64,
             far_bytes: totals.far_bytes,
             far_peak_bytes: totals.far_peak_bytes,
             faults_per_s,
@@ -344,6 +345,21 @@ impl JobView {
 
 fn value(counters: &[(&'static str, u64)], name: &str) -> u64 {
     counters.iter().find(|(this, _)| *this == name).map_or(0, |(_, value)| *value)
+}
+
+fn per_second(count: u64, since: Duration) -> f64 {
+    count as f64 / since.as_secs_f64().max(1e-3)
+}
+
+/// How long a process has lived; `None` if it is gone.
+fn age(pid: u32) -> Option<Duration> {
+    /// Parts of a second in which `/proc` counts, on every x86-64.
+    const TICKS_PER_S: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may itself have any letters: the state is the third field, the start the 22nd.
+    let started: f64 = stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let now: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
+    Some(Duration::from_secs_f64((now - started / TICKS_PER_S).max(0.0)))
 }
 
 fn part(part: u64, whole: u64) -> Option<f64> {
@@ -388,71 +404,92 @@ fn render(snapshot: &Snapshot) -> String {
     text
 }
 
+/// Columns that lines for people have at most.
+const COLUMNS: usize = 80;
+
+/// Cuts a line to the columns that it may have.
+fn cut(line: &str) -> String {
+    line.chars().take(COLUMNS).collect()
+}
+
+/// Writes parts of what is said of one thing, as many on a line as fit there.
+fn write_parts(text: &mut String, parts: &[String]) {
+    let mut line = String::new();
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        let is_full = line.chars().count() + 3 + part.chars().count() > COLUMNS;
+        if !line.is_empty() && is_full {
+            let _ = writeln!(text, "{line}");
+            line.clear();
+        }
+        line += if line.is_empty() { "  " } else { "   " };
+        line += part;
+    }
+    let _ = writeln!(text, "{line}");
+}
+
 fn render_job(job: &JobRow, text: &mut String) {
+    let line = format!("job {}{}  {}", job.runner_pid, if job.alive { "" } else { "  (ended)" }, job.command);
     // Writing into a string cannot fail.
-    let _ = writeln!(text, "job {}  {}{}", job.runner_pid, job.command, if job.alive { "" } else { "  (ended)" });
-    let _ = writeln!(
-        text,
-        "  near {} of {} (peak {})   far {} (peak {})",
-        Bytes(job.near_bytes),
-        Bytes(job.near_limit_bytes),
-        Bytes(job.near_peak_bytes),
-        Bytes(job.far_bytes),
-        Bytes(job.far_peak_bytes),
-    );
+    let _ = writeln!(text, "{}", cut(&line));
     let count = |name: &str| Count(job.counters.get(name).copied().unwrap_or(0));
-    let _ = writeln!(
-        text,
-        "  {} faults ({}/s, p50 {}, p99 {})   {} pages in, {} out   prefetch {}",
-        count("faults"),
-        Count(job.faults_per_s as u64),
-        Latency(job.fault_ns_p50),
-        Latency(job.fault_ns_p99),
-        count("pages_in"),
-        count("pages_out"),
-        percent(job.prefetch_accuracy),
-    );
+    let parts = [
+        format!(
+            "near {} of {} (peak {}, tables {})",
+            Bytes(job.near_bytes),
+            Bytes(job.near_limit_bytes),
+            Bytes(job.near_peak_bytes),
+            Bytes(job.meta_bytes),
+        ),
+        format!("far {} (peak {})", Bytes(job.far_bytes), Bytes(job.far_peak_bytes)),
+        format!("{} pages in, {} out", count("pages_in"), count("pages_out")),
+        format!(
+            "{} faults ({}/s, p50 {}, p99 {})",
+            count("faults"),
+            Count(job.faults_per_s as u64),
+            Latency(job.fault_ns_p50),
+            Latency(job.fault_ns_p99),
+        ),
+        format!("prefetch {}", percent(job.prefetch_accuracy)),
+    ];
+    write_parts(text, &parts);
     for server in &job.servers {
-        let _ = writeln!(text, "  server {}", server_line(server));
+        let _ = writeln!(text, "  server {}", server.url);
+        let _ = writeln!(text, "{}", cut(&format!("    {}", server_line(server))));
     }
     if let Some(protected) = job.pool.protected() {
         let _ = writeln!(text, "  {protected}");
     }
     let _ = writeln!(
         text,
-        "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  COMMAND",
-        "PID", "STATE", "NEAR", "META", "FAR", "FAULTS/S", "IN/S", "OUT/S", "P50", "P99", "PREFETCH"
+        "{:>7} {:<7} {:>7} {:>7} {:>8} {:>6} {:>6} {:>8} COMMAND",
+        "PID", "STATE", "NEAR", "FAR", "FAULTS/S", "IN/S", "OUT/S", "P99"
     );
-    let bytes = |bytes: i64| Bytes(bytes.max(0) as u64).to_string();
+    let bytes = |bytes: i64| format!("{:#}", Bytes(bytes.max(0) as u64));
     for process in &job.processes {
-        let _ = writeln!(
-            text,
-            "  {:>8} {:<8} {:>10} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  {}",
+        let line = format!(
+            "{:>7} {:<7} {:>7} {:>7} {:>8} {:>6} {:>6} {:>8} {}",
             process.pid,
             process.state,
-            bytes(process.near_bytes),
-            bytes(process.meta_bytes),
+            bytes(process.near_bytes.saturating_add(process.meta_bytes)),
             bytes(process.far_bytes),
             Count(process.faults_per_s as u64).to_string(),
             Count(process.pages_in_per_s as u64).to_string(),
             Count(process.pages_out_per_s as u64).to_string(),
-            Latency(process.fault_ns_p50).to_string(),
             Latency(process.fault_ns_p99).to_string(),
-            percent(process.prefetch_accuracy),
             process.command,
         );
+        let _ = writeln!(text, "{}", cut(&line));
     }
 }
 
-/// A server of a job, on one line.
+/// How a server of a job fares, on one line.
 fn server_line(server: &ServerRow) -> String {
     if let Some(error) = &server.error {
         return printable(error);
     }
     let number = |name: &str| server.numbers.get(name).copied().unwrap_or(0);
     format!(
-        "{}  {} of {}, {} pages read/s, {} written/s, {} connections",
-        server.url,
+        "{:#} of {:#}, {} pages read/s, {} written/s, {} connections",
         Bytes(number("used_bytes")),
         Bytes(number("capacity_bytes")),
         Count(server.read_pages_per_s as u64),
@@ -472,6 +509,70 @@ mod tests {
     #[test]
     fn a_command_cannot_write_to_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a?[2Jb?c");
+    }
+
+    /// A job with the widest numbers that there can be.
+    fn wide_job() -> JobRow {
+        let most = u64::MAX;
+        JobRow {
+            runner_pid: 4_194_304,
+            command: "x".repeat(200),
+            alive: false,
+            near_limit_bytes: 1023 << 30,
+            near_bytes: 1023 << 30,
+            near_peak_bytes: 1023 << 30,
+            meta_bytes: 1023 << 20,
+            far_bytes: 1023 << 30,
+            far_peak_bytes: 1023 << 30,
+            faults_per_s: 999_900.0,
+            fault_ns_p50: Some(999_900),
+            fault_ns_p99: Some(999_900_000),
+            prefetch_accuracy: Some(1.0),
+            counters: BTreeMap::from([("faults", most), ("pages_in", 999_900_000), ("pages_out", 999_900_000)]),
+            pool: PoolRow::default(),
+            processes: vec![ProcessRow {
+                pid: 4_194_304,
+                command: "a-name-of-fifte".into(),
+                state: "dormant",
+                near_bytes: 1000 << 30,
+                meta_bytes: 23 << 30,
+                far_bytes: 1023 << 30,
+                faults_per_s: 999_900.0,
+                pages_in_per_s: 999_900.0,
+                pages_out_per_s: 999_900.0,
+                fault_ns_p50: Some(999_900),
+                fault_ns_p99: Some(999_900),
+                prefetch_accuracy: Some(1.0),
+            }],
+            servers: vec![ServerRow {
+                url: "tcp://127.0.0.1:7400".into(),
+                error: None,
+                incarnation: String::new(),
+                read_pages_per_s: 999_900.0,
+                written_pages_per_s: 999_900.0,
+                numbers: BTreeMap::from([
+                    ("used_bytes", 1023 << 30),
+                    ("capacity_bytes", 1023 << 30),
+                    ("connections", 9999),
+                ]),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_is_shown_of_a_job_fits_80_columns_and_whole_commands() {
+        let mut text = String::new();
+        render_job(&wide_job(), &mut text);
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert_eq!(widest, Some(COLUMNS), "{text}");
+        assert!(text.contains(" a-name-of-fifte\n") && text.contains("9999 connections\n"), "{text}");
+    }
+
+    #[test]
+    fn processes_have_an_age() {
+        let old = age(std::process::id()).unwrap();
+        assert!(old < age(1).unwrap() + Duration::from_millis(10), "nobody is older than the first: {old:?}");
+        assert_eq!(age(u32::MAX), None);
     }
 
     #[test]

@@ -110,6 +110,32 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
 }
 
 #[test]
+#[ignore = "helper: has had faults, and waits until its input ends"]
+fn helper_that_has_had_faults() {
+    let Some(path) = std::env::var_os(farfield_pager::config::ENV_CONTROL) else { return };
+    let control = farfield_pager::runner::ControlBlock::open(path.as_ref()).unwrap();
+    let slot = control.take_slot(std::process::id()).unwrap();
+    slot.counters.faults.store(1_000_000_000, std::sync::atomic::Ordering::Relaxed);
+    println!("{}", std::process::id());
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn top_once_says_rates_since_the_start() {
+    let folder = Folder::new("rates");
+    let me = std::env::current_exe().unwrap();
+    let words = [me.to_str().unwrap(), "--exact", "helper_that_has_had_faults", "--ignored", "--nocapture", "-q"];
+    let job = Running::start(run(&folder, &["--quiet"], &words).stdin(Stdio::piped()).stderr(Stdio::null()));
+    let pid = std::iter::repeat_with(|| job.line()).find_map(|line| line.trim().parse::<u32>().ok()).unwrap();
+    let view = top(&[&pid.to_string()]);
+    let job = &view["jobs"][0];
+    for rate in [&job["faults_per_s"], &job["processes"][0]["faults_per_s"]] {
+        // It has lived for less than a quarter of an hour.
+        assert!(rate.as_f64().is_some_and(|rate| rate > 1e6), "{view}");
+    }
+}
+
+#[test]
 fn top_says_what_is_wrong_with_a_target() {
     let check = |target: &str, part: &str| {
         let output = farfield().args(["top", "--once", target]).output().unwrap();

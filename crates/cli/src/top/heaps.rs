@@ -1,12 +1,13 @@
 //! The heaps of programs that use the library: those with a name, as their notices say.
 
-use super::{command_line, part, percent, printable};
+use super::{age, command_line, cut, part, per_second, percent, printable, write_parts};
 use farfield_core::heap::notice;
 use farfield_pager::runner::{Bytes, Count, Latency, find_memfds, processes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A heap that is looked at.
 pub(super) struct HeapView {
@@ -57,10 +58,11 @@ impl HeapView {
         let Notice(lines) = &self.notice;
         let number = |name: &str| self.notice.number(name);
         let rate = |name: &str| match &self.before {
-            None => 0.0,
+            // The heap is hardly younger than its process.
+            None => age(self.pid).map_or(0.0, |age| per_second(number(name), age)),
             Some(before) => {
-                let seconds = (number("at_ns") - before.number("at_ns")) as f64 / 1e9;
-                number(name).saturating_sub(before.number(name)) as f64 / seconds
+                let since = Duration::from_nanos(number("at_ns").saturating_sub(before.number("at_ns")));
+                per_second(number(name).saturating_sub(before.number(name)), since)
             }
         };
         let text = |name: &str| printable(lines.get(name).map_or("", String::as_str));
@@ -150,54 +152,55 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
     let number = |name: &str| heap.counters.get(name).copied().unwrap_or(0);
     let (bytes, count) = (|name: &str| Bytes(number(name)), |name: &str| Count(number(name)));
     let ended = if heap.alive { "" } else { "  (ended)" };
+    let line = format!("heap {}{ended}  process {}  {}", heap.name, heap.pid, heap.command);
     // Writing into a string cannot fail.
-    let _ = writeln!(text, "heap {}  process {}  {}{ended}", heap.name, heap.pid, heap.command);
-    let _ = writeln!(
-        text,
-        "  near {} of {} (tables {}, pinned {})   {} plane",
-        bytes("near_bytes"),
-        bytes("near_limit_bytes"),
-        bytes("table_bytes"),
-        bytes("pinned_bytes"),
-        heap.plane,
-    );
+    let _ = writeln!(text, "{}", cut(&line));
     let of_values = match number("object_misses") {
         0 => String::new(),
-        misses => format!(", {} of values alone", Count(misses)),
+        misses => format!("{} of values alone", Count(misses)),
     };
-    let _ = writeln!(
-        text,
-        "  {} misses ({}/s){}, {} pages came whole   {} fetched ({}/s{})   prefetch {}",
-        count("misses"),
-        Count(heap.misses_per_s as u64),
+    let mut parts = vec![
+        format!(
+            "near {} of {} (tables {}, pinned {})",
+            bytes("near_bytes"),
+            bytes("near_limit_bytes"),
+            bytes("table_bytes"),
+            bytes("pinned_bytes"),
+        ),
+        format!("{} plane", heap.plane),
+        format!("{} misses ({}/s)", count("misses"), Count(heap.misses_per_s as u64)),
         of_values,
-        count("whole_pages"),
-        bytes("fetched_bytes"),
-        Bytes(heap.fetched_bytes_per_s as u64),
-        heap.amplification.map_or(String::new(), |factor| format!(", {factor:.1} times what was used")),
-        percent(heap.prefetch_accuracy),
-    );
-    let _ = writeln!(
-        text,
-        "  {} pages out ({} clean, {} dead) took {} ({} of a processor)   {} waits for room",
-        Count(number("written_pages") + number("clean_pages") + number("dead_pages")),
-        count("clean_pages"),
-        count("dead_pages"),
-        Latency(Some(number("evicting_ns"))),
-        percent(Some(heap.evicting_share)),
-        count("throttled"),
-    );
+        format!("{} pages came whole", count("whole_pages")),
+        format!(
+            "{} fetched ({}/s{})",
+            bytes("fetched_bytes"),
+            Bytes(heap.fetched_bytes_per_s as u64),
+            heap.amplification.map_or(String::new(), |factor| format!(", {factor:.1} times what was used")),
+        ),
+        format!("prefetch {}", percent(heap.prefetch_accuracy)),
+        format!(
+            "{} pages out ({} clean, {} dead) took {} ({} of a processor)",
+            Count(number("written_pages") + number("clean_pages") + number("dead_pages")),
+            count("clean_pages"),
+            count("dead_pages"),
+            Latency(Some(number("evicting_ns"))),
+            percent(Some(heap.evicting_share)),
+        ),
+        format!("{} waits for room", count("throttled")),
+    ];
     if number("held_by") != 0 {
         let held = Latency(Some(number("held_back_ns")));
-        let _ = writeln!(text, "  too little room for {held}: a scope of thread {} does not end", number("held_by"));
+        parts.push(format!("too little room for {held}: a scope of thread {} does not end", number("held_by")));
     }
     if heap.page_path_share.is_some() && heap.plane == "hybrid" {
         let (pages, whole) = (count("value_pages"), percent(heap.page_path_share));
-        let _ = writeln!(text, "  {pages} pages of small values, near or far, of which {whole} come whole");
+        parts.push(format!("{pages} pages of small values, near or far, of which {whole} come whole"));
     }
     if heap.whole_share.is_some() {
         let rates = heap.access_rates.iter().map(|pages| Count(*pages).to_string());
-        let rates = rates.collect::<Vec<_>>().join(" ");
-        let _ = writeln!(text, "  used of pages out, by tenths: {rates}   come whole {}", percent(heap.whole_share));
+        parts.push("used of pages out, by tenths:".to_owned());
+        parts.push(rates.collect::<Vec<_>>().join(" "));
+        parts.push(format!("come whole {}", percent(heap.whole_share)));
     }
+    write_parts(text, &parts);
 }
