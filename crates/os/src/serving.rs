@@ -229,7 +229,7 @@ mod tests {
         };
         let fill = |mut server: &std::net::TcpStream| loop {
             match server.write(&[7; 1 << 16]) {
-                Ok(_) => {}
+                Ok(sent) => assert_ne!(sent, 0),
                 Err(error) => break assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
         };
