@@ -114,7 +114,7 @@ fn top_finds_the_job_by_its_program_and_by_its_runner() {
 fn helper_that_has_had_faults() {
     let Some(path) = std::env::var_os(farfield_pager::config::ENV_CONTROL) else { return };
     let control = farfield_pager::runner::ControlBlock::open(path.as_ref()).unwrap();
-    let slot = control.take_slot(std::process::id()).unwrap();
+    let slot = control.take_slot(std::process::id(), farfield_os::process::identity()).unwrap();
     slot.counters.faults.store(1_000_000_000, std::sync::atomic::Ordering::Relaxed);
     println!("{}", std::process::id());
     let _ = std::io::stdin().read_line(&mut String::new());

@@ -14,7 +14,7 @@ use crate::control::Mode;
 use crate::inside::call::Context;
 use crate::inside::evict::{Share, Urgency};
 use crate::inside::runtime::{Phase, RUNTIME, Runtime};
-use crate::inside::{arm, emulate, fault, queue::Queue, switching, table::Table, thread};
+use crate::inside::{arm, emulate, fault, queue::Queue, switching, table::Table};
 use crate::runner::{Settings, create_control};
 use crate::space::Range;
 use crate::window;
@@ -89,8 +89,7 @@ pub fn set_up() {
     RUNTIME.set_up(control.config(), control, slot, Table::reserve().expect("tables"));
     RUNTIME.threads.reserve().expect("thread records");
     farfield_os::sync::set_yield(schedule::give_way);
-    // Threads of the model share this one's storage, and the monitor is one of them.
-    thread::SHARED_STORAGE.store(1, Ordering::Relaxed);
+    // The monitor is a thread of the model.
     RUNTIME.monitor.store(1, Ordering::Relaxed);
     assert!(RUNTIME.advance(Phase::Off, Phase::Dormant));
     map();

@@ -122,10 +122,11 @@ fn fork() {
 /// What the keeper does when its job shall have another pool: it makes room beside the running program, opens the pool, moves everything
 /// and exchanges the two.
 fn keeper() {
-    let control = RUNTIME.control();
-    let next = control.pool_epoch.load(Ordering::SeqCst) + 1;
-    control.pools[next as usize % 2].write(format!("ram:?size={}G", 1 + next % 2).as_bytes(), b"");
-    control.pool_epoch.store(next, Ordering::SeqCst);
+    // As the runner decides it, in whose mapping it can be written.
+    let config = RUNTIME.config();
+    let next = config.pool_epoch.load(Ordering::SeqCst) + 1;
+    config.pools[next as usize % 2].write(format!("ram:?size={}G", 1 + next % 2).as_bytes(), b"");
+    config.pool_epoch.store(next, Ordering::SeqCst);
     switching::follow(&RUNTIME);
     assert_eq!(RUNTIME.slot().pool_epoch.load(Ordering::SeqCst), next, "the pool was not exchanged");
 }

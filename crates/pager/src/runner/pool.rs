@@ -149,7 +149,7 @@ mod tests {
             token: vec![],
         };
         let control = create_control(&settings).unwrap();
-        let slot = control.take_slot(7).unwrap();
+        let slot = control.take_slot(7, 1007).unwrap();
         slot.state.store(1, Ordering::Relaxed);
         let second = ["tcp://127.0.0.1:2".to_owned()];
         look_for_failures(&control);

@@ -312,7 +312,7 @@ fn read_every_way(region: &Region, page: u64) -> Result<Option<u64>, StoreError>
     reader.announce(PageId(page), part);
     let found = reader.page(PageId(page))?;
     let mut scratch = [0; PAGE_BYTES];
-    let of_part = u64::from_le_bytes(reader.part(PageId(page), part, &mut scratch)?.try_into().unwrap());
+    let of_part = u64::from_le_bytes(reader.part(PageId(page), part, &mut scratch)?.0.try_into().unwrap());
     let mut values = [[0; 8]; 1];
     reader.load(&[PageId(page).offset() + 8], &mut values)?;
     assert_eq!(u64::from_le_bytes(values[0]), of_part);
