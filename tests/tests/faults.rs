@@ -186,6 +186,18 @@ fn a_full_pool_ends_the_job_with_94() {
 }
 
 #[test]
+fn a_server_that_gives_other_pages_than_it_got_ends_the_job_with_95() {
+    let scratch = Scratch::new("lies");
+    let Some(hog) = hog(&scratch) else { return };
+    let server = Server::start_tcp(&scratch, "server", ["--capacity", "256M"]);
+    for lie in ["lose=0.01", "stale=0.01", "swap=0.01", "zero=0.01"] {
+        let far = format!("fault:{lie}@{}", server.url());
+        let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &far], [&hog, "64", "2", "2", "2"]).run();
+        assert_eq!(ended.code, CORRUPT, "{lie}: {}\n{}", ended.text(), ended.errors);
+    }
+}
+
+#[test]
 fn far_memory_in_files_serves_forks_and_vanishes_with_its_processes() {
     let scratch = Scratch::new("files");
     let Some(hog) = hog(&scratch) else { return };
