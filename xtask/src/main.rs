@@ -15,7 +15,7 @@ cargo x CHORE
 
   demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
   build              release build: farfield and libfarfield_preload.so, in target/release
-  test [PART]...     every test of the CI tier, or only: unit models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples probes programs,
+  test [PART]...     every test of the CI tier, or only: unit models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
                      or sql, which is in the deep tier because DataFusion takes 20 minutes to build
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
   deep [MINUTES] [PART]...

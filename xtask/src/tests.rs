@@ -38,7 +38,7 @@ const fn alone(name: &'static str) -> Part {
 }
 
 /// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 20] = [
+pub(crate) const PARTS: [Part; 21] = [
     part("unit"),
     alone("models"),
     alone("fabric"),
@@ -56,6 +56,7 @@ pub(crate) const PARTS: [Part; 20] = [
     alone("budget"),
     alone("users"),
     part("examples"),
+    part("situations"),
     part("probes"),
     part("programs"),
     Part { name: "sql", alone: false, tier: Tier::Deep },
