@@ -159,7 +159,7 @@ fn answers_are_of_what_was_written_while_servers_die_and_come_back() {
         killer.join().unwrap();
     });
     let counts: Vec<usize> = OF_DEATHS.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    assert!(counts.iter().all(|count| *count > 50), "the servers have run {counts:?}");
+    assert!(counts.iter().all(|count| *count > 10), "the servers have run {counts:?}");
 }
 
 counted!(OF_CALM, FirstOfCalm, SecondOfCalm);
