@@ -190,7 +190,7 @@ fn a_server_that_gives_other_pages_than_it_got_ends_the_job_with_95() {
     let scratch = Scratch::new("lies");
     let Some(hog) = hog(&scratch) else { return };
     let server = Server::start_tcp(&scratch, "server", ["--capacity", "256M"]);
-    for lie in ["lose=0.01", "stale=0.01", "swap=0.01", "zero=0.01"] {
+    for lie in ["lose=0.01", "swap=0.01", "zero=0.01"] {
         let far = format!("fault:{lie}@{}", server.url());
         let ended = FarRun::new(&scratch, ["--near", "16M", "--far", &far], [&hog, "64", "2", "2", "2"]).run();
         assert_eq!(ended.code, CORRUPT, "{lie}: {}\n{}", ended.text(), ended.errors);
