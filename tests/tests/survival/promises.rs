@@ -3,16 +3,15 @@
 //! Danger: a job that goes on for days at its last server, and nobody knows.
 
 use super::stops::HOG;
-use farfield_tests::{Command, MIB, Report, Running, Scratch, Server, compile, farfield, wait_until};
+use farfield_tests::{Command, Report, Running, Scratch, Server, compile, farfield, wait_until};
 
 /// `farfield run` with all that it says, and where its report goes.
 fn start(scratch: &Scratch, far: &str) -> Option<(Running, std::path::PathBuf)> {
     let hog = compile("hog", scratch.path())?;
     let report = scratch.path().join("report.json");
-    let near = (16 * MIB).to_string();
     let program = farfield();
     let [program, hog, report_text] = [&program, &hog, &report].map(|path| path.to_str().expect("an ASCII path"));
-    let ours = [program, "run", "--near", &near, "--far", far, "--report", report_text, "--", hog];
+    let ours = [program, "run", "--near", "16M", "--far", far, "--report", report_text, "--", hog];
     let words = ours.iter().chain(&HOG).map(|word| (*word).to_owned());
     Some((Command::new(&scratch.folder("run"), words).start(), report))
 }
@@ -25,6 +24,16 @@ fn ask(scratch: &Scratch, words: &[&str], job: &Running) -> String {
 
 fn said(job: &Running, what: &str) -> usize {
     job.errors().matches(what).count()
+}
+
+/// Ends the program, and then what it has started, for which the runner waits.
+fn end(job: &Running) {
+    wait_until("it ends", || {
+        job.is_over() || {
+            job.signal(libc::SIGTERM);
+            false
+        }
+    });
 }
 
 const LAPSE: &str = "not protected as its pool promises:";
@@ -47,8 +56,7 @@ fn a_lost_server_is_said_once_and_everywhere_and_so_is_that_all_is_protected_aga
     assert!(ask(&scratch, &["pool", "status"], &job).contains("are not protected"));
     let _again = Server::start_at(&scratch, "again", url, ["--capacity", "1G"]);
     wait_until("that it is protected again is said", || said(&job, "protected again") > before[1]);
-    job.signal(libc::SIGTERM);
-    wait_until("it ends", || job.is_over());
+    end(&job);
     assert!(job.errors().contains("in the end it was\n"), "{}", job.errors());
     let protection = &Report::read(&report).0["protection"];
     assert!(protection["is_whole"] == true && protection["lapses"].as_u64() >= Some(1), "{protection}");
@@ -65,8 +73,7 @@ fn one_server_named_twice_is_said_at_the_start() {
     let Some((job, report)) = start(&scratch, &far) else { return };
     wait_until("it is said", || said(&job, "one server is 2 of its legs") == 1);
     wait_until("top says so", || ask(&scratch, &["top", "--once"], &job).contains("NOT PROTECTED"));
-    job.signal(libc::SIGTERM);
-    wait_until("it ends", || job.is_over());
+    end(&job);
     assert_eq!(said(&job, LAPSE), 1, "{}", job.errors());
     let protection = &Report::read(&report).0["protection"];
     assert!(protection["is_whole"] == false && protection["shared_legs"] == 1, "{protection}");
