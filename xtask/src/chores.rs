@@ -21,6 +21,10 @@ pub(crate) fn farfield() -> PathBuf {
     target().join("release/farfield")
 }
 
+/// What [`build`] makes for users: the command, and the library beside it.
+const PRODUCT: [&str; 2] = ["farfield", "libfarfield_preload.so"];
+const PACKAGES: [&str; 4] = ["-p", "farfield-cli", "-p", "farfield-preload"];
+
 /// Runs cargo in the project, with these additions to the environment.
 pub(crate) fn cargo(words: &[impl AsRef<OsStr>], environment: &[(&str, &OsStr)]) -> Result<()> {
     let status = cargo_command(words, environment).status().context("cannot start cargo")?;
@@ -38,12 +42,25 @@ pub(crate) fn cargo_command(words: &[impl AsRef<OsStr>], environment: &[(&str, &
 
 /// What users get: the command and the library, optimised.
 pub(crate) fn build() -> Result<()> {
-    cargo(&["build", "--release", "-p", "farfield-cli", "-p", "farfield-preload"], &[])?;
-    for name in ["farfield", "libfarfield_preload.so"] {
+    cargo(&[&["build", "--release"], &PACKAGES[..]].concat(), &[])?;
+    for name in PRODUCT {
         let path = target().join("release").join(name);
         ensure!(path.is_file(), "the build made no {}", path.display());
     }
     Ok(())
+}
+
+/// The same with assertions, from libraries that the test programs use too. Returns where its `farfield` is: in a folder of its own,
+/// because the test programs come with another `farfield`, which has all features.
+pub(crate) fn build_checked() -> Result<PathBuf> {
+    cargo(&[&["build"], &PACKAGES[..]].concat(), &[])?;
+    let folder = target().join("checked");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    for name in PRODUCT {
+        let (from, to) = (target().join("debug").join(name), folder.join(name));
+        std::fs::copy(&from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+    }
+    Ok(folder.join("farfield"))
 }
 
 /// Can the member `fabric` be built here?

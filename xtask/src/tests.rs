@@ -4,7 +4,7 @@
 //! the test programs that come out are then run part by part. Only `models` (another pager) and `sql` (DataFusion) are built
 //! by themselves.
 
-use crate::chores::{self, cargo, farfield};
+use crate::chores::{self, cargo};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -25,8 +25,7 @@ pub(crate) struct Part {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together, and schedules of the
-    /// models exceed their bound of steps since handlers look for the record of their thread.
+    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together.
     Deep,
 }
 
@@ -41,7 +40,7 @@ const fn alone(name: &'static str) -> Part {
 /// In the order in which they say most, soonest.
 pub(crate) const PARTS: [Part; 21] = [
     part("unit"),
-    Part { name: "models", alone: true, tier: Tier::Deep },
+    alone("models"),
     alone("fabric"),
     alone("faults"),
     alone("heaps"),
@@ -150,11 +149,11 @@ pub(crate) struct Suite {
 impl Suite {
     /// Builds what users get and, if one of `parts` runs them, the test programs.
     pub(crate) fn build(parts: &[Part], runner_words: &[String], deep: bool) -> Result<Suite> {
-        // End-to-end tests use what users get.
-        chores::build()?;
+        // The deep tier runs what users get.
+        let farfield = if deep { chores::build().map(|()| chores::farfield()) } else { chores::build_checked() }?;
         let needs_programs = parts.iter().any(|part| !matches!(part.name, "models" | "sql"));
         let programs = if needs_programs { build_programs()? } else { Vec::new() };
-        let mut environment = vec![("FARFIELD_BIN", farfield().into_os_string())];
+        let mut environment = vec![("FARFIELD_BIN", farfield.into_os_string())];
         if deep {
             environment.push(("FARFIELD_DEEP", "1".into()));
         }

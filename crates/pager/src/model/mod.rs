@@ -115,12 +115,14 @@ struct Start {
 impl Start {
     const ARMED: Start = Start { armed: true, room_bytes: LIMIT_BYTES as i64 / 2, program_threads: 2 };
     const DORMANT: Start = Start { armed: false, ..Start::ARMED };
-    /// There is never room, so that every fault evicts.
-    const TIGHT: Start = Start { room_bytes: -(LIMIT_BYTES as i64) / 2, ..Start::ARMED };
+    /// There is never room, so that every fault evicts; but where nothing can leave, a fault may overshoot.
+    const TIGHT: Start = Start { room_bytes: -(BALLAST_PAGES * PAGE_BYTES as i64), ..Start::ARMED };
     /// A program of one thread.
     const ONE: Start = Start { program_threads: 1, ..Start::ARMED };
     /// There is just room for another pool, if all pages of the program leave.
     const SWITCH: Start = Start { room_bytes: switching::LANES_BYTES, ..Start::ARMED };
+    /// There is room for another pool of this process and of two children, beside what they share.
+    const SWITCH_AND_FORK: Start = Start { room_bytes: 4 * switching::LANES_BYTES, ..Start::ARMED };
 }
 
 /// Everything as before the first schedule, but for `start`.

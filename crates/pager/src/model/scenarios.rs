@@ -162,7 +162,7 @@ fn switch_and_fork() {
         fork_and_check();
         (0..2).for_each(|index| writer.write(index));
     };
-    run(Start::SWITCH, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
+    run(Start::SWITCH_AND_FORK, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
 }
 
 fn moving() {
