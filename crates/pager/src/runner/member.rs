@@ -26,29 +26,26 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Finds the process that calls itself `pid` and has this identity. Without an identity: a descendant that calls
-    /// itself so and is not `known` yet. `None` if there is none: it has ended.
-    pub(super) fn find(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
-        let found = |number: u32| {
-            let member = Member::open(number)?;
-            let is_it = if identity == UNKNOWN_IDENTITY {
-                member.is_descendant && inner_pid(&number) == Some(pid) && !known(number)
-            } else {
-                identity_of(number, member.pidfd.as_ref().map(AsRawFd::as_raw_fd)) == Some(identity)
-            };
-            (is_it && !member.is_dead()).then_some(member)
-        };
-        // In nearly all jobs numbers are the same inside and here.
-        found(pid).or_else(|| super::processes().filter(|number| *number != pid).find_map(found))
+    /// Returns the process with this number here if it has this identity. Without an identity: if it is a descendant that calls
+    /// itself so and is not `known` yet.
+    pub(super) fn by_number(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+        Member::open(pid, pid, identity, known)
     }
 
-    fn open(pid: u32) -> Option<Member> {
-        let pidfd = match sys::pidfd(pid) {
+    /// Returns the process with the number `number` here if it is the one that calls itself `pid` and has this identity.
+    fn open(number: u32, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+        let pidfd = match sys::pidfd(number) {
             Ok(pidfd) => Some(pidfd),
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => None,
             Err(_) => return None,
         };
-        Some(Member { pid, start: start_ticks(&pid), pidfd, is_descendant: is_descendant(pid) })
+        let is_it = if identity == UNKNOWN_IDENTITY {
+            inner_pid(&number) == Some(pid) && !known(number) && is_descendant(number)
+        } else {
+            identity_of(number, pidfd.as_ref().map(AsRawFd::as_raw_fd)) == Some(identity)
+        };
+        let open = || Member { pid: number, start: start_ticks(&number), pidfd, is_descendant: is_descendant(number) };
+        is_it.then(open).filter(|member| !member.is_dead())
     }
 
     /// Returns its number here.
@@ -84,6 +81,37 @@ impl Member {
     }
 }
 
+/// The processes of this machine at one moment: those in other pid namespaces have other numbers here than there.
+pub(super) struct Listing(Vec<Listed>);
+
+struct Listed {
+    number: u32,
+    inner: Option<u32>,
+    identity: Option<u64>,
+}
+
+impl Listing {
+    /// Asks the kernel about every process, which takes milliseconds.
+    pub(super) fn make() -> Listing {
+        let list = |number: u32| {
+            let pidfd = sys::pidfd(number).ok();
+            let identity = identity_of(number, pidfd.as_ref().map(AsRawFd::as_raw_fd));
+            Listed { number, inner: inner_pid(&number), identity }
+        };
+        Listing(super::processes().map(list).collect())
+    }
+
+    /// Finds the process that calls itself `pid` and has this identity. Without an identity: a descendant that calls
+    /// itself so and is not `known` yet. `None`: it had ended when this was made.
+    pub(super) fn find(&self, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+        let may_be = |listed: &&Listed| match identity {
+            UNKNOWN_IDENTITY => listed.inner == Some(pid),
+            identity => listed.identity == Some(identity),
+        };
+        self.0.iter().filter(may_be).find_map(|listed| Member::open(listed.number, pid, identity, &known))
+    }
+}
+
 /// Does a process descend from this one? As a subreaper this process keeps all descendants, whoever of them ends.
 fn is_descendant(pid: u32) -> bool {
     let own = std::process::id();
@@ -113,6 +141,13 @@ mod tests {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     }
 
+    fn find(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+        let listed = Listing::make().find(pid, identity, &known);
+        let by_number = Member::by_number(pid, identity, known);
+        assert!(by_number.is_none() || listed.is_some(), "what is found by its number is in the list too");
+        listed
+    }
+
     fn identity_here(pid: u32) -> u64 {
         let pidfd = sys::pidfd(pid).unwrap();
         identity_of(pid, Some(pidfd.as_raw_fd())).unwrap()
@@ -121,32 +156,32 @@ mod tests {
     #[test]
     fn a_slot_that_names_a_stranger_gets_no_signal_sent() {
         // Number 1 of some pid namespace: here it is somebody else.
-        assert!(Member::find(1, identity_here(std::process::id()) + (1 << 40), |_| false).is_none());
+        assert!(find(1, identity_here(std::process::id()) + (1 << 40), |_| false).is_none());
         // Somebody who lies, and knows the identity.
-        let stranger = Member::find(1, identity_here(1), |_| false).unwrap();
+        let stranger = find(1, identity_here(1), |_| false).unwrap();
         assert!(!stranger.is_descendant && !stranger.is_dead());
         assert_eq!(stranger.signal(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
         // This process itself is no descendant of itself.
-        let own = Member::find(std::process::id(), identity(), |_| false).unwrap();
+        let own = find(std::process::id(), identity(), |_| false).unwrap();
         assert!(own.signal(0).is_err());
     }
 
     #[test]
     fn a_process_is_found_by_what_it_is_and_not_by_its_number() {
         let mut child = cat();
-        let member = Member::find(1, identity_here(child.id()), |_| false).unwrap();
+        let member = find(1, identity_here(child.id()), |_| false).unwrap();
         assert_eq!((member.pid(), member.is_descendant), (child.id(), true));
         member.signal(libc::SIGTERM).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
         assert!(member.is_dead());
-        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |_| false).is_none());
+        assert!(find(child.id(), UNKNOWN_IDENTITY, |_| false).is_none());
     }
 
     #[test]
     fn without_an_identity_each_descendant_is_taken_once() {
         let mut child = cat();
-        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |_| false).is_some());
-        assert!(Member::find(child.id(), UNKNOWN_IDENTITY, |pid| pid == child.id()).is_none());
+        assert!(find(child.id(), UNKNOWN_IDENTITY, |_| false).is_some());
+        assert!(find(child.id(), UNKNOWN_IDENTITY, |pid| pid == child.id()).is_none());
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -154,7 +189,7 @@ mod tests {
     #[test]
     fn the_living_and_the_dead_are_told_apart_without_a_descriptor() {
         let mut child = cat();
-        let mut member = Member::find(child.id(), identity_here(child.id()), |_| false).unwrap();
+        let mut member = find(child.id(), identity_here(child.id()), |_| false).unwrap();
         let pidfd = member.pidfd.take().unwrap();
         assert!(!member.is_dead());
         member.start = member.start.map(|start| start + 1);
