@@ -14,6 +14,9 @@ use farfield_pool::{Protection, Scrubbed};
 pub const SLOTS: usize = 1024;
 /// Largest number of bytes that is believed, either way: sums of a few such numbers do not overflow.
 pub const BYTES_MAX: i64 = 1 << 60;
+/// Largest number of pages, and of events that concern pages, that is believed: as bytes, and summed over all slots, it does
+/// not overflow.
+pub const PAGES_MAX: u64 = 1 << 40;
 
 /// How page faults are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +78,11 @@ pub struct Control {
 /// Returns a number of bytes that another process may have written, within [`BYTES_MAX`].
 pub fn believed(bytes: &AtomicI64) -> i64 {
     bytes.load(Ordering::Relaxed).clamp(-BYTES_MAX, BYTES_MAX)
+}
+
+/// Returns a number of pages, or of what happened to pages, that another process may have written, within [`PAGES_MAX`].
+pub fn believed_pages(pages: &AtomicU64) -> u64 {
+    pages.load(Ordering::Relaxed).min(PAGES_MAX)
 }
 
 /// A living process of the job.
@@ -157,15 +165,16 @@ impl Slot {
     pub fn protection(&self) -> Option<Protection> {
         let is_known = self.pool_protects.load(Ordering::Acquire) != 0;
         let [missing_legs, shared_legs, exposed_pages, restored_pages] =
-            self.pool_protection.each_ref().map(|count| count.load(Ordering::Relaxed));
+            self.pool_protection.each_ref().map(believed_pages);
         is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
     /// What was noted.
     pub fn scrubbed(&self) -> Option<Scrubbed> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
-        let [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns] =
-            self.pool_scrubbed.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let [looked, wrong, mended, turns, turn_ended_at] = &self.pool_scrubbed;
+        let [looked_pages, wrong_pages, mended_pages, turns] = [looked, wrong, mended, turns].map(believed_pages);
+        let turn_ended_at_ns = turn_ended_at.load(Ordering::Relaxed);
         is_known.then_some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{ControlBlock, Refusal, RunnerBlock};
 use crate::config::TEXT_BYTES;
-use crate::control::{SLOTS, Slot};
+use crate::control::{SLOTS, Slot, believed_pages};
 use farfield_pool::{Protection, Scrubbed};
 use std::sync::atomic::Ordering;
 
@@ -51,8 +51,7 @@ impl PoolStatus {
         let armed = armed(control);
         let moving = armed.clone().filter(|(_, slot)| slot.pool_epoch.load(Ordering::SeqCst) != epoch);
         let moving = moving.map(|(pid, slot)| {
-            let [pages, moved_pages] =
-                [&slot.pool_pages, &slot.pool_moved_pages].map(|pages| pages.load(Ordering::Relaxed));
+            let [pages, moved_pages] = [&slot.pool_pages, &slot.pool_moved_pages].map(believed_pages);
             MovingProcess { pid, pages, moved_pages }
         });
         let scrubbed = armed.clone().filter_map(|(pid, slot)| Some((pid, slot.scrubbed()?))).collect();
