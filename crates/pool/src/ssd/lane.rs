@@ -47,6 +47,9 @@ struct Parent {
     deadline_at: u64,
 }
 
+/// A page that shows another checksum than its place has is read again so often.
+const TRIES: u32 = 8;
+
 /// One transfer.
 struct Chunk {
     /// `None`: the operation was given up.
@@ -58,6 +61,8 @@ struct Chunk {
     bounce: usize,
     /// Bytes that went already.
     done: usize,
+    /// How often this page was read before, if it is read again.
+    tries: u32,
     begun_at: u64,
 }
 
@@ -295,27 +300,29 @@ impl SsdLane {
 
     /// Pages were read: checks them and hands them over.
     fn arrived(&mut self, index: usize, parent: &mut Parent, chunk: &Chunk) {
-        let mut moved = 0u64;
+        let mut again = 0u64;
         for next in 0..chunk.count {
             let at = (chunk.page + next - parent.page) as usize;
             let sum = self.region.sum(chunk.place + next).load(Ordering::Relaxed);
             parent.buffer.page_mut(at).copy_from_slice(self.arena.page(chunk.bounce + next as usize));
             parent.buffer.sums_mut()[at] = sum;
             let is_right = checksum(parent.buffer.page(at)) == sum;
-            if self.region.places.get(chunk.page + next) != Some(chunk.place + next) {
-                moved |= 1 << next;
+            let is_there = self.region.places.get(chunk.page + next) == Some(chunk.place + next);
+            // A page that was written twice meanwhile may have its old place again: only what stays wrong is wrong.
+            if !is_there || !is_right && chunk.tries < TRIES {
+                again |= 1 << next;
             } else if !is_right {
                 parent.result = parent.result.and(Err(self.region.corrupt(chunk.page + next)));
             }
         }
         self.arena.give(chunk.bounce, chunk.count);
         // Somebody wrote or discarded a page while it was read: now it is elsewhere.
-        for next in (0..chunk.count).filter(|next| moved >> next & 1 == 1) {
-            self.read_again(index, parent, chunk.page + next);
+        for next in (0..chunk.count).filter(|next| again >> next & 1 == 1) {
+            self.read_again(index, parent, chunk.page + next, chunk.tries + 1);
         }
     }
 
-    fn read_again(&mut self, index: usize, parent: &mut Parent, page: u64) {
+    fn read_again(&mut self, index: usize, parent: &mut Parent, page: u64, tries: u32) {
         let at = (page - parent.page) as usize;
         let Some(place) = self.region.places.get(page) else {
             parent.buffer.page_mut(at).fill(0);
@@ -325,7 +332,7 @@ impl SsdLane {
         match self.bounce(Priority::Demand, 1) {
             Some((bounce, _)) => {
                 parent.chunks += 1;
-                self.transfer(Chunk::new(index, Way::Read, page, 1, place, bounce));
+                self.transfer(Chunk { tries, ..Chunk::new(index, Way::Read, page, 1, place, bounce) });
             }
             None => {
                 let reason = "a page was written again and again while it was read";
@@ -402,7 +409,7 @@ impl SsdLane {
 
 impl Chunk {
     fn new(parent: usize, way: Way, page: u64, count: u64, place: u64, bounce: usize) -> Chunk {
-        Chunk { parent: Some(parent), way, page, count, place, bounce, done: 0, begun_at: now_ns() }
+        Chunk { parent: Some(parent), way, page, count, place, bounce, done: 0, tries: 0, begun_at: now_ns() }
     }
 }
 
