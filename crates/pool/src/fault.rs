@@ -13,9 +13,10 @@ use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
+use farfield_os::sync::Mutex;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Operations of one lane at a time.
 const SLOTS: usize = 256;
@@ -234,7 +235,7 @@ impl Fate {
         if stale + swap + tear == 0.0 {
             return;
         }
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.first.lock();
         for index in 0..buffer.pages() {
             if first.len() < FIRST_VERSIONS {
                 first.entry(page.0 + index as u64).or_insert_with(|| buffer.page(index).into());
@@ -246,7 +247,7 @@ impl Fate {
     fn lie(&self, lie: Lie, page: PageId, any: u64, buffer: &mut Buffer) {
         let index = any as usize % buffer.pages();
         let page = page.0 + index as u64;
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = self.first.lock();
         let target = buffer.page_mut(index);
         match lie {
             Lie::Zero => target.fill(0),
@@ -285,7 +286,7 @@ impl FaultBackend {
             operations: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
             passed_at: AtomicU64::new(0),
-            first: Mutex::default(),
+            first: Mutex::new(BTreeMap::new()),
         };
         FaultBackend { inner, fate: Arc::new(fate) }
     }
@@ -591,8 +592,14 @@ mod tests {
     fn bytes_pass_one_after_the_other() {
         let plan = FaultPlan::parse("bandwidth=4096000").unwrap();
         let new = AtomicU64::new;
-        let fate =
-            Fate { plan, server: 0, operations: new(0), lanes: new(0), passed_at: new(0), first: Mutex::default() };
+        let fate = Fate {
+            plan,
+            server: 0,
+            operations: new(0),
+            lanes: new(0),
+            passed_at: new(0),
+            first: Mutex::new(BTreeMap::new()),
+        };
         let page_ns = 1_000_000;
         assert_eq!(fate.pass(5, 4096), 5 + page_ns);
         assert_eq!(fate.pass(7, 4096), 5 + 2 * page_ns, "behind the first");
