@@ -26,7 +26,9 @@ pub(crate) fn elements(few: usize) -> usize {
 }
 
 /// How often the heap is looked at in each half of the steps, whatever the evictor and prefetches are doing.
-const VERIFIED: u64 = 8;
+fn looks() -> u64 {
+    if is_deep() { 8 } else { 2 }
+}
 
 /// So many random steps with this share of the elements near.
 pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
@@ -39,8 +41,8 @@ pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
     let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let mut twin = T::filled(&heap, bytes, &mut random);
     for _ in 0..2 {
-        for _ in 0..VERIFIED {
-            for _ in 0..steps(few) / 2 / VERIFIED {
+        for _ in 0..looks() {
+            for _ in 0..steps(few) / 2 / looks() {
                 twin.step(&heap, &mut random);
             }
             assert_in_budget(heap.stats());

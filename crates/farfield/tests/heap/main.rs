@@ -1,5 +1,5 @@
-//! The tests of the library, on the page plane where they do not say which. One program: it is built and linked once.
-//! Those that hold on each plane are repeated by `heap_object` and `heap_hybrid`.
+//! The tests of the library, in one program: it is built and linked once. `FARFIELD_PLANE` names the plane (`page`, `object` or
+//! `hybrid`), for all but those of `one_plane`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,16 +14,13 @@ mod bytes;
 mod drops;
 mod faults;
 mod fetch;
-mod guide;
-mod hybrid;
-mod large;
 mod lies;
 mod list;
 mod many;
 mod map;
-mod objects;
+mod object_flights;
 mod once;
-mod places;
+mod one_plane;
 mod rest;
 mod room;
 mod switch;

@@ -1,7 +1,7 @@
 //! `FarVec` is a `Vec`, wherever its elements are. Dangers: as for `FarBox`, and elements in the wrong place.
 
 use crate::common::twin::{Twin, elements, twins};
-use crate::common::{MIB, Random, assert_in_budget, heap, seed};
+use crate::common::{MIB, Random, assert_in_budget, heap, is_deep, seed};
 use farfield::collections::FarVec;
 use farfield::{FarError, Heap, Plane, Scope};
 use std::fmt::Debug;
@@ -469,7 +469,7 @@ fn vectors_of_vectors() {
 fn memory_comes_back() {
     let heap = heap(1);
     let mut pages_most = 0;
-    for _ in 0..20 {
+    for _ in 0..if is_deep() { 40 } else { 8 } {
         let mut vec = filled(&heap, 4 * MIB);
         while vec.len() > 1000 {
             assert!(vec.pop(&heap.enter()).unwrap().is_some());

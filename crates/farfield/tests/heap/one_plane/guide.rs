@@ -1,8 +1,8 @@
 //! The guide's program says the same before and after it is ported, and with little near memory. Danger: a guide that leads astray.
 
-#[path = "../../examples/orders/far.rs"]
+#[path = "../../../examples/orders/far.rs"]
 mod far;
-#[path = "../../examples/orders/plain.rs"]
+#[path = "../../../examples/orders/plain.rs"]
 mod plain;
 
 use crate::common::{assert_in_budget, heap};

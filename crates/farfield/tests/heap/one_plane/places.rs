@@ -71,7 +71,7 @@ fn a_full_place_is_an_error_and_everything_before_stays() {
     let folder = folder.display();
     for url in [format!("ssd:{folder}?size=8M"), "lz:?size=16M".to_owned(), format!("dax:{folder}?size=8M")] {
         let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&*url);
-        let heap = builder.patience(Duration::from_secs(5)).build().unwrap();
+        let heap = builder.patience(Duration::from_secs(1)).build().unwrap();
         let mut kept = Vec::new();
         let error = loop {
             assert!(kept.len() < 100_000, "{url} is never full");
