@@ -135,12 +135,12 @@ pub(crate) fn fuzz(rest: &[String]) -> Result<()> {
 }
 
 /// Do the fuzz targets still fit the code? They are a workspace of their own.
-pub(crate) fn check_fuzz() -> Result<()> {
+pub(crate) fn fuzz_check() -> Command {
     let target = target().join("fuzz-check");
     let words = ["check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--target-dir"].map(OsStr::new);
     // Nothing is linked, so the fuzzer itself need not be compiled.
     let environment = [("CUSTOM_LIBFUZZER_PATH", OsStr::new("not-linked/libfuzzer.a"))];
-    cargo(&[&words[..], &[target.as_os_str()]].concat(), &environment)
+    cargo_command(&[&words[..], &[target.as_os_str()]].concat(), &environment)
 }
 
 /// Fuzzes one target for a while.

@@ -1,7 +1,8 @@
 //! The second tier: every part of the tests with larger jobs, then under sanitizers and Miri, fuzzed and soaked.
 
 use crate::chores::{self, cargo, farfield, nightly};
-use crate::tests::{PARTS, Suite};
+use crate::runs::Verdict;
+use crate::tests::{PARTS, Part, Suite};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ pub(crate) fn deep(words: &[String]) -> Result<()> {
 fn parts(minutes: u64) -> Vec<(String, Action)> {
     let mut parts: Vec<(String, Action)> = Vec::new();
     for part in PARTS {
-        parts.push((part.name.into(), Box::new(move |suite| suite.run(part))));
+        parts.push((part.name.into(), Box::new(move |suite| run_part(suite, part))));
     }
     for sanitizer in SANITIZERS {
         parts.push((format!("sanitize {sanitizer}"), Box::new(move |_| sanitize_by(sanitizer, &SANITIZED))));
@@ -54,6 +55,14 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
     }
     parts.push(("soak".into(), Box::new(move |_| soak_for(Duration::from_secs(minutes * 60)))));
     parts
+}
+
+fn run_part(suite: &Suite, part: Part) -> Result<()> {
+    let outcomes = suite.run(&[part])?;
+    let failed: Vec<_> =
+        outcomes.iter().filter(|it| it.verdict != Verdict::Passed).map(|it| it.name.as_str()).collect();
+    ensure!(failed.is_empty(), "{}", failed.join(", "));
+    Ok(())
 }
 
 /// The tests of crates under sanitizers: those that are named, or all.

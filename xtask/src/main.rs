@@ -4,6 +4,7 @@ mod chores;
 mod deep;
 mod demo;
 mod measured;
+mod runs;
 mod tests;
 mod text;
 
@@ -15,8 +16,9 @@ cargo x CHORE
 
   demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
   build              release build: farfield and libfarfield_preload.so, in target/release
-  test [PART]...     every test of the CI tier, or only: unit models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
-                     or sql, which is in the deep tier because DataFusion takes 20 minutes to build
+  test [PART]...     every test of the CI tier, or only: unit doctests fuzz-build models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
+                     or sql, which is in the deep tier because DataFusion takes 20 minutes to build;
+                     the end-to-end tests run a build with assertions (deep: the release build)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
   deep [MINUTES] [PART]...
                      the second tier: larger jobs, sanitizers, Miri, fuzzing and soaking for MINUTES each (default 10), and a summary;

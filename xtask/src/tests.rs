@@ -1,24 +1,35 @@
 //! The tests of the CI tier, part by part.
 //!
 //! Everything but DataFusion is built by one invocation of cargo with one set of features, so each library is compiled once;
-//! the test programs that come out are then run part by part. Only `models` (another pager) and `sql` (DataFusion) are built
+//! the test programs that come out are then run, two at a time. Only `models` (another pager) and `sql` (DataFusion) are built
 //! by themselves.
 
-use crate::chores::{self, cargo};
+use crate::chores;
+use crate::runs::{self, Outcome, Run, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A part of the tests that can be run by itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) name: &'static str,
-    /// One test at a time, because it looks at the whole machine or at clocks.
-    alone: bool,
+    beside: Beside,
     tier: Tier,
+}
+
+/// What may run beside a test.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// Other tests of its program, and another program.
+    Tests,
+    /// Another program: its tests start several servers each, or look at clocks.
+    Programs,
+    /// Nothing: it looks at the whole machine.
+    Nothing,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,36 +41,42 @@ enum Tier {
 }
 
 const fn part(name: &'static str) -> Part {
-    Part { name, alone: false, tier: Tier::Ci }
+    Part { name, beside: Beside::Tests, tier: Tier::Ci }
+}
+
+const fn serial(name: &'static str) -> Part {
+    Part { name, beside: Beside::Programs, tier: Tier::Ci }
 }
 
 const fn alone(name: &'static str) -> Part {
-    Part { name, alone: true, tier: Tier::Ci }
+    Part { name, beside: Beside::Nothing, tier: Tier::Ci }
 }
 
-/// In the order in which they say most, soonest.
-pub(crate) const PARTS: [Part; 21] = [
+/// In the order in which they begin: the longest first, so that none of them is left over at the end.
+pub(crate) const PARTS: [Part; 23] = [
+    serial("heaps"),
     part("unit"),
-    alone("models"),
-    alone("fabric"),
-    alone("faults"),
-    alone("heaps"),
-    alone("survival"),
-    alone("tiers"),
-    alone("switch"),
+    part("programs"),
+    part("probes"),
+    serial("survival"),
+    serial("models"),
+    part("doctests"),
+    part("fuzz-build"),
+    serial("fabric"),
+    serial("faults"),
+    serial("tiers"),
+    serial("switch"),
     part("offload"),
     part("columns"),
     part("frames"),
     part("sandbox"),
+    part("examples"),
+    part("situations"),
     alone("leftovers"),
     alone("kills"),
     alone("budget"),
     alone("users"),
-    part("examples"),
-    part("situations"),
-    part("probes"),
-    part("programs"),
-    Part { name: "sql", alone: false, tier: Tier::Deep },
+    Part { name: "sql", beside: Beside::Tests, tier: Tier::Deep },
 ];
 
 /// The packages and features that all parts share, so that no library is built twice.
@@ -83,6 +100,12 @@ const SQL: [&str; 8] = [
     "farfield-tests/sql,farfield-bench/sql",
 ];
 
+/// The tests of the heap run once for each plane (`FARFIELD_PLANE`), without those that hold on others only.
+const PLANES: [(&str, &str); 3] = [("page", "object_flights::"), ("object", "one_plane::"), ("hybrid", "one_plane::")];
+
+/// How long one test program may run in the CI tier.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// A test program that cargo has built.
 struct TestProgram {
     package: String,
@@ -105,6 +128,10 @@ impl TestProgram {
         );
         let target = message["target"]["name"].as_str()?.to_owned();
         is_test.then(|| TestProgram { package, target, path: path.into(), folder })
+    }
+
+    fn is_heap(&self) -> bool {
+        (self.package.as_str(), self.target.as_str()) == ("farfield", "heap")
     }
 
     fn part(&self) -> &str {
@@ -139,70 +166,88 @@ fn common(features: &str) -> Vec<&str> {
     [&COMMON[..], &["--features", features]].concat()
 }
 
-/// What a run of parts shares: the programs under test and the words for the test runner.
+/// What runs of parts share: the test programs, and the words for the test runner.
 pub(crate) struct Suite {
     programs: Vec<TestProgram>,
     runner_words: Vec<String>,
-    environment: Vec<(&'static str, std::ffi::OsString)>,
+    environment: Vec<(&'static str, OsString)>,
+    is_deep: bool,
 }
 
 impl Suite {
-    /// Builds what users get and, if one of `parts` runs them, the test programs.
-    pub(crate) fn build(parts: &[Part], runner_words: &[String], deep: bool) -> Result<Suite> {
+    /// Builds the product and, if one of `parts` runs them, the test programs.
+    pub(crate) fn build(parts: &[Part], runner_words: &[String], is_deep: bool) -> Result<Suite> {
         // The deep tier runs what users get.
-        let farfield = if deep { chores::build().map(|()| chores::farfield()) } else { chores::build_checked() }?;
-        let needs_programs = parts.iter().any(|part| !matches!(part.name, "models" | "sql"));
+        let farfield = if is_deep { chores::build().map(|()| chores::farfield()) } else { chores::build_checked() }?;
+        let by_cargo = ["models", "sql", "doctests", "fuzz-build"];
+        let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name));
         let programs = if needs_programs { build_programs()? } else { Vec::new() };
         let mut environment = vec![("FARFIELD_BIN", farfield.into_os_string())];
-        if deep {
+        if is_deep {
             environment.push(("FARFIELD_DEEP", "1".into()));
         }
-        Ok(Suite { programs, runner_words: runner_words.to_vec(), environment })
+        Ok(Suite { programs, runner_words: runner_words.to_vec(), environment, is_deep })
     }
 
-    pub(crate) fn run(&self, part: Part) -> Result<()> {
-        println!("\n== {} ==", part.name);
-        match part.name {
-            "models" => self.cargo_test(part, &["-p", "farfield-pager", "--features", "model", "--test", "model"]),
-            "sql" => {
-                self.cargo_test(part, &[&SQL[..], &["--doc"]].concat())?;
-                self.cargo_test(part, &[&SQL[..], &["--lib", "--test", "sql"]].concat())
+    /// Runs parts: those that may two programs at a time, in the CI tier. Returns what became of each program.
+    pub(crate) fn run(&self, parts: &[Part]) -> Result<Vec<Outcome>> {
+        let may_meet = |part: &&Part| part.beside != Beside::Nothing && !self.is_deep;
+        let (together, alone): (Vec<_>, Vec<_>) = parts.iter().partition(may_meet);
+        let runs = |parts: Vec<&Part>| -> Result<Vec<Run>> {
+            let runs: Vec<_> = parts.into_iter().map(|part| self.runs(*part)).collect::<Result<_>>()?;
+            Ok(runs.into_iter().flatten().collect())
+        };
+        let patience = PATIENCE * if self.is_deep { 60 } else { 1 };
+        let together = runs(together)?;
+        let at_once = together.len().clamp(1, 2);
+        let mut outcomes = runs::all(together, at_once, patience)?;
+        outcomes.extend(runs::all(runs(alone)?, 1, patience)?);
+        Ok(outcomes)
+    }
+
+    /// What a part runs.
+    fn runs(&self, part: Part) -> Result<Vec<Run>> {
+        Ok(match part.name {
+            "models" => {
+                vec![self.by_cargo(part, &["-p", "farfield-pager", "--features", "model", "--test", "model"])]
             }
+            "sql" => {
+                let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
+                vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
+            }
+            "doctests" => vec![self.by_cargo(part, &[&common(&features())[..], &["--doc"]].concat())],
+            "fuzz-build" => vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check() }],
             "fabric" if !chores::has_libfabric() => {
                 ensure!(std::env::var_os("CI").is_none(), "libfabric-dev and pkg-config must be installed");
-                println!("skipped: libfabric-dev and pkg-config are not installed");
-                Ok(())
+                println!("fabric is skipped: libfabric-dev and pkg-config are not installed");
+                Vec::new()
             }
-            "unit" => {
-                chores::check_fuzz()?;
-                let programs = self.run_programs(part);
-                let features = features();
-                let documentation = self.cargo_test(part, &[&common(&features)[..], &["--doc"]].concat());
-                programs.and(documentation)
+            _ => {
+                let programs: Vec<_> = self.programs.iter().filter(|program| program.part() == part.name).collect();
+                ensure!(!programs.is_empty(), "no test program belongs to the part {}", part.name);
+                programs.into_iter().flat_map(|program| self.by_program(part, program)).collect()
             }
-            _ => self.run_programs(part),
-        }
+        })
     }
 
-    /// Runs the test programs of this part, as cargo would; all of them, also when one fails.
-    fn run_programs(&self, part: Part) -> Result<()> {
-        let programs: Vec<_> = self.programs.iter().filter(|program| program.part() == part.name).collect();
-        ensure!(!programs.is_empty(), "no test program belongs to the part {}", part.name);
-        let mut failed = Vec::new();
-        for program in programs {
-            println!("\n{} {}", program.package, program.target);
+    /// A test program, as cargo would run it; the heap's once for each plane.
+    fn by_program(&self, part: Part, program: &TestProgram) -> Vec<Run> {
+        let run = |plane: Option<(&str, &str)>| {
             let mut command = Command::new(&program.path);
             command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
             command.envs(self.environment.iter().map(|(name, value)| (name, value))).args(self.words(part));
-            if !command.status().with_context(|| program.path.display().to_string())?.success() {
-                failed.push(format!("{} {}", program.package, program.target));
+            let mut name = format!("{} {}", program.package, program.target);
+            if let Some((plane, not_on_it)) = plane {
+                command.env("FARFIELD_PLANE", plane).args(["--skip", not_on_it]);
+                name = format!("{name} {plane}");
             }
-        }
-        ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
-        Ok(())
+            Run { part: part.name, name, command }
+        };
+        if program.is_heap() { PLANES.map(|plane| run(Some(plane))).into() } else { vec![run(None)] }
     }
 
-    fn cargo_test(&self, part: Part, of: &[&str]) -> Result<()> {
+    /// What cargo builds by itself.
+    fn by_cargo(&self, part: Part, of: &[&str]) -> Run {
         let runner_words = self.words(part);
         let mut words: Vec<&str> = vec!["test", "--no-fail-fast"];
         words.extend(of);
@@ -210,34 +255,32 @@ impl Suite {
         words.extend(runner_words.iter().map(String::as_str));
         let environment: Vec<(&str, &OsStr)> =
             self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-        cargo(&words, &environment)
+        Run { part: part.name, name: part.name.into(), command: chores::cargo_command(&words, &environment) }
     }
 
     fn words(&self, part: Part) -> Vec<String> {
-        let alone = part.alone.then(|| "--test-threads=1".to_owned());
-        alone.into_iter().chain(self.runner_words.iter().cloned()).collect()
+        let serial = (part.beside != Beside::Tests).then(|| "--test-threads=1".to_owned());
+        serial.into_iter().chain(self.runner_words.iter().cloned()).collect()
     }
 }
 
-/// The CI tier, or the parts that are named. Prints what each part took; the last line counts the parts.
+/// The CI tier, or the parts that are named. Prints what each program took; the last line counts the parts.
 pub(crate) fn test(words: &[String]) -> Result<()> {
     let (parts, runner_words) = parse(words)?;
     let started = Instant::now();
     let suite = Suite::build(&parts, &runner_words, false)?;
-    let mut table = format!("{:<12} {:>7}  result\n", "part", "seconds");
-    table += &format!("{:<12} {:>7.0}  ok\n", "build", started.elapsed().as_secs_f64());
-    let mut failed = Vec::new();
-    for part in &parts {
-        let started = Instant::now();
-        let result = suite.run(*part);
-        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-        table += &format!("{:<12} {:>7.0}  {verdict}\n", part.name, started.elapsed().as_secs_f64());
-        if let Err(error) = result {
-            eprintln!("{}: {error:#}", part.name);
-            failed.push(part.name);
-        }
+    let built = started.elapsed().as_secs_f64();
+    let mut outcomes = suite.run(&parts)?;
+    outcomes.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+    let mut table = format!("{:<36} {:>7}  result\n{:<36} {built:>7.0}  ok\n", "program", "seconds", "build");
+    for Outcome { name, seconds, verdict, .. } in &outcomes {
+        table += &format!("{name:<36} {seconds:>7.0}  {}\n", verdict.text());
     }
-    println!("\n{table}\nparts: {} passed, {} failed", parts.len() - failed.len(), failed.len());
+    let failed = |part: &&Part| outcomes.iter().any(|it| it.part == part.name && it.verdict != Verdict::Passed);
+    let failed: Vec<_> = parts.iter().filter(failed).map(|part| part.name).collect();
+    let all = started.elapsed().as_secs_f64();
+    println!("\n{table}{:<36} {all:>7.0}\n", "all");
+    println!("parts: {} passed, {} failed", parts.len() - failed.len(), failed.len());
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }

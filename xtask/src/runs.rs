@@ -1,0 +1,98 @@
+//! Runs test programs, two at a time where they allow it, and says what became of each.
+
+use crate::chores;
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::process::{Command, ExitStatus};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// A command of a part of the tests.
+pub(crate) struct Run {
+    pub(crate) part: &'static str,
+    /// Package and program, and what else tells it from the part's other runs.
+    pub(crate) name: String,
+    pub(crate) command: Command,
+}
+
+/// What became of a [`Run`].
+pub(crate) struct Outcome {
+    pub(crate) part: &'static str,
+    pub(crate) name: String,
+    pub(crate) seconds: f64,
+    pub(crate) verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    /// It ran for longer than a test program may, and was killed.
+    Hung,
+}
+
+/// Runs all of them in this order, up to `at_once` at a time, each for at most `patience`. What several programs print is shown when each has ended.
+pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<Vec<Outcome>> {
+    let folder = chores::target().join("test-output");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let (next, outcomes) = (Mutex::new(runs.into_iter()), Mutex::new(Vec::new()));
+    let work = || -> Result<()> {
+        loop {
+            let Some(Run { part, name, mut command }) = lock(&next).next() else { return Ok(()) };
+            println!("== {name} ==");
+            let output = folder.join(name.replace(['/', ' '], "-")).with_extension("txt");
+            if at_once > 1 {
+                let file = File::create(&output).with_context(|| output.display().to_string())?;
+                command.stdout(file.try_clone()?).stderr(file);
+            }
+            let started = Instant::now();
+            let status = wait_for(&mut command, patience).with_context(|| format!("cannot run {command:?}"))?;
+            let seconds = started.elapsed().as_secs_f64();
+            let verdict = match status {
+                Some(status) if status.success() => Verdict::Passed,
+                Some(_) => Verdict::Failed,
+                None => Verdict::Hung,
+            };
+            let mut outcomes = lock(&outcomes);
+            if at_once > 1 {
+                println!("\n{}", String::from_utf8_lossy(&std::fs::read(&output)?));
+            }
+            println!("== {name}: {}, {seconds:.0} s ==", verdict.text());
+            outcomes.push(Outcome { part, name, seconds, verdict });
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+    })?;
+    Ok(outcomes.into_inner().expect("no worker panics"))
+}
+
+impl Verdict {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Verdict::Passed => "ok",
+            Verdict::Failed => "FAILED",
+            Verdict::Hung => "FAILED: it did not end in time",
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no worker panics")
+}
+
+/// Runs a command, which is killed after this time: `None`.
+fn wait_for(command: &mut Command, patience: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let started = Instant::now();
+    let mut child = command.spawn()?;
+    while started.elapsed() < patience {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
+}
