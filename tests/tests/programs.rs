@@ -266,7 +266,7 @@ mod jobs {
             for my $k (sort keys %h) { $s = ($s * 31 + $h{$k}[0] + length $h{$k}[1]) % 1000000007 }
             print scalar(keys %h), " $s\n";
         "#;
-        Some(job.arg("-e").arg(script).arg(tier("300000", "900000")))
+        Some(job.arg("-e").arg(script).arg(tier("150000", "900000")))
     }
 
     /// A shell with several programs at once, sharing one budget.

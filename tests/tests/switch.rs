@@ -125,7 +125,7 @@ fn children_that_are_forked_in_the_middle_of_a_switch_move_too() {
     let Some(program) = compile("fork_far", scratch.path()) else { return };
     let server = Server::start_tcp(&scratch, "tcp", ["--capacity", "1G"]);
     let native = Command::new(&scratch.folder("native"), [&program]).run();
-    for _ in 0..tier(2, 20) {
+    for _ in 0..tier(1, 20) {
         let job = FarRun::new(&scratch, ["--near", "16M"], [program.to_str().expect("an ASCII path")]).start();
         for url in [server.url(), "first"].iter().cycle() {
             // A job that ends, or whose child has just ended in the middle of it, says so.

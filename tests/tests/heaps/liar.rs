@@ -77,6 +77,9 @@ impl Frame {
     }
 }
 
+/// What was asked by the requests under way: kind, page and count, by their tags.
+type Asked = Mutex<HashMap<u64, (u8, u64, u32)>>;
+
 struct Liar {
     lie: Lie,
     /// From now on.
@@ -103,7 +106,7 @@ impl Liar {
                 for near in listener.incoming().flatten() {
                     let Ok(far) = TcpStream::connect(&far) else { continue };
                     let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                    let asked: Arc<Mutex<HashMap<u64, (u8, u64, u32)>>> = Arc::default();
+                    let asked: Arc<Asked> = Arc::default();
                     let copy = |end: &TcpStream| end.try_clone().expect("a descriptor");
                     // Both directions answer to the client.
                     let answers = Arc::new(Mutex::new(copy(&near)));
@@ -122,12 +125,7 @@ impl Liar {
         self.lies.load(Ordering::Relaxed) && self.random.lock().expect("nobody panics").below(50) == 0
     }
 
-    fn pass_requests(
-        &self,
-        (mut from, mut to): (TcpStream, TcpStream),
-        asked: &Mutex<HashMap<u64, (u8, u64, u32)>>,
-        answers: &Mutex<TcpStream>,
-    ) {
+    fn pass_requests(&self, (mut from, mut to): (TcpStream, TcpStream), asked: &Asked, answers: &Mutex<TcpStream>) {
         while let Some(frame) = Frame::read(&mut from) {
             if matches!(frame.kind(), READ | READ_PART) {
                 asked.lock().expect("nobody panics").insert(frame.tag(), frame.question());
@@ -148,12 +146,7 @@ impl Liar {
         let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 
-    fn pass_answers(
-        &self,
-        (mut from, to): (TcpStream, TcpStream),
-        asked: &Mutex<HashMap<u64, (u8, u64, u32)>>,
-        answers: &Mutex<TcpStream>,
-    ) {
+    fn pass_answers(&self, (mut from, to): (TcpStream, TcpStream), asked: &Asked, answers: &Mutex<TcpStream>) {
         while let Some(mut frame) = Frame::read(&mut from) {
             if matches!(frame.kind(), kind if kind == READ | ANSWER || kind == READ_PART | ANSWER) {
                 let question = asked.lock().expect("nobody panics").remove(&frame.tag());
@@ -265,7 +258,7 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
     assert!(right > 1000, "{lie:?}, {plane:?}");
     drop(values);
     heap.verify();
-    [told as u64, corrupt as u64]
+    [told, corrupt as u64]
 }
 
 /// Each lie on each plane: every value is right, or its page is called corrupt; no value is one that never was.

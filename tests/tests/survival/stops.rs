@@ -362,7 +362,7 @@ fn programs_fork(made: Made, silence: Silence, mode: &str) {
     let mut forks = Vec::new();
     // A server whose memory is ours, and that fell silent in the middle of a snapshot, is given up: what it makes of that nobody could know in time.
     let comes_back = silence != Silence::StopShm;
-    for round in 0..if comes_back { tier(3, 20) } else { 1 } {
+    for round in 0..if comes_back { tier(2, 20) } else { 1 } {
         job.wait_until_degraded(false, "all legs hold everything");
         // A child that was forked while a leg was silent does without it, and outlives no other one.
         job.go_round();
