@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Each line is one measurement: median, 99th percentile and the spread of five rounds. `FARFIELD_TOKEN` is the token.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it runs outside of programs")]
 
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;

@@ -1,6 +1,7 @@
 //! Guards against a station that lies or breaks: what it shows is believed only if its checksum is right, and asked for by message
 //! otherwise. The server here is a script with a real station.
 #![cfg(feature = "fabric")]
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it runs outside of programs")]
 
 mod common;
 

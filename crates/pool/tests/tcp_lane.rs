@@ -1,5 +1,6 @@
 //! Guards against a lane that trusts its server: one that is silent, late, wrong, or gone at any moment. The server here
 //! is a script, because a real one does not do these things.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it runs outside of programs")]
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;

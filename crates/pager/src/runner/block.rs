@@ -93,7 +93,7 @@ impl ControlBlock {
         let config = map::<JobConfig>(file.as_fd(), Access::Read)?;
         // SAFETY: as in `ControlBlock::config`; `config` lives longer than this.
         let (magic, control_fd) = unsafe {
-            let config = &*config.as_ptr().cast::<JobConfig>();
+            let config = &*config.as_ptr().cast::<core::ffi::c_void>().cast::<JobConfig>();
             (config.magic.load(Ordering::Acquire), config.control_fd.load(Ordering::Relaxed))
         };
         if magic != MAGIC {
@@ -322,7 +322,7 @@ mod tests {
         let (published, mapping) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64).unwrap();
         assert!(open(&published).is_err(), "no magic");
         // SAFETY: the mapping is of this size, zeros, and lives.
-        let config = unsafe { &*mapping.as_ptr().cast::<JobConfig>() };
+        let config = unsafe { &*mapping.as_ptr().cast::<core::ffi::c_void>().cast::<JobConfig>() };
         config.magic.store(MAGIC, Ordering::Relaxed);
         config.control_fd.store(0, Ordering::Relaxed);
         assert!(open(&published).is_err(), "what it calls the control block is none");

@@ -285,7 +285,7 @@ fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_
 #[test]
 fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
     let [silent, other, spare] = sides::<3>();
-    let backend = mirror(&[silent.clone(), other.clone()], &[spare.clone()], false);
+    let backend = mirror(&[silent.clone(), other.clone()], std::slice::from_ref(&spare), false);
     backend.set_write_patience(Some(Duration::from_millis(10)));
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
