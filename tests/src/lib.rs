@@ -20,7 +20,7 @@
 //! - `situations.rs`: do programs run in namespaces, under limits and debuggers?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!
-//! They use the release build: `cargo x test` makes it first. `FARFIELD_BIN` names another one.
+//! `cargo x test` makes a checked build for them first, and names it in `FARFIELD_BIN`; without that they use the release build.
 
 mod data;
 mod far;
