@@ -54,8 +54,8 @@ impl<N: Number> FarVec<N> {
 }
 
 impl<N: Number, const D: usize> FarArray<N, D> {
-    /// [`FarVec::aggregate`] of the elements; of a row, a plane and so on [over](Aggregate::over)
-    /// its [part](FarArray::part).
+    /// Aggregates the elements like [`FarVec::aggregate`]. For a row, a plane and so on, use
+    /// [`over`](Aggregate::over) with its [part](FarArray::part).
     ///
     /// ```
     /// use farfield::{FarArray, Heap};

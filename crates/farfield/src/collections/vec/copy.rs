@@ -41,8 +41,8 @@ impl<N: Number> FarVec<N> {
 }
 
 impl<N: Number, const D: usize> FarArray<N, D> {
-    /// [`FarVec::copy`] of the elements, as a vector; of a row, a plane and so on
-    /// [over](Copying::over) its [part](FarArray::part).
+    /// Copies the elements into a new vector like [`FarVec::copy`]. For a row, a plane and so on,
+    /// use [`over`](Copying::over) with its [part](FarArray::part).
     pub fn copy<'v>(&'v self, heap: &'v Heap) -> Copying<'v, N> {
         self.elements.copy(heap)
     }

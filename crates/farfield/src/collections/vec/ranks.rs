@@ -133,7 +133,7 @@ impl<N: Number> Ranking<'_, N> {
             }
             span = sure;
         }
-        // Answers that lead to no element are wrong.
+        // Correct answers lead to one element within so many rounds.
         Err(CallError::Answer.into())
     }
 

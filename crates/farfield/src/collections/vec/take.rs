@@ -249,7 +249,8 @@ impl<N: Number> Taking<'_, N> {
                 let to = fresh.pages(first..next);
                 calls.push((core::iter::once(first..next).collect(), Taken { from: from.clone(), indices, to }));
             }
-            // A page is put together once, so those of a call that found no element do not matter.
+            // A unit is made once, so it does not matter that a call with an index out of bounds
+            // has written its units in part.
             let answers = fresh.ask::<F>(calls)?;
             answers.into_iter().flatten().for_each(|index| self.check(index));
         }
