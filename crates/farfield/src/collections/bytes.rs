@@ -22,7 +22,7 @@ use std::alloc::Layout;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// 24 bytes; without bytes it owns no far memory.
+/// Near memory: 24 bytes. Without bytes it owns no far memory.
 pub struct FarBytes {
     /// The far object with the bytes; nothing, if `room` is 0.
     cell: SlotCell,

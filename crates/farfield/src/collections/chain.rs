@@ -169,8 +169,9 @@ impl<T: Send + 'static> Chain<T> {
         let address = self.address(scope, at, Want::Read)?;
         // SAFETY:
         // - initialised: the element exists;
-        // - alive: its chunk became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
-        //   that; it also ends before the chain is changed, which takes `&mut self`;
+        // - alive: its chunk became near after the scope began, so it keeps its frame until the
+        //   scope ends, and `'a` ends before that; it also ends before the chain is changed, which
+        //   takes `&mut self`;
         // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
         //   allows.
         Ok(address.map(|address| unsafe { &*address }))

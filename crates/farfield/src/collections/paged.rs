@@ -260,7 +260,8 @@ impl<T: Send + 'static> Bury for Remains<T> {
             let count = (Paged::<T>::PER_UNIT - within).min(self.len - self.at);
             let target = taken.as_mut_ptr();
             let copied = core.with_unit(self.paged.page(unit), |address| {
-                // SAFETY: elements `at..at + count` are initialised and lie there; `taken` is empty and has room for them.
+                // SAFETY: elements `at..at + count` are initialised and lie there; `taken` is empty
+                // and has room for them.
                 unsafe { target.copy_from_nonoverlapping(address.cast::<T>().add(within), count) };
             });
             match copied {

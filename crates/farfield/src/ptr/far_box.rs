@@ -72,8 +72,9 @@ impl<T: Send + 'static> FarBox<T> {
         let address = self.pointer.address(scope, Want::Read)?.cast::<T>();
         // SAFETY:
         // - initialised: `new_in` wrote a `T` there, and `self` owns it;
-        // - alive: the page was Near after the scope began (`address`), so it keeps its frame until the scope ends, and the
-        //   reference borrows the scope; it borrows `self` too, so the value is not dropped or moved out meanwhile;
+        // - alive: the page was Near after the scope began (`address`), so it keeps its frame until
+        //   the scope ends, and the reference borrows the scope; it borrows `self` too, so the
+        //   value is not dropped or moved out meanwhile;
         // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
         //   allows.
         Ok(unsafe { &*address })
@@ -112,8 +113,8 @@ impl<T: Send + 'static> FarBox<T> {
     /// ```
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
-        // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope
-        // cannot leave its thread, so neither does the task.
+        // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it
+        // keeps the scope open; the scope cannot leave its thread, so neither does the task.
         Ok(unsafe { &*address })
     }
 

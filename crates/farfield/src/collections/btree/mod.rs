@@ -208,8 +208,9 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         let found = self.locate(scope, key, Want::Read)?;
         // SAFETY:
         // - initialised: the entry exists;
-        // - alive: its node became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
-        //   that; it also ends before the map is changed, which takes `&mut self`;
+        // - alive: its node became near after the scope began, so it keeps its frame until the
+        //   scope ends, and `'a` ends before that; it also ends before the map is changed, which
+        //   takes `&mut self`;
         // - shared: a writer has `&mut self`, or writes through interior mutability, which the
         //   types allow.
         Ok(found.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))

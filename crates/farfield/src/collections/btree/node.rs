@@ -155,8 +155,8 @@ impl<K, V> Node<K, V> {
     #[inline]
     pub(super) fn child<'a>(self, index: usize) -> &'a SlotCell {
         assert!(index <= self.len());
-        // SAFETY: an inner node has one more child than entries; cells are atomics. Nobody keeps it longer than the node is
-        // near, which all callers see to: they use it at once.
+        // SAFETY: an inner node has one more child than entries; cells are atomics. Nobody keeps it
+        // longer than the node is near, which all callers see to: they use it at once.
         unsafe { &*self.child_at(index) }
     }
 

@@ -179,7 +179,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             if left.can_give() {
                 let last = left.len() - 1;
                 let moved = (left.height > 0).then(|| left.child(last + 1).load()).flatten();
-                // SAFETY: the entries exist, and the child has room: it has the fewest that it may have. The tree is ours.
+                // SAFETY: the entries exist, and the child has room: it has the fewest that it may
+                // have. The tree is ours.
                 unsafe {
                     let entry = left.remove(last, 1);
                     let entry = replace(node, index - 1, entry);

@@ -148,8 +148,9 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
             unreachable!("put in a moment ago, and near as long as the scope lasts")
         };
         self.scope.mark_used();
-        // SAFETY: as in `FarMap::get_mut`: the entry had the map for itself, and so has the reference. The page is dirty: it
-        // was made so with the object, and stays so as long as it is near.
+        // SAFETY: as in `FarMap::get_mut`: the entry had the map for itself, and so has the
+        // reference. The page is dirty: it was made so with the object, and stays so as long as it
+        // is near.
         Ok(unsafe { Shape::<K, V>::value_mut(at) })
     }
 }

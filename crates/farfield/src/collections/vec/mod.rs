@@ -122,8 +122,9 @@ impl<T: Send + 'static> FarVec<T> {
         scope.mark_used();
         // SAFETY:
         // - initialised: every element below `len` is;
-        // - alive: its unit became near after the scope began, so it keeps its frame until the scope ends, and the reference
-        //   borrows the scope; it borrows `self` too, so the element is not dropped or moved meanwhile;
+        // - alive: its unit became near after the scope began, so it keeps its frame until the
+        //   scope ends, and the reference borrows the scope; it borrows `self` too, so the element
+        //   is not dropped or moved meanwhile;
         // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
         //   allows.
         Ok(Some(unsafe { &*address }))
@@ -326,8 +327,8 @@ impl<T: Send + 'static> FarVec<T> {
         let _both = scope.hold();
         let element = self.element(scope, index, Want::Write)?;
         let last = self.element(scope, self.len - 1, Want::Read)?;
-        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still there. The last one is none
-        // from the next line on, and its value is where the other was.
+        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still
+        // there. The last one is none from the next line on, and its value is where the other was.
         let value = unsafe {
             let value = element.read();
             element.copy_from(last, 1);
@@ -377,8 +378,8 @@ impl<T: Send + 'static> FarVec<T> {
             let brief = scope.briefly();
             let address = self.units.unit(scope, unit, Want::Read)?;
             let mut taken: Vec<T> = Vec::with_capacity(count);
-            // SAFETY: initialised elements, near; `taken` has room for them and owns them from here on, because they are beyond
-            // the length before any destructor runs.
+            // SAFETY: initialised elements, near; `taken` has room for them and owns them from here
+            // on, because they are beyond the length before any destructor runs.
             unsafe {
                 let source = address.add(first % Self::PER_UNIT);
                 taken.as_mut_ptr().copy_from_nonoverlapping(source, count);

@@ -76,7 +76,8 @@ impl<T: Send + 'static> FarVec<T> {
     ) -> Result<(), FarError> {
         let _held = scope.hold();
         let first = self.element(scope, start, Want::Write)?;
-        // SAFETY: elements of one unit lie side by side, near as long as the scope is held, and ours alone (`&mut self`).
+        // SAFETY: elements of one unit lie side by side, near as long as the scope is held, and
+        // ours alone (`&mut self`).
         unsafe { core::slice::from_raw_parts_mut(first, end - start) }.sort_unstable_by(compare);
         Ok(())
     }
