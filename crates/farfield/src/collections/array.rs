@@ -44,7 +44,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// [`FarVec::far_ranges`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn far_ranges(&self, range: Range<usize>) -> impl Iterator<Item = FarRange> {
         self.elements.far_ranges(range)
     }
@@ -174,7 +174,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// Returns the element with this index, as `array[index]`.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at<'a>(&'a self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<&'a T, FarError> {
         let position = self.check(index);
@@ -184,7 +184,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// Returns the element with this index, to be changed, as `&mut array[index]`.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<&'a mut T, FarError> {
         let position = self.check(index);
@@ -194,7 +194,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// Replaces the element with this index. Returns the old one.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn set(&mut self, scope: &Scope<'_>, index: [usize; D], value: T) -> Result<T, AllocError<T>> {
         let position = self.check(index);
         self.elements.set(scope, position, value)
@@ -210,7 +210,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// Iterates over slices that together are these elements: see [`FarVec::chunks_in`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_in<'a>(&'a self, scope: &'a Scope<'_>, range: Range<usize>) -> Chunks<'a, T> {
         self.elements.chunks_in(scope, range)
     }
@@ -219,7 +219,7 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// [`FarVec::chunks_in`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_mut_in<'a>(&'a mut self, scope: &'a Scope<'_>, range: Range<usize>) -> ChunksMut<'a, T> {
         self.elements.chunks_mut_in(scope, range)
     }

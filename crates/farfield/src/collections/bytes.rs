@@ -197,7 +197,7 @@ impl FarBytes {
     /// Removes a range of bytes; those behind it move.
     ///
     /// # Panics
-    /// If there are no such bytes.
+    /// If the range is out of bounds.
     pub(super) fn cut(&mut self, scope: &Scope<'_>, range: Range<usize>) -> Result<(), FarError> {
         let (start, count) = (range.start, range.len());
         self.change(scope, |all| all.copy_within(range.end.., start))?;

@@ -385,7 +385,7 @@ impl<T: Send + 'static> Chain<T> {
         let len = usize::from(chunk.len);
         let mut next = if at.index < len { at } else { self.next_chunk(at, End::Back) };
         if len == 0 {
-            // The last chunk stays for what comes next.
+            // The last chunk is kept for the next element.
             if self.first != self.last {
                 self.remove_chunk(scope.core, at.chunk);
             }
@@ -475,7 +475,8 @@ impl<T: Send + 'static> Chain<T> {
                 return Ok((at, elements.add(at.index).sub(1)));
             }
         }
-        // Full: the value comes to the end of what is before the place.
+        // The chunk is full: the elements before the place move to a new chunk, and the value goes
+        // to its end.
         let (added, target) = self.part(scope, at, elements)?;
         // SAFETY: a place in a chunk is below its length, so this is inside the new one.
         Ok((Position { chunk: added, index: at.index }, unsafe { target.add(at.index) }))

@@ -92,7 +92,7 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: Arrival) {
-        // Each collection has numbers of its own, far from those of others.
+        // Stream numbers of different collections are far apart.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
         let most = scope.core.reserve().low / Self::UNIT_PAGES;

@@ -95,7 +95,7 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     /// Restricts the count to the rows with these indices.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
@@ -228,7 +228,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     /// Restricts the aggregates to the rows with these indices.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);

@@ -228,7 +228,7 @@ impl<K, V> Node<K, V> {
     /// Frees the node's memory. Its entries were moved elsewhere before.
     ///
     /// # Safety
-    /// The slot names a node that is in the tree no more, and somebody keeps the heap.
+    /// The slot names a node that is no longer in the tree, and something keeps the heap alive.
     pub(super) unsafe fn free(core: &Core, slot: Slot) {
         // SAFETY: passed on to the caller.
         unsafe { slot.free(core) };

@@ -352,8 +352,8 @@ impl Table {
         }
     }
 
-    /// Grows the table by a bucket or two if there are so many entries, unless another thread is
-    /// growing it. A failed growth is made up for later.
+    /// Grows the table by a bucket or two if there are too many entries for its buckets, unless
+    /// another thread is growing it. A failed growth is made up for later.
     #[inline]
     pub(super) fn grow(&self, scope: &Scope<'_>, entries: u64) {
         for _ in 0..2 {

@@ -86,7 +86,7 @@ impl<N: Number> Aggregate<'_, N> {
     /// Restricts the aggregate to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.range = range_of(range, self.vec.len);
         self

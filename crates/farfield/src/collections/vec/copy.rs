@@ -62,7 +62,7 @@ impl<N: Number> Copying<'_, N> {
     /// Restricts the copy to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.range = range_of(range, self.vec.len);
         self

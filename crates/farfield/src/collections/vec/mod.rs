@@ -191,7 +191,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Returns the element with this index, as `vec[index]`.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<&'a T, FarError> {
         self.check(index);
@@ -201,7 +201,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Returns the element with this index, to be changed, as `&mut vec[index]`.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: usize) -> Result<&'a mut T, FarError> {
         self.check(index);
@@ -247,7 +247,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Replaces the element with this index. Returns the old one.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn set(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<T, AllocError<T>> {
         match self.at_mut(scope, index) {
             Ok(element) => Ok(core::mem::replace(element, value)),
@@ -258,7 +258,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Swaps two elements.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn swap(&mut self, scope: &Scope<'_>, one: usize, other: usize) -> Result<(), FarError> {
         self.check(one);
         self.check(other);
@@ -289,7 +289,7 @@ impl<T: Send + 'static> FarVec<T> {
         drop(brief);
         let mut carry = MaybeUninit::new(value);
         match self.units.shift_to_end(scope, index..=self.len, &mut carry) {
-            // What came out is the free slot at the end.
+            // The last slot was free, so no element came out.
             Ok(()) => self.len += 1,
             // SAFETY: the value or an element, as it says.
             Err(stuck) => return Err(AllocError { error: stuck.error, value: unsafe { carry.assume_init() } }),
@@ -303,7 +303,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// back, another element is dropped.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
         assert!(index < self.len, "removal index (is {index}) should be < len (is {})", self.len);
         let mut carry = MaybeUninit::uninit();
@@ -321,7 +321,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Removes an element. The last one moves into its place.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn swap_remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
         assert!(index < self.len, "swap_remove index (is {index}) should be < len (is {})", self.len);
         let _both = scope.hold();
@@ -422,9 +422,9 @@ impl<T: Send + 'static> FarVec<T> {
         IterMut::new(self.chunks_mut(scope))
     }
 
-    /// Iterates over slices that together are all elements, in order: with one check for each page
-    /// and none for its elements. The length of a slice depends on how pages lie near. All slices
-    /// but the first and last have at least the elements of a page.
+    /// Iterates over slices that together are all elements, in order. This takes one check for each
+    /// page and none for its elements. The length of a slice depends on how pages lie near. All
+    /// slices but the first and last have at least the elements of a page.
     pub fn chunks<'a>(&'a self, scope: &'a Scope<'_>) -> Chunks<'a, T> {
         self.chunks_in(scope, ..)
     }
@@ -432,7 +432,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Iterates over slices that together are the elements of a range: see [`FarVec::chunks`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_in<'a>(&'a self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> Chunks<'a, T> {
         Chunks::new(&self.units, scope, range_of(range, self.len))
     }
@@ -446,7 +446,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// [`FarVec::chunks`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_mut_in<'a>(&'a mut self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> ChunksMut<'a, T> {
         let range = range_of(range, self.len);
         ChunksMut::new(&mut self.units, scope, range)
@@ -460,7 +460,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Walks through the elements of a range, however many: see [`FarVec::scan`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn scan_in<'a, 'heap>(
         &'a self,
         scope: &'a mut Scope<'heap>,
@@ -477,7 +477,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Walks through the elements of a range, however many, to change them: see [`FarVec::scan`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn scan_mut_in<'a, 'heap>(
         &'a mut self,
         scope: &'a mut Scope<'heap>,
@@ -492,7 +492,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// hint: elements for which there is no room are passed over.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn will_need(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) -> usize {
         self.units.prefetch(scope, self.units_of(range))
     }
@@ -500,7 +500,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Marks elements as not needed soon: their pages are evicted before others.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn cold(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) {
         self.units.leave_first(scope, self.units_of(range));
     }
@@ -510,7 +510,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// for each element that is larger than a page.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn far_ranges(&self, range: impl RangeBounds<usize>) -> impl Iterator<Item = FarRange> {
         let range = range_of(range, self.len);
         (range.start / Self::PER_UNIT..range.end.div_ceil(Self::PER_UNIT)).map(move |unit| {

@@ -75,7 +75,7 @@ impl<N: Number> Ranking<'_, N> {
     /// Restricts the search to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
@@ -240,7 +240,7 @@ impl<N: Number> Finding<'_, N> {
     /// Restricts the search to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);

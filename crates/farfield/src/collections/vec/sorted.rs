@@ -70,7 +70,7 @@ impl<N: Number> Sorting<'_, N> {
     /// Restricts the sort to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.rows = range_of(range, self.vec.len);

@@ -34,7 +34,7 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
     /// ```
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn stream(&self, range: impl RangeBounds<usize>) -> impl Stream<Item = Result<Vec<T>, FarError>> + Send + '_ {
         self.batches_of(range_of(range, self.len), false)
     }
@@ -43,7 +43,7 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
     /// again soon. Pages that it brings near are evicted first, and pages that were near stay.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn stream_once(
         &self,
         range: impl RangeBounds<usize>,
