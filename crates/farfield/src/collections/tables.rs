@@ -17,7 +17,7 @@ const MOST: usize = 1 << 20;
 
 impl Heap {
     /// Counts how often each value of a column of numbers occurs, or each combination of values of
-    /// up to four columns of equal length. Far rows are counted where they are, as in
+    /// several columns of equal length (see [`Keys`]). Far rows are counted where they are, as in
     /// [`FarVec::aggregate`].
     ///
     /// ```
@@ -48,8 +48,8 @@ impl Heap {
     }
 
     /// Computes number, sum, smallest, largest and mean of the numbers of a column, for each value
-    /// of another column (group by). A key can have the values of up to four columns. With `()` as
-    /// key, all rows are one group.
+    /// of another column (group by). A key can have the values of several columns (see [`Keys`]).
+    /// With `()` as key, all rows are one group.
     ///
     /// [Conditions](Grouping::within) select rows. The numbers are added up where they are: rows of
     /// which all columns are far, at the server.
