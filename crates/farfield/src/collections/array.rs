@@ -6,9 +6,10 @@ use crate::error::{AllocError, FarError};
 use crate::heap::{FarRange, Scope};
 use core::ops::Range;
 
-/// An array of `D` dimensions whose elements are near or far. The last index runs fastest, as in `[[T; columns]; rows]`.
+/// An array of `D` dimensions whose elements are near or far. The last index runs fastest, as in
+/// `[[T; columns]; rows]`.
 ///
-/// Its memory and its walks are those of [`FarVec`].
+/// Memory and walks are those of [`FarVec`].
 ///
 /// ```
 /// use farfield::{FarArray, Heap};
@@ -39,18 +40,20 @@ pub struct FarArray<T: Send + 'static, const D: usize = 1> {
 }
 
 impl<T: Send + 'static, const D: usize> FarArray<T, D> {
-    /// [`FarVec::far_ranges`] of these elements, in the order of their memory.
+    /// Returns where these elements lie in the heap's region, in memory order: see
+    /// [`FarVec::far_ranges`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn far_ranges(&self, range: Range<usize>) -> impl Iterator<Item = FarRange> {
         self.elements.far_ranges(range)
     }
 
-    /// An array with these lengths, of what the function makes of each index.
+    /// Makes an array with these lengths. `make` is called with each index, and returns its
+    /// element.
     ///
     /// # Panics
-    /// If there are more elements than addresses.
+    /// If the number of elements overflows `usize`.
     pub fn from_fn(
         scope: &Scope<'_>,
         dims: [usize; D],
@@ -72,10 +75,10 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         Ok(FarArray { elements, dims })
     }
 
-    /// An array with these lengths, of copies of one value.
+    /// Makes an array with these lengths, of copies of one value.
     ///
     /// # Panics
-    /// If there are more elements than addresses.
+    /// If the number of elements overflows `usize`.
     pub fn filled(scope: &Scope<'_>, dims: [usize; D], value: T) -> Result<FarArray<T, D>, FarError>
     where
         T: Clone,
@@ -83,27 +86,27 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         FarArray::from_fn(scope, dims, |_| value.clone())
     }
 
-    /// Its lengths.
+    /// Returns the length of each dimension.
     pub fn dims(&self) -> [usize; D] {
         self.dims
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.elements.len()
     }
 
-    /// Has it none?
+    /// Checks whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.elements.is_empty()
     }
 
-    /// All elements, in order: to walk through them, and for hints.
+    /// Returns all elements as a vector, in memory order: to walk through them, and for hints.
     pub fn elements(&self) -> &FarVec<T> {
         &self.elements
     }
 
-    /// Where an element is among all. `None` if there is none.
+    /// Returns the position of an element among all. `None` if there is no element with this index.
     #[inline]
     pub fn position(&self, index: [usize; D]) -> Option<usize> {
         index
@@ -112,10 +115,11 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
             .try_fold(0, |position, (index, dim)| (*index < dim).then(|| position * dim + *index))
     }
 
-    /// The elements whose index begins like this, for [`FarArray::chunks_in`] and its like: `part([3])` of a table is its fourth row.
+    /// Returns the positions of the elements whose index begins with `start`, for
+    /// [`FarArray::chunks_in`] and its like: `part([3])` of a table is its fourth row.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `start` is out of bounds.
     #[track_caller]
     pub fn part<const P: usize>(&self, start: [usize; P]) -> Range<usize> {
         const { assert!(P <= D, "an index has no more parts than there are dimensions") };
@@ -126,25 +130,27 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         first..first + size
     }
 
-    /// The element with this index, if there is one.
+    /// Returns the element with this index, if there is one.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<Option<&'a T>, FarError> {
         self.position(index).map_or(Ok(None), |position| self.elements.get(scope, position))
     }
 
-    /// The same, to be changed.
+    /// Returns the element with this index, to be changed, if there is one.
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<Option<&'a mut T>, FarError> {
         self.position(index).map_or(Ok(None), |position| self.elements.get_mut(scope, position))
     }
 
-    /// As [`FarArray::get`], for a task: while the element is on its way, others run.
+    /// Returns the element like [`FarArray::get`], for a task: other tasks run while the element is
+    /// fetched.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<Option<&'a T>, FarError> {
         let Some(position) = self.position(index) else { return Ok(None) };
         self.elements.fetch(scope, position).await
     }
 
-    /// As [`FarArray::get_mut`], for a task.
+    /// Returns the element like [`FarArray::get_mut`], for a task: other tasks run while the
+    /// element is fetched.
     pub async fn fetch_mut<'a>(
         &'a mut self,
         scope: &'a Scope<'_>,
@@ -154,40 +160,41 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         self.elements.fetch_mut(scope, position).await
     }
 
-    /// Calls `action` with an element, if there is one: see [`FarVec::read`].
+    /// Calls `action` with an element, if there is one. Needs no scope: see [`FarVec::read`].
     pub fn read<R>(&self, index: [usize; D], action: impl FnOnce(&T) -> R) -> Result<Option<R>, FarError> {
         self.position(index).map_or(Ok(None), |position| self.elements.read(position, action))
     }
 
-    /// Calls `action` with an element, if there is one, to change it.
+    /// Calls `action` with an element, if there is one, to change it. Needs no scope: see
+    /// [`FarVec::read`].
     pub fn write<R>(&mut self, index: [usize; D], action: impl FnOnce(&mut T) -> R) -> Result<Option<R>, FarError> {
         self.position(index).map_or(Ok(None), |position| self.elements.write(position, action))
     }
 
-    /// The element with this index, as `array[index]`.
+    /// Returns the element with this index, as `array[index]`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at<'a>(&'a self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<&'a T, FarError> {
         let position = self.check(index);
         self.elements.at(scope, position)
     }
 
-    /// The same, to be changed.
+    /// Returns the element with this index, to be changed, as `&mut array[index]`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: [usize; D]) -> Result<&'a mut T, FarError> {
         let position = self.check(index);
         self.elements.at_mut(scope, position)
     }
 
-    /// Puts a value in the place of an element, which comes out.
+    /// Replaces the element with this index. Returns the old one.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     pub fn set(&mut self, scope: &Scope<'_>, index: [usize; D], value: T) -> Result<T, AllocError<T>> {
         let position = self.check(index);
         self.elements.set(scope, position, value)
@@ -200,28 +207,29 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
         position
     }
 
-    /// Slices that together are these elements: see [`FarVec::chunks_in`].
+    /// Iterates over slices that together are these elements: see [`FarVec::chunks_in`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_in<'a>(&'a self, scope: &'a Scope<'_>, range: Range<usize>) -> Chunks<'a, T> {
         self.elements.chunks_in(scope, range)
     }
 
-    /// The same, to be changed.
+    /// Iterates over slices that together are these elements, to change them: see
+    /// [`FarVec::chunks_in`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_mut_in<'a>(&'a mut self, scope: &'a Scope<'_>, range: Range<usize>) -> ChunksMut<'a, T> {
         self.elements.chunks_mut_in(scope, range)
     }
 
-    /// All elements, however many: see [`FarVec::scan`].
+    /// Walks through all elements, however many: see [`FarVec::scan`].
     pub fn scan<'a, 'heap>(&'a self, scope: &'a mut Scope<'heap>) -> Scan<'a, 'heap, T> {
         self.elements.scan(scope)
     }
 
-    /// The same, to be changed.
+    /// Walks through all elements, however many, to change them: see [`FarVec::scan`].
     pub fn scan_mut<'a, 'heap>(&'a mut self, scope: &'a mut Scope<'heap>) -> ScanMut<'a, 'heap, T> {
         self.elements.scan_mut(scope)
     }

@@ -6,9 +6,10 @@ use core::mem::take;
 use core::ops::Range;
 use std::alloc::Layout;
 
-/// A `Vec<u8>` whose bytes are near or far, and always in one piece: they come and go together, and a reference is to all of them. For many
-/// bytes of which a part is used at a time, [`FarVec<u8>`](super::FarVec) is better. Growing them takes what they
-/// were and what they become near at once, at most half of the near memory.
+/// A `Vec<u8>` whose bytes are near or far, and always in one piece: they are fetched and evicted
+/// together, and a reference is to all of them. For many bytes of which a part is used at a time,
+/// [`FarVec<u8>`](super::FarVec) is better. To grow, the old and the new piece are near at once,
+/// and must not exceed half of the near memory together.
 ///
 /// ```
 /// use farfield::{FarBytes, Heap};
@@ -21,66 +22,69 @@ use std::alloc::Layout;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// 24 bytes; without bytes it owns no far memory.
+/// Near memory: 24 bytes. Without bytes it owns no far memory.
 pub struct FarBytes {
-    /// Nothing, if there is no room.
+    /// The far object with the bytes; nothing, if `room` is 0.
     cell: SlotCell,
     len: usize,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     room: usize,
 }
 
 impl FarBytes {
-    /// None.
+    /// Makes an empty one, which owns no far memory.
     pub const fn new() -> FarBytes {
         FarBytes { cell: SlotCell::nothing(), len: 0, room: 0 }
     }
 
-    /// A copy of these.
+    /// Copies these bytes into far memory.
     pub fn copy_of(scope: &Scope<'_>, bytes: &[u8]) -> Result<FarBytes, FarError> {
         let mut copy = FarBytes::new();
         copy.extend_from_slice(scope, bytes)?;
         Ok(copy)
     }
 
-    /// A scope of their heap, if there are any.
+    /// Opens a scope of the heap of the bytes, if there are any.
     #[cfg(feature = "serde")]
     pub(super) fn enter(&self) -> Option<Scope<'_>> {
         self.place().map(|(core, _)| Scope::new(core))
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Are there none?
+    /// Checks whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where the bytes are, as long as the scope lasts.
+    /// Returns the address of the bytes, which is valid as long as the scope lasts.
     fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
         let address = scope.with_room(|| self.cell.address(scope, slot, want))?;
         scope.mark_used();
         Ok(address)
     }
 
-    /// The bytes.
+    /// Returns the bytes, and brings them near if they are far.
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
         let address = self.address(scope, slot, Want::Read)?;
-        // SAFETY: the first `len` bytes of the object are initialised; it became near after the scope began and stays until it ends; the
-        // slice borrows the scope and `self`, so that nobody changes or frees them.
+        // SAFETY: the first `len` bytes of the object are initialised; it became near after the
+        // scope began and stays until it ends; the slice borrows the scope and `self`, so that
+        // nobody changes or frees them.
         Ok(unsafe { core::slice::from_raw_parts(address, self.len) })
     }
 
-    /// The same, for a task: while they are on their way, others run.
+    /// Returns the bytes like [`FarBytes::get`], for a task: other tasks run while they are
+    /// fetched.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         scope.retry(|| self.get(scope)).await
     }
 
-    /// As [`FarBytes::get`], for bytes that will not be used again soon: if they have to be brought near, they leave first.
+    /// Returns the bytes like [`FarBytes::get`], with the hint that they will not be used again
+    /// soon. If they have to be brought near, they are evicted first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
         scope.once(|once| {
@@ -89,7 +93,8 @@ impl FarBytes {
         })
     }
 
-    /// The same, for a task.
+    /// Returns the bytes like [`FarBytes::get_once`], for a task: other tasks run while they are
+    /// fetched.
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
         let look = async |once: &Once| {
@@ -106,20 +111,20 @@ impl FarBytes {
         }
     }
 
-    /// The bytes will not be needed soon: they leave before others.
+    /// Marks the bytes as not needed soon: they are evicted before others.
     pub fn cold(&self) {
         if let Some((core, slot)) = self.place() {
             slot.cold(core);
         }
     }
 
-    /// Where they are, if there are any.
+    /// Returns the heap and the slot of the bytes, if there are any.
     fn place(&self) -> Option<(&Core, Slot)> {
         // SAFETY: our object keeps the heap.
         self.cell.load().map(|slot| (unsafe { &*slot.heap() }, slot))
     }
 
-    /// The bytes, to be changed.
+    /// Returns the bytes, to be changed.
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&mut []) };
         let address = self.address(scope, slot, Want::Write)?;
@@ -127,7 +132,7 @@ impl FarBytes {
         Ok(unsafe { core::slice::from_raw_parts_mut(address, self.len) })
     }
 
-    /// Looks at the bytes. The scope keeps nothing for it afterwards.
+    /// Calls `look` with the bytes. The scope keeps nothing for it afterwards.
     pub(super) fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&[u8]) -> R) -> Result<R, FarError> {
         let Some(slot) = self.cell.load() else { return Ok(look(&[])) };
         let _brief = scope.briefly();
@@ -136,7 +141,7 @@ impl FarBytes {
         Ok(look(unsafe { core::slice::from_raw_parts(address, self.len) }))
     }
 
-    /// The same, to change them, if there are any.
+    /// Calls `change` with the bytes, if there are any. The scope keeps nothing for it afterwards.
     fn change(&mut self, scope: &Scope<'_>, change: impl FnOnce(&mut [u8])) -> Result<(), FarError> {
         if let Some(slot) = self.cell.load() {
             let _brief = scope.briefly();
@@ -147,7 +152,7 @@ impl FarBytes {
         Ok(())
     }
 
-    /// More bytes, at the end.
+    /// Appends bytes at the end.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
         let _brief = scope.briefly();
@@ -156,25 +161,26 @@ impl FarBytes {
             Some(slot) => scope.with_room(|| self.cell.address(scope, slot, Want::Write))?,
             None => return Ok(()),
         };
-        // SAFETY: `len` bytes fit into the object, which is near, dirty and ours alone; `bytes` may be far bytes too, but not ours.
+        // SAFETY: `len` bytes fit into the object, which is near, dirty and ours alone; `bytes` may
+        // be far bytes too, but not ours.
         unsafe { target.add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.len = len;
         Ok(())
     }
 
-    /// One byte more, at the end.
+    /// Appends a byte at the end.
     pub fn push(&mut self, scope: &Scope<'_>, byte: u8) -> Result<(), FarError> {
         self.extend_from_slice(scope, &[byte])
     }
 
-    /// Takes the last byte off.
+    /// Takes the last byte off, if there is one.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<u8>, FarError> {
         let last = self.read(scope, |bytes| bytes.last().copied())?;
         self.truncate(self.len.saturating_sub(1));
         Ok(last)
     }
 
-    /// More bytes, before the one with this index; those from there on move.
+    /// Inserts bytes before the one with this index; those from there on move.
     ///
     /// # Panics
     /// If the index is beyond the end.
@@ -188,10 +194,10 @@ impl FarBytes {
         moved
     }
 
-    /// Takes some bytes out; those behind them move.
+    /// Removes a range of bytes; those behind it move.
     ///
     /// # Panics
-    /// If there are none.
+    /// If the range is out of bounds.
     pub(super) fn cut(&mut self, scope: &Scope<'_>, range: Range<usize>) -> Result<(), FarError> {
         let (start, count) = (range.start, range.len());
         self.change(scope, |all| all.copy_within(range.end.., start))?;
@@ -199,7 +205,8 @@ impl FarBytes {
         Ok(())
     }
 
-    /// Moves into an object with room for `len` bytes, or twice as many as now: its address.
+    /// Moves into an object with room for `len` bytes, or for twice as many as now. Returns its
+    /// address.
     fn grow(&mut self, scope: &Scope<'_>, len: usize) -> Result<*mut u8, FarError> {
         match self.move_into(scope, len.max(self.room.saturating_mul(2))) {
             Err(FarError::TooLarge { .. }) => self.move_into(scope, len),
@@ -238,7 +245,8 @@ impl FarBytes {
         Ok(target)
     }
 
-    /// Only the first `len` of them.
+    /// Shortens to the first `len` bytes, if there are more. Without bytes left, the far memory is
+    /// given back.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         if self.len == 0 {
@@ -246,7 +254,7 @@ impl FarBytes {
         }
     }
 
-    /// None any more.
+    /// Removes all bytes, and gives their far memory back.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
@@ -278,7 +286,8 @@ impl core::fmt::Debug for FarBytes {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against bytes that are lost when their object moves, room that nobody uses, and handles that are given up for nothing.
+    //! Guards against bytes that are lost when their object moves, room that nobody uses, and
+    //! handles that are given up for nothing.
     use super::*;
     use crate::{Heap, Plane};
 

@@ -1,7 +1,8 @@
-//! A chain of chunks: what lists, queues and stacks are made of.
+//! A chain of chunks: the common part of lists, queues and stacks.
 //!
-//! Elements lie in far chunks of about a page. How chunks follow each other is near, 24 bytes for each: so a walk knows
-//! what comes next before it has seen it, in both directions, and fetches ahead; and links cost no far access.
+//! Elements lie in far chunks of about a page. The links between chunks are near, 24 bytes for
+//! each. So a walk knows the next chunks before it reaches them, in both directions, and fetches
+//! them ahead. Links cost no far access.
 
 mod parts;
 
@@ -15,7 +16,7 @@ use std::alloc::Layout;
 /// Elements in order, in chunks.
 pub(super) struct Chain<T: Send + 'static> {
     chunks: Vec<Chunk>,
-    /// Chunks that are not used, linked by `next`.
+    /// First of the chunks that are not used, linked by `next`.
     free: u32,
     first: u32,
     last: u32,
@@ -24,7 +25,7 @@ pub(super) struct Chain<T: Send + 'static> {
     owns: PhantomData<T>,
 }
 
-/// One far chunk; its elements are `start..start + len`.
+/// A far chunk, whose elements are `start..start + len`.
 struct Chunk {
     /// Nothing, if the chunk is not used.
     cell: SlotCell,
@@ -38,25 +39,26 @@ const _: () = assert!(size_of::<Chunk>() == 24);
 
 const NONE: u32 = u32::MAX;
 
-/// An element's place: its chunk, and its number in it. What is behind the last element is nowhere.
+/// An element's position: its chunk, and its index there. The position behind the last element is
+/// `NOWHERE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Position {
     chunk: u32,
     index: usize,
 }
 
-/// Behind the last element, and before the first.
+/// The position behind the last element, which is also the one before the first.
 pub(super) const NOWHERE: Position = Position { chunk: NONE, index: 0 };
 
 impl Position {
-    /// Is it an element of another chunk?
+    /// Checks whether this is an element of another chunk than `other`.
     #[inline]
     pub(super) fn is_in_other_chunk(self, other: Position) -> bool {
         self.chunk != other.chunk && self.chunk != NONE
     }
 }
 
-/// Which end.
+/// An end of the chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Front,
@@ -85,7 +87,7 @@ impl<T: Send + 'static> Chain<T> {
         self.len
     }
 
-    /// Its heap, if it has one.
+    /// Returns the heap of the chain, if it has one.
     #[cfg(feature = "serde")]
     pub(super) fn anchor(&self) -> Option<&Anchor> {
         self.anchor.as_ref()
@@ -99,7 +101,8 @@ impl<T: Send + 'static> Chain<T> {
         &mut self.chunks[chunk as usize]
     }
 
-    /// The chunk beside this one, or the one at the end if it is none.
+    /// Returns the chunk beside this one, on the side of `end`. For `NONE`, returns the chunk at
+    /// the other end.
     fn beside(&self, chunk: u32, end: End) -> u32 {
         match (end, chunk) {
             (End::Front, NONE) => self.last,
@@ -109,12 +112,13 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// The first or the last element's place.
+    /// Returns the position of the first or the last element.
     pub(super) fn end(&self, end: End) -> Position {
         self.step(NOWHERE, end.opposite())
     }
 
-    /// The place beside this one, towards that end; behind the end is nowhere, and behind nowhere the other end.
+    /// Returns the position beside this one, towards that end. Behind the end follows `NOWHERE`,
+    /// and behind that the other end.
     #[inline]
     pub(super) fn step(&self, at: Position, towards: End) -> Position {
         if at.chunk != NONE {
@@ -135,7 +139,8 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// Where the elements of a chunk begin, as long as the scope lasts.
+    /// Returns the address of the first element of a chunk, which is valid as long as the scope
+    /// lasts.
     fn elements(&self, scope: &Scope<'_>, chunk: u32, want: Want) -> Result<*mut T, FarError> {
         let chunk = self.chunk(chunk);
         let Some(slot) = chunk.cell.load() else { unreachable!("a chunk in the chain exists") };
@@ -144,7 +149,8 @@ impl<T: Send + 'static> Chain<T> {
         Ok(unsafe { address.add(usize::from(chunk.start)) })
     }
 
-    /// The address of an element, as long as the scope lasts and the chain is not changed.
+    /// Returns the address of an element, which is valid as long as the scope lasts and the chain
+    /// is not changed.
     #[inline]
     pub(super) fn address(&self, scope: &Scope<'_>, at: Position, want: Want) -> Result<Option<*mut T>, FarError> {
         if at.chunk == NONE {
@@ -157,26 +163,29 @@ impl<T: Send + 'static> Chain<T> {
         Ok(Some(unsafe { address.add(at.index) }))
     }
 
-    /// The element at a place.
+    /// Returns the element at a position, if there is one.
     #[inline]
     pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a T>, FarError> {
         let address = self.address(scope, at, Want::Read)?;
         // SAFETY:
         // - initialised: the element exists;
-        // - alive: its chunk became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
-        //   that; it also ends before the chain is changed, which takes `&mut self`;
-        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
+        // - alive: its chunk became near after the scope began, so it keeps its frame until the
+        //   scope ends, and `'a` ends before that; it also ends before the chain is changed, which
+        //   takes `&mut self`;
+        // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
+        //   allows.
         Ok(address.map(|address| unsafe { &*address }))
     }
 
-    /// The element at a place, to be changed.
+    /// Returns the element at a position, to be changed, if there is one.
     pub(super) fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a mut T>, FarError> {
         let address = self.address(scope, at, Want::Write)?;
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(address.map(|address| unsafe { &mut *address }))
     }
 
-    /// The first element of the chunk at this place, and how many there are.
+    /// Returns the address of the first element of the chunk at this position, and the number of
+    /// its elements.
     pub(super) fn chunk_at(
         &self,
         scope: &Scope<'_>,
@@ -187,7 +196,7 @@ impl<T: Send + 'static> Chain<T> {
         Ok(first.map(|address| (address, usize::from(self.chunk(at.chunk).len))))
     }
 
-    /// The place in the next chunk.
+    /// Returns the nearest position in the next chunk, towards that end.
     pub(super) fn next_chunk(&self, at: Position, towards: End) -> Position {
         let index = match towards {
             _ if at.chunk == NONE => 0,
@@ -197,7 +206,7 @@ impl<T: Send + 'static> Chain<T> {
         self.step(Position { index, ..at }, towards)
     }
 
-    /// Begins to bring the chunk of this place near.
+    /// Begins to bring the chunk of this position near.
     pub(super) fn prefetch(&self, scope: &Scope<'_>, at: Position) {
         if at.chunk != NONE
             && let Some(slot) = self.chunk(at.chunk).cell.load()
@@ -206,8 +215,8 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// Puts a chunk in before this one, or at the end if it is none. It is empty, to be filled from `start`; its number, and the
-    /// address of its first place. The caller fills it.
+    /// Adds an empty chunk before this one, or at the end if it is `NONE`, to be filled from
+    /// `start`. Returns its number and the address of its first place. The caller fills it.
     fn add_chunk(&mut self, scope: &Scope<'_>, before: u32, start: usize) -> Result<(u32, *mut T), FarError> {
         self.reserve(scope)?;
         let layout = Layout::array::<T>(Self::PER_CHUNK).map_err(|_| FarError::TooLarge { bytes: u64::MAX })?;
@@ -218,7 +227,8 @@ impl<T: Send + 'static> Chain<T> {
         Ok((number, address.cast()))
     }
 
-    /// Puts a chunk in where it says; there is near room for it. Its number.
+    /// Links a chunk in between its `previous` and `next`, and returns its number. There must be
+    /// near room for it.
     fn link(&mut self, added: Chunk) -> u32 {
         let (previous, next) = (added.previous, added.next);
         let number = self.free;
@@ -245,7 +255,8 @@ impl<T: Send + 'static> Chain<T> {
         chunk
     }
 
-    /// Where it is said what lies beside a chunk, or at the other end of the chain.
+    /// Returns the link to the neighbour of a chunk on that side, or for `NONE` the link to the
+    /// chunk at the other end.
     fn link_to(&mut self, chunk: u32, side: End) -> &mut u32 {
         match (side, chunk) {
             (End::Back, NONE) => &mut self.first,
@@ -255,7 +266,7 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// Near room for one chunk more.
+    /// Makes near room for one more chunk.
     fn reserve(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
         match &self.anchor {
             Some(anchor) => anchor.check(scope)?,
@@ -277,7 +288,7 @@ impl<T: Send + 'static> Chain<T> {
         Ok(())
     }
 
-    /// Takes an empty chunk out.
+    /// Takes an empty chunk out and frees it.
     fn remove_chunk(&mut self, core: &Core, number: u32) {
         let chunk = self.unlink(number);
         assert_eq!(chunk.len, 0, "only empty chunks go");
@@ -287,7 +298,7 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// Puts a value in at an end.
+    /// Adds a value at an end.
     pub(super) fn push(&mut self, scope: &Scope<'_>, end: End, value: T) -> Result<(), AllocError<T>> {
         let _brief = scope.briefly();
         match scope.with_room(|| self.room_at(scope, end)) {
@@ -304,7 +315,7 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// A chunk with a free place at that end of its elements, and the place's address.
+    /// Returns a chunk with a free place at that end of its elements, and the address of the place.
     fn room_at(&mut self, scope: &Scope<'_>, end: End) -> Result<(u32, *mut T), FarError> {
         if let Some(anchor) = &self.anchor {
             anchor.check(scope)?;
@@ -332,12 +343,13 @@ impl<T: Send + 'static> Chain<T> {
         Ok((chunk, unsafe { address.add(Self::PER_CHUNK - 1) }))
     }
 
-    /// Takes the element at an end out.
+    /// Takes the element at an end out, if there is one.
     pub(super) fn pop(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
         Ok(self.remove(scope, self.end(end))?.map(|(value, _)| value))
     }
 
-    /// The same, for who takes one after the other.
+    /// Takes the element at an end out, and fetches chunks ahead: for a caller that takes one after
+    /// the other.
     pub(super) fn pop_ahead(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
         let at = self.end(end);
         let removed = self.remove(scope, at)?;
@@ -348,7 +360,7 @@ impl<T: Send + 'static> Chain<T> {
         Ok(removed.map(|(value, _)| value))
     }
 
-    /// Takes the element at this place out, and says where the next one is.
+    /// Takes the element at this position out. Returns the position of the next one, too.
     pub(super) fn remove(&mut self, scope: &Scope<'_>, at: Position) -> Result<Option<(T, Position)>, FarError> {
         if at.chunk == NONE {
             return Ok(None);
@@ -373,7 +385,7 @@ impl<T: Send + 'static> Chain<T> {
         let len = usize::from(chunk.len);
         let mut next = if at.index < len { at } else { self.next_chunk(at, End::Back) };
         if len == 0 {
-            // The last chunk stays for what comes next.
+            // The last chunk is kept for the next element.
             if self.first != self.last {
                 self.remove_chunk(scope.core, at.chunk);
             }
@@ -393,7 +405,8 @@ impl<T: Send + 'static> Chain<T> {
         Ok(Some((value, next)))
     }
 
-    /// A chunk takes over the next one's elements, if both are near and a quarter stays free. Did it?
+    /// Moves the elements of the next chunk into this one, if both are near and a quarter stays
+    /// free. Returns whether it did.
     fn merge(&mut self, scope: &Scope<'_>, number: u32) -> bool {
         let Chunk { start, len, next, .. } = *self.chunk(number);
         let (start, len, more) = (usize::from(start), usize::from(len), usize::from(self.chunk(next).len));
@@ -417,7 +430,8 @@ impl<T: Send + 'static> Chain<T> {
         true
     }
 
-    /// Puts a value in before this place, or at the end if it is nowhere; its place.
+    /// Inserts a value before this position, or at the end if it is `NOWHERE`. Returns its
+    /// position.
     pub(super) fn insert(&mut self, scope: &Scope<'_>, at: Position, value: T) -> Result<Position, AllocError<T>> {
         if at.chunk == NONE || at == self.end(End::Front) {
             let end = if at.chunk == NONE { End::Back } else { End::Front };
@@ -436,7 +450,8 @@ impl<T: Send + 'static> Chain<T> {
         }
     }
 
-    /// Makes a free place before this one: where, and its address. The chunk's length does not count it yet.
+    /// Makes a free place before this position. Returns its position and address. The chunk's
+    /// length does not count it yet.
     fn room_inside(&mut self, scope: &Scope<'_>, at: Position) -> Result<(Position, *mut T), FarError> {
         if let Some(anchor) = &self.anchor {
             anchor.check(scope)?;
@@ -460,13 +475,15 @@ impl<T: Send + 'static> Chain<T> {
                 return Ok((at, elements.add(at.index).sub(1)));
             }
         }
-        // Full: the value comes to the end of what is before the place.
+        // The chunk is full: the elements before the place move to a new chunk, and the value goes
+        // to its end.
         let (added, target) = self.part(scope, at, elements)?;
         // SAFETY: a place in a chunk is below its length, so this is inside the new one.
         Ok((Position { chunk: added, index: at.index }, unsafe { target.add(at.index) }))
     }
 
-    /// What is before a place in its chunk, whose elements are near, moves to a chunk of its own; that one, and the address of its elements.
+    /// Moves the elements before a position in its chunk, which is near, to a chunk of their own.
+    /// Returns that chunk, and the address of its elements.
     fn part(&mut self, scope: &Scope<'_>, at: Position, elements: *mut T) -> Result<(u32, *mut T), FarError> {
         let (added, target) = self.add_chunk(scope, at.chunk, 0)?;
         // SAFETY: so many elements begin there, and the new chunk is empty; they are that one's from now on.
@@ -489,7 +506,7 @@ impl<T: Send + 'static> Drop for Chain<T> {
     }
 }
 
-/// A chain that nobody has any more.
+/// A dropped chain, whose chunks are not freed yet.
 struct Remains<T: Send + 'static>(ManuallyDrop<Chain<T>>);
 
 impl<T: Send + 'static> Bury for Remains<T> {

@@ -5,7 +5,7 @@ use crate::error::FarError;
 use crate::heap::{Scope, Time, Want, attempt};
 use core::ops::Range;
 
-/// Elements of paged storage that exist and have not been visited yet.
+/// A range of elements of paged storage that exist and have not been visited yet.
 #[derive(Clone)]
 struct Span {
     at: usize,
@@ -20,7 +20,8 @@ impl Span {
         Span { at: range.start, end: range.end }
     }
 
-    /// Where the next elements begin and how many lie there side by side; `None` at the end. They are visited with this.
+    /// Returns the address of the next elements and how many lie there side by side; `None` at the
+    /// end. They count as visited then.
     #[inline]
     fn next<T: Send + 'static>(
         &mut self,
@@ -44,7 +45,8 @@ impl Span {
     }
 }
 
-/// Slices that together are the elements, in order. See [`FarVec::chunks`](super::FarVec::chunks).
+/// An iterator over slices that together are the elements, in order. See
+/// [`FarVec::chunks`](super::FarVec::chunks).
 pub struct Chunks<'a, T: Send + 'static> {
     units: &'a Paged<T>,
     scope: &'a Scope<'a>,
@@ -52,7 +54,7 @@ pub struct Chunks<'a, T: Send + 'static> {
 }
 
 impl<'a, T: Send + 'static> Chunks<'a, T> {
-    /// The elements of the range exist.
+    /// Makes an iterator over a range, whose elements must exist.
     pub(super) fn new(units: &'a Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> Chunks<'a, T> {
         Chunks { units, scope, span: Span::new(range) }
     }
@@ -70,9 +72,10 @@ impl<'a, T: Send + 'static> Iterator for Chunks<'a, T> {
         }
         // SAFETY:
         // - initialised: the elements exist, and lie there side by side;
-        // - alive: the unit became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
-        //   that; it also ends before the storage is changed;
-        // - shared: whoever writes has `&mut` to the storage, or does so through interior mutability, which `T` allows.
+        // - alive: the unit became near after the scope began, so it keeps its frame until the
+        //   scope ends, and `'a` ends before that; it also ends before the storage is changed;
+        // - shared: a writer has `&mut` to the storage, or writes through interior mutability,
+        //   which `T` allows.
         next.map(|next| next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) })).transpose()
     }
 
@@ -82,7 +85,8 @@ impl<'a, T: Send + 'static> Iterator for Chunks<'a, T> {
     }
 }
 
-/// The same, to be changed. See [`FarVec::chunks_mut`](super::FarVec::chunks_mut).
+/// An iterator over slices that together are the elements, in order, to change them. See
+/// [`FarVec::chunks_mut`](super::FarVec::chunks_mut).
 pub struct ChunksMut<'a, T: Send + 'static> {
     units: &'a mut Paged<T>,
     scope: &'a Scope<'a>,
@@ -90,7 +94,7 @@ pub struct ChunksMut<'a, T: Send + 'static> {
 }
 
 impl<'a, T: Send + 'static> ChunksMut<'a, T> {
-    /// The elements of the range exist.
+    /// Makes an iterator over a range, whose elements must exist.
     pub(super) fn new(units: &'a mut Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> ChunksMut<'a, T> {
         ChunksMut { units, scope, span: Span::new(range) }
     }
@@ -106,8 +110,8 @@ impl<'a, T: Send + 'static> Iterator for ChunksMut<'a, T> {
         if next.is_err() {
             self.span.at = self.span.end;
         }
-        // SAFETY: as in `Chunks`; exclusive, because the storage is borrowed mutably for `'a` and the span never comes back to an
-        // element.
+        // SAFETY: as in `Chunks`; exclusive, because the storage is borrowed mutably for `'a` and
+        // the span never comes back to an element.
         next.map(|next| next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
             .transpose()
     }
@@ -118,14 +122,14 @@ impl<'a, T: Send + 'static> Iterator for ChunksMut<'a, T> {
     }
 }
 
-/// Elements in order. See [`FarVec::iter`](super::FarVec::iter).
+/// An iterator over elements in order. See [`FarVec::iter`](super::FarVec::iter).
 pub struct Iter<'a, T: Send + 'static> {
     chunks: Chunks<'a, T>,
     here: core::slice::Iter<'a, T>,
 }
 
 impl<'a, T: Send + 'static> Iter<'a, T> {
-    /// The elements of these chunks.
+    /// Makes an iterator over the elements of these chunks.
     pub(super) fn new(chunks: Chunks<'a, T>) -> Iter<'a, T> {
         Iter { chunks, here: [].iter() }
     }
@@ -147,14 +151,15 @@ impl<'a, T: Send + 'static> Iterator for Iter<'a, T> {
     }
 }
 
-/// Elements in order, to be changed. See [`FarVec::iter_mut`](super::FarVec::iter_mut).
+/// An iterator over elements in order, to change them. See
+/// [`FarVec::iter_mut`](super::FarVec::iter_mut).
 pub struct IterMut<'a, T: Send + 'static> {
     chunks: ChunksMut<'a, T>,
     here: core::slice::IterMut<'a, T>,
 }
 
 impl<'a, T: Send + 'static> IterMut<'a, T> {
-    /// The elements of these chunks.
+    /// Makes an iterator over the elements of these chunks.
     pub(super) fn new(chunks: ChunksMut<'a, T>) -> IterMut<'a, T> {
         IterMut { chunks, here: [].iter_mut() }
     }
@@ -176,15 +181,16 @@ impl<'a, T: Send + 'static> Iterator for IterMut<'a, T> {
     }
 }
 
-/// A walk that may be longer than near memory: each chunk ends when the next one is asked for, and the scope is renewed on the
-/// way. (If another scope of this thread is open in the heap, it cannot be: then the walk ends with
-/// [`FarError::NearFull`].) After an error, the same chunk can be asked for again.
+/// A walk that may be longer than near memory. Each chunk ends when the next one is requested, and
+/// the scope is renewed on the way. It cannot be renewed while this thread has another scope open
+/// in the heap: then a long walk ends with [`FarError::NearFull`]. After an error, the same chunk
+/// can be requested again.
 pub struct Scan<'a, 'heap, T: Send + 'static> {
     units: &'a Paged<T>,
     steps: Steps<'a, 'heap>,
 }
 
-/// The same, to change elements.
+/// A walk that may be longer than near memory, to change elements. See [`Scan`].
 pub struct ScanMut<'a, 'heap, T: Send + 'static> {
     units: &'a mut Paged<T>,
     steps: Steps<'a, 'heap>,
@@ -196,9 +202,9 @@ struct Steps<'a, 'heap> {
     span: Span,
     /// Pages visited since the scope was renewed.
     visited: u32,
-    /// What is brought will not be used again soon.
+    /// Whether pages that this walk brings near are evicted first.
     once: bool,
-    /// Units that came for this walk since the scope was renewed, if it is `once`.
+    /// Units that were brought near for this walk since the scope was renewed, if it is `once`.
     brought: Vec<usize>,
 }
 
@@ -210,7 +216,8 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         Steps { scope, span: Span::new(range), visited: RENEW_PAGES, once: false, brought: Vec::new() }
     }
 
-    /// Where the next elements begin, and how many there are. The last ones are not used any more.
+    /// Returns the address of the next elements, and how many there are. The caller must not use
+    /// the previous ones any more.
     #[inline]
     fn next<T: Send + 'static>(&mut self, units: &Paged<T>, want: Want) -> Result<Option<(*mut T, usize)>, FarError> {
         if self.span.at < self.span.end {
@@ -232,7 +239,7 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         Ok(next)
     }
 
-    /// [`Steps::next`] for a task.
+    /// [`Steps::next`] for a task, which waits without blocking its thread.
     async fn arrive<T: Send + 'static>(
         &mut self,
         units: &Paged<T>,
@@ -250,11 +257,11 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         }
     }
 
-    /// Between two chunks: what was visited may leave.
+    /// Renews the scope between two chunks, so that pages that were visited may be evicted.
     fn pause<T: Send + 'static>(&mut self, units: &Paged<T>) {
         self.scope.renew();
         self.visited = 0;
-        // The list is everybody's: a walk that brought nothing leaves it alone.
+        // The list is shared by all threads: a walk that brought nothing leaves it alone.
         if !self.brought.is_empty() {
             units.leave_first(self.scope, self.brought.drain(..));
         }
@@ -262,27 +269,29 @@ impl<'a, 'heap> Steps<'a, 'heap> {
 }
 
 impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
-    /// The elements of the range exist.
+    /// Makes a walk through a range, whose elements must exist.
     pub(super) fn new(units: &'a Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Scan<'a, 'heap, T> {
         Scan { units, steps: Steps::new(scope, range) }
     }
 
-    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    /// Hints that the elements of this walk will not be used again soon. Pages that it brings near
+    /// are evicted first, and pages that were near stay.
     pub fn once(mut self) -> Self {
         self.steps.once = true;
         self
     }
 
-    /// The next elements; `None` at the end.
+    /// Returns the next elements; `None` at the end.
     #[inline]
     pub fn next_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
         let next = self.steps.next(self.units, Want::Read)?;
-        // SAFETY: as in `Chunks`; the scope is renewed by the next call at the earliest, which needs `&mut self`, and our caller
-        // has that only when the slice is gone.
+        // SAFETY: as in `Chunks`; the scope is renewed by the next call at the earliest, which
+        // needs `&mut self`, and our caller has that only when the slice is gone.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
     }
 
-    /// The same, for a task: while the elements are on their way, others run.
+    /// Returns the next elements like [`Scan::next_chunk`], for a task: other tasks run while the
+    /// elements are fetched.
     pub async fn fetch_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
         let next = self.steps.arrive(self.units, Want::Read).await?;
         // SAFETY: as in `next_chunk`.
@@ -291,18 +300,19 @@ impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
 }
 
 impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
-    /// The elements of the range exist.
+    /// Makes a walk through a range, whose elements must exist.
     pub(super) fn new(units: &'a mut Paged<T>, scope: &'a mut Scope<'heap>, range: Range<usize>) -> Self {
         ScanMut { units, steps: Steps::new(scope, range) }
     }
 
-    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    /// Hints that the elements of this walk will not be used again soon. Pages that it brings near
+    /// are evicted first, and pages that were near stay.
     pub fn once(mut self) -> Self {
         self.steps.once = true;
         self
     }
 
-    /// The next elements; `None` at the end.
+    /// Returns the next elements, to be changed; `None` at the end.
     #[inline]
     pub fn next_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
         let next = self.steps.next(self.units, Want::Write)?;
@@ -310,7 +320,8 @@ impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
     }
 
-    /// The same, for a task: while the elements are on their way, others run.
+    /// Returns the next elements like [`ScanMut::next_chunk`], for a task: other tasks run while
+    /// the elements are fetched.
     pub async fn fetch_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
         let next = self.steps.arrive(self.units, Want::Write).await?;
         // SAFETY: as in `next_chunk`.

@@ -1,4 +1,5 @@
-//! Columns that are looked at together where their numbers are: rows of which all are far at the server, the others here.
+//! Push-down over several columns: rows that are far in all columns are processed at the server,
+//! the others here.
 
 use super::{FarVec, range_of};
 use crate::error::FarError;
@@ -9,33 +10,34 @@ use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, K
 use farfield_wic::{CallError, Function, Number, Where};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Bytes of each column that one call looks at, at most,
+/// Bytes of each column that one call processes, at most.
 const CALL_BYTES: u64 = 16 << 20;
-/// and rows, at least: a call costs as much as some thousands.
+/// Rows that one call processes, at least: a call costs as much as some thousands.
 const CALL_ROWS: usize = 64 * 1024;
-/// Runs of rows in one call; what names them is a part of the longest argument.
+/// Runs of rows in one call, at most. Their encoding is a part of the longest argument.
 const CALL_RUNS: usize = 256;
-/// Fewer far rows are fetched: that takes less than a call, or not much more.
+/// Up to this many far rows are fetched instead: that takes less than a call, or not much more.
 const FEW_ROWS: usize = 2048;
-/// An answer that is full with so few rows says that there are many different values: they are had sooner here.
+/// An answer that is full after fewer rows shows that there are many different values. The rest is
+/// processed faster here.
 const FULL_ROWS: u64 = 64 * 1024;
-/// Near rows that are worth a thread more: they take a millisecond or two.
+/// Near rows that are worth one more thread: they take a millisecond or two.
 const THREAD_ROWS: usize = 128 * 1024;
-/// Threads of a question, at most: each may come upon all the keys that there are, and has room of its own for them.
+/// Threads of a query, at most. Each may meet all keys, and has memory of its own for them.
 const THREADS_MAX: usize = 8;
 
-/// A vector of numbers, or of bits, as a column, whatever they are.
+/// A vector of numbers, or of bits, as a column, with its type erased.
 pub(super) trait AnyColumn: Sync {
     fn cell(&self) -> Cell;
     fn rows(&self) -> usize;
-    /// Rows of a unit.
+    /// Returns the number of rows of a unit.
     fn per_unit(&self) -> usize;
     fn is_far(&self, unit: usize) -> bool;
     fn ranges(&self, rows: Range<usize>) -> Vec<FarRange>;
-    /// Where these rows lie, as functions have it.
+    /// Adds the places of these rows, in the form that server functions use.
     fn add_pieces(&self, rows: Range<usize>, pieces: &mut Vec<farfield_wic::Range>);
     fn heap(&self) -> Option<*const Core>;
-    /// The images of rows of one unit.
+    /// Reads the images of rows of one unit.
     fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError>;
 }
 
@@ -78,7 +80,7 @@ impl<N: Number> AnyColumn for FarVec<N> {
     }
 }
 
-/// Words whose bits are a column, of each the lowest first.
+/// Words whose bits are a column, the lowest bit of each word first.
 #[derive(Clone, Copy)]
 struct Bits<'v> {
     words: &'v FarVec<u64>,
@@ -140,7 +142,7 @@ impl AnyColumn for Bits<'_> {
     }
 }
 
-/// Some columns of equal length, and rows of them.
+/// Columns of equal length, and a range of their rows.
 pub(super) struct Table<'v> {
     pub(super) heap: &'v Heap,
     pub(super) columns: Vec<KeyColumn<'v>>,
@@ -154,41 +156,41 @@ impl core::fmt::Debug for Table<'_> {
     }
 }
 
-/// Rows by the site that has them.
+/// Rows by the site that stores them.
 type Sites = BTreeMap<Site, VecDeque<Range<usize>>>;
 
-/// What a server has said of rows.
+/// An answer of a server about rows.
 pub(super) trait OfRows {
-    /// How many of those that it was asked for, from the first on; `None`: all.
+    /// Returns how many of the requested rows the answer covers, from the first on; `None`: all.
     fn rows(&self) -> Option<u64>;
 }
 
-/// What is done with rows at both ends.
+/// A computation over rows, which runs at the server and here.
 pub(super) trait Look: Send + Sized {
     type Function: Function<Answer: OfRows>;
 
-    /// The same, nothing looked at: for another thread.
+    /// Makes an empty computation of the same kind, for another thread.
     fn apart(&self) -> Self;
-    /// Takes what another thread has looked at.
+    /// Merges the result of another thread.
     fn join(&mut self, other: Self) -> Result<(), OffloadError>;
 
-    /// Asks for rows that lie there in each of the columns.
+    /// Makes the argument for a call about rows that lie in these pieces of each column.
     fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> <Self::Function as Function>::Argument;
-    /// Takes an answer about these rows, or the first of them.
+    /// Merges an answer about these rows, or the first of them.
     fn merge(
         &mut self,
         rows: &VecDeque<Range<usize>>,
         answer: <Self::Function as Function>::Answer,
     ) -> Result<(), OffloadError>;
-    /// Looks at rows that lie in one unit of each column.
+    /// Processes rows that lie in one unit of each column.
     fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError>;
 }
 
 impl<'v> Table<'v> {
-    /// All rows.
+    /// Makes a table of all rows of these columns.
     ///
     /// # Panics
-    /// If the columns do not have equally many, or there is none.
+    /// If the columns do not have equally many rows, or there is no column.
     #[track_caller]
     pub(super) fn new(heap: &'v Heap, columns: Vec<KeyColumn<'v>>) -> Table<'v> {
         let rows = columns.first().expect("a table has columns").any().rows();
@@ -196,23 +198,23 @@ impl<'v> Table<'v> {
         Table { heap, columns, rows: 0..rows, at: Where::Auto }
     }
 
-    /// One more.
+    /// Adds a column.
     ///
     /// # Panics
-    /// If it has not as many rows as the others.
+    /// If the column does not have as many rows as the others.
     #[track_caller]
     pub(super) fn push(&mut self, column: KeyColumn<'v>) {
         assert_eq!(column.any().rows(), self.columns[0].any().rows(), "columns of a table have equal lengths");
         self.columns.push(column);
     }
 
-    /// Of these rows only.
+    /// Restricts the table to these rows.
     #[track_caller]
     pub(super) fn over(&mut self, range: impl RangeBounds<usize>) {
         self.rows = range_of(range, self.columns[0].any().rows());
     }
 
-    /// Looks at all rows.
+    /// Runs a computation over all rows, and waits for it.
     pub(super) fn run<L: Look>(&self, look: &mut L) -> Result<(), OffloadError> {
         if self.rows.is_empty() {
             return Ok(());
@@ -251,7 +253,7 @@ impl<'v> Table<'v> {
         }
     }
 
-    /// The same rows, cut so that each part lies in one unit of each column.
+    /// Splits rows so that each part lies in one unit of each column.
     fn units(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let mut at = rows.start;
         core::iter::from_fn(move || {
@@ -263,12 +265,13 @@ impl<'v> Table<'v> {
         })
     }
 
-    /// Are the units that have this row far?
+    /// Checks whether the units of all columns that have this row are far.
     fn is_far(&self, row: usize) -> bool {
         self.columns.iter().all(|column| column.any().is_far(row / column.any().per_unit()))
     }
 
-    /// These units by the site that has them in all columns, and those of which there is none.
+    /// Groups parts of rows by the site that stores them in all columns. Parts that lie at
+    /// different sites come second.
     fn sites(&self, dealt: Dealt, units: impl Iterator<Item = Range<usize>>) -> (Sites, Vec<Range<usize>>) {
         let (mut sites, mut apart) = (Sites::new(), Vec::new());
         for rows in units {
@@ -285,8 +288,9 @@ impl<'v> Table<'v> {
         (sites, apart)
     }
 
-    /// Asks for these rows; on an error, those that no answer was taken of are given back. An answer of fewer rows than `few` that is not of all is the
-    /// last one.
+    /// Runs the computation for these rows at the servers. On an error, gives back the rows without
+    /// an answer. An incomplete answer that covers fewer rows than `few` ends it: the other rows
+    /// are given back.
     fn ask_servers<L: Look>(
         &self,
         look: &mut L,
@@ -331,7 +335,8 @@ impl<'v> Table<'v> {
         Ok(())
     }
 
-    /// Rows of one call when there are so many: all calls at once have equally many.
+    /// Returns the number of rows of one call, so that all calls that run at once have equally
+    /// many.
     fn call_rows(&self, rows: usize) -> usize {
         let widest = self.columns.iter().map(|column| column.any().cell().bits()).max().unwrap_or(1);
         // Bits cost as much as bytes.
@@ -339,7 +344,7 @@ impl<'v> Table<'v> {
         rows.div_ceil(CHANNELS).clamp(CALL_ROWS, most)
     }
 
-    /// So many rows for one call, at most.
+    /// Takes rows for one call out of `rest`, at most `room`.
     fn share(&self, rest: &mut VecDeque<Range<usize>>, mut room: usize) -> VecDeque<Range<usize>> {
         let mut runs = VecDeque::new();
         while runs.len() < CALL_RUNS / self.columns.len() && room > 0 {
@@ -354,7 +359,7 @@ impl<'v> Table<'v> {
         runs
     }
 
-    /// Where these rows, all of one site, lie there, in each column.
+    /// Returns where these rows, all of one site, lie there, for each column.
     fn pieces(&self, dealt: Dealt, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
         let of_column = |column: &KeyColumn<'_>| {
             let column = column.any();
@@ -376,10 +381,10 @@ impl<'v> Table<'v> {
         self.columns.iter().map(of_column).collect()
     }
 
-    /// Looks at units that are near: several threads share them, if they are many.
+    /// Processes parts of rows that are near, with several threads if there are many.
     fn look_near<L: Look>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
         let rows: usize = units.iter().map(Range::len).sum();
-        // How many processors there are is asked of several files, so not for few rows.
+        // The number of processors is read from several files, so not for few rows.
         let count = match (rows / THREAD_ROWS).min(THREADS_MAX) {
             0 | 1 => 1,
             count => std::thread::available_parallelism().map_or(1, |processors| count.min(processors.get())),
@@ -394,7 +399,7 @@ impl<'v> Table<'v> {
                 let work = move || self.look_here(&mut apart, part.iter().cloned()).map(|()| apart);
                 match std::thread::Builder::new().name("farfield-look".into()).spawn_scoped(threads, work) {
                     Ok(thread) => others.push(thread),
-                    // It has no thread more.
+                    // The system has no further thread.
                     Err(_) => result = result.and_then(|()| self.look_here(look, part.iter().cloned())),
                 }
             }
@@ -415,7 +420,7 @@ impl<'v> Table<'v> {
     }
 }
 
-/// These rows, cut into so many parts that have about equally many.
+/// Splits parts of rows into at most `count` groups with about equally many rows.
 fn parts(units: &[Range<usize>], count: usize) -> impl Iterator<Item = &[Range<usize>]> {
     let share = units.iter().map(Range::len).sum::<usize>().div_ceil(count).max(1);
     let mut rest = units;
@@ -431,7 +436,7 @@ fn parts(units: &[Range<usize>], count: usize) -> impl Iterator<Item = &[Range<u
     })
 }
 
-/// These rows, too, in as few runs as there can be.
+/// Adds rows to runs, as part of the last run if they are adjacent.
 fn add_run(runs: &mut VecDeque<Range<usize>>, rows: Range<usize>) {
     match runs.back_mut() {
         Some(last) if last.end == rows.start => last.end = rows.end,
@@ -439,7 +444,7 @@ fn add_run(runs: &mut VecDeque<Range<usize>>, rows: Range<usize>) {
     }
 }
 
-/// These rows without the first so many.
+/// Removes the first `done` rows.
 fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
     let mut done = done as usize;
     while let Some(first) = runs.front_mut() {
@@ -453,12 +458,14 @@ fn skip(mut runs: VecDeque<Range<usize>>, done: u64) -> VecDeque<Range<usize>> {
     runs
 }
 
-/// Columns whose values are a key together: one vector of numbers, a tuple of two, three or four of equal length, or none, `()`, of which all rows have the same key.
+/// Columns whose values are a key together. One vector of numbers; a tuple of two, three or four of
+/// equal length; or none, `()`: then all rows have the same key.
 ///
-/// Where their types are not known before it runs, a slice of up to [`KEYS_MAX`] [`KeyColumn`]s; of those a key is a word for each column, and 0 for those that are not there:
-/// what [`Number::image`] makes of the numbers.
+/// If the types are known only at run time: a slice of up to [`KEYS_MAX`] [`KeyColumn`]s. Its key
+/// has a word for each column, the [`Number::image`] of the number, and 0 for the columns that are
+/// missing up to [`KEYS_MAX`].
 pub trait Keys<'v>: Copy + sealed::Sealed {
-    /// A number, or several, or none.
+    /// Type of a key: a number, several numbers, or none.
     type Key: Copy + core::fmt::Debug;
 
     #[doc(hidden)]
@@ -468,7 +475,7 @@ pub trait Keys<'v>: Copy + sealed::Sealed {
 }
 
 mod sealed {
-    /// Nobody else can say what the values of a column are.
+    /// Seals [`Keys`](super::Keys): others cannot define what the values of a column are.
     pub trait Sealed {}
 }
 
@@ -518,7 +525,8 @@ keys_of_several! { A 0, B 1 }
 keys_of_several! { A 0, B 1, C 2 }
 keys_of_several! { A 0, B 1, C 2, D 3 }
 
-/// A column whose type is known when it runs: numbers, or [bits](KeyColumn::bits). See [`Keys`].
+/// A column whose type is known at run time only: numbers, or [bits](KeyColumn::bits). See
+/// [`Keys`].
 #[derive(Clone, Copy)]
 pub struct KeyColumn<'v>(Form<'v>);
 
@@ -529,10 +537,11 @@ enum Form<'v> {
 }
 
 impl<'v> KeyColumn<'v> {
-    /// The first so many bits of some words, of each the lowest first. Their images are 0 and 1.
+    /// Makes a column of the first `rows` bits of some words, the lowest bit of each word first.
+    /// Their images are 0 and 1.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the words have fewer bits.
     #[track_caller]
     pub fn bits(words: &'v FarVec<u64>, rows: usize) -> KeyColumn<'v> {
         assert!(rows.div_ceil(Bits::WORD) <= words.len(), "{rows} bits of {} words", words.len());
@@ -575,12 +584,13 @@ impl<'v> Keys<'v> for &'v [KeyColumn<'v>] {
     }
 }
 
-/// These columns, with the pieces of each, as functions have them.
+/// Describes columns and their pieces, in the form that server functions use.
 pub(super) fn named(columns: &[KeyColumn<'_>], pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Column> {
     columns.iter().zip(pieces).map(|(column, pieces)| Column { cell: column.any().cell(), pieces }).collect()
 }
 
-/// What rows have to be, to be looked at: columns, and the smallest and the largest image that their numbers may have.
+/// Conditions that select rows: columns, with the smallest and the largest image that their numbers
+/// may have.
 #[derive(Clone, Default)]
 pub(super) struct Conditions<'v>(Vec<(KeyColumn<'v>, u64, u64)>);
 
@@ -591,10 +601,10 @@ impl core::fmt::Debug for Conditions<'_> {
 }
 
 impl<'v> Conditions<'v> {
-    /// One more, of rows of this table: a number in this range.
+    /// Adds a condition on the rows of this table: the number in this column is in this range.
     ///
     /// # Panics
-    /// If the column has not as many rows, or there are too many conditions.
+    /// If the column does not have as many rows as the table, or there are too many conditions.
     #[track_caller]
     pub(super) fn within<N: Number>(
         &mut self,
@@ -606,7 +616,7 @@ impl<'v> Conditions<'v> {
         self.push(table, column.into(), low, high);
     }
 
-    /// The same: a bit of these words is set.
+    /// Adds a condition on the rows of this table: their bit in these words is set.
     #[track_caller]
     pub(super) fn marked(&mut self, table: &mut Table<'v>, words: &'v FarVec<u64>) {
         self.push(table, KeyColumn::bits(words, table.columns[0].any().rows()), 1, 1);
@@ -623,7 +633,8 @@ impl<'v> Conditions<'v> {
         self.0.len()
     }
 
-    /// With the pieces of each column, as functions have them.
+    /// Describes the conditions and the pieces of their columns, in the form that server functions
+    /// use.
     pub(super) fn named(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> Vec<Condition> {
         let condition = |((column, low, high), pieces): (&(KeyColumn<'_>, u64, u64), _)| Condition {
             column: Column { cell: column.any().cell(), pieces },
@@ -634,7 +645,8 @@ impl<'v> Conditions<'v> {
     }
 }
 
-/// The images of the numbers in a range, the smallest and the largest. `None`: there are none.
+/// Returns the images of the smallest and the largest number in a range. `None` if no number is in
+/// it.
 fn images_of<N: Number>(values: impl RangeBounds<N>) -> Option<(u64, u64)> {
     let low = match values.start_bound() {
         Bound::Unbounded => 0,

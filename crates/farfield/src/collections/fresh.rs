@@ -1,7 +1,8 @@
-//! Units of a collection that is being made, some of them by somebody at the pool.
+//! Units of a collection that is being made, some of them by functions at the pool.
 //!
-//! All are claimed first, so nobody else looks at them. What a function at the server has written is far from the beginning. When it is not known
-//! whether a function has ended, it may write later, whatever is there by then: so nothing is ever put there again.
+//! All units are claimed first, so that no other thread looks at them. Pages that a function at the
+//! server has written are far from the beginning. If it is not known whether a function has ended,
+//! it may still write later, whatever is in its pages by then. So these pages are never used again.
 
 use super::paged::Paged;
 use crate::error::FarError;
@@ -11,34 +12,35 @@ use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{CallError, Function};
 
-/// See the module.
+/// Units of a collection that is being made. They are released on drop, unless it is finished.
 pub(super) struct Fresh<'h, T: Send + 'static> {
     core: &'h Core,
-    /// Has extents, and no units yet.
+    /// Storage that has extents, but no units yet.
     paged: Paged<T>,
     units: Vec<Unit>,
-    /// Somebody may still write there.
+    /// Whether a function may still write to these pages at the pool.
     is_lost: bool,
 }
 
-/// What a unit is.
+/// State of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Unit {
-    /// Ours, and nobody's for the pool.
+    /// Claimed by us, and unused at the pool.
     Claimed,
-    /// Ours, and written at the pool by somebody.
+    /// Claimed by us, and passed to a function at the server, which may write it.
     Asked,
-    /// Nothing.
+    /// An empty page, claimed no more.
     Empty,
     /// A unit with elements.
     Made,
 }
 
-/// Pages side by side, in bytes of the region and pages.
+/// Consecutive pages, as an offset in bytes in the region and a number of pages.
 pub(super) type Pages = farfield_wic::Range;
 
 impl<'h, T: Send + 'static> Fresh<'h, T> {
-    /// So many units, of a page each.
+    /// Claims this many units, of a page each. Waits until earlier writes to their pages have
+    /// ended.
     pub(super) fn claim(core: &'h Core, units: usize) -> Result<Fresh<'h, T>, FarError> {
         const { assert!(Paged::<T>::UNIT_PAGES == 1, "elements are no larger than a page") };
         let mut fresh = Fresh { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
@@ -49,17 +51,17 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
             core.claim(first..first + count as u32)?;
             fresh.units.resize(fresh.units.len() + count, Unit::Claimed);
         }
-        // What an earlier page there left may be on its way to the pool.
+        // Writes of earlier contents of these pages may be on their way to the pool.
         core.await_writes();
         Ok(fresh)
     }
 
-    /// Number of a unit's page within the heap.
+    /// Returns the number of a unit's page within the heap.
     fn page(&self, unit: usize) -> u32 {
         self.paged.page(unit) - self.core.first_page
     }
 
-    /// Where units lie in the region.
+    /// Returns where units lie in the region.
     pub(super) fn pages(&self, units: Range<usize>) -> Vec<Pages> {
         let mut found: Vec<Pages> = Vec::new();
         for unit in units {
@@ -72,7 +74,8 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
         found
     }
 
-    /// Has functions at the server make these units; each call makes some.
+    /// Runs functions at the server that make these units, and waits for them. Each call makes
+    /// some.
     pub(super) fn ask<F: Function>(
         &mut self,
         calls: Vec<(Vec<Range<usize>>, F::Argument)>,
@@ -99,18 +102,18 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
         }
     }
 
-    /// May units still be made here that the server did not make?
+    /// Checks whether units that the server did not make may still be made here.
     pub(super) fn is_usable(&self) -> bool {
         !self.is_lost
     }
 
-    /// Those that nobody has made.
+    /// Returns the units that are not made yet.
     pub(super) fn missing(&self) -> impl Iterator<Item = usize> + use<T> {
         let units: Vec<usize> = (0..self.units.len()).filter(|unit| self.units[*unit] != Unit::Made).collect();
         units.into_iter()
     }
 
-    /// Makes a unit near, of copies of these elements and zeros behind them.
+    /// Makes a unit near, from copies of these elements and zeros behind them.
     pub(super) fn make_here(&mut self, scope: &Scope<'_>, unit: usize, elements: &[T]) -> Result<(), FarError>
     where
         T: Copy,
@@ -126,13 +129,14 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
         self.units[unit] = Unit::Empty;
         let _brief = scope.briefly();
         let address: *mut T = scope.bring_unit(self.paged.page(unit), Want::Create)?.cast();
-        // SAFETY: the unit has room for so many, is ours alone, and is near until the scope is used again.
+        // SAFETY: the unit has room for so many, is ours alone, and is near until the scope is used
+        // again.
         unsafe { address.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
         self.units[unit] = Unit::Made;
         Ok(())
     }
 
-    /// All units, which are made.
+    /// Returns the storage of all units, which must be made.
     pub(super) fn finish(mut self) -> Paged<T> {
         assert!(self.units.iter().all(|unit| *unit == Unit::Made), "units are missing");
         let units = core::mem::take(&mut self.units).len();
@@ -155,7 +159,8 @@ impl<T: Send + 'static> Drop for Fresh<'_, T> {
             }
         }
         for extent in self.paged.take_extents() {
-            // SAFETY: it came from `take_run`, all its units are released, and it is in `extents` no more; the heap is borrowed.
+            // SAFETY: it came from `take_run`, all its units are released, and it is in `extents`
+            // no more; the heap is borrowed.
             unsafe { if self.is_lost { lose_run(self.core, extent) } else { free_run(self.core, extent) } }
         }
     }
@@ -163,7 +168,8 @@ impl<T: Send + 'static> Drop for Fresh<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against pages that are used again while somebody may still write them, and against claims that nobody gives back.
+    //! Guards against pages that are used again while somebody may still write them, and against
+    //! claims that nobody gives back.
     use super::*;
     use crate::{FarVec, Heap, Plane};
     use farfield_wic::columns::{Copied, CopyBytes};

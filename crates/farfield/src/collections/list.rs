@@ -1,13 +1,14 @@
-//! `FarList`: a list, to be changed at both ends and anywhere between.
+//! `FarList`: a list that can be changed at both ends and anywhere between.
 
 use super::chain::{Chain, End, NOWHERE, Position};
 use crate::error::{AllocError, FarError};
 use crate::heap::{Scope, Want};
 
-/// A list whose elements are near or far, as `LinkedList`.
+/// A list whose elements are near or far: the far counterpart of `LinkedList`.
 ///
-/// Elements lie in chunks of about a page; what follows what is known near, 24 bytes per chunk. So a walk in either direction fetches ahead,
-/// and a cursor moves without touching an element.
+/// Elements lie in chunks of about a page. The order of the chunks is kept near, 24 bytes per
+/// chunk. So a walk in either direction fetches ahead, and a cursor moves without touching an
+/// element.
 ///
 /// ```
 /// use farfield::{FarList, Heap};
@@ -37,73 +38,74 @@ pub struct FarList<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> FarList<T> {
-    /// An empty list. It belongs to the heap of its first element.
+    /// Makes an empty list. It belongs to the heap of its first element.
     pub const fn new() -> FarList<T> {
         FarList { chain: Chain::new() }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.chain.len()
     }
 
-    /// Is there no element?
+    /// Checks whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts a value in before all others.
+    /// Inserts an element before all others.
     pub fn push_front(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         self.chain.push(scope, End::Front, value)
     }
 
-    /// Puts a value in behind all others.
+    /// Inserts an element behind all others.
     pub fn push_back(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         self.chain.push(scope, End::Back, value)
     }
 
-    /// Takes the first element out.
+    /// Takes the first element out, if there is one.
     pub fn pop_front(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         self.chain.pop(scope, End::Front)
     }
 
-    /// Takes the last element out.
+    /// Takes the last element out, if there is one.
     pub fn pop_back(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         self.chain.pop(scope, End::Back)
     }
 
-    /// The first element.
+    /// Returns the first element, if there is one.
     pub fn front<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.chain.end(End::Front))
     }
 
-    /// The last element.
+    /// Returns the last element, if there is one.
     pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.chain.end(End::Back))
     }
 
-    /// The first element, to be changed.
+    /// Returns the first element, to be changed, if there is one.
     pub fn front_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.chain.get_mut(scope, self.chain.end(End::Front))
     }
 
-    /// The last element, to be changed.
+    /// Returns the last element, to be changed, if there is one.
     pub fn back_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.chain.get_mut(scope, self.chain.end(End::Back))
     }
 
-    /// All elements in order, from either end. What it has passed stays near as long as the scope lasts; for long lists
-    /// there is [`FarList::for_each`].
+    /// Iterates over all elements in order, from either end. All that it has passed stays near as
+    /// long as the scope lasts; for long lists there is [`FarList::for_each`].
     pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> ListIter<'a, T> {
         ListIter::new(&self.chain, scope)
     }
 
-    /// Visits all elements in order; renews the scope between chunks.
+    /// Visits all elements in order, and renews the scope between chunks.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
         let mut at = self.chain.end(End::Front);
         let mut ahead = Ahead::new(at, End::Back);
         while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Read)? {
-            // SAFETY: so many elements lie there; near as long as the scope, which is renewed below, when nobody has them.
+            // SAFETY: so many elements lie there; near as long as the scope, which is renewed
+            // below, when nobody has them.
             unsafe { core::slice::from_raw_parts(first, len) }.iter().for_each(&mut visit);
             at = self.chain.next_chunk(at, End::Back);
             ahead.step(&self.chain, scope);
@@ -112,7 +114,8 @@ impl<T: Send + 'static> FarList<T> {
         Ok(())
     }
 
-    /// The same, for a task: while chunks are on their way, others run.
+    /// Visits all elements like [`FarList::for_each`], for a task: other tasks run while chunks are
+    /// fetched.
     pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
         let mut at = self.chain.end(End::Front);
         let mut ahead = Ahead::new(at, End::Back);
@@ -130,7 +133,7 @@ impl<T: Send + 'static> FarList<T> {
         }
     }
 
-    /// The same as [`FarList::for_each`], to change elements.
+    /// Visits all elements in order, to change them, and renews the scope between chunks.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&mut T)) -> Result<(), FarError> {
         let mut at = self.chain.end(End::Front);
         let mut ahead = Ahead::new(at, End::Back);
@@ -144,7 +147,8 @@ impl<T: Send + 'static> FarList<T> {
         Ok(())
     }
 
-    /// Is there such an element? Looks at one after the other, and renews the scope on the way.
+    /// Checks whether an element equals `value`. Looks at the elements in order, and renews the
+    /// scope between chunks.
     pub fn contains(&self, scope: &mut Scope<'_>, value: &T) -> Result<bool, FarError>
     where
         T: PartialEq,
@@ -163,22 +167,23 @@ impl<T: Send + 'static> FarList<T> {
         Ok(false)
     }
 
-    /// Keeps the elements that `keep` accepts; renews the scope on the way. If it fails, what it has asked about is done.
+    /// Keeps only the elements that `keep` accepts. Renews the scope on the way. If it fails, all
+    /// elements that `keep` has rejected are removed, except perhaps the last one.
     pub fn retain(&mut self, scope: &mut Scope<'_>, keep: impl FnMut(&mut T) -> bool) -> Result<(), FarError> {
         self.chain.retain(scope, keep)
     }
 
-    /// Moves the elements of another list to the end of this one: whole chunks, so no element is touched. If it fails, what has not
-    /// been moved is still in the other.
+    /// Moves the elements of another list to the end of this one: whole chunks, so no element is
+    /// touched. If it fails, elements that were not moved are still in the other list.
     pub fn append(&mut self, scope: &Scope<'_>, other: &mut FarList<T>) -> Result<(), FarError> {
         self.chain.append(scope, &mut other.chain)
     }
 
-    /// Takes the elements from this one on out, into a list of their own: whole chunks, but for the one that is parted. If it fails, all is as
-    /// it was.
+    /// Moves the elements from an index on into a new list: whole chunks, except the one that
+    /// contains the index. If it fails, nothing has changed.
     ///
     /// # Panics
-    /// If it is beyond the end.
+    /// If the index is beyond the end.
     pub fn split_off(&mut self, scope: &Scope<'_>, at: usize) -> Result<FarList<T>, FarError> {
         assert!(at <= self.len(), "cannot split off at index {at}: the len is {}", self.len());
         Ok(FarList { chain: self.chain.split_off(scope, at)? })
@@ -189,22 +194,22 @@ impl<T: Send + 'static> FarList<T> {
         self.chain = Chain::new();
     }
 
-    /// A cursor at the first element.
+    /// Returns a cursor at the first element.
     pub fn cursor_front(&self) -> Cursor<'_, T> {
         Cursor { chain: &self.chain, at: self.chain.end(End::Front) }
     }
 
-    /// A cursor at the last element.
+    /// Returns a cursor at the last element.
     pub fn cursor_back(&self) -> Cursor<'_, T> {
         Cursor { chain: &self.chain, at: self.chain.end(End::Back) }
     }
 
-    /// A cursor at the first element, to change the list.
+    /// Returns a cursor at the first element, to change the list.
     pub fn cursor_front_mut(&mut self) -> CursorMut<'_, T> {
         CursorMut { at: self.chain.end(End::Front), chain: &mut self.chain }
     }
 
-    /// A cursor at the last element, to change the list.
+    /// Returns a cursor at the last element, to change the list.
     pub fn cursor_back_mut(&mut self) -> CursorMut<'_, T> {
         CursorMut { at: self.chain.end(End::Back), chain: &mut self.chain }
     }
@@ -222,24 +227,25 @@ impl<T: Send + 'static> core::fmt::Debug for FarList<T> {
     }
 }
 
-/// A place in a [`FarList`]: an element, or behind the last one, which is before the first, too.
+/// A position in a [`FarList`]: an element, or the position behind the last one, which is also the
+/// one before the first.
 pub struct Cursor<'a, T: Send + 'static> {
     chain: &'a Chain<T>,
     at: Position,
 }
 
 impl<'a, T: Send + 'static> Cursor<'a, T> {
-    /// The element here.
+    /// Returns the element at the cursor, if there is one.
     pub fn current(&self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.at)
     }
 
-    /// Goes to the next element; no element is touched.
+    /// Moves the cursor to the next element, without touching an element.
     pub fn move_next(&mut self) {
         self.at = self.chain.step(self.at, End::Back);
     }
 
-    /// Goes to the element before.
+    /// Moves the cursor to the previous element, without touching an element.
     pub fn move_prev(&mut self) {
         self.at = self.chain.step(self.at, End::Front);
     }
@@ -251,29 +257,30 @@ impl<T: Send + 'static> core::fmt::Debug for Cursor<'_, T> {
     }
 }
 
-/// A place in a [`FarList`] that can be changed there.
+/// A position in a [`FarList`] at which the list can be changed.
 pub struct CursorMut<'a, T: Send + 'static> {
     chain: &'a mut Chain<T>,
     at: Position,
 }
 
 impl<T: Send + 'static> CursorMut<'_, T> {
-    /// The element here.
+    /// Returns the element at the cursor, to be changed, if there is one.
     pub fn current<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.chain.get_mut(scope, self.at)
     }
 
-    /// Goes to the next element; no element is touched.
+    /// Moves the cursor to the next element, without touching an element.
     pub fn move_next(&mut self) {
         self.at = self.chain.step(self.at, End::Back);
     }
 
-    /// Goes to the element before.
+    /// Moves the cursor to the previous element, without touching an element.
     pub fn move_prev(&mut self) {
         self.at = self.chain.step(self.at, End::Front);
     }
 
-    /// Puts a value in before the element here; behind the last one, at the end of the list. The cursor stays at its element.
+    /// Inserts an element before the one at the cursor; if the cursor is behind the last element,
+    /// at the end of the list. The cursor stays at its element.
     pub fn insert_before(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         let nowhere = self.at == NOWHERE;
         let added = self.chain.insert(scope, self.at, value)?;
@@ -281,7 +288,8 @@ impl<T: Send + 'static> CursorMut<'_, T> {
         Ok(())
     }
 
-    /// Puts a value in behind the element here; behind the last one, at the front of the list. The cursor stays at its element.
+    /// Inserts an element behind the one at the cursor; if the cursor is behind the last element,
+    /// at the front of the list. The cursor stays at its element.
     pub fn insert_after(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         let nowhere = self.at == NOWHERE;
         let next = self.chain.step(self.at, End::Back);
@@ -290,7 +298,7 @@ impl<T: Send + 'static> CursorMut<'_, T> {
         Ok(())
     }
 
-    /// Takes the element here out, and goes to the next one.
+    /// Takes the element at the cursor out, and moves the cursor to the next one.
     pub fn remove_current(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         let Some((value, next)) = self.chain.remove(scope, self.at)? else { return Ok(None) };
         self.at = next;
@@ -304,13 +312,13 @@ impl<T: Send + 'static> core::fmt::Debug for CursorMut<'_, T> {
     }
 }
 
-/// Elements of a list in order. See [`FarList::iter`].
+/// An iterator over elements of a list in order. See [`FarList::iter`].
 pub struct ListIter<'a, T: Send + 'static> {
     chain: &'a Chain<T>,
     scope: &'a Scope<'a>,
     ends: [Position; 2],
     left: usize,
-    /// Elements taken from each end: chunks ahead are fetched when it was some.
+    /// Chunks passed from each end. From the second one on, chunks ahead are fetched.
     chunks: [usize; 2],
 }
 
@@ -366,14 +374,14 @@ impl<T: Send + 'static> core::fmt::Debug for ListIter<'_, T> {
     }
 }
 
-/// What a long walk fetches before it comes there.
+/// Prefetcher of a long walk through a list.
 struct Ahead {
     at: Position,
     towards: End,
     passed: usize,
 }
 
-/// Chunks to be ahead.
+/// Chunks that are fetched ahead.
 const WINDOW: usize = 8;
 
 impl Ahead {
@@ -381,7 +389,8 @@ impl Ahead {
         Ahead { at, towards, passed: 0 }
     }
 
-    /// The walk has passed a chunk. A short one fetches nothing ahead.
+    /// Notes that the walk has passed a chunk, and prefetches. After the first chunk, it fetches
+    /// nothing yet, for the sake of short walks.
     fn step<T: Send + 'static>(&mut self, chain: &Chain<T>, scope: &Scope<'_>) {
         self.passed += 1;
         let steps = match self.passed {

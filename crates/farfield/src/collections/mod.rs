@@ -1,20 +1,27 @@
 //! Far collections: std's collections, with elements that are near or far.
 //!
-//! What every member keeps:
+//! Rules that every collection keeps:
 //!
-//! - **Names and meaning are std's.** `new` is empty and costs no far memory. Elements are any `T: Send + 'static`, far values
-//!   and far collections among them; each is dropped once, wherever it is.
-//! - **The scope is the first argument** of whatever touches an element: `vec.get(&scope, 3)?`. What needs no element (`len`)
-//!   needs no scope. A collection that is changed through `&mut self` needs no heap to begin with: it belongs to the heap of the
-//!   scope with which its first element came.
-//! - **References end with their scope and with the borrow of their collection**, so nothing moves or goes under them.
-//! - **Errors are values.** What fails with a [`FarError`](crate::FarError) has changed nothing, and gives back what it was given
-//!   ([`AllocError`](crate::AllocError)). A panic means what it means in std: an index out of bounds.
-//! - **No scan is too long.** Whatever walks through all elements exists in a form with `&mut Scope`, which renews the scope
-//!   between steps; the other forms end with `NearFull` when a scope holds too much.
-//! - **Memory comes back**: far memory of what is removed is used again; dropping elements without destructors does no I/O.
-//!   The page of a member says what it keeps near beside its elements.
-//! - **Each passes `tests/common/twin.rs`**: random steps beside its std twin, from 2 % to 100 % near.
+//! - **Names and meaning are std's.** `new` makes an empty collection, which uses no far memory.
+//!   Elements are any `T: Send + 'static`, far values and far collections among them. Each element
+//!   is dropped once, near or far.
+//! - **The scope is the first argument** of each method that touches an element:
+//!   `vec.get(&scope, 3)?`. Methods that need no element (`len`) need no scope. A collection that
+//!   is changed through `&mut self` is made without a heap: it belongs to the heap of the scope in
+//!   which its first element was added.
+//! - **References end with their scope and with the borrow of their collection**, so the value
+//!   behind a reference is neither moved nor dropped.
+//! - **Errors are values.** An operation that fails with a [`FarError`](crate::FarError) has
+//!   changed nothing, and gives back the value it was given ([`AllocError`](crate::AllocError)). A
+//!   panic means what it means in std: an index out of bounds.
+//! - **No scan is too long.** Each walk through all elements has a form with `&mut Scope`, which
+//!   renews the scope between steps. The other forms end with `NearFull` when a scope holds too
+//!   much.
+//! - **Memory comes back**: far memory of removed elements is used again. Dropping elements without
+//!   destructors does no I/O. The page of each collection says what it keeps near beside its
+//!   elements.
+//! - **Each passes `tests/common/twin.rs`**: random steps, compared with its std counterpart, with
+//!   2 % to 100 % of the data near.
 
 mod array;
 mod btree;
@@ -51,7 +58,7 @@ pub use string::FarString;
 pub use tables::{ByKey, Grouping, Tallying};
 pub use vec::{Aggregate, Copying, FarVec, Finding, Order, PinnedVec, Ranking, Sorting, Taking};
 
-/// The elements of a range, as std's slices understand it.
+/// Resolves a range of indices, with the bounds and panics of std's slices.
 #[track_caller]
 fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
     use core::ops::Bound::{Excluded, Included, Unbounded};
@@ -72,7 +79,8 @@ fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops:
 
 #[cfg(test)]
 mod tests {
-    //! Guards against look-ups that become chains of far accesses: that there are none is why no function at the server walks them (decision 15).
+    //! Guards against look-ups that become chains of far accesses: that there are none is why no
+    //! function at the server walks them (decision 15).
     use crate::{FarList, FarMap, Heap, Plane, collections::Index};
 
     const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];

@@ -1,4 +1,5 @@
-//! Paged storage: units of elements in far space, found by their number. What vectors and arrays are made of.
+//! Paged storage: units of elements in far space, found by their number. The common part of vectors
+//! and arrays.
 
 use crate::error::FarError;
 use crate::heap::{Bury, Core, FarRange, Once, Panics, Scope, Want, drop_collection, free_run, heap_of};
@@ -8,9 +9,10 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Extents, SEGMENT_PAGES};
 use farfield_core::policy::prefetch::{Ahead, Arrival};
 
-/// Units `0..made`, of [`Paged::PER_UNIT`] elements each. It knows which units exist, not which elements do.
+/// Units `0..made`, of [`Paged::PER_UNIT`] elements each. The storage knows which units exist, not
+/// which elements do.
 pub(super) struct Paged<T: Send + 'static> {
-    /// First page of each extent, among the pages of all heaps.
+    /// First page of each extent. Pages are numbered over all heaps.
     extents: Vec<u32>,
     made: usize,
     owns: PhantomData<T>,
@@ -30,18 +32,19 @@ impl<T: Send + 'static> Paged<T> {
         Paged { extents: Vec::new(), made: 0, owns: PhantomData }
     }
 
-    /// Units that exist.
+    /// Returns the number of units that exist.
     pub(super) fn made(&self) -> usize {
         self.made
     }
 
-    /// The page of a unit in one of our extents, among the pages of all heaps.
+    /// Returns the first page of a unit in one of our extents. Pages are numbered over all heaps.
     pub(super) fn page(&self, unit: usize) -> u32 {
         let (extent, within) = Self::EXTENTS.locate(unit);
         self.extents[extent] + within as u32 * Self::UNIT_PAGES
     }
 
-    /// Where the elements of a unit are. See [`Scope::near_unit`] for how long.
+    /// Returns the address of a unit's elements, and brings the unit near. [`Scope::near_unit`]
+    /// says how long the address is valid.
     #[inline]
     pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut T, FarError> {
         assert!(unit < self.made);
@@ -51,33 +54,34 @@ impl<T: Send + 'static> Paged<T> {
         }
     }
 
-    /// Is this unit near and ready?
+    /// Checks whether this unit is near and ready to be used as `want` says.
     #[inline]
     pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, want: Want) -> bool {
         scope.near_unit(self.page(unit), want).is_some()
     }
 
-    /// See [`Scope::is_new`].
+    /// Checks whether this unit is [new](Scope::is_new).
     pub(super) fn is_new(&self, scope: &Scope<'_>, unit: usize) -> bool {
         scope.is_new(self.page(unit))
     }
 
-    /// This unit is used next, once.
+    /// Notes that this unit is used next, and only once.
     pub(super) fn note(&self, once: &Once, scope: &Scope<'_>, unit: usize) {
         once.uses(scope, self.page(unit));
     }
 
-    /// These units leave before others.
+    /// Marks these units to be evicted before others.
     pub(super) fn leave_first(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) {
         scope.leave_first(units.map(|unit| self.page(unit)));
     }
 
-    /// Begins to bring these units, and does not wait; how many are on their way now that were not.
+    /// Begins to bring these units near, and does not wait. Returns how many are on their way now
+    /// that were not before.
     pub(super) fn prefetch(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) -> usize {
         scope.prefetch(units.filter(|unit| *unit < self.made).map(|unit| self.page(unit)))
     }
 
-    /// Brings a unit, and begins to bring those that this thread will need next.
+    /// Brings a unit near, and begins to bring those near that this thread will need next.
     #[cold]
     fn bring(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut u8, FarError> {
         let page = self.page(unit);
@@ -88,7 +92,7 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: Arrival) {
-        // Each collection has numbers of its own, far from those of others.
+        // Stream numbers of different collections are far apart.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
         let most = scope.core.reserve().low / Self::UNIT_PAGES;
@@ -108,8 +112,9 @@ impl<T: Send + 'static> Paged<T> {
         }
     }
 
-    /// The same, and how many units, at most `most` from that one on, have their elements side by side there. They are near for
-    /// as long.
+    /// Brings a unit near. Returns the address of its elements, and how many units, at most `most`
+    /// from that one on, are near side by side there. [`Scope::near_unit`] says how long the
+    /// address is valid.
     #[inline]
     pub(super) fn units(
         &self,
@@ -132,7 +137,8 @@ impl<T: Send + 'static> Paged<T> {
         Ok((address.cast(), scope.side_by_side(page, address, most, want)))
     }
 
-    /// One unit more, of zeros; the same about where it is.
+    /// Appends a unit of zeros, and returns the address of its elements. [`Scope::near_unit`] says
+    /// how long the address is valid.
     pub(super) fn make(&mut self, scope: &Scope<'_>) -> Result<*mut T, FarError> {
         let (extent, _) = Self::EXTENTS.locate(self.made);
         if extent == self.extents.len() {
@@ -146,7 +152,7 @@ impl<T: Send + 'static> Paged<T> {
         Ok(address.cast())
     }
 
-    /// One extent more; how many units it has room for.
+    /// Adds an extent. Returns how many units it has room for.
     pub(super) fn take_extent(&mut self, core: &Core) -> Result<usize, FarError> {
         let units = Self::EXTENTS.units(self.extents.len());
         self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
@@ -155,19 +161,19 @@ impl<T: Send + 'static> Paged<T> {
         Ok(units)
     }
 
-    /// So many units exist: somebody has made them in our extents.
+    /// Sets the number of units that exist, when others have made them in our extents.
     pub(super) fn set_made(&mut self, units: usize) {
         assert!(self.made == 0 && units <= Self::EXTENTS.units_before(self.extents.len()));
         self.made = units;
     }
 
-    /// Its extents, in which no unit exists.
+    /// Takes the extents out. No unit may exist.
     pub(super) fn take_extents(&mut self) -> Vec<u32> {
         assert_eq!(self.made, 0);
         core::mem::take(&mut self.extents)
     }
 
-    /// See [`Core::is_as_far`].
+    /// Checks whether the far copy of this unit is up to date: see [`Core::is_as_far`].
     pub(super) fn is_as_far(&self, unit: usize) -> bool {
         let page = self.page(unit);
         // SAFETY: our extents keep the heap.
@@ -175,7 +181,7 @@ impl<T: Send + 'static> Paged<T> {
         core.is_as_far(page - core.first_page)
     }
 
-    /// Gives back all units from `keep` on. Nothing lives in them.
+    /// Gives back all units from `keep` on. They must have no elements.
     pub(super) fn release(&mut self, keep: usize) {
         let Some(core) = self.core() else { return };
         while let Some(last) = self.extents.len().checked_sub(1) {
@@ -195,7 +201,7 @@ impl<T: Send + 'static> Paged<T> {
         }
     }
 
-    /// Where these elements of a unit lie in the heap's region.
+    /// Returns where these elements of a unit lie in the heap's region.
     pub(super) fn far_range(&self, unit: usize, elements: Range<usize>) -> FarRange {
         let page = self.page(unit);
         // SAFETY: our extents keep the heap.
@@ -203,7 +209,7 @@ impl<T: Send + 'static> Paged<T> {
         FarRange::in_page(page - first_page, elements.start * size_of::<T>(), elements.len() * size_of::<T>())
     }
 
-    /// Is it far, and nowhere else?
+    /// Checks whether this unit is far, and nowhere else.
     pub(super) fn is_far(&self, unit: usize) -> bool {
         let page = self.page(unit);
         // SAFETY: our extents keep the heap.
@@ -211,12 +217,13 @@ impl<T: Send + 'static> Paged<T> {
         core.is_far(page - core.first_page)
     }
 
-    /// The heap; it exists as long as there is an extent.
+    /// Returns the heap, which exists as long as there is an extent.
     pub(super) fn core(&self) -> Option<*const Core> {
         self.extents.first().map(|page| heap_of(*page))
     }
 
-    /// Drops the first `len` elements, and gives everything back; what cannot be done now is done later.
+    /// Drops the first `len` elements, and gives everything back. Elements that cannot be dropped
+    /// now are dropped later.
     pub(super) fn drop_elements(self, len: usize) {
         if !core::mem::needs_drop::<T>() || len == 0 {
             return;
@@ -233,7 +240,7 @@ impl<T: Send + 'static> Drop for Paged<T> {
     }
 }
 
-/// Elements of a collection that is gone.
+/// Elements of a dropped collection.
 struct Remains<T: Send + 'static> {
     paged: Paged<T>,
     /// Elements before this one are dropped.
@@ -253,7 +260,8 @@ impl<T: Send + 'static> Bury for Remains<T> {
             let count = (Paged::<T>::PER_UNIT - within).min(self.len - self.at);
             let target = taken.as_mut_ptr();
             let copied = core.with_unit(self.paged.page(unit), |address| {
-                // SAFETY: elements `at..at + count` are initialised and lie there; `taken` is empty and has room for them.
+                // SAFETY: elements `at..at + count` are initialised and lie there; `taken` is empty
+                // and has room for them.
                 unsafe { target.copy_from_nonoverlapping(address.cast::<T>().add(within), count) };
             });
             match copied {

@@ -1,4 +1,4 @@
-//! Moving neighbours by one place, unit by unit: what `insert` and `remove` are made of.
+//! Moving elements by one place, unit by unit: the common part of `insert` and `remove`.
 
 use super::paged::Paged;
 use crate::error::FarError;
@@ -6,24 +6,25 @@ use crate::heap::{Scope, Want};
 use core::mem::MaybeUninit;
 use core::ops::RangeInclusive;
 
-/// Which way elements move.
+/// Direction in which elements move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Toward {
     End,
     Start,
 }
 
-/// Why elements were not moved.
+/// Error of a move, with the state that it left.
 pub(super) struct Stuck {
     pub(super) error: FarError,
-    /// All is as it was. Otherwise the pool failed once more on the way back: the elements between there and the end that was not
-    /// reached have moved, the value is in its place, and the element that found none came out.
+    /// Whether all is as it was. Otherwise the pool failed once more on the way back. Then the
+    /// elements between there and the end that was not reached have moved, the value is in its
+    /// place, and the element that found none came out.
     pub(super) restored: bool,
 }
 
 impl<T: Send + 'static> Paged<T> {
-    /// What is at `slots` moves one place toward the end; `value` comes to the first slot, and what was in the last one comes
-    /// out. One unit at a time is near for it.
+    /// Moves the elements in `slots` one place toward the end. `value` is put into the first slot,
+    /// and gets the element that was in the last one. One unit at a time is near.
     pub(super) fn shift_to_end(
         &mut self,
         scope: &Scope<'_>,
@@ -39,8 +40,8 @@ impl<T: Send + 'static> Paged<T> {
         })
     }
 
-    /// What is at `slots` moves one place toward the start; `value` comes to the last slot, and what was in the first one comes
-    /// out.
+    /// Moves the elements in `slots` one place toward the start. `value` is put into the last slot,
+    /// and gets the element that was in the first one. One unit at a time is near.
     pub(super) fn shift_to_start(
         &mut self,
         scope: &Scope<'_>,
@@ -56,7 +57,8 @@ impl<T: Send + 'static> Paged<T> {
         })
     }
 
-    /// On an error, the unit that could not be had.
+    /// Passes `carry` through the slots, and thereby moves their elements. An error has the unit
+    /// that could not be brought near.
     fn pass(
         &mut self,
         scope: &Scope<'_>,

@@ -1,4 +1,5 @@
-//! Snapshots of vectors, arrays, lists, bytes and strings: what std's are in serde.
+//! Snapshots of vectors, arrays, lists, bytes and strings, written as serde writes their std
+//! counterparts (`FarBytes` as a byte string).
 
 use super::chain::{Chain, End};
 use super::paged::Paged;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Writes these elements, which lie side by side and are pinned.
 ///
 /// # Safety
-/// There are so many, and nobody changes them meanwhile.
+/// There are `count` elements, and nobody changes them meanwhile.
 unsafe fn write<T: Serialize, Q: SerializeSeq>(
     sequence: &mut Q,
     first: *const T,
@@ -68,7 +69,7 @@ fn write_chain<T: Send + Serialize, S: Serializer>(chain: &Chain<T>, serializer:
     }
 }
 
-/// Reads a sequence, an element at a time, each of which goes where `put` puts it.
+/// Reads a sequence, one element at a time, and adds each with `put`.
 struct Elements<C, T, P>(C, P, PhantomData<T>);
 
 impl<'de, C, T, P> Visitor<'de> for Elements<C, T, P>
@@ -109,28 +110,28 @@ sequence! {
     FarStack: push;
 }
 
-/// From the front to the back.
+/// Writes the elements from the front to the back.
 impl<T: Send + Serialize + 'static> Serialize for FarList<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         write_chain(&self.chain, serializer)
     }
 }
 
-/// From the front to the back.
+/// Writes the elements from the front to the back.
 impl<T: Send + Serialize + 'static> Serialize for FarQueue<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         write_chain(&self.chain, serializer)
     }
 }
 
-/// From the bottom to the top.
+/// Writes the elements from the bottom to the top.
 impl<T: Send + Serialize + 'static> Serialize for FarStack<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         write_chain(&self.chain, serializer)
     }
 }
 
-/// Its lengths, and all elements in order.
+/// Writes the lengths of the dimensions, and then all elements in order.
 impl<T: Send + Serialize + 'static, const D: usize> Serialize for FarArray<T, D> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         (&self.dims[..], &self.elements).serialize(serializer)
@@ -178,7 +179,7 @@ impl<'de> Visitor<'de> for Bytes {
         with_target(|heap| FarBytes::copy_of(&heap.enter(), bytes).map_err(not_restored::<E>))
     }
 
-    /// Formats without bytes, as JSON.
+    /// Reads bytes from a format that has no byte strings, such as JSON.
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<FarBytes, A::Error> {
         let mut bytes = FarBytes::new();
         let mut some = Vec::with_capacity(PIECE);

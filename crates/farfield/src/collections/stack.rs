@@ -4,50 +4,52 @@ use super::chain::{Chain, End};
 use crate::error::{AllocError, FarError};
 use crate::heap::Scope;
 
-/// A stack whose elements are near or far: what was put in last comes out first.
+/// A LIFO stack whose elements are near or far.
 ///
-/// Its top is near when it is used; what lies deep is far.
+/// The top is near when it is used; deep elements are far.
 pub struct FarStack<T: Send + 'static> {
     pub(super) chain: Chain<T>,
 }
 
 impl<T: Send + 'static> FarStack<T> {
-    /// An empty stack. It belongs to the heap of its first element.
+    /// Makes an empty stack. It belongs to the heap of its first element.
     pub const fn new() -> FarStack<T> {
         FarStack { chain: Chain::new() }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.chain.len()
     }
 
-    /// Is there no element?
+    /// Checks whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts a value on top.
+    /// Puts an element on top.
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         self.chain.push(scope, End::Back, value)
     }
 
-    /// Takes the top element off. When it was the last of its chunk, the chunk below the next is fetched ahead.
+    /// Takes the top element off, if there is one. If it was the last one of its chunk, the chunk
+    /// below the next is fetched ahead.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         self.chain.pop_ahead(scope, End::Back)
     }
 
-    /// The same, for a task: while the element is on its way, others run.
+    /// Takes the top element off like [`FarStack::pop`], for a task: other tasks run while the
+    /// element is fetched.
     pub async fn fetch_pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         scope.retry(|| self.pop(scope)).await
     }
 
-    /// The top element.
+    /// Returns the top element, if there is one.
     pub fn top<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.chain.get(scope, self.chain.end(End::Back))
     }
 
-    /// The top element, to be changed.
+    /// Returns the top element, to be changed, if there is one.
     pub fn top_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.chain.get_mut(scope, self.chain.end(End::Back))
     }

@@ -23,44 +23,46 @@ pub struct FarString {
 }
 
 impl FarString {
-    /// None.
+    /// Makes an empty one, which owns no far memory.
     pub const fn new() -> FarString {
         FarString { bytes: FarBytes::new() }
     }
 
-    /// A copy of this.
+    /// Copies this text into far memory.
     pub fn copy_of(scope: &Scope<'_>, text: &str) -> Result<FarString, FarError> {
         Ok(FarString { bytes: FarBytes::copy_of(scope, text.as_bytes())? })
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Is there none?
+    /// Checks whether there is no text.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The text.
+    /// Returns the text, and brings it near if it is far.
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
         // SAFETY: only whole texts are put in, between characters, and whole characters are taken out.
         self.bytes.get(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
     }
 
-    /// The same, for a task: while it is on its way, others run.
+    /// Returns the text like [`FarString::get`], for a task: other tasks run while it is fetched.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
         scope.retry(|| self.get(scope)).await
     }
 
-    /// As [`FarString::get`], for text that will not be used again soon: if it has to be brought near, it leaves first.
+    /// Returns the text like [`FarString::get`], with the hint that it will not be used again soon.
+    /// If it has to be brought near, it is evicted first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
         // SAFETY: as in `get`.
         self.bytes.get_once(scope).map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
     }
 
-    /// The same, for a task.
+    /// Returns the text like [`FarString::get_once`], for a task: other tasks run while it is
+    /// fetched.
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a str, FarError> {
         // SAFETY: as in `get`.
         self.bytes.fetch_once(scope).await.map(|bytes| unsafe { core::str::from_utf8_unchecked(bytes) })
@@ -71,53 +73,53 @@ impl FarString {
         self.bytes.prefetch();
     }
 
-    /// The text will not be needed soon: it leaves before others.
+    /// Marks the text as not needed soon: it is evicted before others.
     pub fn cold(&self) {
         self.bytes.cold();
     }
 
-    /// Looks at the text. The scope keeps nothing for it afterwards.
+    /// Calls `look` with the text. The scope keeps nothing for it afterwards.
     fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&str) -> R) -> Result<R, FarError> {
         // SAFETY: as in `get`.
         self.bytes.read(scope, |bytes| look(unsafe { core::str::from_utf8_unchecked(bytes) }))
     }
 
-    /// More text, at the end.
+    /// Appends text at the end.
     pub fn push_str(&mut self, scope: &Scope<'_>, text: &str) -> Result<(), FarError> {
         self.bytes.extend_from_slice(scope, text.as_bytes())
     }
 
-    /// One character more, at the end.
+    /// Appends a character at the end.
     pub fn push(&mut self, scope: &Scope<'_>, character: char) -> Result<(), FarError> {
         self.push_str(scope, character.encode_utf8(&mut [0; 4]))
     }
 
-    /// Takes the last character off.
+    /// Takes the last character off, if there is one.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<char>, FarError> {
         let last = self.read(scope, |text| text.chars().next_back())?;
         self.bytes.truncate(self.len() - last.map_or(0, char::len_utf8));
         Ok(last)
     }
 
-    /// Puts text in before the character at this byte; what is behind it moves.
+    /// Inserts text at this byte; the characters from there on move.
     ///
     /// # Panics
-    /// If no character begins or ends there.
+    /// If the byte is beyond the end, or inside a character.
     pub fn insert_str(&mut self, scope: &Scope<'_>, index: usize, text: &str) -> Result<(), FarError> {
         let is_between = self.read(scope, |text| text.is_char_boundary(index))?;
         assert!(is_between, "{index} is not between characters");
         self.bytes.insert_slice(scope, index, text.as_bytes())
     }
 
-    /// Puts a character in before the one at this byte; what is behind it moves.
+    /// Inserts a character at this byte; the characters from there on move.
     ///
     /// # Panics
-    /// If no character begins or ends there.
+    /// If the byte is beyond the end, or inside a character.
     pub fn insert(&mut self, scope: &Scope<'_>, index: usize, character: char) -> Result<(), FarError> {
         self.insert_str(scope, index, character.encode_utf8(&mut [0; 4]))
     }
 
-    /// Takes the character at this byte out; what is behind it moves.
+    /// Removes the character that begins at this byte; those behind it move.
     ///
     /// # Panics
     /// If no character begins there.
@@ -128,10 +130,10 @@ impl FarString {
         Ok(character)
     }
 
-    /// Only the first `len` bytes.
+    /// Shortens to the first `len` bytes, if there are more.
     ///
     /// # Panics
-    /// If a character does not end there.
+    /// If `len` is inside a character.
     pub fn truncate(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
         if len < self.len() {
             let is_between = self.read(scope, |text| text.is_char_boundary(len))?;
@@ -141,7 +143,7 @@ impl FarString {
         Ok(())
     }
 
-    /// None any more.
+    /// Removes all text, and gives its far memory back.
     pub fn clear(&mut self) {
         self.bytes.clear();
     }

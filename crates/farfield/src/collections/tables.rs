@@ -1,4 +1,5 @@
-//! Values counted, and numbers added up by the values of other columns, where they are.
+//! Group-by push-down: counting values, and aggregating numbers by the values of other columns,
+//! where they are.
 
 use super::FarVec;
 use super::columns::{Conditions, Images, KeyColumn, Keys, Look, OfRows, Table, named};
@@ -10,12 +11,14 @@ use farfield_wic::columns::{self, Group, Grouped, Groups, Tallied, Tallies, Tall
 use farfield_wic::{Number, Part, Where};
 use std::collections::VecDeque;
 
-/// Most different keys of an answer, if nobody says otherwise: what is near of it is no part of the heap's near memory.
+/// Default limit of the number of different keys in an answer. The memory of an answer is not part
+/// of the heap's near memory.
 const MOST: usize = 1 << 20;
 
 impl Heap {
-    /// How often each value of a column of numbers is there, or values of up to four columns of equal length together. They are counted where they are, as
-    /// in [`FarVec::aggregate`].
+    /// Counts how often each value of a column of numbers occurs, or each combination of values of
+    /// several columns of equal length (see [`Keys`]). Far rows are counted where they are, as in
+    /// [`FarVec::aggregate`].
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -29,10 +32,11 @@ impl Heap {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Values are told apart and ordered by their bits: −0 comes before +0, and what is no number (NaN) before or behind all others.
+    /// Values are compared and ordered by their bits: −0 comes before +0, and NaN before or behind
+    /// all others.
     ///
     /// # Panics
-    /// If the columns do not have equally many numbers, or there is none.
+    /// If the columns do not have equally many numbers, or there is no column.
     #[track_caller]
     pub fn tally<'v, K: Keys<'v>>(&'v self, keys: K) -> Tallying<'v, K> {
         Tallying {
@@ -43,8 +47,12 @@ impl Heap {
         }
     }
 
-    /// Number, sum, smallest, largest and mean of the numbers of a column, for each value of another one, values of up to four together, or (by `()`) of all rows together,
-    /// or of those that [conditions](Grouping::within) keep. They are added up where they are: rows of which all columns are far, at the server.
+    /// Computes number, sum, smallest, largest and mean of the numbers of a column, for each value
+    /// of another column (group by). A key can have the values of several columns (see [`Keys`]).
+    /// With `()` as key, all rows are one group.
+    ///
+    /// [Conditions](Grouping::within) select rows. The numbers are added up where they are: rows of
+    /// which all columns are far, at the server.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -73,7 +81,7 @@ impl Heap {
     }
 }
 
-/// Values that are to be counted. See [`Heap::tally`].
+/// A count of values, not computed yet. See [`Heap::tally`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Tallying<'v, K: Keys<'v>> {
@@ -84,27 +92,30 @@ pub struct Tallying<'v, K: Keys<'v>> {
 }
 
 impl<'v, K: Keys<'v>> Tallying<'v, K> {
-    /// In the rows with these indices only.
+    /// Restricts the count to the rows with these indices.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
         self
     }
 
-    /// Only rows with a number of this range in another column of equal length; of several, in each. Numbers are ordered as keys are: by their bits.
+    /// Restricts the count to rows with a number of this range in another column of equal length.
+    /// Several conditions must all hold. Numbers are ordered as keys are: by their bits.
     ///
     /// # Panics
-    /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
+    /// If the column does not have equally many numbers, or there are more than
+    /// [`CONDITIONS_MAX`](super::CONDITIONS_MAX) conditions.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
         self.conditions.within(&mut self.table, column, values);
         self
     }
 
-    /// Only rows whose bit in these words is set, of each word the lowest first. A condition as [`within`](Self::within).
+    /// Restricts the count to rows whose bit in these words is set, the lowest bit of each word
+    /// first. This is a condition as [`within`](Self::within).
     ///
     /// # Panics
     /// If there are fewer bits than rows, or there are too many conditions.
@@ -114,19 +125,21 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
         self
     }
 
-    /// More than so many different values are an error ([`OffloadError::TooMany`]): a million, if nobody says otherwise.
+    /// Sets the largest number of different values. More are an error ([`OffloadError::TooMany`]).
+    /// Default: a million (2²⁰).
     pub fn most(mut self, most: usize) -> Self {
         self.most = most;
         self
     }
 
-    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    /// Sets where the values are counted: see [`Aggregate::at`](super::Aggregate::at).
     pub fn at(mut self, at: Where) -> Self {
         self.table.at = at;
         self
     }
 
-    /// Does it, and waits: values and how often they are there, the smallest first.
+    /// Counts the values, and waits. Returns each value and how often it occurs, the smallest value
+    /// first.
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
         let Tallying { table, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
@@ -139,14 +152,14 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     }
 }
 
-/// Of a table of keys and conditions, in this order.
+/// Counting of values in a table that has the keys' columns first, then those of conditions.
 struct Count<'v> {
     keys: Vec<KeyColumn<'v>>,
     conditions: Conditions<'v>,
     images: Images,
-    /// What this thread has looked at here,
+    /// Counts of rows that this thread has processed here.
     near: columns::Tallying,
-    /// and what servers and other threads have.
+    /// Counts from servers and other threads.
     others: Tallies,
     most: usize,
 }
@@ -197,10 +210,10 @@ fn check(keys: usize, most: usize) -> Result<(), OffloadError> {
     if keys > most { Err(OffloadError::TooMany { most }) } else { Ok(()) }
 }
 
-/// Keys, the smallest first, and what there is to say of their numbers.
+/// Keys, the smallest first, and the aggregates of their numbers.
 pub type ByKey<K, N> = Vec<(K, Part<N>)>;
 
-/// Numbers that are to be added up by keys. See [`Heap::group`].
+/// Aggregates by key, not computed yet. See [`Heap::group`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Grouping<'v, K: Keys<'v>, N: Number> {
@@ -212,27 +225,30 @@ pub struct Grouping<'v, K: Keys<'v>, N: Number> {
 }
 
 impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
-    /// In the rows with these indices only.
+    /// Restricts the aggregates to the rows with these indices.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
         self
     }
 
-    /// Only rows with a number of this range in another column of equal length; of several, in each. Numbers are ordered as keys are: by their bits.
+    /// Restricts the aggregates to rows with a number of this range in another column of equal
+    /// length. Several conditions must all hold. Numbers are ordered as keys are: by their bits.
     ///
     /// # Panics
-    /// If the column does not have equally many numbers, or this is asked more than [`CONDITIONS_MAX`](super::CONDITIONS_MAX) times.
+    /// If the column does not have equally many numbers, or there are more than
+    /// [`CONDITIONS_MAX`](super::CONDITIONS_MAX) conditions.
     #[track_caller]
     pub fn within<M: Number>(mut self, column: &'v FarVec<M>, values: impl RangeBounds<M>) -> Self {
         self.conditions.within(&mut self.table, column, values);
         self
     }
 
-    /// Only rows whose bit in these words is set, of each word the lowest first. A condition as [`within`](Self::within).
+    /// Restricts the aggregates to rows whose bit in these words is set, the lowest bit of each
+    /// word first. This is a condition as [`within`](Self::within).
     ///
     /// # Panics
     /// If there are fewer bits than rows, or there are too many conditions.
@@ -242,19 +258,20 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
         self
     }
 
-    /// More than so many different keys are an error ([`OffloadError::TooMany`]): a million, if nobody says otherwise.
+    /// Sets the largest number of different keys. More are an error ([`OffloadError::TooMany`]).
+    /// Default: a million (2²⁰).
     pub fn most(mut self, most: usize) -> Self {
         self.most = most;
         self
     }
 
-    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    /// Sets where the aggregates are computed: see [`Aggregate::at`](super::Aggregate::at).
     pub fn at(mut self, at: Where) -> Self {
         self.table.at = at;
         self
     }
 
-    /// Does it, and waits.
+    /// Computes the aggregates, and waits. Returns them by key, the smallest key first.
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
@@ -267,15 +284,16 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     }
 }
 
-/// Of a table of keys, values and conditions, in this order.
+/// Aggregation in a table that has the keys' columns first, then the values', then those of
+/// conditions.
 struct Sums<'v, N: Number> {
     keys: Vec<KeyColumn<'v>>,
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
     images: Images,
-    /// What this thread has looked at here,
+    /// Groups of rows that this thread has processed here.
     near: columns::Grouping<N>,
-    /// and what servers and other threads have.
+    /// Groups from servers and other threads.
     others: Groups<N>,
     most: usize,
 }

@@ -5,13 +5,16 @@ use crate::error::FarError;
 use crate::heap::{Scope, unshare};
 use core::mem::ManuallyDrop;
 
-/// One of the owners of a value of a [`Heap`](crate::Heap), near or far, as `Arc` is one of a value of the memory.
+/// An owner, among several, of a value of a [`Heap`](crate::Heap), near or far: the far counterpart
+/// of `Arc`.
 ///
-/// Eight bytes, also as an `Option`; it may lie anywhere, inside other far values too. A clone is another owner; making and dropping
-/// one neither needs the value near nor waits for anything. The last owner drops the value, as [`FarBox`] does. Owners that
-/// lie in each other's values keep them for ever.
+/// A pointer takes eight bytes, also as an `Option`. It may lie anywhere, inside other far values
+/// too. A clone is another owner. Cloning an owner and dropping one that is not the last neither
+/// need the value near nor wait for anything. The last owner drops the value, as [`FarBox`] does.
+/// Owners that lie in each other's values keep them for ever.
 ///
-/// How many owners a value has is kept near: nothing for one, about 40 bytes for a value with several, however many.
+/// Owner counts are kept near: nothing for a value with one owner, about 40 bytes for a value with
+/// several.
 ///
 /// ```
 /// use farfield::{FarArc, Heap};
@@ -57,20 +60,21 @@ use core::mem::ManuallyDrop;
 /// ```
 #[repr(transparent)]
 pub struct FarArc<T: Send + Sync + 'static> {
-    /// Owned by the last one.
+    /// Shared by all owners; the last one drops it.
     value: ManuallyDrop<FarBox<T>>,
 }
 
 const _: () = assert!(size_of::<FarArc<u8>>() == 8 && size_of::<Option<FarArc<u8>>>() == 8);
 
 impl<T: Send + Sync + 'static> FarArc<T> {
-    /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
+    /// Returns the value, and brings it near if it is far. It stays where it is as long as the
+    /// scope lasts.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         self.value.get(scope)
     }
 
-    /// The value, to be changed, if there is no other owner.
+    /// Returns the value, to be changed, if there is no other owner.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().build()?;
@@ -85,27 +89,30 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         if self.owners() == 1 { self.value.get_mut(scope).map(Some) } else { Ok(None) }
     }
 
-    /// As [`FarArc::get`], for a value that will not be used again soon: see [`FarBox::get_once`].
+    /// Returns the value like [`FarArc::get`], with the hint that it will not be used again soon:
+    /// see [`FarBox::get_once`].
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         self.value.get_once(scope)
     }
 
-    /// As [`FarArc::get`], for a task: see [`FarBox::fetch`].
+    /// Returns the value like [`FarArc::get`], for a task: see [`FarBox::fetch`].
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         self.value.fetch(scope).await
     }
 
-    /// The same, for a value that will not be used again soon.
+    /// Returns the value like [`FarArc::fetch`], with the hint that it will not be used again soon:
+    /// see [`FarBox::get_once`].
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         self.value.fetch_once(scope).await
     }
 
-    /// Calls `action` with the value, near as long as that takes: see [`FarBox::read`].
+    /// Calls `action` with the value, which is near as long as that takes: see [`FarBox::read`].
     pub fn read<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
         self.value.read(action)
     }
 
-    /// The same, for a value that will not be used again soon.
+    /// Calls `action` like [`FarArc::read`], with the hint that the value will not be used again
+    /// soon: see [`FarBox::get_once`].
     pub fn read_once<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
         self.value.read_once(action)
     }
@@ -115,7 +122,8 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         self.value.pin()
     }
 
-    /// The same, for a task of any executor.
+    /// Pins the value like [`FarArc::pin`], for a task of any executor: see
+    /// [`FarBox::fetch_pinned`].
     pub async fn fetch_pinned(&self) -> Result<Pinned<'_, T>, FarError> {
         self.value.fetch_pinned().await
     }
@@ -125,22 +133,23 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         self.value.prefetch();
     }
 
-    /// The value will not be needed soon: its page leaves before others.
+    /// Marks the value as not needed soon: its page is evicted before others.
     pub fn cold(&self) {
         self.value.cold();
     }
 
-    /// How many owners the value has. Others may change that at any moment, unless it is one.
+    /// Returns the number of owners. Unless it is one, other owners may change it at any moment.
     pub fn owners(&self) -> u64 {
         self.pointer().heap().owners(self.pointer().key())
     }
 
-    /// Do both own the same value?
+    /// Checks whether both own the same value.
     pub fn ptr_eq(&self, other: &FarArc<T>) -> bool {
         self.pointer().is(other.pointer())
     }
 
-    /// The value of its only owner; wherever it is, it stays there. With other owners: this one.
+    /// Turns the only owner into a [`FarBox`], without moving the value. Gives this owner back as
+    /// the error if there are others.
     pub fn into_box(self) -> Result<FarBox<T>, FarArc<T>> {
         if self.owners() != 1 {
             return Err(self);
@@ -160,7 +169,8 @@ impl<T: Send + Sync + 'static> From<FarBox<T>> for FarArc<T> {
 impl<T: Send + Sync + 'static> Clone for FarArc<T> {
     fn clone(&self) -> FarArc<T> {
         self.pointer().heap().share(self.pointer().key());
-        // SAFETY: the count says which of the owners is the last, and only that drops or changes the value.
+        // SAFETY: the count says which of the owners is the last, and only that one drops or
+        // changes the value.
         FarArc { value: ManuallyDrop::new(unsafe { self.value.alias() }) }
     }
 }

@@ -5,13 +5,15 @@ use crate::error::{AllocError, FarError};
 use crate::heap::{Core, Once, Scope, Want, drop_far, take};
 use core::marker::PhantomData;
 
-/// Owns a value of a [`Heap`](crate::Heap), near or far, as `Box` owns one of the memory.
+/// Owns a value of a [`Heap`](crate::Heap), near or far: the far counterpart of `Box`.
 ///
-/// Eight bytes, also as an `Option`; it may lie anywhere, inside other far values too. Dropping it drops the value, once,
-/// wherever it is: a far value with a destructor comes near for it. If that is not possible now, it happens later; if its
-/// bytes are lost, never ([`Stats::lost_values`](crate::Stats::lost_values)).
+/// A pointer takes eight bytes, also as an `Option`. It may lie anywhere, inside other far values
+/// too. Dropping it drops the value, once: a far value with a destructor is brought near for that.
+/// If that is not possible now, the value is dropped later. If its bytes are lost, it is never
+/// dropped ([`Stats::lost_values`](crate::Stats::lost_values)).
 ///
-/// A reference ends with its scope, and the value does not change or go while there is one:
+/// A reference ends with its scope. While there is a reference, the value is neither changed nor
+/// dropped:
 ///
 /// ```compile_fail,E0505
 /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -31,7 +33,8 @@ use core::marker::PhantomData;
 /// println!("{seven}");
 /// ```
 ///
-/// Values must be able to leave the thread, and to live as long as their box:
+/// Values must be `Send + 'static`: they may be dropped on another thread, and live as long as
+/// their box:
 ///
 /// ```compile_fail,E0277
 /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -53,28 +56,31 @@ impl<T: Send + 'static> FarBox<T> {
         }
     }
 
-    /// A second pointer to the value.
+    /// Makes a second pointer to the value.
     ///
     /// # Safety
-    /// The value is dropped or taken out by one of them, when the other is not used any more; and never changed through any
-    /// as long as there are two.
+    /// Only one of the two drops the value or takes it out, and the other is not used afterwards.
+    /// As long as there are two, the value is changed through neither.
     pub(super) unsafe fn alias(&self) -> FarBox<T> {
         FarBox { pointer: self.pointer.alias(), owns: PhantomData }
     }
 
-    /// The value, brought near if it is far. It stays where it is as long as the scope lasts.
+    /// Returns the value, and brings it near if it is far. It stays where it is as long as the
+    /// scope lasts.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let address = self.pointer.address(scope, Want::Read)?.cast::<T>();
         // SAFETY:
         // - initialised: `new_in` wrote a `T` there, and `self` owns it;
-        // - alive: the page was Near after the scope began (`address`), so it keeps its frame until the scope ends, and the
-        //   reference borrows the scope; it borrows `self` too, so the value is not dropped or moved out meanwhile;
-        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
+        // - alive: the page was Near after the scope began (`address`), so it keeps its frame until
+        //   the scope ends, and the reference borrows the scope; it borrows `self` too, so the
+        //   value is not dropped or moved out meanwhile;
+        // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
+        //   allows.
         Ok(unsafe { &*address })
     }
 
-    /// The value, to be changed.
+    /// Returns the value, to be changed. Brings it near if it is far.
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
         let address = self.pointer.address(scope, Want::Write)?.cast::<T>();
@@ -82,8 +88,9 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(unsafe { &mut *address })
     }
 
-    /// As [`FarBox::get`], for a value that will not be used again soon: if it has to be brought near, its page leaves first. On the
-    /// object plane small values that come in this way lie together.
+    /// Returns the value like [`FarBox::get`], with the hint that it will not be used again soon.
+    /// If it has to be brought near, its page is evicted first. On the object plane, small values
+    /// that are read in this way are put together in pages of their own.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         scope.once(|once| {
             self.pointer.note(once, scope);
@@ -91,7 +98,8 @@ impl<T: Send + 'static> FarBox<T> {
         })
     }
 
-    /// As [`FarBox::get`], for a task: while the value is on its way, others run.
+    /// Returns the value like [`FarBox::get`], for a task: other tasks run while the value is
+    /// fetched.
     ///
     /// ```compile_fail,E0505
     /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -105,12 +113,13 @@ impl<T: Send + 'static> FarBox<T> {
     /// ```
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
-        // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it keeps the scope open; the scope
-        // cannot leave its thread, so neither does the task.
+        // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it
+        // keeps the scope open; the scope cannot leave its thread, so neither does the task.
         Ok(unsafe { &*address })
     }
 
-    /// As [`FarBox::get_mut`], for a task.
+    /// Returns the value like [`FarBox::get_mut`], for a task: other tasks run while the value is
+    /// fetched.
     ///
     /// ```compile_fail,E0502
     /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -128,7 +137,8 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(unsafe { &mut *address })
     }
 
-    /// As [`FarBox::fetch`], for a value that will not be used again soon: see [`FarBox::get_once`].
+    /// Returns the value like [`FarBox::fetch`], with the hint that it will not be used again soon:
+    /// see [`FarBox::get_once`].
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
         let look = async |once: &Once| {
             self.pointer.note(once, scope);
@@ -137,7 +147,8 @@ impl<T: Send + 'static> FarBox<T> {
         scope.fetch_once(look).await
     }
 
-    /// Calls `action` with the value, near as long as that takes. For those who have no scope; it begins one.
+    /// Calls `action` with the value, which is near as long as that takes. Needs no scope: it opens
+    /// one.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().near(4 << 20).build()?;
@@ -147,7 +158,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// What it returns does not refer to the value:
+    /// The result of `action` cannot refer to the value:
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().near(4 << 20).build().unwrap();
@@ -164,12 +175,13 @@ impl<T: Send + 'static> FarBox<T> {
         self.pointer.with_scope(|scope| self.get(scope).map(action))
     }
 
-    /// The same, for a value that will not be used again soon: see [`FarBox::get_once`].
+    /// Calls `action` like [`FarBox::read`], with the hint that the value will not be used again
+    /// soon: see [`FarBox::get_once`].
     pub fn read_once<R>(&self, action: impl FnOnce(&T) -> R) -> Result<R, FarError> {
         self.pointer.with_scope(|scope| self.get_once(scope).map(action))
     }
 
-    /// Calls `action` with the value, to change it. See [`FarBox::read`].
+    /// Calls `action` with the value, to change it. Needs no scope: see [`FarBox::read`].
     pub fn write<R>(&mut self, action: impl FnOnce(&mut T) -> R) -> Result<R, FarError> {
         let core = self.pointer.core();
         // SAFETY: our value keeps the heap.
@@ -177,7 +189,8 @@ impl<T: Send + 'static> FarBox<T> {
         self.get_mut(&scope).map(action)
     }
 
-    /// The same, for a value that will not be used again soon: see [`FarBox::get_once`].
+    /// Calls `action` like [`FarBox::write`], with the hint that the value will not be used again
+    /// soon: see [`FarBox::get_once`].
     pub fn write_once<R>(&mut self, action: impl FnOnce(&mut T) -> R) -> Result<R, FarError> {
         let core = self.pointer.core();
         // SAFETY: our value keeps the heap.
@@ -189,9 +202,11 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(action(value))
     }
 
-    /// Brings the value near and keeps it there, whatever scopes and tasks do, until what this returns is dropped.
+    /// Brings the value near and keeps it there, whatever scopes and tasks do, until the guard is
+    /// dropped.
     ///
-    /// Half of the near memory can be pinned at most ([`FarError::PinsFull`]). What lies in the same page stays as well.
+    /// At most half of the near memory can be pinned ([`FarError::PinsFull`]). Other values in the
+    /// same page stay near as well.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().near(4 << 20).build()?;
@@ -201,7 +216,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// It ends before its value does:
+    /// The guard must be dropped before the value:
     ///
     /// ```compile_fail,E0505
     /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -216,7 +231,7 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(Pinned::new(unsafe { &*address.cast() }, pin))
     }
 
-    /// The same, to change the value.
+    /// Brings the value near and keeps it there, to be changed: see [`FarBox::pin`].
     ///
     /// ```compile_fail,E0499
     /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -231,22 +246,24 @@ impl<T: Send + 'static> FarBox<T> {
         Ok(PinnedMut::new(unsafe { &mut *address.cast() }, pin))
     }
 
-    /// As [`FarBox::pin`], for a task of any executor: it holds no scope, so a task that waits for this, or has the result, can
-    /// change its thread.
+    /// Pins the value like [`FarBox::pin`], for a task of any executor. The future holds no scope,
+    /// so a task that waits for it, or has its result, can move to another thread.
     pub async fn fetch_pinned(&self) -> Result<Pinned<'_, T>, FarError> {
         let pin = self.pointer.arrive_pinned(Want::Read).await?;
         // SAFETY: as in `pin`.
         Ok(Pinned::new(unsafe { &*self.pointer.within(&pin).cast() }, pin))
     }
 
-    /// As [`FarBox::pin_mut`], for a task of any executor.
+    /// Pins the value like [`FarBox::pin_mut`], for a task of any executor: see
+    /// [`FarBox::fetch_pinned`].
     pub async fn fetch_pinned_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
         let pin = self.pointer.arrive_pinned(Want::Write).await?;
         // SAFETY: as in `pin_mut`.
         Ok(PinnedMut::new(unsafe { &mut *self.pointer.within(&pin).cast() }, pin))
     }
 
-    /// Takes the value out of the heap. If it cannot be brought near, it stays where it is.
+    /// Takes the value out of the heap. If it cannot be brought near, it stays where it is, and the
+    /// box is given back.
     pub fn into_inner(self) -> Result<T, (FarBox<T>, FarError)> {
         let (core, number, card) = self.pointer.parts();
         // SAFETY: `self` owns a `T` there, which keeps the heap. On success it is forgotten.
@@ -264,7 +281,8 @@ impl<T: Send + 'static> FarBox<T> {
         self.pointer.prefetch();
     }
 
-    /// The value will not be needed soon: its page leaves before others. On the object plane, small values that are in use stay near without it.
+    /// Marks the value as not needed soon: its page is evicted before others. On the object plane,
+    /// small values do not need this hint: those in use stay near anyway.
     pub fn cold(&self) {
         self.pointer.cold();
     }

@@ -13,11 +13,11 @@ pub(crate) use pointer::{Pointer, Stage};
 /// A far pointer: [`FarBox`] or [`FarArc`].
 #[expect(private_bounds, reason = "pointers are ours: nobody else implements it")]
 pub trait FarPtr: Follow {
-    /// What it points to.
+    /// Type of the value that the pointer points to.
     type Value: Send + 'static;
 }
 
-/// How a far pointer is followed.
+/// Access to the [`Pointer`] inside a far pointer.
 pub(crate) trait Follow {
     fn pointer(&self) -> &Pointer;
 }

@@ -4,16 +4,18 @@ use crate::heap::Pin;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 
-/// A value that stays near until this is dropped. Made by [`FarBox::pin`](crate::FarBox::pin).
+/// A shared reference to a value that stays near until this guard is dropped. Made by
+/// [`FarBox::pin`](crate::FarBox::pin).
 ///
-/// It is a reference: it may go to other threads if those are allowed to share the value. If this is forgotten
+/// The guard may go to other threads if they may share the value. If the guard is forgotten
 /// (`mem::forget`), the page stays near, perhaps longer than the value.
 pub struct Pinned<'a, T> {
     value: &'a T,
     _pin: Pin<'a>,
 }
 
-/// The same, to change the value. Made by [`FarBox::pin_mut`](crate::FarBox::pin_mut).
+/// A mutable reference to a value that stays near until this guard is dropped. Made by
+/// [`FarBox::pin_mut`](crate::FarBox::pin_mut).
 pub struct PinnedMut<'a, T> {
     value: &'a mut T,
     _pin: Pin<'a>,

@@ -1,4 +1,4 @@
-//! What far pointers are made of: the slot word of a value, and how it is followed.
+//! The common part of all far pointers: the slot word of a value, and how it is followed.
 
 use crate::error::FarError;
 use crate::heap::{Arrival, Bring, Core, Once, Pin, Scope, ShareKey, Want, heap_of};
@@ -6,28 +6,29 @@ use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{FrameWord, Place};
 
-/// A slot word, whose value lives as long as whoever has this says.
+/// A slot word. The owner of the word guarantees how long its value lives.
 #[repr(C, align(8))]
 pub(crate) struct Pointer {
-    /// The lower half of the slot word, a [`Place`]. Its guess is corrected while others read.
+    /// The lower half of the slot word, a [`Place`]: a guess, which is corrected while others read
+    /// it.
     place: AtomicU32,
-    /// The upper half: the number of its page, or on the object plane of its handle, among those of all heaps. Never 0, and
-    /// never changes.
+    /// The upper half: the number of the value's page, or of its handle on the object plane.
+    /// Numbers are unique over all heaps. Never 0, and never changes.
     number: NonZeroU32,
 }
 
 const _: () = assert!(size_of::<Pointer>() == 8 && size_of::<Option<Pointer>>() == 8);
 
-/// How far a value is that somebody wants.
+/// Result of following a pointer without waiting.
 pub(crate) enum Stage<'a> {
-    /// Near, at this address, as long as the scope lasts.
+    /// The value is near, at this address, as long as the scope lasts.
     Here(*mut u8),
-    /// To be waited for; then [`Pointer::landed`] says where it is.
+    /// The value is not usable yet. After the wait, [`Pointer::landed`] returns its address.
     Comes(Arrival<'a>),
 }
 
 impl Pointer {
-    /// To the value with this number within the heap.
+    /// Makes a pointer to the value with this number within the heap.
     pub(crate) fn new(core: &Core, number: u32, place: Place) -> Pointer {
         let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
         Pointer { place: AtomicU32::new(place.0), number }
@@ -38,7 +39,7 @@ impl Pointer {
         Place(self.place.load(Ordering::Relaxed))
     }
 
-    /// Where the value is, as long as the scope lasts.
+    /// Returns the address of the value, which is valid as long as the scope lasts.
     #[inline]
     pub(crate) fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
         let mut place = self.place();
@@ -55,7 +56,8 @@ impl Pointer {
         Ok(unsafe { scope.arena.add(place.offset()) })
     }
 
-    /// The same on the object plane. Not inlined, or nothing of a dereference would be.
+    /// Finds a value of the object plane. Not inlined, because it would keep [`Pointer::address`]
+    /// from being inlined.
     #[inline(never)]
     fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<Place, FarError> {
         let found = scope.core.find_object(scope, self.number.get(), self.place(), want, scope.is_renewable())?;
@@ -63,17 +65,18 @@ impl Pointer {
         Ok(found)
     }
 
-    /// Is the page usable in the frame that the slot guesses?
+    /// Checks whether the page is usable in the frame that the slot guesses.
     #[inline]
     fn confirms(scope: &Scope<'_>, page: u32, place: Place, want: Want) -> bool {
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
-        // Acquire: who brought the page has filled the frame.
+        // Acquire: the thread that brought the page near has filled the frame before.
         let word = FrameWord(word.load(Ordering::Acquire));
         if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) }
     }
 
-    /// The same for a task, which waits without a thread if it has to.
+    /// Follows the pointer for a task: instead of blocking the thread, gives back an [`Arrival`] to
+    /// wait for.
     pub(crate) fn stage<'a>(&self, scope: &'a Scope<'_>, want: Want) -> Result<Stage<'a>, FarError> {
         let missing = match scope.number(self.number.get()) {
             Some(page) => (!Self::confirms(scope, page, self.place(), want)).then_some(page),
@@ -85,7 +88,7 @@ impl Pointer {
         }
     }
 
-    /// Where the value is that a task has waited for.
+    /// Returns the address of a value for which a task has waited.
     pub(crate) fn landed(&self, scope: &Scope<'_>, found: Place) -> *mut u8 {
         scope.mark_used();
         let place = match scope.number(self.number.get()) {
@@ -99,14 +102,15 @@ impl Pointer {
         unsafe { scope.arena.add(place.offset()) }
     }
 
-    /// The slot of a value that has a handle gets a better guess, if it is time.
+    /// Corrects the guess in the slot of a value that has a handle, if it may be corrected again by
+    /// now.
     fn correct(&self, scope: &Scope<'_>, found: Place) {
         if found != self.place() && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
             self.place.store(found.0, Ordering::Relaxed);
         }
     }
 
-    /// [`Pointer::address`] for a task.
+    /// [`Pointer::address`] for a task, which waits without blocking its thread.
     pub(crate) async fn arrival(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
         match self.stage(scope, want)? {
             Stage::Here(address) => Ok(address),
@@ -114,28 +118,29 @@ impl Pointer {
         }
     }
 
-    /// Its page's number within this heap, if it names a page of it.
+    /// Returns the number of the value's page within this heap, if the pointer names a page of it.
     pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
         let page = self.number.get().wrapping_sub(core.first_page);
         (page < core.pages).then_some(page)
     }
 
-    /// The place of a value of this heap that never moves: page and card.
+    /// Returns page and card of a value of this heap that never moves.
     pub(crate) fn far_place(&self, core: &Core) -> Option<(u32, u8)> {
         self.page_in(core).map(|page| (page, self.place().card()))
     }
 
-    /// Its number within this heap, if it is a value of it: its page's, or its handle's above all pages.
+    /// Returns the value's number within this heap, if it belongs to it. Numbers of pages come
+    /// first, those of handles after all pages.
     pub(crate) fn number_in(&self, core: &Core) -> Option<u32> {
         core.number_of(self.number.get())
     }
 
-    /// The heap. It exists as long as the value.
+    /// Returns the heap, which exists as long as the value.
     pub(crate) fn core(&self) -> *const Core {
         heap_of(self.number.get())
     }
 
-    /// The same, as long as this pointer is used.
+    /// Borrows the heap, as long as this pointer is borrowed.
     pub(crate) fn heap(&self) -> &Core {
         // SAFETY: the value keeps the heap, and lives as long as this says.
         unsafe { &*self.core() }
@@ -146,21 +151,22 @@ impl Pointer {
         action(&Scope::new(self.heap()))
     }
 
-    /// Keeps the value near: where it is.
+    /// Brings the value near and pins its page. Returns its address.
     pub(crate) fn pin(&self, want: Want) -> Result<(*mut u8, Pin<'_>), FarError> {
         let scope = Scope::new(self.heap());
         let address = self.address(&scope, want)?;
         Ok((address, scope.pin_at(address)?))
     }
 
-    /// The same for a task that holds no scope; [`Pointer::within`] says where it is.
+    /// Pins the value for a task that holds no scope. [`Pointer::within`] returns its address
+    /// afterwards.
     pub(crate) async fn arrive_pinned(&self, want: Want) -> Result<Pin<'_>, FarError> {
         let core = self.heap();
         let Some(number) = self.number_in(core) else { unreachable!("the number of a value of this heap") };
         Bring::new(core, number, want).await
     }
 
-    /// The address of the value, whose page is pinned.
+    /// Returns the address of the value, whose page is pinned.
     pub(crate) fn within(&self, pin: &Pin<'_>) -> *mut u8 {
         let scope = Scope::new(pin.core);
         match self.page_in(pin.core) {
@@ -172,39 +178,39 @@ impl Pointer {
         }
     }
 
-    /// It is used next, once.
+    /// Notes that the value is used next, and only once.
     pub(crate) fn note(&self, once: &Once, scope: &Scope<'_>) {
         once.uses(scope, self.number.get());
     }
 
-    /// Its page leaves before others.
+    /// Marks the value as cold: its page is evicted before others.
     pub(crate) fn cold(&self) {
         self.heap().cold(self.number.get());
     }
 
-    /// Begins to bring it near, and does not wait.
+    /// Begins to bring the value near, and does not wait.
     pub(crate) fn prefetch(&self) {
         let core = self.heap();
         core.prefetch(core.record(), self.number_in(core));
     }
 
-    /// Another pointer to the same value.
+    /// Makes a second pointer to the same value.
     pub(crate) fn alias(&self) -> Pointer {
         Pointer { place: AtomicU32::new(self.place().0), number: self.number }
     }
 
-    /// Do both point to the same value?
+    /// Checks whether both point to the same value.
     pub(crate) fn is(&self, other: &Pointer) -> bool {
         self.number == other.number && self.key() == other.key()
     }
 
-    /// Names the value, for its owners to be counted.
+    /// Returns the key under which the owners of the value are counted.
     pub(crate) fn key(&self) -> ShareKey {
         let (_, number, card) = self.parts();
         self.heap().share_key(number, card)
     }
 
-    /// Heap, number within the heap, and card.
+    /// Returns the heap, the number within the heap, and the card.
     pub(crate) fn parts(&self) -> (*const Core, u32, u8) {
         (self.core(), self.number.get() - self.heap().first_page, self.place().card())
     }

@@ -1,4 +1,4 @@
-//! Entries to be filled or changed in place.
+//! Entries that are inserted or changed in place.
 
 use super::{At, FarBTreeMap};
 use crate::error::{AllocError, FarError};
@@ -8,20 +8,21 @@ use crate::heap::{Scope, Want};
 pub enum BTreeEntry<'a, K: Ord + Send + 'static, V: Send + 'static> {
     /// The key has a value.
     Occupied(OccupiedBTreeEntry<'a, K, V>),
-    /// It has none.
+    /// The key has no value.
     Vacant(VacantBTreeEntry<'a, K, V>),
 }
 
-/// A key that has a value.
+/// The place of a key that has a value.
 pub struct OccupiedBTreeEntry<'a, K: Ord + Send + 'static, V: Send + 'static> {
     map: &'a mut FarBTreeMap<K, V>,
     scope: &'a Scope<'a>,
     key: K,
-    /// Near as long as the scope lasts; nobody else uses it as long as the map is ours.
+    /// The entry, near as long as the scope lasts. Nobody else uses it as long as the map is
+    /// borrowed.
     at: At<K, V>,
 }
 
-/// A key that has none.
+/// The place of a key that has no value.
 pub struct VacantBTreeEntry<'a, K: Ord + Send + 'static, V: Send + 'static> {
     map: &'a mut FarBTreeMap<K, V>,
     scope: &'a Scope<'a>,
@@ -29,7 +30,7 @@ pub struct VacantBTreeEntry<'a, K: Ord + Send + 'static, V: Send + 'static> {
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// The place of a key.
+    /// Returns the place of a key, to insert or change its entry.
     ///
     /// ```
     /// # use farfield::{FarBTreeMap, Heap};
@@ -52,7 +53,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 }
 
 impl<'a, K: Ord + Send + 'static, V: Send + 'static> BTreeEntry<'a, K, V> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         match self {
             BTreeEntry::Occupied(entry) => entry.key(),
@@ -60,17 +61,18 @@ impl<'a, K: Ord + Send + 'static, V: Send + 'static> BTreeEntry<'a, K, V> {
         }
     }
 
-    /// The value, or this one.
+    /// Returns the value of the key. Inserts `value` if there is none.
     pub fn or_insert(self, value: V) -> Result<&'a mut V, AllocError<(K, V)>> {
         self.or_insert_with(|| value)
     }
 
-    /// The value, or what `make` gives.
+    /// Returns the value of the key. Inserts the result of `make` if there is none.
     pub fn or_insert_with(self, make: impl FnOnce() -> V) -> Result<&'a mut V, AllocError<(K, V)>> {
         self.or_insert_with_key(|_| make())
     }
 
-    /// The value, or what `make` gives for the key.
+    /// Returns the value of the key. Inserts the result of `make`, which is given the key, if there
+    /// is none.
     pub fn or_insert_with_key(self, make: impl FnOnce(&K) -> V) -> Result<&'a mut V, AllocError<(K, V)>> {
         match self {
             BTreeEntry::Occupied(entry) => Ok(entry.into_mut()),
@@ -81,7 +83,7 @@ impl<'a, K: Ord + Send + 'static, V: Send + 'static> BTreeEntry<'a, K, V> {
         }
     }
 
-    /// The value, or the default one.
+    /// Returns the value of the key. Inserts the default value if there is none.
     pub fn or_default(self) -> Result<&'a mut V, AllocError<(K, V)>>
     where
         V: Default,
@@ -99,40 +101,40 @@ impl<'a, K: Ord + Send + 'static, V: Send + 'static> BTreeEntry<'a, K, V> {
 }
 
 impl<'a, K: Ord + Send + 'static, V: Send + 'static> OccupiedBTreeEntry<'a, K, V> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         &self.key
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn get(&self) -> &V {
         // SAFETY: as in `FarBTreeMap::get_key_value`: the entry has the map and borrows the scope.
         unsafe { &*self.at.0.value(self.at.1) }
     }
 
-    /// The value, to be changed.
+    /// Returns the value, to be changed.
     pub fn get_mut(&mut self) -> &mut V {
         // SAFETY: as in `FarBTreeMap::get_mut`.
         unsafe { &mut *self.at.0.value(self.at.1) }
     }
 
-    /// The value, for as long as the scope lasts.
+    /// Returns the value, to be changed, for as long as the scope lasts.
     pub fn into_mut(self) -> &'a mut V {
         // SAFETY: as in `FarBTreeMap::get_mut`; the map stays borrowed.
         unsafe { &mut *self.at.0.value(self.at.1) }
     }
 
-    /// Replaces the value; the old one.
+    /// Replaces the value. Returns the old one.
     pub fn insert(&mut self, value: V) -> V {
         core::mem::replace(self.get_mut(), value)
     }
 
-    /// Takes the entry out; its value.
+    /// Removes the entry. Returns its value.
     pub fn remove(self) -> Result<V, FarError> {
         Ok(self.remove_entry()?.1)
     }
 
-    /// Takes the entry out.
+    /// Removes the entry. Returns its key and value.
     pub fn remove_entry(self) -> Result<(K, V), FarError> {
         let removed = self.map.remove_entry(self.scope, &self.key)?;
         Ok(removed.unwrap_or_else(|| unreachable!("the key has a value")))
@@ -140,17 +142,17 @@ impl<'a, K: Ord + Send + 'static, V: Send + 'static> OccupiedBTreeEntry<'a, K, V
 }
 
 impl<'a, K: Ord + Send + 'static, V: Send + 'static> VacantBTreeEntry<'a, K, V> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         &self.key
     }
 
-    /// The key, given back.
+    /// Gives the key back.
     pub fn into_key(self) -> K {
         self.key
     }
 
-    /// Puts a value in.
+    /// Inserts a value for the key. Returns it, to be changed.
     pub fn insert(self, value: V) -> Result<&'a mut V, AllocError<(K, V)>> {
         let (node, index) = self.map.put_new(self.scope, self.key, value)?;
         self.scope.mark_used();

@@ -1,6 +1,7 @@
 //! `FarBTreeMap`: a map in the order of its keys.
 //!
-//! A B-tree of far nodes of about a page (`node`), changed from the root down (`tree`). Nothing of it is near but the root's slot.
+//! A B-tree of far nodes of about a page (`node`), changed from the root down (`tree`). Only the
+//! root's slot is near.
 
 mod entry;
 mod node;
@@ -24,10 +25,11 @@ use remains::Remains;
 use tree::{Numbers, Place};
 use walk::Path;
 
-/// A map in the order of its keys, as `BTreeMap`, whose entries are near or far.
+/// An ordered map, the far counterpart of `BTreeMap`: its entries are near or far.
 ///
-/// Nodes have about a page; large values (from some hundred bytes on) are better kept in a [`FarBox`](crate::FarBox): then nodes
-/// have more keys, the tree is less deep, and a search brings keys and not values.
+/// Nodes have about a page. Large values (from some hundred bytes on) are better kept in a
+/// [`FarBox`](crate::FarBox). Then nodes have more keys, the tree is less deep, and a search brings
+/// keys near and not values.
 ///
 /// ```
 /// use farfield::{FarBTreeMap, Heap};
@@ -46,7 +48,7 @@ use walk::Path;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What a walk has passed forbids changes, and ends with its scope:
+/// Entries that an iterator has returned prevent changes of the map, and end with their scope:
 ///
 /// ```compile_fail,E0502
 /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -74,21 +76,21 @@ pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
     owns: PhantomData<(K, V)>,
 }
 
-/// An entry: its node, near as long as a scope lasts, and its number there.
+/// An entry: its node, near as long as a scope lasts, and its index there.
 type At<K, V> = (Node<K, V>, usize);
 
 impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// An empty map. It belongs to the heap of its first entry.
+    /// Makes an empty map. It belongs to the heap of its first entry.
     pub const fn new() -> FarBTreeMap<K, V> {
         FarBTreeMap { root: SlotCell::nothing(), height: 0, len: 0, anchor: None, owns: PhantomData }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Is there no entry?
+    /// Checks whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -102,14 +104,14 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(scope))
     }
 
-    /// The first entry.
+    /// Returns the first entry.
     pub fn first_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, false)?;
         // SAFETY: as in `get_key_value`.
         Ok(path.entry(scope, Want::Read)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
-    /// The last entry.
+    /// Returns the last entry.
     pub fn last_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, true)?;
         // SAFETY: as in `get_key_value`.
@@ -124,7 +126,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// The node that has the key, and which entry it is; near as long as the scope lasts.
+    /// Finds a key. Returns its node, near as long as the scope lasts, and its index there.
     fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<At<K, V>>, FarError>
     where
         K: Borrow<Q>,
@@ -151,7 +153,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(found)
     }
 
-    /// Where in the tree the key is.
+    /// Returns the place of a key in the tree.
     fn place_of<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<Option<Numbers>, FarError>
     where
         K: Borrow<Q>,
@@ -180,7 +182,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         })
     }
 
-    /// The value of a key.
+    /// Returns the value of a key, if the map has the key.
     pub fn get<'a, Q: Ord + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
         K: Borrow<Q>,
@@ -188,7 +190,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(self.get_key_value(scope, key)?.map(|(_, value)| value))
     }
 
-    /// The same, for a task: while nodes are on their way, others run.
+    /// Returns the value like [`FarBTreeMap::get`], for a task: other tasks run while nodes are
+    /// fetched.
     pub async fn fetch<'a, Q: Ord + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
         K: Borrow<Q>,
@@ -196,7 +199,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         scope.retry(|| self.get(scope, key)).await
     }
 
-    /// The key in the map and its value.
+    /// Returns the key in the map and its value, if the map has the key.
     pub fn get_key_value<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<(&'a K, &'a V)>, FarError>
     where
         K: Borrow<Q>,
@@ -205,13 +208,15 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         let found = self.locate(scope, key, Want::Read)?;
         // SAFETY:
         // - initialised: the entry exists;
-        // - alive: its node became near after the scope began, so it keeps its frame until the scope ends, and `'a` ends before
-        //   that; it also ends before the map is changed, which takes `&mut self`;
-        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which the types allow.
+        // - alive: its node became near after the scope began, so it keeps its frame until the
+        //   scope ends, and `'a` ends before that; it also ends before the map is changed, which
+        //   takes `&mut self`;
+        // - shared: a writer has `&mut self`, or writes through interior mutability, which the
+        //   types allow.
         Ok(found.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
-    /// The value of a key, to be changed.
+    /// Returns the value of a key, to be changed, if the map has the key.
     pub fn get_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
     where
         K: Borrow<Q>,
@@ -222,7 +227,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
     }
 
-    /// The same, for a task: while nodes are on their way, others run.
+    /// Returns the value like [`FarBTreeMap::get_mut`], for a task: other tasks run while nodes are
+    /// fetched.
     pub async fn fetch_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
     where
         K: Borrow<Q>,
@@ -233,7 +239,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
     }
 
-    /// Has it the key?
+    /// Checks whether the map has the key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<bool, FarError>
     where
         K: Borrow<Q>,
@@ -241,7 +247,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(self.locate(scope, key, Want::Read)?.is_some())
     }
 
-    /// Puts an entry in; the value that it replaces.
+    /// Puts an entry in. Returns the value that it replaces.
     pub fn insert(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<Option<V>, AllocError<(K, V)>> {
         match self.locate(scope, &key, Want::Write) {
             Err(error) => return Err(AllocError { error, value: (key, value) }),
@@ -252,7 +258,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         self.put_new(scope, key, value).map(|_| None)
     }
 
-    /// Puts an entry in, whose key the map has not; where it is.
+    /// Puts an entry in whose key the map does not have. Returns its place.
     fn put_new(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<At<K, V>, AllocError<(K, V)>> {
         let _brief = scope.briefly();
         match scope.with_room(|| self.make_room(scope, &key)) {
@@ -266,7 +272,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         }
     }
 
-    /// Takes an entry out; its value.
+    /// Removes an entry. Returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, scope: &Scope<'_>, key: &Q) -> Result<Option<V>, FarError>
     where
         K: Borrow<Q>,
@@ -274,7 +280,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(self.remove_entry(scope, key)?.map(|(_, value)| value))
     }
 
-    /// Takes an entry out.
+    /// Removes an entry. Returns its key and value.
     pub fn remove_entry<Q: Ord + ?Sized>(&mut self, scope: &Scope<'_>, key: &Q) -> Result<Option<(K, V)>, FarError>
     where
         K: Borrow<Q>,
@@ -286,12 +292,12 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(Some(entry))
     }
 
-    /// Takes the first entry out.
+    /// Removes the first entry and returns it, if there is one.
     pub fn pop_first(&mut self, scope: &Scope<'_>) -> Result<Option<(K, V)>, FarError> {
         self.pop(scope, false)
     }
 
-    /// Takes the last entry out.
+    /// Removes the last entry and returns it, if there is one.
     pub fn pop_last(&mut self, scope: &Scope<'_>) -> Result<Option<(K, V)>, FarError> {
         self.pop(scope, true)
     }

@@ -1,4 +1,5 @@
-//! A node of a tree, as it lies in far memory: how many entries, then keys, values, and in inner nodes children.
+//! Layout of a tree node in far memory: the number of entries, then keys, values, and in inner
+//! nodes children.
 
 use crate::error::FarError;
 use crate::heap::{Core, Scope, Slot, SlotCell, Want};
@@ -22,14 +23,15 @@ impl<K, V> Clone for Node<K, V> {
 
 impl<K, V> Copy for Node<K, V> {}
 
-/// Where the parts of a kind of node lie.
+/// Layout of a kind of node, as byte offsets of its parts.
 #[derive(Clone, Copy)]
 struct Shape {
     keys: usize,
     values: usize,
     children: usize,
     bytes: usize,
-    /// Most entries: odd, so that a full node is two least ones and an entry.
+    /// Most entries: an odd number, so that a full node splits into two of the smallest allowed
+    /// size and an entry.
     entries_max: usize,
 }
 
@@ -37,7 +39,7 @@ impl Shape {
     const fn of<K, V>(is_leaf: bool) -> Shape {
         let child = if is_leaf { 0 } else { size_of::<SlotCell>() };
         let entry = size_of::<K>() + size_of::<V>() + child;
-        // What alignment may waste is not more than this.
+        // Alignment wastes at most this much.
         let fixed = 8 + child + align_of::<K>() + align_of::<V>();
         let fit = if entry == 0 || fixed >= PAGE_BYTES { 255 } else { (PAGE_BYTES - fixed) / entry };
         let fit = if fit < 5 {
@@ -82,19 +84,19 @@ impl<K, V> Node<K, V> {
         Ok((slot, node))
     }
 
-    /// The node at an address.
+    /// Returns the node at an address.
     pub(super) fn at(at: *mut u8, height: u32) -> Node<K, V> {
         Node { at, height, holds: PhantomData }
     }
 
-    /// The node that a cell names.
+    /// Brings the node near that a cell names.
     #[inline]
     pub(super) fn load(scope: &Scope<'_>, cell: &SlotCell, height: u32, want: Want) -> Result<Node<K, V>, FarError> {
         let Some(slot) = cell.load() else { unreachable!("a tree names its nodes") };
         Ok(Node { at: cell.address(scope, slot, want)?, height, holds: PhantomData })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub(super) fn len(self) -> usize {
         // SAFETY: a node begins with it.
@@ -103,16 +105,16 @@ impl<K, V> Node<K, V> {
 
     pub(super) fn set_len(self, len: usize) {
         debug_assert!(len <= self.entries_max());
-        // SAFETY: as in `len`; who changes a node has the tree for itself.
+        // SAFETY: as in `len`; a caller that changes a node has the tree for itself.
         unsafe { self.at.cast::<[u8; 2]>().write((len as u16).to_ne_bytes()) };
     }
 
-    /// Most entries.
+    /// Returns the most entries that a node holds.
     pub(super) fn entries_max(self) -> usize {
         self.shape().entries_max
     }
 
-    /// Fewest entries, except in a root.
+    /// Returns the fewest entries that a node holds, except for a root.
     pub(super) fn entries_min(self) -> usize {
         self.entries_max() / 2
     }
@@ -121,7 +123,7 @@ impl<K, V> Node<K, V> {
         self.len() == self.entries_max()
     }
 
-    /// Can an entry be taken out?
+    /// Checks whether an entry can be taken out without falling below the minimum.
     pub(super) fn can_give(self) -> bool {
         self.len() > self.entries_min()
     }
@@ -140,7 +142,7 @@ impl<K, V> Node<K, V> {
         unsafe { self.at.add(self.shape().values).cast::<V>().add(index) }
     }
 
-    /// Where a child is named; `index` goes up to the number of entries.
+    /// Returns the address of a child's cell; `index` goes up to the number of entries.
     #[inline]
     #[expect(clippy::cast_ptr_alignment, reason = "children are aligned to 8 bytes")]
     fn child_at(self, index: usize) -> *mut SlotCell {
@@ -149,21 +151,21 @@ impl<K, V> Node<K, V> {
         unsafe { self.at.add(self.shape().children).cast::<SlotCell>().add(index) }
     }
 
-    /// The cell of a child that exists, good as long as the node is near.
+    /// Returns the cell of a child that exists, which is valid as long as the node is near.
     #[inline]
     pub(super) fn child<'a>(self, index: usize) -> &'a SlotCell {
         assert!(index <= self.len());
-        // SAFETY: an inner node has one more child than entries; cells are atomics. Nobody keeps it longer than the node is
-        // near, which all callers see to: they use it at once.
+        // SAFETY: an inner node has one more child than entries; cells are atomics. Nobody keeps it
+        // longer than the node is near, which all callers see to: they use it at once.
         unsafe { &*self.child_at(index) }
     }
 
     pub(super) fn set_child(self, index: usize, slot: Slot) {
-        // SAFETY: a place for a child; who changes a node has the tree for itself.
+        // SAFETY: a place for a child; a caller that changes a node has the tree for itself.
         unsafe { self.child_at(index).write(SlotCell::new(slot)) };
     }
 
-    /// Takes the entry out, and with it the child behind it (`behind` = 1) or before it (0).
+    /// Takes an entry out, and with it the child behind it (`behind` = 1) or before it (0).
     ///
     /// # Safety
     /// The entry exists, and the tree is the caller's alone. The entry is the caller's from now on.
@@ -204,7 +206,8 @@ impl<K, V> Node<K, V> {
         self.set_len(self.len() + 1);
     }
 
-    /// Moves the entries from `from` on, and their children, to the end of `target`; the child before the first of them goes along.
+    /// Moves the entries from `from` on to the end of `target`. Their children move with them, also
+    /// the one before the first of them.
     ///
     /// # Safety
     /// `target` has room for them, is of the same height, and the tree is the caller's alone.
@@ -222,10 +225,10 @@ impl<K, V> Node<K, V> {
         self.set_len(from);
     }
 
-    /// Frees the node's place. Its entries are somebody else's.
+    /// Frees the node's memory. Its entries were moved elsewhere before.
     ///
     /// # Safety
-    /// The slot names a node that is in the tree no more, and somebody keeps the heap.
+    /// The slot names a node that is no longer in the tree, and something keeps the heap alive.
     pub(super) unsafe fn free(core: &Core, slot: Slot) {
         // SAFETY: passed on to the caller.
         unsafe { slot.free(core) };

@@ -1,4 +1,4 @@
-//! Entries in order, from either end.
+//! Iterators over entries in order, from either end.
 
 use super::walk::Path;
 use super::{At, FarBTreeMap};
@@ -9,20 +9,21 @@ use core::marker::PhantomData;
 use core::ops::RangeBounds;
 
 impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// All entries in order, from either end. What it has passed stays near as long as the scope lasts; for long walks there is
-    /// [`FarBTreeMap::for_each`].
+    /// Iterates over all entries in order, from either end. All that it has passed stays near as
+    /// long as the scope lasts; for long walks there is [`FarBTreeMap::for_each`].
     pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> Result<RangeIter<'a, K, V>, FarError> {
         let ends = Ends::new(self, scope, self.end_path(scope, false)?, Path::nowhere(), Want::Read);
         Ok(RangeIter { ends, map: PhantomData })
     }
 
-    /// The same, to change values; for long walks there is [`FarBTreeMap::for_each_mut`].
+    /// Iterates over all entries in order, from either end, to change values. For long walks there
+    /// is [`FarBTreeMap::for_each_mut`].
     pub fn iter_mut<'a>(&'a mut self, scope: &'a Scope<'a>) -> Result<RangeIterMut<'a, K, V>, FarError> {
         let ends = Ends::new(self, scope, self.end_path(scope, false)?, Path::nowhere(), Want::Write);
         Ok(RangeIterMut { ends, map: PhantomData })
     }
 
-    /// All keys in order, from either end, as [`FarBTreeMap::iter`].
+    /// Iterates over all keys in order, from either end, as [`FarBTreeMap::iter`].
     pub fn keys<'a>(
         &'a self,
         scope: &'a Scope<'a>,
@@ -30,7 +31,8 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(self.iter(scope)?.map(|entry| entry.map(|(key, _)| key)))
     }
 
-    /// All values in the order of their keys, from either end, as [`FarBTreeMap::iter`].
+    /// Iterates over all values in the order of their keys, from either end, as
+    /// [`FarBTreeMap::iter`].
     pub fn values<'a>(
         &'a self,
         scope: &'a Scope<'a>,
@@ -38,7 +40,8 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(self.iter(scope)?.map(|entry| entry.map(|(_, value)| value)))
     }
 
-    /// The same, to change them.
+    /// Iterates over all values in the order of their keys, from either end, to change them: see
+    /// [`FarBTreeMap::iter_mut`].
     pub fn values_mut<'a>(
         &'a mut self,
         scope: &'a Scope<'a>,
@@ -48,10 +51,10 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// The entries with keys in a range, in order, from either end.
+    /// Iterates over the entries with keys in a range, in order, from either end.
     ///
     /// # Panics
-    /// As std: if the range starts behind its end.
+    /// Like std, if the start of the range is greater than its end, or both are equal and excluded.
     pub fn range<'a, Q, R>(&'a self, scope: &'a Scope<'a>, range: R) -> Result<RangeIter<'a, K, V>, FarError>
     where
         K: Borrow<Q>,
@@ -61,7 +64,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(RangeIter { ends: self.ends(scope, range, Want::Read)?, map: PhantomData })
     }
 
-    /// The same, to change values.
+    /// Iterates over the entries with keys in a range, in order, from either end, to change values.
     ///
     /// ```
     /// # use farfield::{FarBTreeMap, Heap};
@@ -79,7 +82,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// ```
     ///
     /// # Panics
-    /// As std: if the range starts behind its end.
+    /// Like std, if the start of the range is greater than its end, or both are equal and excluded.
     pub fn range_mut<'a, Q, R>(&'a mut self, scope: &'a Scope<'a>, range: R) -> Result<RangeIterMut<'a, K, V>, FarError>
     where
         K: Borrow<Q>,
@@ -117,7 +120,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(Ends::new(self, scope, front, back, want))
     }
 
-    /// The place of the first entry that is not before a key; `behind`: that is after it.
+    /// Returns the place of the first entry that is not before a key, or, if `behind`, of the first
+    /// entry after it.
     pub(super) fn path_to<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q, behind: bool) -> Result<Path, FarError>
     where
         K: Borrow<Q>,
@@ -127,18 +131,19 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     }
 }
 
-/// What is left of a range. No entry is given out twice, and the tree is not changed meanwhile.
+/// The rest of a range. No entry is given out twice, and the tree is not changed meanwhile.
 struct Ends<'a, K, V> {
     root: Option<Slot>,
     height: u32,
     scope: &'a Scope<'a>,
     front: Path,
-    /// Behind the last entry.
+    /// The place behind the last entry.
     back: Path,
     want: Want,
     passed: usize,
     failed: bool,
-    /// Nodes that came for this walk leave first when it has passed them.
+    /// Whether nodes that were brought near for this walk are evicted first when it has passed
+    /// them.
     once: bool,
     gives: PhantomData<fn() -> At<K, V>>,
 }
@@ -149,11 +154,11 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
         Ends { root, height, scope, front, back, want, passed: 0, failed: false, once: false, gives: PhantomData }
     }
 
-    /// The entry from one end, and a step there.
+    /// Takes the next entry from one end, and moves that end.
     fn take(&mut self, from_back: bool) -> Result<Option<At<K, V>>, FarError> {
         let scope = self.scope;
         if self.failed || self.front.is(&self.back, scope.core) {
-            // Both are left.
+            // The walk leaves the nodes of both ends.
             self.pass(&self.front, &Path::nowhere());
             self.pass(&self.back, &Path::nowhere());
             return Ok(None);
@@ -174,7 +179,7 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
         Ok(found)
     }
 
-    /// One end of the walk has gone on.
+    /// Marks nodes that one end of the walk has left, if the walk uses them once.
     fn pass(&self, before: &Path, now: &Path) {
         if self.once {
             before.leave_for(now, self.scope.core);
@@ -188,20 +193,21 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
     }
 }
 
-/// Entries of a map in order. See [`FarBTreeMap::range`].
+/// An iterator over entries of a map in order. See [`FarBTreeMap::range`].
 pub struct RangeIter<'a, K: Send + 'static, V: Send + 'static> {
     ends: Ends<'a, K, V>,
     map: PhantomData<&'a FarBTreeMap<K, V>>,
 }
 
-/// Entries of a map in order, to change values. See [`FarBTreeMap::range_mut`].
+/// An iterator over entries of a map in order, to change values. See [`FarBTreeMap::range_mut`].
 pub struct RangeIterMut<'a, K: Send + 'static, V: Send + 'static> {
     ends: Ends<'a, K, V>,
     map: PhantomData<&'a mut FarBTreeMap<K, V>>,
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
-    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    /// Hints that the nodes that this walk brings near will not be used again soon: they are
+    /// evicted first, and nodes that were near stay.
     pub fn once(mut self) -> Self {
         self.ends.once = true;
         self
@@ -215,7 +221,8 @@ impl<'a, K: Send + 'static, V: Send + 'static> RangeIter<'a, K, V> {
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> RangeIterMut<'a, K, V> {
-    /// What this walk brings near will not be used again soon: it leaves first, and what was near stays.
+    /// Hints that the nodes that this walk brings near will not be used again soon: they are
+    /// evicted first, and nodes that were near stay.
     pub fn once(mut self) -> Self {
         self.ends.once = true;
         self

@@ -1,15 +1,16 @@
-//! Dropping a tree, whose nodes may be far. Inner nodes come near for it, leaves only if entries have destructors.
+//! Dropping a tree, whose nodes may be far. Inner nodes come near for it, leaves only if entries
+//! have destructors.
 
 use super::node::Node;
 use crate::heap::{Anchor, Bury, Core, Panics, Slot, drop_collection};
 use core::marker::PhantomData;
 
-/// Subtrees that nobody has any more.
+/// Subtrees of dropped maps.
 pub(super) struct Remains<K: Send + 'static, V: Send + 'static> {
     anchor: Anchor,
     /// Roots and their heights.
     subtrees: Vec<(Slot, u32)>,
-    /// Entries in them.
+    /// Number of entries in the subtrees.
     left: usize,
     owns: PhantomData<(K, V)>,
 }
@@ -41,7 +42,8 @@ impl<K: Send + 'static, V: Send + 'static> Bury for Remains<K, V> {
                     if has_destructors {
                         keys.reserve_exact(len);
                         values.reserve_exact(len);
-                        // SAFETY: so many entries are in the node, and theirs is the only copy from now on: the node is freed.
+                        // SAFETY: so many entries are in the node, and theirs is the only copy from
+                        // now on: the node is freed.
                         unsafe {
                             keys.as_mut_ptr().copy_from_nonoverlapping(node.key(0), len);
                             values.as_mut_ptr().copy_from_nonoverlapping(node.value(0), len);

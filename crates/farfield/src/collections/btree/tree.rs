@@ -1,5 +1,6 @@
-//! Changing a tree: nodes are split and merged on the way down, so that a change never has to come back up. Every step leaves a
-//! whole tree behind; one that cannot have the memory it needs has done nothing.
+//! Changes of a tree. Nodes are split and merged on the way down, so that a change never has to
+//! come back up. Each step leaves a whole tree behind. A step that cannot get the memory it needs
+//! has changed nothing.
 
 use super::FarBTreeMap;
 use super::node::Node;
@@ -11,17 +12,19 @@ use core::cmp::Ordering;
 /// The place of a key in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// The entry with this number has the key.
+    /// The entry with this index has the key.
     Here(usize),
-    /// It would come before the entry with this number: in the child with this number.
+    /// The key is not in the node. It belongs before the entry with this index: in the child with
+    /// this index.
     Before(usize),
 }
 
-/// An entry's place: in each node from the root on the number of the child below, in the last the number of the entry.
+/// An entry's place: for each node from the root on the index of the child below, for the last one
+/// the index of the entry.
 pub(super) struct Numbers(pub(super) Vec<usize>);
 
 impl Numbers {
-    /// What a step at a level has moved is found where it is now; the level below.
+    /// Updates the place after a step at a level has moved entries. Returns the level below.
     fn shift(&mut self, level: usize, shift: Shift) -> usize {
         self.0[level] = shift.number;
         self.0[level + 1] += shift.by;
@@ -33,13 +36,13 @@ impl Numbers {
     }
 }
 
-/// Where what was in a child is now.
+/// The new position of entries that were in a child.
 struct Shift {
-    /// The child's number now.
+    /// The child's index now.
     number: usize,
-    /// The number of what was the child's first.
+    /// The index, in that child, of the child's former first entry.
     by: usize,
-    /// Its parent was the root, and is no more: the child is.
+    /// Whether the parent was the root and is gone: the child is the root now.
     without_root: bool,
 }
 
@@ -63,7 +66,7 @@ impl<K, V> Node<K, V> {
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// The place where a new key belongs: a leaf with room, and the number that the entry gets.
+    /// Makes room for a new key: in a leaf, at the index that the entry gets.
     pub(super) fn make_room(&mut self, scope: &Scope<'_>, key: &K) -> Result<(Node<K, V>, usize), FarError> {
         if self.anchor.is_none() {
             self.anchor = Some(Anchor::of(scope));
@@ -96,7 +99,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         }
     }
 
-    /// A new root above the full one, which is split.
+    /// Adds a root above the full one, which is split.
     fn add_root(&mut self, scope: &Scope<'_>, old: Node<K, V>) -> Result<Node<K, V>, FarError> {
         let (slot, root) = Node::make(scope, self.height + 1)?;
         let Some(old_slot) = self.root.load() else { unreachable!("there is a root") };
@@ -111,7 +114,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(root)
     }
 
-    /// Takes an entry out. Its place is right after an error, too, though others may have come beside it: so it can be tried again.
+    /// Takes an entry out. On an error, its place is still right, though other entries may have
+    /// moved beside it. So it can be tried again.
     pub(super) fn take(&mut self, scope: &Scope<'_>, place: &mut Numbers) -> Result<(K, V), FarError> {
         let mut node = Node::load(scope, &self.root, self.height, Want::Write)?;
         let mut level = 0;
@@ -156,13 +160,14 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(unsafe { node.remove(index, 1) })
     }
 
-    /// The children on both sides of an entry.
+    /// Returns the children on both sides of an entry.
     fn children(&self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<[Node<K, V>; 2], FarError> {
         let child = |index| Node::load(scope, node.child(index), node.height - 1, Want::Write);
         Ok([child(index)?, child(index + 1)?])
     }
 
-    /// The child with this number, or the one that it was merged into: it can give an entry now. And where its entries are.
+    /// Makes sure that an entry can be taken out of a child. Returns the child, or the one that it
+    /// was merged into, and where its entries are.
     fn fill(&mut self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<(Node<K, V>, Shift), FarError> {
         let same = Shift { number: index, by: 0, without_root: false };
         let child = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
@@ -174,7 +179,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             if left.can_give() {
                 let last = left.len() - 1;
                 let moved = (left.height > 0).then(|| left.child(last + 1).load()).flatten();
-                // SAFETY: the entries exist, and the child has room: it has the fewest that it may have. The tree is ours.
+                // SAFETY: the entries exist, and the child has room: it has the fewest that it may
+                // have. The tree is ours.
                 unsafe {
                     let entry = left.remove(last, 1);
                     let entry = replace(node, index - 1, entry);
@@ -203,7 +209,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok((left, Shift { number: between, by, without_root }))
     }
 
-    /// Two children with the fewest entries and the entry between them become one. A root without an entry goes; did it?
+    /// Merges two children with the fewest entries and the entry between them. Removes the root if
+    /// it has no entry left, and returns whether it did.
     fn merge(
         &mut self,
         scope: &Scope<'_>,
@@ -213,7 +220,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         right: Node<K, V>,
     ) -> bool {
         let Some(gone) = node.child(index + 1).load() else { unreachable!("a tree names its nodes") };
-        // SAFETY: twice the fewest and one are the most. The tree is ours, and the right one's place is free afterwards.
+        // SAFETY: twice the fewest and one are the most. The tree is ours, and the right one's
+        // place is free afterwards.
         unsafe {
             let entry = node.remove(index, 1);
             let at = left.len();
@@ -235,12 +243,12 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     }
 }
 
-/// Splits a full child; the entry in its middle comes up to `index`.
+/// Splits a full child. The entry in its middle moves up to `index`.
 fn split<K, V>(scope: &Scope<'_>, node: Node<K, V>, index: usize, child: Node<K, V>) -> Result<(), FarError> {
     let (slot, right) = Node::make(scope, child.height)?;
     let middle = child.entries_min();
-    // SAFETY: the child is full, the new node is empty, and the parent has room: full ones were split on the way. The middle entry
-    // is moved: the child is one shorter.
+    // SAFETY: the child is full, the new node is empty, and the parent has room: full ones were
+    // split on the way. The middle entry is moved: the child is one shorter.
     unsafe {
         child.move_tail(middle + 1, right);
         let entry = (child.key(middle).read(), child.value(middle).read());
@@ -250,7 +258,7 @@ fn split<K, V>(scope: &Scope<'_>, node: Node<K, V>, index: usize, child: Node<K,
     Ok(())
 }
 
-/// Another entry in place of one.
+/// Replaces an entry. Returns the old one.
 ///
 /// # Safety
 /// The entry exists, and the tree is the caller's.

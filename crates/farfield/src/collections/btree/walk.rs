@@ -7,14 +7,16 @@ use crate::error::FarError;
 use crate::heap::{Core, Scope, Slot, SlotCell, Want};
 use core::borrow::Borrow;
 
-/// An entry's place: the nodes from the root to its node; in each the number of the child below, in the last the number of the entry.
-/// Empty: behind the last entry. Good as long as the tree is not changed; nodes may leave and come back.
+/// An entry's place: the nodes from the root to its node, each with the index of the child below,
+/// the last with the index of the entry. An empty path is the place behind the last entry. Valid as
+/// long as the tree is not changed; nodes may be evicted and come back.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
     steps: Vec<(Slot, usize)>,
-    /// Of the last node.
+    /// Height of the last node.
     height: u32,
-    /// For each node of the path whether it was [new](Scope::is_new) when the path came to it; and for some below, which it has left.
+    /// A bit for each node of the path: whether it was [new](Scope::is_new) when the path came to
+    /// it. Bits below the last node are left over from earlier.
     new: u64,
 }
 
@@ -26,7 +28,7 @@ impl Path {
         Path { steps: Vec::new(), height: 0, new: 0 }
     }
 
-    /// Are both the same place?
+    /// Checks whether both are the same place.
     pub(super) fn is(&self, other: &Path, core: &Core) -> bool {
         match (self.steps.last(), other.steps.last()) {
             (Some((one, index)), Some((two, other))) => one.is(*two, core) && index == other,
@@ -34,13 +36,14 @@ impl Path {
         }
     }
 
-    /// The node at the end and the number of the entry.
+    /// Returns the last node of the path and the index of the entry.
     pub(super) fn node<K, V>(&self, scope: &Scope<'_>) -> Result<Option<At<K, V>>, FarError> {
         let Some((slot, index)) = self.steps.last() else { return Ok(None) };
         Ok(Some((Node::at(slot.address(scope)?, self.height), *index)))
     }
 
-    /// The same, near as long as the scope lasts, and to be changed if it is wanted so.
+    /// Returns the last node and the index of the entry. The node is near as long as the scope
+    /// lasts, and may be changed if `want` is `Want::Write`.
     pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, want: Want) -> Result<Option<At<K, V>>, FarError> {
         let Some((slot, index)) = self.steps.last() else { return Ok(None) };
         let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, want))?;
@@ -48,13 +51,14 @@ impl Path {
         Ok(Some((Node::at(address, self.height), *index)))
     }
 
-    /// A node below the last one is used next.
+    /// Notes whether a node below the last one, which is used next, is new.
     fn come_to(&mut self, slot: Slot, scope: &Scope<'_>) {
         let bit = 1 << self.steps.len();
         self.new = self.new & !bit | if slot.is_new(scope) { bit } else { 0 };
     }
 
-    /// The walk has gone from here to another place: nodes that it has left leave first, if they were new.
+    /// Marks nodes that the walk has left, on its way from here to `next`: those that were new are
+    /// evicted first.
     pub(super) fn leave_for(&self, next: &Path, core: &Core) {
         for (depth, (slot, _)) in self.steps.iter().enumerate() {
             let is_left = next.steps.get(depth).is_none_or(|(other, _)| !other.is(*slot, core));
@@ -64,12 +68,12 @@ impl Path {
         }
     }
 
-    /// The place without its nodes.
+    /// Returns the place without its nodes.
     pub(super) fn numbers(&self) -> Numbers {
         Numbers(self.steps.iter().map(|(_, number)| *number).collect())
     }
 
-    /// To the first or the last entry.
+    /// Returns the path to the first or the last entry.
     pub(super) fn end<K, V>(root: Option<Slot>, height: u32, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
         let mut path = Path::nowhere();
         let Some(root) = root else { return Ok(path) };
@@ -78,7 +82,7 @@ impl Path {
         Ok(if is_empty { Path::nowhere() } else { path })
     }
 
-    /// From a subtree's root to its first or last entry, which is in a leaf.
+    /// Extends the path from a subtree's root to its first or last entry, which is in a leaf.
     fn go_down<K, V>(
         &mut self,
         mut slot: Slot,
@@ -100,7 +104,8 @@ impl Path {
         }
     }
 
-    /// To the first entry that is not before a key; `behind`: that is after it.
+    /// Returns the path to the first entry that is not before a key, or, if `behind`, to the first
+    /// entry after it.
     pub(super) fn to<K: Borrow<Q>, V, Q: Ord + ?Sized>(
         root: Option<Slot>,
         height: u32,
@@ -134,7 +139,7 @@ impl Path {
         }
     }
 
-    /// Behind the last entry of a node is the one above it that its child is before.
+    /// Goes from behind the last entry of a node up to the entry that follows it, in a node above.
     fn come_up<K, V>(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
         while let Some((slot, index)) = self.steps.last() {
             if *index < Node::<K, V>::at(slot.address(scope)?, self.height).len() {
@@ -147,7 +152,8 @@ impl Path {
         Ok(())
     }
 
-    /// Goes to the entry behind this one; or stays here, with an error. `ahead`: fetches what comes after it.
+    /// Goes to the entry behind this one. On an error it stays here. `ahead`: prefetches leaves
+    /// that come next.
     pub(super) fn advance<K, V>(&mut self, scope: &Scope<'_>, ahead: bool) -> Result<(), FarError> {
         let Some((node, index)) = self.node::<K, V>(scope)? else { return Ok(()) };
         if node.height == 0 && index + 1 < node.len() {
@@ -175,7 +181,7 @@ impl Path {
         Ok(())
     }
 
-    /// The entry before this one, which exists.
+    /// Returns the path to the entry before this one, which exists.
     pub(super) fn previous<K, V>(&self, root: Option<Slot>, height: u32, scope: &Scope<'_>) -> Result<Path, FarError> {
         let mut path = self.clone();
         let Some((node, index)) = path.node::<K, V>(scope)? else {

@@ -6,19 +6,21 @@ use crate::error::{AllocError, FarError};
 use crate::heap::{Scope, Want};
 
 impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// Visits all entries in order; renews the scope between nodes.
+    /// Visits all entries in order, and renews the scope between nodes.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         // SAFETY: as in `get_key_value`; the scope is renewed when nobody has them.
         self.visit(scope, Want::Read, false, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
     }
 
-    /// The same, for entries that will not be used again soon: what has to be brought near leaves first, and what was near stays.
+    /// Visits all entries like [`FarBTreeMap::for_each`], with the hint that they will not be used
+    /// again soon. Nodes that have to be brought near are evicted first, and nodes that were near
+    /// stay.
     pub fn for_each_once(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         // SAFETY: as in `for_each`.
         self.visit(scope, Want::Read, true, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
     }
 
-    /// The same, to change values.
+    /// Visits all entries in order, to change values, and renews the scope between nodes.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &mut V)) -> Result<(), FarError> {
         // SAFETY: as in `for_each`, and `&mut self` makes it exclusive.
         self.visit(scope, Want::Write, false, |(node, index)| unsafe {
@@ -49,7 +51,8 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(())
     }
 
-    /// As [`FarBTreeMap::for_each`], for a task: while nodes are on their way, others run.
+    /// Visits all entries like [`FarBTreeMap::for_each`], for a task: other tasks run while nodes
+    /// are fetched.
     pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         let mut path = {
             let scope = &*scope;
@@ -73,7 +76,9 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
-    /// Keeps the entries that `keep` accepts; asks in order, and renews the scope on the way. If it fails, what it has asked about is done.
+    /// Keeps only the entries that `keep` accepts. It is called in order, and the scope is renewed
+    /// on the way. If it fails, all entries that `keep` has rejected are removed, except perhaps
+    /// the last one.
     pub fn retain(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&K, &mut V) -> bool) -> Result<(), FarError> {
         let mut path = self.end_path(scope, false)?;
         while let Some((node, index)) = path.entry::<K, V>(scope, Want::Write)? {
@@ -91,7 +96,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(())
     }
 
-    /// Takes the entry at a place out, and drops it when the next one is found; the place of that.
+    /// Takes the entry at a place out, and drops it when the next one is found. Returns the place
+    /// of the next one.
     fn drop_entry(&mut self, scope: &Scope<'_>, path: &Path) -> Result<Path, FarError> {
         let mut place = path.numbers();
         let (key, _value) = {
@@ -102,8 +108,9 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         self.path_to(scope, &key, true)
     }
 
-    /// Moves all entries of another map over, in order; those that this one has are replaced. Renews the scope on the way. If it fails, what
-    /// has not been moved is still in the other one, but for the entry that is given back if it could not be put in.
+    /// Moves all entries of another map into this one, in order; they replace entries with equal
+    /// keys. Renews the scope on the way. If it fails, entries that were not moved are still in the
+    /// other map, except for one that could not be put in: it is given back.
     pub fn append(
         &mut self,
         scope: &mut Scope<'_>,

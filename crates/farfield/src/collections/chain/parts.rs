@@ -1,11 +1,12 @@
-//! Chains joined and parted, by whole chunks: their elements stay where they are.
+//! Joining and splitting chains, by whole chunks: their elements stay where they are.
 
 use super::{Chain, End, NONE, NOWHERE, Position};
 use crate::error::FarError;
 use crate::heap::{Scope, Want};
 
 impl<T: Send + 'static> Chain<T> {
-    /// Chunks of another chain come to the end of this one. If it fails, what has not been moved is still in the other.
+    /// Moves the chunks of another chain to the end of this one. If it fails, chunks that were not
+    /// moved are still in the other.
     pub(in crate::collections) fn append(&mut self, scope: &Scope<'_>, other: &mut Chain<T>) -> Result<(), FarError> {
         for anchor in [&self.anchor, &other.anchor].into_iter().flatten() {
             anchor.check(scope)?;
@@ -22,7 +23,8 @@ impl<T: Send + 'static> Chain<T> {
         Ok(())
     }
 
-    /// Takes the elements from this one on out. If it fails, all are where they were.
+    /// Moves the elements from index `at` on into a new chain. If it fails, all are where they
+    /// were.
     pub(in crate::collections) fn split_off(&mut self, scope: &Scope<'_>, at: usize) -> Result<Chain<T>, FarError> {
         let mut tail = Chain::new();
         if let Some(anchor) = &self.anchor {
@@ -60,7 +62,8 @@ impl<T: Send + 'static> Chain<T> {
         Ok(tail)
     }
 
-    /// A chunk of another chain of the heap comes in before one of this, or at the end if that is none. There is near room for it.
+    /// Moves a chunk of another chain of the heap before a chunk of this one, or to the end if that
+    /// is `NONE`. There must be near room for it.
     fn adopt(&mut self, other: &mut Chain<T>, number: u32, before: u32) {
         let mut chunk = other.unlink(number);
         (chunk.previous, chunk.next) = (self.beside(before, End::Front), before);
@@ -70,7 +73,8 @@ impl<T: Send + 'static> Chain<T> {
         self.len += len;
     }
 
-    /// Keeps the elements that `keep` accepts. If it fails, what it has asked about is done.
+    /// Keeps only the elements that `keep` accepts. If it fails, all elements that `keep` has
+    /// rejected are removed, except perhaps the last one.
     pub(in crate::collections) fn retain(
         &mut self,
         scope: &mut Scope<'_>,

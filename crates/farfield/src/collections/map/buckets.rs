@@ -1,4 +1,4 @@
-//! Where buckets are: near, in one growing table, or far, 64 to a page, with a near slot per page.
+//! Storage of buckets: near, in one growing table, or far, 64 to a page, with a near slot per page.
 
 use crate::error::{BuildError, FarError};
 use crate::heap::{Core, Scope, Slot, SlotCell, Table, Want, Zeroed};
@@ -8,16 +8,18 @@ use farfield_core::heap::buckets::BucketWord;
 use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
-/// Entries that a bucket has places for; the last one is a link if there are more.
+/// Places of a bucket for entries. If there are more entries, the last place is a link to another
+/// bucket.
 pub(super) const PLACES: usize = 5;
 
-/// One cache line: hashes and slots of a few entries.
+/// A bucket of the index: hashes and slots of a few entries, in one cache line.
 #[repr(C, align(64))]
 pub(super) struct Bucket {
     /// A [`BucketWord`].
     pub(super) word: AtomicU32,
     pub(super) hashes: [AtomicU32; PLACES],
-    /// Objects, or in the last place the number of another bucket plus one, of which the upper half is 0.
+    /// Objects. In a linked bucket, the last place has the number of the next bucket plus one; its
+    /// upper half is 0.
     pub(super) slots: [SlotCell; PLACES],
 }
 
@@ -30,11 +32,11 @@ unsafe impl Zeroed for Bucket {}
 
 /// Most buckets of a table, so that all arithmetic on them fits.
 const BUCKETS_MAX: u64 = 1 << 31;
-/// From this size on a near table grows by whole huge pages.
+/// Size from which on a near table grows by whole huge pages.
 const HUGE_FROM: u64 = 16 << 20;
 const HUGE_BYTES: u64 = 2 << 20;
 
-/// A growing row of buckets.
+/// A growing sequence of buckets.
 pub(super) struct Buckets {
     home: Home,
     /// Near bytes that were charged to the heap.
@@ -47,13 +49,14 @@ enum Home {
     Far(Table<SlotCell>),
 }
 
-/// Where the index of a map is.
+/// Where the index of a map is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Index {
-    /// In near memory, about 20 bytes per entry: a value that is far costs one fetch.
+    /// In near memory, about 20 bytes per entry: a look-up of a far value costs one fetch.
     #[default]
     Near,
-    /// In far memory, like the values: parts that are not used leave. For maps whose index would fill the near budget.
+    /// In far memory, like the values: parts that are not used are evicted. For maps whose index
+    /// would fill the near budget.
     Far,
 }
 
@@ -63,7 +66,7 @@ impl Bucket {
         BucketWord(self.word.load(order))
     }
 
-    /// Everything in it is gone. The caller has it for itself.
+    /// Empties the bucket. The caller has exclusive access to it.
     pub(super) fn reset(&self, depth: u32) {
         for (hash, slot) in self.hashes.iter().zip(&self.slots) {
             hash.store(0, Ordering::Relaxed);
@@ -84,12 +87,12 @@ impl Buckets {
         Ok(Buckets { home, charged: AtomicU64::new(0) })
     }
 
-    /// Are they always near?
+    /// Checks whether the buckets are always near.
     pub(super) fn is_near(&self) -> bool {
         matches!(self.home, Home::Near(_))
     }
 
-    /// Most buckets that fit.
+    /// Returns the most buckets that fit.
     pub(super) fn max(&self) -> u32 {
         match &self.home {
             Home::Near(table) => table.len() as u32,
@@ -97,7 +100,8 @@ impl Buckets {
         }
     }
 
-    /// A bucket that was [prepared](Buckets::prepare). It stays where it is as long as the scope lasts.
+    /// Returns a bucket that was [prepared](Buckets::prepare). It stays where it is as long as the
+    /// scope lasts.
     #[inline]
     pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Result<&'a Bucket, FarError> {
         match &self.home {
@@ -106,14 +110,15 @@ impl Buckets {
                 let cell = &pages[bucket / PER_PAGE];
                 let Some(slot) = cell.load() else { unreachable!("a bucket before it was prepared") };
                 let page = cell.address(scope, slot, Want::Read)?;
-                // SAFETY: `prepare` made a page of buckets there, which lives as long as `self`. They are changed through
-                // atomics only; where it is does not change before the scope ends.
+                // SAFETY: `prepare` made a page of buckets there, which lives as long as `self`.
+                // They are changed through atomics only; where it is does not change before the
+                // scope ends.
                 Ok(unsafe { in_page(page, bucket) })
             }
         }
     }
 
-    /// The same, if it is near.
+    /// Returns a bucket that was [prepared](Buckets::prepare), if it is near.
     pub(super) fn get_now<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Option<&'a Bucket> {
         match &self.home {
             Home::Near(table) => Some(&table[bucket]),
@@ -125,7 +130,7 @@ impl Buckets {
         }
     }
 
-    /// A hint: this bucket is used soon.
+    /// Prefetches a bucket into the processor's cache, if the buckets are near.
     #[inline]
     pub(super) fn load_ahead(&self, bucket: u32) {
         if let Home::Near(table) = &self.home {
@@ -133,7 +138,7 @@ impl Buckets {
         }
     }
 
-    /// The number within the heap of the far page of a bucket that was prepared.
+    /// Returns the number within the heap of the far page of a bucket that was prepared.
     pub(super) fn page_number(&self, core: &Core, bucket: u32) -> Option<u32> {
         match &self.home {
             Home::Near(_) => None,
@@ -141,7 +146,7 @@ impl Buckets {
         }
     }
 
-    /// Is there room for this bucket?
+    /// Checks whether there is room for this bucket.
     pub(super) fn is_prepared(&self, bucket: u32) -> bool {
         let page = bucket / PER_PAGE;
         match &self.home {
@@ -150,7 +155,8 @@ impl Buckets {
         }
     }
 
-    /// Makes room for one bucket more: number `bucket`, after all smaller ones. Several threads may be at it.
+    /// Makes room for one more bucket: number `bucket`, after all smaller ones. Several threads may
+    /// do this at the same time.
     pub(super) fn prepare(&self, scope: &Scope<'_>, bucket: u32) -> Result<(), FarError> {
         let page = bucket / PER_PAGE;
         while !self.is_prepared(bucket) {
@@ -185,7 +191,8 @@ impl Buckets {
         self.charged.load(Ordering::Relaxed) >= bytes
     }
 
-    /// Charges a step more than `from`, unless somebody else has done so.
+    /// Charges `step` bytes more than `from`, unless another thread has changed the charge
+    /// meanwhile. Returns whether it did.
     fn charge(&self, core: &Core, from: u64, step: u64) -> Result<bool, FarError> {
         core.charge(step)?;
         let charged = self.charged.compare_exchange(from, from + step, Ordering::Relaxed, Ordering::Relaxed);
@@ -195,7 +202,7 @@ impl Buckets {
         Ok(charged.is_ok())
     }
 
-    /// Frees far pages and what was charged. The map is going.
+    /// Frees far pages, and gives back the charged bytes. Called when the map is dropped.
     pub(super) fn clear(&mut self, core: &Core) {
         if let Home::Far(pages) = &self.home {
             for cell in (0..pages.len() as u32).map(|page| &pages[page]) {
@@ -209,7 +216,7 @@ impl Buckets {
     }
 }
 
-/// A bucket in a page of them.
+/// Returns a bucket in a page of them.
 ///
 /// # Safety
 /// There is a page of buckets, which stays there during `'a`.

@@ -1,4 +1,4 @@
-//! Entries to be filled or changed in place, for who has the map for itself.
+//! Entries that are inserted or changed in place, with exclusive access to the map.
 
 use super::FarMap;
 use super::item::{Item, Shape, Source};
@@ -10,11 +10,11 @@ use core::hash::{BuildHasher, Hash};
 pub enum Entry<'a, K: Item + ?Sized, V: Item + ?Sized, S, A> {
     /// The key has a value.
     Occupied(OccupiedEntry<'a, K, V, S, A>),
-    /// It has none.
+    /// The key has no value.
     Vacant(VacantEntry<'a, K, V, S, A>),
 }
 
-/// A key that has a value.
+/// The place of a key that has a value.
 pub struct OccupiedEntry<'a, K: Item + ?Sized, V: Item + ?Sized, S, A> {
     map: &'a FarMap<K, V, S>,
     scope: &'a Scope<'a>,
@@ -22,7 +22,7 @@ pub struct OccupiedEntry<'a, K: Item + ?Sized, V: Item + ?Sized, S, A> {
     value: &'a mut V,
 }
 
-/// A key that has none.
+/// The place of a key that has no value.
 pub struct VacantEntry<'a, K: Item + ?Sized, V: Item + ?Sized, S, A> {
     map: &'a FarMap<K, V, S>,
     scope: &'a Scope<'a>,
@@ -30,7 +30,8 @@ pub struct VacantEntry<'a, K: Item + ?Sized, V: Item + ?Sized, S, A> {
 }
 
 impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
-    /// The place of a key. Takes the map for itself; many threads use [`FarMap::update`].
+    /// Returns the place of a key. Needs exclusive access to the map; with many threads, use
+    /// [`FarMap::update`].
     pub fn entry<'a, A: Source<K>>(
         &'a mut self,
         scope: &'a Scope<'a>,
@@ -40,7 +41,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
             Ok(found) => found,
             Err(error) => return Err(AllocError { error, value: key }),
         };
-        // From here on the entry is the only one who uses the map.
+        // From here on, only the entry uses the map.
         let map = &*self;
         let Some(at) = found else { return Ok(Entry::Vacant(VacantEntry { map, scope, key })) };
         // SAFETY: as in `get_mut`; the map is borrowed by the entry, which uses it only when it has given up the value.
@@ -50,7 +51,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 }
 
 impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Source<K>> Entry<'a, K, V, S, A> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         match self {
             Entry::Occupied(entry) => entry.key(),
@@ -58,17 +59,18 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
         }
     }
 
-    /// The value, or this one.
+    /// Returns the value of the key. Inserts `value` if there is none.
     pub fn or_insert<B: Source<V>>(self, value: B) -> Result<&'a mut V, AllocError<(A, B)>> {
         self.or_insert_with(|| value)
     }
 
-    /// The value, or what `make` gives.
+    /// Returns the value of the key. Inserts the result of `make` if there is none.
     pub fn or_insert_with<B: Source<V>>(self, make: impl FnOnce() -> B) -> Result<&'a mut V, AllocError<(A, B)>> {
         self.or_insert_with_key(|_| make())
     }
 
-    /// The value, or what `make` gives for the key.
+    /// Returns the value of the key. Inserts the result of `make`, which is given the key, if there
+    /// is none.
     pub fn or_insert_with_key<B: Source<V>>(self, make: impl FnOnce(&K) -> B) -> Result<&'a mut V, AllocError<(A, B)>> {
         match self {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
@@ -79,7 +81,7 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
         }
     }
 
-    /// The value, or the default one.
+    /// Returns the value of the key. Inserts the default value if there is none.
     pub fn or_default(self) -> Result<&'a mut V, AllocError<(A, V)>>
     where
         V: Default + Source<V>,
@@ -97,57 +99,58 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
 }
 
 impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Source<K>> OccupiedEntry<'a, K, V, S, A> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         self.key.borrow()
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn get(&self) -> &V {
         self.value
     }
 
-    /// The value, to be changed.
+    /// Returns the value, to be changed.
     pub fn get_mut(&mut self) -> &mut V {
         self.value
     }
 
-    /// The value, for as long as the scope lasts.
+    /// Returns the value, to be changed, for as long as the scope lasts.
     pub fn into_mut(self) -> &'a mut V {
         self.value
     }
 
-    /// Replaces the value; the old one.
+    /// Replaces the value. Returns the old one.
     pub fn insert<B: Source<V>>(self, value: B) -> Result<Option<&'a V>, AllocError<(A, B)>> {
         self.map.insert(self.scope, self.key, value)
     }
 
-    /// Takes the entry out; its value.
+    /// Removes the entry. Returns its value.
     pub fn remove(self) -> Result<Option<&'a V>, FarError> {
         self.map.remove::<K>(self.scope, self.key.borrow())
     }
 }
 
 impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Source<K>> VacantEntry<'a, K, V, S, A> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         self.key.borrow()
     }
 
-    /// The key, given back.
+    /// Gives the key back.
     pub fn into_key(self) -> A {
         self.key
     }
 
-    /// Puts a value in.
+    /// Inserts a value for the key. Returns it, to be changed.
     pub fn insert<B: Source<V>>(self, value: B) -> Result<&'a mut V, AllocError<(A, B)>> {
         let put = self.map.put(self.scope, self.key, value, |_| true)?;
         let Some(at) = put.new.and_then(|slot| slot.address_now(self.scope)) else {
             unreachable!("put in a moment ago, and near as long as the scope lasts")
         };
         self.scope.mark_used();
-        // SAFETY: as in `FarMap::get_mut`: the entry had the map for itself, and so has the reference. The page is dirty: it
-        // was made so with the object, and stays so as long as it is near.
+        // SAFETY: as in `FarMap::get_mut`: the entry had the map for itself, and so has the
+        // reference. The page is dirty: it was made so with the object, and stays so as long as it
+        // is near.
         Ok(unsafe { Shape::<K, V>::value_mut(at) })
     }
 }

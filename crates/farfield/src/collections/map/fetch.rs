@@ -7,7 +7,8 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
 impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
-    /// As [`FarMap::get`], for a task: while index and entry are on their way, others run.
+    /// Returns the value like [`FarMap::get`], for a task: other tasks run while index and entry
+    /// are fetched.
     pub async fn fetch<'a, Q: Hash + Eq + ?Sized>(
         &'a self,
         scope: &'a Scope<'_>,
@@ -21,7 +22,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 }
 
 impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<'map, K, V, S> {
-    /// As [`Walk::next`], for a task.
+    /// Returns entries like [`Walk::next`], for a task: other tasks run while they are fetched.
     pub async fn fetch_next<'a>(&mut self, scope: &'a Scope<'_>) -> Result<Option<Vec<(&'a K, &'a V)>>, FarError>
     where
         'map: 'a,

@@ -1,4 +1,5 @@
-//! Hints: what comes soon, what is used once, what is done with.
+//! Hints: keys that are looked up soon, entries that are used once, entries that are not needed
+//! soon.
 
 use super::item::Shape;
 use super::{FarMap, Item};
@@ -8,8 +9,9 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
 impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
-    /// As [`FarMap::get`], for an entry that will not be used again soon: if it has to be brought near, it leaves first. The index is
-    /// used by others, and stays.
+    /// Returns the value like [`FarMap::get`], with the hint that the entry will not be used again
+    /// soon. If the entry has to be brought near, it is evicted first. The index is used by others,
+    /// and stays.
     pub fn get_once<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
         K: Borrow<Q>,
@@ -21,7 +23,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
     }
 
-    /// The same, for a task: while index and entry are on their way, others run.
+    /// Returns the value like [`FarMap::get_once`], for a task: other tasks run while index and
+    /// entry are fetched.
     pub async fn fetch_once<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
         K: Borrow<Q>,
@@ -35,7 +38,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
     }
 
-    /// [`FarMap::locate_hash`] for what is used once.
+    /// [`FarMap::locate_hash`] for an entry that is used once.
     fn locate_once<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, once: &Once) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
@@ -56,9 +59,11 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|(_, at)| at))
     }
 
-    /// These keys will be looked up soon: begins to bring their entries near, and does not wait. How many pages (or small entries of the
-    /// [object plane](crate::Plane::Object)) are on their way now. It is advice: what is near, or finds no room, is passed over; and where
-    /// the index is far, too, what comes is first the part of it that has the key.
+    /// Begins to bring entries near whose keys will be looked up soon, and does not wait. Returns
+    /// the number of pages (or small entries of the [object plane](crate::Plane::Object)) that are
+    /// on their way now. This is a hint: entries that are near, or for which there is no room, are
+    /// passed over. If the index is far, the part of it that has the key comes first, instead of
+    /// the entry.
     ///
     /// ```
     /// # use farfield::{FarMap, Heap};
@@ -75,7 +80,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + ?Sized + 'key,
     {
-        // What the index names now lives as long as the scope.
+        // An entry that the index names now lives as long as the scope.
         let _held = scope.hold();
         let mut numbers = Vec::new();
         if self.body.anchor.check(scope).is_ok() {
@@ -84,7 +89,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope.core.prefetch(scope.record, numbers) as usize
     }
 
-    /// The entry of this key will not be needed soon: it leaves before others.
+    /// Marks the entry of this key as not needed soon: it is evicted before others.
     pub fn cold<Q>(&self, scope: &Scope<'_>, key: &Q)
     where
         K: Borrow<Q>,

@@ -1,9 +1,11 @@
 //! The index: from a hash to the slots of the entries that have it.
 //!
-//! Readers take no lock. An entry that stays in the map stays in its place, except while its bucket moves entries (a link
-//! is made, or the bucket is split), which its word tells. So what is found was there, and what is not found was not there at some moment of
-//! the search, or the search is repeated. Writers search in the same way, then lock the bucket for a moment, in which
-//! they only compare slots: no user code runs and nothing is waited for under a bucket's lock.
+//! Readers take no lock (optimistic reads, validated by the bucket's word). An entry that stays in
+//! the map stays in its place, except while its bucket moves entries: a link is made, or the bucket
+//! is split. The bucket's word shows such a move. So an entry that is found was there. An entry
+//! that is not found was not there at some moment of the search, or the search is repeated. Writers
+//! search in the same way, and then lock the bucket for a moment. They only compare slots then:
+//! under a bucket's lock, no user code runs and nothing is waited for.
 
 use super::buckets::{Bucket, Buckets, Index, PLACES};
 use crate::error::{BuildError, FarError};
@@ -12,10 +14,10 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 use farfield_core::heap::buckets::{BucketWord, after, bucket_of, has, low_bits, split_for};
 use std::sync::{Mutex, PoisonError};
 
-/// The buckets of a map.
+/// The buckets of a map (linear hashing: the table grows by splitting one bucket at a time).
 pub(super) struct Table {
     main: Buckets,
-    /// Buckets that continue others.
+    /// Overflow buckets, which continue others.
     spare: Buckets,
     spares: Mutex<Spares>,
     count: AtomicU32,
@@ -28,21 +30,22 @@ struct Spares {
     prepared: u32,
 }
 
-/// What a search saw of the entries with its hash.
+/// Result of a search: the entries with its hash.
 #[derive(Default)]
 pub(super) struct Search {
     /// The entry with the key: its slot and its address.
     pub(super) found: Option<(Slot, *mut u8)>,
-    /// Entries of other keys.
+    /// Entries of other keys that have the hash.
     unequal: Vec<Slot>,
     /// A bucket for a link, if one was needed and not used.
     spare: Option<u32>,
 }
 
-/// Entries per bucket above which the table grows: half of seven.
+/// Entries per bucket above which the table grows, in halves: 3.5 entries.
 const SEVENTH_HALVES: u64 = 7;
 
-/// A bucket's lock. Others wait for it in scopes, so whoever has it must wait for nothing that takes room.
+/// A bucket's lock. Other threads wait for it in scopes, so its holder must wait for nothing that
+/// takes room.
 struct Locked<'a> {
     bucket: &'a Bucket,
     word: BucketWord,
@@ -59,7 +62,7 @@ impl<'a> Locked<'a> {
     fn begin_move(&mut self) {
         self.word = self.word.moving();
         self.bucket.word.store(self.word.0, Ordering::Relaxed);
-        // Who sees a store of the move sees the mark, or a later word.
+        // A thread that sees a store of the move sees the mark, or a later word.
         fence(Ordering::Release);
     }
 
@@ -86,7 +89,7 @@ impl Table {
         })
     }
 
-    /// The first buckets, enough for so many entries. Before that there is none.
+    /// Makes the first buckets, enough for this many entries. Before that there is none.
     pub(super) fn start(&self, scope: &mut Scope<'_>, entries: u64) -> Result<(), FarError> {
         self.main.prepare(scope, 0)?;
         self.main.get(scope, 0)?.reset(0);
@@ -99,7 +102,7 @@ impl Table {
         Ok(())
     }
 
-    /// The bucket that has the hash, and its word when it had it.
+    /// Returns the bucket that has the hash, and its word when it had it.
     #[inline]
     fn home<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<(&'a Bucket, BucketWord), FarError> {
         let mut number = bucket_of(hash, self.count.load(Ordering::Acquire));
@@ -115,7 +118,8 @@ impl Table {
         }
     }
 
-    /// The bucket that continues this one, if `word` says so. A word that is gone by now leads nowhere, and proves nothing.
+    /// Returns the bucket that continues this one, if `word` says so. If the word is outdated by
+    /// now, the result may be wrong; it proves nothing.
     #[inline]
     fn link(bucket: &Bucket, word: BucketWord) -> Option<u32> {
         if !word.is_linked() {
@@ -125,13 +129,14 @@ impl Table {
         if link >> 32 == 0 { (link as u32).checked_sub(1) } else { None }
     }
 
-    /// A hint: the hash is looked for soon.
+    /// Prefetches the bucket of a hash that is looked up soon, into the processor's cache.
     #[inline]
     pub(super) fn load_ahead(&self, hash: u32) {
         self.main.load_ahead(bucket_of(hash, self.count.load(Ordering::Relaxed)));
     }
 
-    /// What probably has the hash, if its bucket is near; for hints.
+    /// Returns the first entry with the hash, if its bucket is near. Only a hint: the bucket may be
+    /// changing.
     #[inline]
     pub(super) fn guess(&self, scope: &Scope<'_>, hash: u32) -> Option<Slot> {
         let bucket = self.main.get_now(scope, bucket_of(hash, self.count.load(Ordering::Relaxed)))?;
@@ -139,8 +144,9 @@ impl Table {
         bucket.slots[place].load()
     }
 
-    /// Numbers within the heap for a hint: of what has the hash, as far as that can be known without waiting, else of the far page of its
-    /// bucket.
+    /// Collects numbers within the heap, for hints: those of the entries with the hash, as far as
+    /// they can be found without waiting. From where the chain of buckets is far, the number of
+    /// that bucket's page instead.
     pub(super) fn numbers(&self, scope: &Scope<'_>, hash: u32, numbers: &mut Vec<u32>) {
         let home = bucket_of(hash, self.count.load(Ordering::Relaxed));
         let (mut buckets, mut number) = (&self.main, home);
@@ -159,7 +165,7 @@ impl Table {
         }
     }
 
-    /// The entry that `is_key` accepts, among those with the hash.
+    /// Finds the entry that `is_key` accepts, among those with the hash.
     #[inline]
     pub(super) fn find(
         &self,
@@ -171,7 +177,8 @@ impl Table {
         self.find_by(scope, hash, |cell, slot| cell.address(scope, slot, want), is_key)
     }
 
-    /// The same; `address` brings near what a cell names.
+    /// Finds the entry that `is_key` accepts, among those with the hash. `address` brings the
+    /// object of a cell near.
     #[inline]
     pub(super) fn find_by(
         &self,
@@ -209,7 +216,7 @@ impl Table {
         }
     }
 
-    /// The same, for who wants to change the entry with [`Table::exchange`].
+    /// Finds an entry that the caller wants to change with [`Table::exchange`].
     pub(super) fn search(
         &self,
         scope: &Scope<'_>,
@@ -229,8 +236,9 @@ impl Table {
         Ok(())
     }
 
-    /// Puts `new` in place of what the search found, or of nothing; `None` takes it away. False if the map is not as the
-    /// search saw it: search again.
+    /// Puts `new` in place of the entry that the search found, or adds it if none was found; `None`
+    /// removes the entry. Returns false if the map is no longer as the search saw it: the caller
+    /// must search again.
     pub(super) fn exchange(
         &self,
         scope: &Scope<'_>,
@@ -289,7 +297,7 @@ impl Table {
         Ok(true)
     }
 
-    /// The search is over; what it kept is for others.
+    /// Ends a search, and gives the bucket that it kept back.
     pub(super) fn finish(&self, search: &mut Search) {
         if let Some(spare) = search.spare.take() {
             self.lock_spares().free.push(spare);
@@ -313,7 +321,7 @@ impl Table {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The search has a bucket for a link from now on, near as long as the scope lasts.
+    /// Gives the search a bucket for a link, near as long as the scope lasts.
     fn bring_spare(&self, scope: &Scope<'_>, search: &mut Search) -> Result<(), FarError> {
         let spare = match search.spare {
             Some(spare) => spare,
@@ -344,7 +352,8 @@ impl Table {
         }
     }
 
-    /// Grows by a bucket or two if there are so many entries, and nobody else is at it. What fails is done later.
+    /// Grows the table by a bucket or two if there are too many entries for its buckets, unless
+    /// another thread is growing it. A failed growth is made up for later.
     #[inline]
     pub(super) fn grow(&self, scope: &Scope<'_>, entries: u64) {
         for _ in 0..2 {
@@ -394,7 +403,8 @@ impl Table {
         Ok(())
     }
 
-    /// All entries of the bucket at this position of a walk, and where the walk goes on.
+    /// Collects all entries of the bucket at this position of a walk. Returns the position where
+    /// the walk goes on.
     pub(super) fn entries_at(
         &self,
         scope: &Scope<'_>,
@@ -421,30 +431,31 @@ impl Table {
         }
     }
 
-    /// Is looking at buckets no miss?
+    /// Checks whether buckets can be read without a miss.
     pub(super) fn is_near(&self) -> bool {
         self.main.is_near()
     }
 
-    /// Buckets that have hashes of their own.
+    /// Returns the number of buckets that have hashes of their own.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Buckets in use, for statistics: the first ones, and those that continue others.
+    /// Returns the numbers of buckets in use, for statistics: the first ones, and those that
+    /// continue others.
     pub(super) fn bucket_counts(&self) -> (u32, u32) {
         let spares = self.lock_spares();
         (self.count(), spares.prepared - spares.free.len() as u32)
     }
 
-    /// Frees the buckets. The map is going.
+    /// Frees the buckets. Called when the map is dropped.
     pub(super) fn clear(&mut self, core: &Core) {
         self.main.clear(core);
         self.spare.clear(core);
     }
 }
 
-/// Continues `last`, which is full, in a spare bucket, with an entry more.
+/// Continues `last`, which is full, in a spare bucket, and adds an entry there.
 fn add_link(locked: &mut Locked<'_>, last: &Bucket, (spare, next): (u32, &Bucket), (hash, new): (u32, Slot)) {
     next.reset(0);
     next.hashes[0].store(last.hashes[PLACES - 1].load(Ordering::Relaxed), Ordering::Relaxed);
@@ -460,8 +471,8 @@ fn add_link(locked: &mut Locked<'_>, last: &Bucket, (spare, next): (u32, &Bucket
     locked.end_move(locked.word.depth(), is_first || locked.word.is_linked());
 }
 
-/// Writes entries into a bucket and as many spare ones as they need; is it linked? The entries of a bucket that is split
-/// never need more spares than it had.
+/// Writes entries into a bucket and as many spare ones as they need. Returns whether it is linked.
+/// The entries of a bucket that is split never need more spares than it had.
 fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &'a Bucket)>) -> bool {
     let (mut bucket, mut rest) = (first, entries);
     loop {
@@ -489,8 +500,9 @@ fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &
 
 #[cfg(test)]
 mod tests {
-    //! Guards against threads that wait for each other: one for room, with a bucket locked, and the others for the bucket, in scopes
-    //! that keep the room. Whoever waits for a page with a lock panics here (`Core::bring`).
+    //! Guards against threads that wait for each other: one for room, with a bucket locked, and the
+    //! others for the bucket, in scopes that keep the room. Whoever waits for a page with a lock
+    //! panics here (`Core::bring`).
     use super::*;
     use crate::Heap;
     use std::alloc::Layout;

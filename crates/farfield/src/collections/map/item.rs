@@ -1,4 +1,5 @@
-//! What keys and values of a map can be: any sized type, and bytes and text of any length. And how an entry lies in far memory.
+//! Types of keys and values of a map, any sized type, and bytes and text of any length; and the
+//! layout of an entry in far memory.
 
 use crate::error::FarError;
 use crate::heap::{Core, Panics, dropped_in_place, take_with};
@@ -10,11 +11,12 @@ use std::alloc::Layout;
 
 /// A key or a value of a [`FarMap`](crate::FarMap): any `T: Send + Sync + 'static`, `[u8]` or `str`.
 ///
-/// Many threads read a value at the same time, so it must be `Sync`. The trait is sealed: what it says of memory is for the map.
+/// Many threads read a value at the same time, so it must be `Sync`. The trait is sealed: its
+/// methods access memory, and are for the map only.
 pub trait Item: sealed::Item {}
 
-/// Something that becomes an [`Item`] when it is put into a map: the `T` itself; for `[u8]` and `str` a slice, which is copied, a
-/// `Vec<u8>` or a `String`.
+/// A type that becomes an [`Item`] when it is put into a map. That is the `T` itself; for `[u8]`
+/// and `str` a slice, which is copied, or an owned type such as `Vec<u8>` or `String`.
 pub trait Source<T: ?Sized>: sealed::Source<T> {}
 
 pub(super) mod sealed {
@@ -24,20 +26,20 @@ pub(super) mod sealed {
     /// `view` and `take` accept what `Source::copy_to` has written.
     pub unsafe trait Item: Send + Sync + 'static {
         const ALIGN: usize;
-        /// The number of bytes, if all have the same.
+        /// Size in bytes, if all values of the type have the same.
         const SIZE: Option<usize>;
         const NEEDS_DROP: bool;
-        /// What `take` moves out: the value, or nothing.
+        /// Type of the value that `take` moves out: the item itself, or nothing.
         type Kept;
 
         /// # Safety
-        /// There is one of so many bytes, which nobody changes during `'a`.
+        /// At `at` is an item of this many bytes, which nobody changes during `'a`.
         unsafe fn view<'a>(at: *const u8, bytes: usize) -> &'a Self;
         /// # Safety
-        /// There is one, which is the caller's alone during `'a`.
+        /// At `at` is an item of this many bytes, which is the caller's alone during `'a`.
         unsafe fn view_mut<'a>(at: *mut u8, bytes: usize) -> &'a mut Self;
         /// # Safety
-        /// There is one, which is the caller's, and is gone afterwards.
+        /// At `at` is an item that is the caller's, and is gone afterwards.
         unsafe fn take(at: *mut u8) -> Self::Kept;
         /// # Safety
         /// As for `take`.
@@ -48,9 +50,9 @@ pub(super) mod sealed {
     /// `copy_to` writes `size_of_val` bytes that make a `T`.
     pub unsafe trait Source<T: ?Sized>: Borrow<T> {
         /// # Safety
-        /// There is room. Only one of the two is used afterwards.
+        /// There is room at `at`. Only one of the original and the copy is used afterwards.
         unsafe fn copy_to(&self, at: *mut u8);
-        /// The copy is the value from now on.
+        /// Forgets the original: the copy is the value from now on.
         fn placed(self);
     }
 }
@@ -160,10 +162,11 @@ unsafe impl<const N: usize> sealed::Source<[u8]> for [u8; N] {
     fn placed(self) {}
 }
 
-/// How an entry lies in far memory: a word with both lengths if one is not known from the type, then the key, then the value.
+/// Layout of an entry in far memory: a word with both lengths unless the types fix them, then the
+/// key, then the value.
 pub(super) struct Shape<K: ?Sized, V: ?Sized>(PhantomData<fn(&K, &V)>);
 
-/// Lengths in their word: the key's 28 bits, the value's 36.
+/// Bits of the key's length in the word of lengths: 28. The value's length has the other 36.
 const KEY_BITS: u32 = 28;
 const KEY_BYTES_MAX: usize = (1 << KEY_BITS) - 1;
 const VALUE_BYTES_MAX: usize = (1 << (64 - KEY_BITS)) - 1;
@@ -177,7 +180,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
         if items > word { items } else { word }
     };
     const NEEDS_DROP: bool = K::NEEDS_DROP || V::NEEDS_DROP;
-    /// Both can be moved to the stack.
+    /// Whether both can be moved to the stack.
     const IS_SMALL: bool = size_of::<K::Kept>() + size_of::<V::Kept>() <= PAGE_BYTES;
 
     #[inline]
@@ -192,7 +195,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
         layout.ok_or(FarError::TooLarge { bytes: bytes as u64 })
     }
 
-    /// For an entry of this key and value.
+    /// Returns the layout of an entry of this key and value.
     pub(super) fn layout_of(key: &K, value: &V) -> Result<Layout, FarError> {
         Self::layout(size_of_val(key), size_of_val(value))
     }
@@ -214,7 +217,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
         }
     }
 
-    /// Bytes of key and value.
+    /// Returns the sizes of key and value in bytes.
     ///
     /// # Safety
     /// There is an entry.
@@ -257,7 +260,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
         }
     }
 
-    /// Bytes of an entry.
+    /// Returns the size of an entry in bytes.
     ///
     /// # Safety
     /// There is an entry.
@@ -270,11 +273,12 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
     /// Drops an entry and frees its place.
     ///
     /// # Safety
-    /// There is an entry, which is the caller's; unless there is an error, it is gone. The heap exists as long as it does, and no
-    /// longer for us.
+    /// There is an entry, which is the caller's. It is gone afterwards, unless there is an error.
+    /// The heap is kept alive by the entry, and not by us.
     pub(super) unsafe fn bury(core: *const Core, page: u32, card: u8) -> Result<(), FarError> {
         let value_at = Self::value_at(K::SIZE.unwrap_or(0));
-        // Where a value after a key of any length is does not matter: it has no destructor then, or the length tells.
+        // The offset of a value behind a key of any length does not matter: it has no destructor
+        // then, or the length tells.
         let value_of = move |at: *mut u8| {
             // SAFETY: there is an entry.
             let skip = if K::SIZE.is_some() { value_at } else { Self::value_at(unsafe { Self::lengths(at) }.0) };
@@ -282,7 +286,8 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
             unsafe { at.add(skip) }
         };
         if Self::NEEDS_DROP && Self::IS_SMALL {
-            // Out of the heap first: a destructor that drops a long chain of far values must not keep a scope open.
+            // Out of the heap first: a destructor that drops a long chain of far values must not
+            // keep a scope open.
             // SAFETY: passed on to the caller.
             drop(unsafe { take_with(core, page, card, |at| (K::take(at.add(Self::KEY_AT)), V::take(value_of(at)))) }?);
             return Ok(());

@@ -8,9 +8,11 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
 impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
-    /// The values of many keys, in their order. Faster than one after the other, also where everything is near: a look-up is a chain of
-    /// loads that depend on each other (bucket, slot, entry), and here those of several keys go on at the same time; and what is far of
-    /// all keys comes at the same time. The scope must be able to hold all that is found ([`FarError::NearFull`]).
+    /// Returns the values of many keys, in their order. This is faster than one look-up after the
+    /// other, also where everything is near. A look-up is a chain of loads that depend on each
+    /// other (bucket, slot, entry), and here those of several keys overlap. Far pages of all keys
+    /// are fetched at the same time, too. The scope must be able to hold all values that are found
+    /// ([`FarError::NearFull`]).
     ///
     /// ```
     /// # use farfield::{FarMap, Heap};
@@ -50,7 +52,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope.look_up_many(&keys, |some| self.load_ahead(scope, some), look_up)
     }
 
-    /// Hints for a few look-ups, each of which has a whole round of the others to come: buckets, then slots, then entries.
+    /// Prefetches for a few look-ups in rounds: buckets, then slots, then entries. Each load has
+    /// the whole round of the others to complete.
     fn load_ahead<Q: ?Sized>(&self, scope: &Scope<'_>, keys: &[(u32, &Q)]) {
         let table = &self.body.table;
         keys.iter().for_each(|(hash, _)| table.load_ahead(*hash));

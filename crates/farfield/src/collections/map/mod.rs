@@ -1,8 +1,10 @@
 //! `FarMap`: a hash map for many threads, with entries that are near or far.
 //!
-//! One far object per entry, key and value together; an index (`index`, `buckets`) from hashes to their slots. An entry's value
-//! is replaced as a whole: a new object, one store in the index, and the old object is retired until no scope can
-//! look at it. So readers take no lock and write nothing, and what a scope has seen stays as it was.
+//! Each entry is one far object, key and value together. An index (`index`, `buckets`) leads from
+//! hashes to the slots of entries. An entry's value is replaced as a whole: a new object, one store
+//! in the index, and the old object is retired until no scope can look at it (epoch-based
+//! reclamation). So readers take no lock and write nothing, and a reference shows the same value as
+//! long as its scope lasts.
 
 mod buckets;
 mod entry;
@@ -37,10 +39,12 @@ use std::hash::RandomState;
 
 /// A hash map whose entries are near or far, shared by threads.
 ///
-/// Keys and values are any `T: Send + Sync + 'static`, or `[u8]` or `str` of any length: `FarMap<[u8], [u8]>` holds binary keys
-/// and values. All but a few methods take `&self`: threads look up, insert and remove at the same time, without a lock for readers. A
-/// reference from a scope shows the value as it was when it was looked up, also if it is replaced or removed meanwhile;
-/// its destructor runs when no scope can see it any more, at the latest when the map is dropped.
+/// Keys and values are any `T: Send + Sync + 'static`, or `[u8]` or `str` of any length:
+/// `FarMap<[u8], [u8]>` holds binary keys and values. All but a few methods take `&self`: threads
+/// look up, insert and remove at the same time, and readers take no lock. A reference from a scope
+/// shows the value as it was when it was looked up, also if it is replaced or removed meanwhile.
+/// The destructor of such a value runs when no scope can see it any more, at the latest when the
+/// map is dropped.
 ///
 /// ```
 /// use farfield::{Change, FarMap, Heap};
@@ -71,7 +75,7 @@ pub struct FarMap<K: Item + ?Sized, V: Item + ?Sized, S = RandomState> {
     hasher: S,
 }
 
-/// What has to be dropped.
+/// The part of a map that may be dropped later than the map itself.
 struct Body<K: Item + ?Sized, V: Item + ?Sized> {
     table: Table,
     retired: Retired,
@@ -79,30 +83,31 @@ struct Body<K: Item + ?Sized, V: Item + ?Sized> {
     owns: PhantomData<(Box<K>, Box<V>)>,
 }
 
-/// What [`FarMap::update`] does with an entry.
+/// The decision of the closure that is passed to [`FarMap::update`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change<B> {
-    /// Leaves it as it is.
+    /// Leaves the entry as it is.
     Keep,
     /// Puts this value in.
     Put(B),
-    /// Takes it out.
+    /// Removes the entry.
     Remove,
 }
 
-/// What putting an entry in did.
+/// Result of putting an entry in.
 struct Put<'a, V: ?Sized> {
     /// The value that was there.
     old: Option<&'a V>,
-    /// The entry, if it was put in.
+    /// The slot of the new entry, if it was put in.
     new: Option<Slot>,
 }
 
-/// On a line of its own: writers change it, readers of what lies beside it must not notice.
+/// Number of entries, on a cache line of its own: writers change it, and readers of the fields
+/// beside it must not be slowed down.
 #[repr(align(128))]
 struct Counter(AtomicU64);
 
-/// How a [`FarMap`] is made.
+/// A builder for a [`FarMap`]. Made by [`FarMap::builder`].
 pub struct FarMapBuilder<K: ?Sized, V: ?Sized, S = RandomState> {
     entries: u64,
     index: Index,
@@ -111,24 +116,25 @@ pub struct FarMapBuilder<K: ?Sized, V: ?Sized, S = RandomState> {
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
-    /// Room for so many entries from the beginning. It grows anyway, a bucket at a time.
+    /// Makes room for this many entries from the beginning. The map grows beyond that anyway, a
+    /// bucket at a time.
     pub fn capacity(mut self, entries: u64) -> Self {
         self.entries = entries;
         self
     }
 
-    /// Where the index is. Default: near.
+    /// Sets where the index is. Default: near.
     pub fn index(mut self, index: Index) -> Self {
         self.index = index;
         self
     }
 
-    /// Another hash function.
+    /// Replaces the hash function.
     pub fn hasher<H: BuildHasher>(self, hasher: H) -> FarMapBuilder<K, V, H> {
         FarMapBuilder { entries: self.entries, index: self.index, hasher, makes: PhantomData }
     }
 
-    /// Makes the map.
+    /// Makes the map in this heap.
     pub fn build(self, heap: &Heap) -> Result<FarMap<K, V, S>, BuildError> {
         let anchor = Anchor::of(&heap.enter());
         let table = Table::new(anchor.core(), self.index)?;
@@ -146,29 +152,30 @@ impl<K: ?Sized, V: ?Sized, S> core::fmt::Debug for FarMapBuilder<K, V, S> {
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized> FarMap<K, V> {
-    /// An empty map in this heap.
+    /// Makes an empty map in this heap.
     pub fn new(heap: &Heap) -> Result<FarMap<K, V>, BuildError> {
         Self::builder().build(heap)
     }
 
-    /// How to make one otherwise.
+    /// Returns a builder, to make a map with other settings than [`FarMap::new`].
     pub fn builder() -> FarMapBuilder<K, V> {
         FarMapBuilder { entries: 0, index: Index::Near, hasher: RandomState::new(), makes: PhantomData }
     }
 }
 
 impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
-    /// Entries. While others change the map, the number at some moment.
+    /// Returns the number of entries. While others change the map, this is the number at some
+    /// moment.
     pub fn len(&self) -> u64 {
         self.len.0.load(Ordering::Relaxed)
     }
 
-    /// Is there no entry?
+    /// Checks whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Buckets of 64 bytes that the index uses.
+    /// Returns the bytes that the index uses, in buckets of 64 bytes.
     pub fn index_bytes(&self) -> u64 {
         let (first, more) = self.body.table.bucket_counts();
         (u64::from(first) + u64::from(more)) * 64
@@ -180,7 +187,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         (hash ^ hash >> 32) as u32
     }
 
-    /// Is this the key of the entry there?
+    /// Checks whether this is the key of the entry at `at`.
     ///
     /// # Safety
     /// There is an entry, and its map exists.
@@ -193,7 +200,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         unsafe { Shape::<K, V>::key(at) }.borrow() == key
     }
 
-    /// The value of a key.
+    /// Returns the value of a key, if the map has the key.
     #[inline]
     pub fn get<'a, Q: Hash + Eq + ?Sized>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
@@ -203,7 +210,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(self.locate(scope, key, Want::Read)?.map(|at| unsafe { Shape::<K, V>::value(at) }))
     }
 
-    /// The key in the map and its value.
+    /// Returns the key in the map and its value, if the map has the key.
     pub fn get_key_value<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<(&'a K, &'a V)>, FarError>
     where
         K: Borrow<Q>,
@@ -215,7 +222,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|at| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) }))
     }
 
-    /// Has it the key?
+    /// Checks whether the map has the key.
     pub fn contains_key<Q: Hash + Eq + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<bool, FarError>
     where
         K: Borrow<Q>,
@@ -223,7 +230,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(self.locate(scope, key, Want::Read)?.is_some())
     }
 
-    /// The value of a key, to be changed.
+    /// Returns the value of a key, to be changed, if the map has the key.
     pub fn get_mut<'a, Q>(&'a mut self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a mut V>, FarError>
     where
         K: Borrow<Q>,
@@ -234,7 +241,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|at| unsafe { Shape::<K, V>::value_mut(at) }))
     }
 
-    /// The address of an entry, good as long as the scope lasts.
+    /// Returns the address of an entry, which is valid as long as the scope lasts.
     #[inline]
     fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
     where
@@ -245,7 +252,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         self.locate_hash(scope, self.hash(key), key, want)
     }
 
-    /// The same with the key's hash, in a scope of this heap.
+    /// Returns the address of an entry, by the hash of its key. The scope is one of this heap.
     #[inline]
     fn locate_hash<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
     where
@@ -263,7 +270,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(found.map(|(_, at)| at))
     }
 
-    /// Puts an entry in; the value that it replaces.
+    /// Puts an entry in. Returns the value that it replaces.
     pub fn insert<'a, A: Source<K>, B: Source<V>>(
         &'a self,
         scope: &'a Scope<'_>,
@@ -273,7 +280,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         self.put(scope, key, value, |_| true).map(|put| put.old)
     }
 
-    /// Puts an entry in if the key has none; the value that is there, if it has one.
+    /// Puts an entry in if the map does not have the key. Otherwise changes nothing and returns the
+    /// value that is there.
     pub fn insert_new<'a, A: Source<K>, B: Source<V>>(
         &'a self,
         scope: &'a Scope<'_>,
@@ -321,8 +329,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         }
     }
 
-    /// Looks at an entry and replaces it, as one step: `change` is called with the value that is there, again if another thread
-    /// changes the entry meanwhile, and what it says last is done. Gives back the value that was there.
+    /// Looks at an entry and changes it, atomically. `change` is called with the value that is
+    /// there. It is called again if another thread changes the entry meanwhile, and its last
+    /// decision is carried out. Returns the value that was there.
     pub fn update<'a, A: Source<K>, B: Source<V>>(
         &'a self,
         scope: &'a Scope<'_>,
@@ -371,8 +380,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         self.body.table.search(scope, hash, search, |at| unsafe { Self::is_key(key, at) })
     }
 
-    /// Makes an entry and puts it in place of what the search found; `None` if that is not there any more. The entry is a copy:
-    /// key and value are `placed` if it is in the map.
+    /// Makes an entry and puts it in place of the one that the search found. `None` if that is not
+    /// there any more. The new entry is a copy of key and value: if it is in the map, the caller
+    /// must call `placed` on both.
     fn replace(
         &self,
         scope: &Scope<'_>,
@@ -392,8 +402,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         result.map(|done| done.then_some(slot))
     }
 
-    /// The map was changed as the search saw it, or (not `done`) was not: counts, retires what was replaced or removed, grows. The
-    /// value that the search found.
+    /// Completes a change, if `done`: counts entries, retires an entry that was replaced or
+    /// removed, and grows the table. Returns the value that the search found.
     fn changed<'a>(&'a self, scope: &'a Scope<'_>, search: &Search, done: bool, put: bool) -> Option<&'a V> {
         let Some((old, at)) = search.found else {
             if put {
@@ -425,7 +435,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         panics.resume();
     }
 
-    /// Takes an entry out; its value.
+    /// Removes an entry. Returns its value.
     pub fn remove<'a, Q>(&'a self, scope: &'a Scope<'_>, key: &Q) -> Result<Option<&'a V>, FarError>
     where
         K: Borrow<Q>,
@@ -434,7 +444,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         self.remove_if(scope, key, |_| true)
     }
 
-    /// Takes an entry out if `when` accepts its value; the value that is or was there.
+    /// Removes an entry if `when` accepts its value. Returns the value that is or was there.
     pub fn remove_if<'a, Q>(
         &'a self,
         scope: &'a Scope<'_>,
@@ -467,7 +477,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(self.changed(scope, &search, done, false))
     }
 
-    /// Takes all entries out that are there from the beginning to the end of it.
+    /// Removes all entries that are in the map from the beginning to the end of this call. Renews
+    /// the scope on the way.
     pub fn clear(&self, scope: &mut Scope<'_>) -> Result<(), FarError> {
         let mut walk = self.walk();
         while let Some(entries) = walk.next(scope)? {
@@ -479,7 +490,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(())
     }
 
-    /// Keeps the entries that `keep` accepts, of those that are there from the beginning to the end of it.
+    /// Keeps only the entries that `keep` accepts, of those that are in the map from the beginning
+    /// to the end of this call. Renews the scope on the way.
     pub fn retain(&self, scope: &mut Scope<'_>, mut keep: impl FnMut(&K, &V) -> bool) -> Result<(), FarError> {
         let mut walk = self.walk();
         while let Some(entries) = walk.next(scope)? {
@@ -493,17 +505,19 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Ok(())
     }
 
-    /// A walk over all entries, a bucket at a time, in no order.
+    /// Starts a walk over all entries, a bucket at a time, in no order.
     pub fn walk(&self) -> Walk<'_, K, V, S> {
         Walk::new(self, 0)
     }
 
-    /// A walk that begins somewhere in that order and goes on to its end: for who looks at a part of a large map.
+    /// Starts a walk at a position of that order, which goes on to its end: to look at a part of a
+    /// large map.
     pub fn walk_from(&self, position: u32) -> Walk<'_, K, V, S> {
         Walk::new(self, position)
     }
 
-    /// Visits all entries; renews the scope between them. Entries that come or go meanwhile may be visited or not.
+    /// Visits all entries, and renews the scope between buckets. Entries that are added or removed
+    /// meanwhile may be visited or not.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         let mut walk = self.walk();
         while let Some(entries) = walk.next(scope)? {

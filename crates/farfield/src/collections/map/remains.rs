@@ -4,13 +4,13 @@ use super::Body;
 use super::item::{Item, Shape};
 use crate::heap::{Bury, Core, Panics, Scope, Slot, drop_collection, drop_far_with};
 
-/// A map that nobody has any more, dropped up to a bucket.
+/// A map that is dropped, up to a bucket. The rest is dropped later.
 pub(super) struct Remains<K: Item + ?Sized, V: Item + ?Sized> {
     body: Body<K, V>,
     bucket: u32,
     /// Entries that are still in the index.
     left: u64,
-    /// Taken out of the index or of the retired ones.
+    /// Entries to drop: taken out of the index, or retired before.
     slots: Vec<Slot>,
 }
 
@@ -51,7 +51,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
             }
             self.bucket += 1;
         }
-        // Nobody knows where those are whose bucket is lost.
+        // Entries of lost buckets cannot be found.
         core.lose_values(self.left as usize);
         self.body.table.clear(core);
         true
@@ -61,7 +61,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
 /// Drops an entry, now or when there is room.
 ///
 /// # Safety
-/// An entry of a map of these types that nobody uses any more.
+/// The slot is that of an entry of a map of these types, which nobody uses any more.
 pub(super) unsafe fn drop_entry<K: Item + ?Sized, V: Item + ?Sized>(core: &Core, slot: Slot) {
     let (page, card) = slot.parts(core);
     // SAFETY: passed on to the caller.

@@ -1,4 +1,5 @@
-//! Snapshots: entries in any order. Others may look at the map meanwhile; if they change how many entries it has, the snapshot fails.
+//! Snapshots of maps, with entries in any order. Other threads may read the map meanwhile. If they
+//! change its number of entries, the snapshot fails.
 
 use super::item::Shape;
 use super::{FarMap, Item, Source};
@@ -11,9 +12,10 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A key or a value of a map that can be restored: as what it comes.
+/// A key or a value of a map that can be restored from a snapshot.
 pub trait Restored: Item {
-    /// `T` itself; `Vec<u8>` and `String` for `[u8]` and `str`.
+    /// The type that is read from the snapshot: `T` itself; `Vec<u8>` and `String` for `[u8]` and
+    /// `str`.
     type Owned: Source<Self>;
 }
 
@@ -40,7 +42,8 @@ where
         let mut map = serializer.serialize_map(usize::try_from(expected).ok())?;
         let (mut walk, mut written) = (self.walk(), 0);
         let core = self.body.anchor.core();
-        // Without a scope: entries may have far parts, each of which has one of its own. So others may remove an entry, but not free it.
+        // Without a scope: entries may have far parts, each of which has one of its own. So others
+        // may remove an entry, but not free it.
         let _kept = self.body.retired.keep();
         while let Some(slots) = walk.next_slots(&Scope::new(core)).map_err(not_written)? {
             written += slots.len() as u64;
@@ -51,8 +54,8 @@ where
                     Ok((at, scope.pin_at(at)?))
                 };
                 let (at, _pin) = near().map_err(not_written)?;
-                // SAFETY: an entry that was in the map after `_kept`, so it is not freed; it is pinned. Nobody changes it: that
-                // takes `&mut self`.
+                // SAFETY: an entry that was in the map after `_kept`, so it is not freed; it is
+                // pinned. Nobody changes it: that takes `&mut self`.
                 let (key, value) = unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
                 map.serialize_entry(key, value)?;
             }
@@ -91,7 +94,7 @@ where
     }
 }
 
-/// With its index near; a map that needs another is better restored entry by entry.
+/// Restores a map with its index near. A map with a far index is better restored entry by entry.
 impl<'de, K, V, H> Deserialize<'de> for FarMap<K, V, H>
 where
     K: Restored<Owned: Deserialize<'de>> + ?Sized + Hash + Eq,

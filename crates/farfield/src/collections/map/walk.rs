@@ -8,8 +8,9 @@ use core::hash::{BuildHasher, Hash};
 
 /// A walk over the entries of a [`FarMap`], made by [`FarMap::walk`].
 ///
-/// What is in the map from the beginning to the end is met once, whatever comes and goes meanwhile. Each step may use
-/// another scope, so a walk holds nothing near for long.
+/// An entry is met exactly once if it is in the map during the whole walk, even if other entries
+/// are added or removed meanwhile. Each step may use another scope, so a walk holds nothing near
+/// for long.
 ///
 /// ```compile_fail,E0505
 /// # let heap = farfield::Heap::builder().build().unwrap();
@@ -24,12 +25,12 @@ pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
     /// Position among the reversed hashes.
     at: Option<u32>,
     slots: Vec<Slot>,
-    /// The position up to which entries were asked for ahead of need, and buckets that are left until then.
+    /// The position up to which entries were fetched ahead, and the number of buckets until then.
     ahead: Option<u32>,
     buckets_ahead: usize,
 }
 
-/// Buckets whose entries are on their way, at most.
+/// Buckets whose entries are fetched ahead, at most.
 const WINDOW: usize = 16;
 
 impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<'map, K, V, S> {
@@ -37,7 +38,8 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         Walk { map, at: Some(at), slots: Vec::new(), ahead: None, buckets_ahead: 0 }
     }
 
-    /// The entries of the next bucket that has some; `None` at the end. After an error the same step can be tried again.
+    /// Returns the entries of the next bucket that has some; `None` at the end. After an error the
+    /// same step can be tried again.
     pub fn next<'a>(&mut self, scope: &'a Scope<'_>) -> Result<Option<Vec<(&'a K, &'a V)>>, FarError>
     where
         'map: 'a,
@@ -52,13 +54,14 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         Ok(Some(addresses.into_iter().map(view).collect()))
     }
 
-    /// The entries of the next bucket that has some, which may be far themselves.
+    /// Returns the slots of the entries of the next bucket that has some. The entries may be far.
     #[cfg(feature = "serde")]
     pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<Slot>>, FarError> {
         self.step(scope, |slots| Ok(slots.to_vec()))
     }
 
-    /// What `find` makes of the entries of the next bucket that has some; `None` at the end.
+    /// Applies `find` to the entries of the next bucket that has some, and returns its result;
+    /// `None` at the end.
     fn step<R>(
         &mut self,
         scope: &Scope<'_>,
@@ -79,7 +82,8 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         Ok(None)
     }
 
-    /// Begins to bring the entries of the next buckets, as far as the index says where they are without being waited for.
+    /// Begins to bring the entries of the next buckets, if the index is near, so that reading it
+    /// does not wait.
     fn go_ahead(&mut self, scope: &Scope<'_>, at: u32) {
         let table = &self.map.body.table;
         if self.buckets_ahead > WINDOW / 2 || !table.is_near() {
@@ -88,7 +92,7 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         if self.buckets_ahead == 0 {
             self.ahead = Some(at);
         }
-        // What the index names now lives as long as the scope.
+        // An entry that the index names now lives as long as the scope.
         let _held = scope.hold();
         let mut numbers = Vec::new();
         while self.buckets_ahead < WINDOW

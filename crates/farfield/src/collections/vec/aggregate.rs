@@ -1,8 +1,8 @@
-//! Number, sum, smallest, largest and mean of the numbers in a vector, found where they are: what is near is added up here, what is far at
-//! the memory server, and only the results meet.
+//! Aggregate push-down: count, sum, minimum, maximum and mean of the numbers in a vector. Numbers
+//! that are near are added up here, far ones at the memory server, and only the results meet.
 //!
-//! While the vector is borrowed nobody changes its numbers, so a page that was far once during that time has the present bytes at the server,
-//! wherever it is brought meanwhile.
+//! While the vector is borrowed nobody changes its numbers. So a page that was far at some moment
+//! during that time has its current bytes at the server, even if it is brought near meanwhile.
 
 use super::FarVec;
 use crate::collections::{FarArray, range_of};
@@ -14,18 +14,21 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{Number, Part, Totals, Wanted, Where};
 use std::collections::BTreeMap;
 
-/// Bytes that one call looks at, at least and at most: a server gives others their turn in between, and its budget for a call is not used up.
+/// Bytes that one call looks at, at least and at most. The limit lets a server serve others in
+/// between, and keeps a call within its budget.
 const CALL_BYTES: RangeInclusive<u64> = 512 << 10..=64 << 20;
-/// Pieces of one call; what names them is a third of the longest argument.
+/// Pieces of one call, at most. Their encoding is a third of the longest argument.
 const CALL_PIECES: usize = 1024;
-/// Calls under way at a time: so many are answered within the heap's patience.
+/// Calls under way at a time. With this many, all are answered within the heap's patience.
 const CALLS: usize = 8;
-/// Fewer far units are fetched: that takes less than a call, or not much more.
+/// Up to this many far units are fetched instead: that takes less than a call, or not much more.
 const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
-    /// Number, sum, smallest, largest and mean of the elements, or of [some](Aggregate::over), [chosen](Aggregate::filter) by value. They are
-    /// found where the elements are: with one memory server that runs functions as pool, a mirror of such, or a stripe of either, far elements stay far.
+    /// Computes number, sum, smallest, largest and mean of the elements, or of
+    /// [some](Aggregate::over), [chosen](Aggregate::filter) by value. Far elements stay far and are
+    /// added up where they are, if the pool runs functions: one memory server, a mirror of such, or
+    /// a stripe of either.
     ///
     /// ```
     /// use farfield::{Heap, collections::FarVec};
@@ -41,8 +44,9 @@ impl<N: Number> FarVec<N> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The answer is the same wherever it is found. Sums are exact; that of floating-point numbers is rounded once, at the end, so it does not depend
-    /// on an order, and may differ in its last bits from what a loop finds that rounds at each step.
+    /// The answer is the same wherever it is computed. Sums are exact. A sum of floating-point
+    /// numbers is rounded once, at the end, so it does not depend on an order. It may differ in its
+    /// last bits from the sum of a loop that rounds at each step.
     pub fn aggregate<'v>(&'v self, heap: &'v Heap) -> Aggregate<'v, N> {
         let values = (Bound::Unbounded, Bound::Unbounded);
         Aggregate { vec: self, heap, range: 0..self.len, values, at: Where::Auto }
@@ -50,7 +54,8 @@ impl<N: Number> FarVec<N> {
 }
 
 impl<N: Number, const D: usize> FarArray<N, D> {
-    /// [`FarVec::aggregate`] of the elements; of a row, a plane and so on [over](Aggregate::over) its [part](FarArray::part).
+    /// Aggregates the elements like [`FarVec::aggregate`]. For a row, a plane and so on, use
+    /// [`over`](Aggregate::over) with its [part](FarArray::part).
     ///
     /// ```
     /// use farfield::{FarArray, Heap};
@@ -66,7 +71,7 @@ impl<N: Number, const D: usize> FarArray<N, D> {
     }
 }
 
-/// What is to be found out about the numbers of a vector. See [`FarVec::aggregate`].
+/// An aggregate over the numbers of a vector, not computed yet. See [`FarVec::aggregate`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Aggregate<'v, N: Number> {
@@ -78,30 +83,33 @@ pub struct Aggregate<'v, N: Number> {
 }
 
 impl<N: Number> Aggregate<'_, N> {
-    /// Of the elements with these indices only.
+    /// Restricts the aggregate to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.range = range_of(range, self.vec.len);
         self
     }
 
-    /// Of the elements with these values only. NaN has a place in no range but `..`.
+    /// Restricts the aggregate to the elements with these values. NaN is in no range but `..`.
     pub fn filter(mut self, values: impl RangeBounds<N>) -> Self {
         self.values = (values.start_bound().cloned(), values.end_bound().cloned());
         self
     }
 
-    /// Where it is done. [`Where::Auto`], if nobody says otherwise: near elements here, far ones at the server, and here what it does not answer.
-    /// [`Where::Client`]: far elements are brought near, one after the other, and leave first. [`Where::Server`]: near ones are [written
-    /// back](Heap::write_back) before; the calling thread is in no scope of the heap.
+    /// Sets where the aggregate is computed. By default, [`Where::Auto`]: near elements here, far
+    /// ones at the server, and here what the server does not answer.
+    ///
+    /// With [`Where::Client`], far elements are brought near, one after the other, and are evicted
+    /// first. With [`Where::Server`], near ones are [written back](Heap::write_back) before; the
+    /// calling thread must be in no scope of the heap.
     pub fn at(mut self, at: Where) -> Self {
         self.at = at;
         self
     }
 
-    /// Does it, and waits.
+    /// Computes the aggregate, and waits for the result.
     pub fn run(self) -> Result<Part<N>, OffloadError> {
         if self.range.is_empty() {
             return Ok(Part::default());
@@ -159,7 +167,7 @@ impl<N: Number> Aggregate<'_, N> {
             let calls = calls_of(ranges, size_of::<N>() as u64).into_iter();
             calls.map(move |pieces| (site, Wanted { pieces, values: self.values }))
         });
-        // By turns, so that all sites are busy.
+        // Alternating between sites, so that all are busy.
         let mut calls: Vec<_> = calls.collect();
         let mut whole = Part::default();
         let mut some = Vec::new();
@@ -175,7 +183,7 @@ impl<N: Number> Aggregate<'_, N> {
     }
 }
 
-/// The same bytes as pieces without gaps, some for each call, which are equally long.
+/// Groups the ranges into calls of about equal length, as pieces without gaps.
 fn calls_of(ranges: Vec<FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::Range>> {
     let mut calls: Vec<Vec<farfield_wic::Range>> = Vec::new();
     let all: u64 = ranges.iter().map(|range| range.len).sum();
@@ -200,7 +208,7 @@ fn calls_of(ranges: Vec<FarRange>, number_bytes: u64) -> Vec<Vec<farfield_wic::R
 }
 
 impl<N: Number> FarVec<N> {
-    /// Those of these elements that are near or on their way, and those that are far.
+    /// Splits these elements into those that are near or on their way, and those that are far.
     fn by_distance(&self, range: Range<usize>) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
         let (mut near, mut far): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         for unit in self.units_of(range.clone()) {

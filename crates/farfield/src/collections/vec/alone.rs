@@ -1,12 +1,12 @@
-//! Elements for those who have no scope.
+//! Access to elements without a scope.
 
 use super::{FarVec, Scope};
 use crate::error::FarError;
 use crate::heap::Core;
 
 impl<T: Send + 'static> FarVec<T> {
-    /// Calls `action` with the element of this index, if there is one; it is near as long as that takes. For those who have no
-    /// scope; this begins one.
+    /// Calls `action` with the element of this index, if there is one, which is near as long as
+    /// that takes. Needs no scope: it opens one.
     ///
     /// ```
     /// # use farfield::{FarVec, Heap};
@@ -24,7 +24,8 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(self.get(&scope, index)?.map(action))
     }
 
-    /// The same for an element that will not be used again soon: see [`FarVec::get_once`].
+    /// Calls `action` like [`FarVec::read`], with the hint that the element will not be used again
+    /// soon: see [`FarVec::get_once`].
     pub fn read_once<R>(&self, index: usize, action: impl FnOnce(&T) -> R) -> Result<Option<R>, FarError> {
         let Some(core) = self.core(index) else { return Ok(None) };
         // SAFETY: the element keeps it.
@@ -32,7 +33,8 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(self.get_once(&scope, index)?.map(action))
     }
 
-    /// Calls `action` with the element of this index, if there is one, to change it.
+    /// Calls `action` with the element of this index, if there is one, to change it. Needs no
+    /// scope: see [`FarVec::read`].
     pub fn write<R>(&mut self, index: usize, action: impl FnOnce(&mut T) -> R) -> Result<Option<R>, FarError> {
         let Some(core) = self.core(index) else { return Ok(None) };
         // SAFETY: the element keeps it, also while it is changed.
@@ -40,7 +42,7 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(self.get_mut(&scope, index)?.map(action))
     }
 
-    /// The heap, if there is such an element: it exists as long as that.
+    /// Returns the heap, if there is such an element. The heap exists as long as the element.
     pub(super) fn core(&self, index: usize) -> Option<*const Core> {
         self.units.core().filter(|_| index < self.len)
     }

@@ -1,4 +1,5 @@
-//! Copies of a vector that are made where its numbers are: no byte of what is far goes over the network (AIFM's *Copy*).
+//! Copies of a vector that are made where its numbers are: no byte of a far page goes over the
+//! network (AIFM's *Copy*).
 
 use super::FarVec;
 use crate::collections::fresh::Fresh;
@@ -10,18 +11,19 @@ use core::ops::{Range, RangeBounds};
 use farfield_wic::columns::{Copied, CopyBytes};
 use farfield_wic::{Number, Where};
 
-/// Pages that one call makes: so many that it takes a few milliseconds.
+/// Pages that one call makes, at most: with this many, it takes a few milliseconds.
 const CALL_PAGES: usize = 512;
-/// Pieces of one call.
+/// Pieces of one call, at most.
 const CALL_PIECES: usize = 1024;
 /// Calls under way at a time.
 const CALLS: usize = 4;
-/// Fewer pages are made here: that takes less than a call.
+/// Up to this many pages are copied here instead: that takes less than a call.
 pub(super) const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
-    /// A vector of the same elements, or of [some](Copying::over), which are copied where they are: with a pool of one memory server, or a mirror of such, that runs
-    /// functions, far elements stay far, and so do their copies.
+    /// Copies the elements, or [some](Copying::over), into a new vector. Far elements stay far and
+    /// are copied where they are, if the pool runs functions: one memory server, or a mirror of
+    /// such. Their copies are far, too.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -39,13 +41,14 @@ impl<N: Number> FarVec<N> {
 }
 
 impl<N: Number, const D: usize> FarArray<N, D> {
-    /// [`FarVec::copy`] of the elements, as a vector; of a row, a plane and so on [over](Copying::over) its [part](FarArray::part).
+    /// Copies the elements into a new vector like [`FarVec::copy`]. For a row, a plane and so on,
+    /// use [`over`](Copying::over) with its [part](FarArray::part).
     pub fn copy<'v>(&'v self, heap: &'v Heap) -> Copying<'v, N> {
         self.elements.copy(heap)
     }
 }
 
-/// A copy that is to be made. See [`FarVec::copy`].
+/// A copy that is not made yet. See [`FarVec::copy`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Copying<'v, N: Number> {
@@ -56,24 +59,27 @@ pub struct Copying<'v, N: Number> {
 }
 
 impl<N: Number> Copying<'_, N> {
-    /// Of the elements with these indices only.
+    /// Restricts the copy to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.range = range_of(range, self.vec.len);
         self
     }
 
-    /// Where it is done. [`Where::Auto`], if nobody says otherwise: pages of the copy of which all elements are far are made at the server, the others
-    /// here, and here what the server does not do. [`Where::Client`]: here. [`Where::Server`]: what is near is [written back](Heap::write_back) before;
-    /// the calling thread is in no scope of the heap.
+    /// Sets where the copy is made. By default, [`Where::Auto`]: pages of the copy of which all
+    /// elements are far are made at the server, the others here, and here what the server does not
+    /// do.
+    ///
+    /// With [`Where::Client`], here. With [`Where::Server`], at the server, and near elements are
+    /// [written back](Heap::write_back) before; the calling thread must be in no scope of the heap.
     pub fn at(mut self, at: Where) -> Self {
         self.at = at;
         self
     }
 
-    /// Does it, and waits.
+    /// Makes the copy, and waits for it.
     pub fn run(self) -> Result<FarVec<N>, OffloadError> {
         if self.range.is_empty() {
             return Ok(FarVec::new());
@@ -108,13 +114,13 @@ impl<N: Number> Copying<'_, N> {
         Ok(FarVec { units: units.finish(), len: self.range.len() })
     }
 
-    /// The elements of which a unit of the copy is made.
+    /// Returns the elements of which a unit of the copy is made.
     fn elements(&self, unit: usize) -> Range<usize> {
         let first = self.range.start + unit * FarVec::<N>::PER_UNIT;
         first..self.range.end.min(first + FarVec::<N>::PER_UNIT)
     }
 
-    /// Are all of them far?
+    /// Checks whether all of them are far.
     fn is_far(&self, unit: usize) -> bool {
         self.vec.units_of(self.elements(unit)).all(|source| self.vec.units.is_far(source))
     }
@@ -149,7 +155,7 @@ impl<N: Number> Copying<'_, N> {
         Ok(())
     }
 
-    /// Makes what nobody has made.
+    /// Makes the units that the server has not made.
     fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
         let scope = self.heap.enter();
         let _patient = scope.patiently();
@@ -161,7 +167,8 @@ impl<N: Number> Copying<'_, N> {
                 let _brief = scope.briefly();
                 let source = self.vec.element(&scope, rest.start, Want::Read)?;
                 let count = rest.len().min(FarVec::<N>::PER_UNIT - rest.start % FarVec::<N>::PER_UNIT);
-                // SAFETY: so many elements lie there in one unit, near until something else is looked for; they are plain numbers.
+                // SAFETY: so many elements lie there in one unit, near until something else is
+                // looked for; they are plain numbers.
                 elements.extend_from_slice(unsafe { core::slice::from_raw_parts(source, count) });
                 rest.start += count;
             }
@@ -171,7 +178,8 @@ impl<N: Number> Copying<'_, N> {
     }
 }
 
-/// One piece more, which may go on where the last ends; counts are of so many bytes.
+/// Appends a piece, merged with the last one if it is adjacent. A count is in elements of `bytes`
+/// bytes.
 pub(in crate::collections) fn add(pieces: &mut Vec<farfield_wic::Range>, offset: u64, count: u64, bytes: u64) {
     match pieces.last_mut() {
         Some(last) if last.offset + last.count * bytes == offset => last.count += count,

@@ -31,8 +31,9 @@ use core::ops::{Range, RangeBounds};
 
 /// A `Vec` whose elements are near or far.
 ///
-/// The index gives the page, so an element costs nothing beside its own bytes, and growing copies nothing. Elements up to a page
-/// (4 KiB) are packed into pages and never cross one; a larger one has pages of its own.
+/// The index gives the page, so an element costs nothing beside its own bytes, and growing copies
+/// nothing. Elements up to a page (4 KiB) are packed into pages and never cross one. A larger
+/// element has pages of its own.
 ///
 /// ```
 /// use farfield::{Heap, collections::FarVec};
@@ -55,7 +56,7 @@ use core::ops::{Range, RangeBounds};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// References forbid what would move or drop what they refer to:
+/// A borrowed element prevents changes that would move or drop it:
 ///
 /// ```compile_fail,E0502
 /// # use farfield::{Heap, collections::FarVec};
@@ -87,22 +88,22 @@ pub struct FarVec<T: Send + 'static> {
 impl<T: Send + 'static> FarVec<T> {
     const PER_UNIT: usize = Paged::<T>::PER_UNIT;
 
-    /// An empty one.
+    /// Makes an empty vector.
     pub const fn new() -> FarVec<T> {
         FarVec { units: Paged::new(), len: 0 }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Has it none?
+    /// Checks whether the vector has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// An element that exists.
+    /// Returns the address of an element that exists.
     #[inline]
     fn element(&self, scope: &Scope<'_>, index: usize, want: Want) -> Result<*mut T, FarError> {
         debug_assert!(index < self.len);
@@ -111,7 +112,7 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(unsafe { unit.add(index % Self::PER_UNIT) })
     }
 
-    /// The element with this index, if there is one.
+    /// Returns the element with this index, if there is one.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
         if index >= self.len {
@@ -121,13 +122,16 @@ impl<T: Send + 'static> FarVec<T> {
         scope.mark_used();
         // SAFETY:
         // - initialised: every element below `len` is;
-        // - alive: its unit became near after the scope began, so it keeps its frame until the scope ends, and the reference
-        //   borrows the scope; it borrows `self` too, so the element is not dropped or moved meanwhile;
-        // - shared: whoever writes has `&mut self`, or does so through interior mutability, which `T` allows.
+        // - alive: its unit became near after the scope began, so it keeps its frame until the
+        //   scope ends, and the reference borrows the scope; it borrows `self` too, so the element
+        //   is not dropped or moved meanwhile;
+        // - shared: a writer has `&mut self`, or writes through interior mutability, which `T`
+        //   allows.
         Ok(Some(unsafe { &*address }))
     }
 
-    /// The same for an element that will not be used again soon: if it has to be brought near, it leaves first.
+    /// Returns the element like [`FarVec::get`], with the hint that it will not be used again soon.
+    /// If it has to be brought near, it is evicted first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
         if index >= self.len {
             return Ok(None);
@@ -138,7 +142,7 @@ impl<T: Send + 'static> FarVec<T> {
         })
     }
 
-    /// The element with this index, to be changed.
+    /// Returns the element with this index, to be changed, if there is one.
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a mut T>, FarError> {
         if index >= self.len {
@@ -150,12 +154,14 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(Some(unsafe { &mut *address }))
     }
 
-    /// As [`FarVec::get`], for a task: while the element is on its way, others run.
+    /// Returns the element like [`FarVec::get`], for a task: other tasks run while the element is
+    /// fetched.
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
         scope.retry(|| self.get(scope, index)).await
     }
 
-    /// The same, for an element that will not be used again soon: see [`FarVec::get_once`].
+    /// Returns the element like [`FarVec::fetch`], with the hint that it will not be used again
+    /// soon: see [`FarVec::get_once`].
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<Option<&'a T>, FarError> {
         if index >= self.len {
             return Ok(None);
@@ -167,7 +173,8 @@ impl<T: Send + 'static> FarVec<T> {
         scope.fetch_once(look).await
     }
 
-    /// As [`FarVec::get_mut`], for a task.
+    /// Returns the element like [`FarVec::get_mut`], for a task: other tasks run while the element
+    /// is fetched.
     pub async fn fetch_mut<'a>(
         &'a mut self,
         scope: &'a Scope<'_>,
@@ -181,20 +188,20 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(Some(unsafe { &mut *address }))
     }
 
-    /// The element with this index, as `vec[index]`.
+    /// Returns the element with this index, as `vec[index]`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at<'a>(&'a self, scope: &'a Scope<'_>, index: usize) -> Result<&'a T, FarError> {
         self.check(index);
         self.get(scope, index).map(|element| element.unwrap_or_else(|| unreachable!("checked")))
     }
 
-    /// The element with this index, as `&mut vec[index]`.
+    /// Returns the element with this index, to be changed, as `&mut vec[index]`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     #[inline]
     pub fn at_mut<'a>(&'a mut self, scope: &'a Scope<'_>, index: usize) -> Result<&'a mut T, FarError> {
         self.check(index);
@@ -207,7 +214,7 @@ impl<T: Send + 'static> FarVec<T> {
         assert!(index < self.len, "index out of bounds: the len is {} but the index is {index}", self.len);
     }
 
-    /// One element more, at the end.
+    /// Appends an element at the end.
     #[inline]
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         let _brief = scope.briefly();
@@ -225,7 +232,7 @@ impl<T: Send + 'static> FarVec<T> {
         }
     }
 
-    /// Takes the last element out.
+    /// Takes the last element out, if there is one.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         let Some(last) = self.len.checked_sub(1) else { return Ok(None) };
         let _brief = scope.briefly();
@@ -237,10 +244,10 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(Some(value))
     }
 
-    /// Puts a value in the place of the element with this index, which comes out.
+    /// Replaces the element with this index. Returns the old one.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the index is out of bounds.
     pub fn set(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<T, AllocError<T>> {
         match self.at_mut(scope, index) {
             Ok(element) => Ok(core::mem::replace(element, value)),
@@ -251,7 +258,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// Swaps two elements.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn swap(&mut self, scope: &Scope<'_>, one: usize, other: usize) -> Result<(), FarError> {
         self.check(one);
         self.check(other);
@@ -263,10 +270,11 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Puts an element at this index; those from there on move by one, through all pages up to the end.
+    /// Inserts an element at this index. The elements from there on move by one, through all pages
+    /// up to the end.
     ///
-    /// If it fails, all is as it was; but if the pool fails again while that is restored, the value given back is another element,
-    /// which found no place.
+    /// If it fails, nothing has changed. But if the pool fails again while the elements are moved
+    /// back, the value given back is another element, which found no place.
     ///
     /// # Panics
     /// If the index is beyond the end.
@@ -281,7 +289,7 @@ impl<T: Send + 'static> FarVec<T> {
         drop(brief);
         let mut carry = MaybeUninit::new(value);
         match self.units.shift_to_end(scope, index..=self.len, &mut carry) {
-            // What came out is the free slot at the end.
+            // The last slot was free, so no element came out.
             Ok(()) => self.len += 1,
             // SAFETY: the value or an element, as it says.
             Err(stuck) => return Err(AllocError { error: stuck.error, value: unsafe { carry.assume_init() } }),
@@ -289,12 +297,13 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Takes an element out; those behind it move by one, through all pages up to the end.
+    /// Removes an element. The elements behind it move by one, through all pages up to the end.
     ///
-    /// If it fails, all is as it was; but if the pool fails again while that is restored, another element is dropped.
+    /// If it fails, nothing has changed. But if the pool fails again while the elements are moved
+    /// back, another element is dropped.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
         assert!(index < self.len, "removal index (is {index}) should be < len (is {})", self.len);
         let mut carry = MaybeUninit::uninit();
@@ -309,17 +318,17 @@ impl<T: Send + 'static> FarVec<T> {
         moved.map(|()| value).map_err(|stuck| stuck.error)
     }
 
-    /// Takes an element out; the last one comes to its place.
+    /// Removes an element. The last one moves into its place.
     ///
     /// # Panics
-    /// If there is no such element.
+    /// If the index is out of bounds.
     pub fn swap_remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
         assert!(index < self.len, "swap_remove index (is {index}) should be < len (is {})", self.len);
         let _both = scope.hold();
         let element = self.element(scope, index, Want::Write)?;
         let last = self.element(scope, self.len - 1, Want::Read)?;
-        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still there. The last one is none
-        // from the next line on, and its value is where the other was.
+        // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still
+        // there. The last one is none from the next line on, and its value is where the other was.
         let value = unsafe {
             let value = element.read();
             element.copy_from(last, 1);
@@ -330,12 +339,13 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(value)
     }
 
-    /// Elements from an iterator, at the end. If it fails, those before the one given back are in.
+    /// Appends the elements of an iterator. If it fails, those before the value given back have
+    /// been appended.
     pub fn extend(&mut self, scope: &Scope<'_>, values: impl IntoIterator<Item = T>) -> Result<(), AllocError<T>> {
         values.into_iter().try_for_each(|value| self.push(scope, value))
     }
 
-    /// Copies of these elements, at the end. If it fails, some of them are in.
+    /// Appends copies of these elements. If it fails, some of them have been appended.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, values: &[T]) -> Result<(), FarError>
     where
         T: Clone,
@@ -358,8 +368,8 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Drops all elements from this index on, the last pages first. Their far memory is given back. If it fails, those are left that could
-    /// not be brought near for their destructor.
+    /// Drops all elements from this index on, the last pages first. Their far memory is given back.
+    /// If it fails, those elements are left that could not be brought near for their destructor.
     pub fn truncate(&mut self, scope: &Scope<'_>, len: usize) -> Result<(), FarError> {
         while core::mem::needs_drop::<T>() && self.len > len {
             let unit = (self.len - 1) / Self::PER_UNIT;
@@ -368,8 +378,8 @@ impl<T: Send + 'static> FarVec<T> {
             let brief = scope.briefly();
             let address = self.units.unit(scope, unit, Want::Read)?;
             let mut taken: Vec<T> = Vec::with_capacity(count);
-            // SAFETY: initialised elements, near; `taken` has room for them and owns them from here on, because they are beyond
-            // the length before any destructor runs.
+            // SAFETY: initialised elements, near; `taken` has room for them and owns them from here
+            // on, because they are beyond the length before any destructor runs.
             unsafe {
                 let source = address.add(first % Self::PER_UNIT);
                 taken.as_mut_ptr().copy_from_nonoverlapping(source, count);
@@ -388,7 +398,7 @@ impl<T: Send + 'static> FarVec<T> {
         drop(core::mem::take(self));
     }
 
-    /// Copies of the last element up to this length, or fewer elements.
+    /// Shortens the vector to this length, or appends copies of `value` up to it.
     pub fn resize(&mut self, scope: &Scope<'_>, len: usize, value: T) -> Result<(), FarError>
     where
         T: Clone,
@@ -400,53 +410,57 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Elements in order.
+    /// Iterates over the elements in order. All that it has passed stays near as long as the scope
+    /// lasts; for long vectors there is [`FarVec::scan`].
     pub fn iter<'a>(&'a self, scope: &'a Scope<'_>) -> Iter<'a, T> {
         Iter::new(self.chunks(scope))
     }
 
-    /// Elements in order, to be changed.
+    /// Iterates over the elements in order, to change them. For long vectors there is
+    /// [`FarVec::scan_mut`].
     pub fn iter_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> IterMut<'a, T> {
         IterMut::new(self.chunks_mut(scope))
     }
 
-    /// Slices that together are all elements, in order: one check for each page and none for its elements. How long they are
-    /// depends on how pages lie near; all but the first and last have at least the elements of a page.
+    /// Iterates over slices that together are all elements, in order. This takes one check for each
+    /// page and none for its elements. The length of a slice depends on how pages lie near. All
+    /// slices but the first and last have at least the elements of a page.
     pub fn chunks<'a>(&'a self, scope: &'a Scope<'_>) -> Chunks<'a, T> {
         self.chunks_in(scope, ..)
     }
 
-    /// The same for the elements of a range.
+    /// Iterates over slices that together are the elements of a range: see [`FarVec::chunks`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_in<'a>(&'a self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> Chunks<'a, T> {
         Chunks::new(&self.units, scope, range_of(range, self.len))
     }
 
-    /// Slices that together are all elements, to be changed.
+    /// Iterates over slices that together are all elements, in order, to change them.
     pub fn chunks_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> ChunksMut<'a, T> {
         self.chunks_mut_in(scope, ..)
     }
 
-    /// The same for the elements of a range.
+    /// Iterates over slices that together are the elements of a range, to change them: see
+    /// [`FarVec::chunks`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn chunks_mut_in<'a>(&'a mut self, scope: &'a Scope<'_>, range: impl RangeBounds<usize>) -> ChunksMut<'a, T> {
         let range = range_of(range, self.len);
         ChunksMut::new(&mut self.units, scope, range)
     }
 
-    /// All elements, however many, in chunks of which one at a time is held near.
+    /// Walks through all elements, however many, in chunks of which one at a time is held near.
     pub fn scan<'a, 'heap>(&'a self, scope: &'a mut Scope<'heap>) -> Scan<'a, 'heap, T> {
         self.scan_in(scope, ..)
     }
 
-    /// The same for the elements of a range.
+    /// Walks through the elements of a range, however many: see [`FarVec::scan`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn scan_in<'a, 'heap>(
         &'a self,
         scope: &'a mut Scope<'heap>,
@@ -455,15 +469,15 @@ impl<T: Send + 'static> FarVec<T> {
         Scan::new(&self.units, scope, range_of(range, self.len))
     }
 
-    /// All elements, however many, to be changed.
+    /// Walks through all elements, however many, to change them: see [`FarVec::scan`].
     pub fn scan_mut<'a, 'heap>(&'a mut self, scope: &'a mut Scope<'heap>) -> ScanMut<'a, 'heap, T> {
         self.scan_mut_in(scope, ..)
     }
 
-    /// The same for the elements of a range.
+    /// Walks through the elements of a range, however many, to change them: see [`FarVec::scan`].
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn scan_mut_in<'a, 'heap>(
         &'a mut self,
         scope: &'a mut Scope<'heap>,
@@ -473,28 +487,30 @@ impl<T: Send + 'static> FarVec<T> {
         ScanMut::new(&mut self.units, scope, range)
     }
 
-    /// These elements will be needed soon: begins to bring them near, and does not wait. How many pages (or large elements) are on their
-    /// way now. It is advice: what finds no room is passed over.
+    /// Begins to bring elements near that will be needed soon, and does not wait. Returns the
+    /// number of pages (or large elements) that are on their way now and were not before. This is a
+    /// hint: elements for which there is no room are passed over.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn will_need(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) -> usize {
         self.units.prefetch(scope, self.units_of(range))
     }
 
-    /// These elements will not be needed soon: their pages leave before others.
+    /// Marks elements as not needed soon: their pages are evicted before others.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn cold(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) {
         self.units.leave_first(scope, self.units_of(range));
     }
 
-    /// Where these elements lie in the heap's region, for somebody else who reads that ([`Heap::write_back`](crate::Heap::write_back)): in order, one
-    /// piece for each page, or for each element that is larger than a page.
+    /// Returns where these elements lie in the heap's region, for another reader of the region
+    /// ([`Heap::write_back`](crate::Heap::write_back)). Ranges are in order, one for each page, or
+    /// for each element that is larger than a page.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn far_ranges(&self, range: impl RangeBounds<usize>) -> impl Iterator<Item = FarRange> {
         let range = range_of(range, self.len);
         (range.start / Self::PER_UNIT..range.end.div_ceil(Self::PER_UNIT)).map(move |unit| {
@@ -510,7 +526,8 @@ impl<T: Send + 'static> FarVec<T> {
         range.start / Self::PER_UNIT..range.end.div_ceil(Self::PER_UNIT)
     }
 
-    /// Gives units without elements back, but for one: pushing and popping by turns shall not make a page each time.
+    /// Gives units without elements back, but for one: alternating pushes and pops shall not make a
+    /// page each time.
     fn trim(&mut self) {
         let used = self.len.div_ceil(Self::PER_UNIT);
         if self.units.made() > used + 1 {

@@ -1,4 +1,4 @@
-//! Elements in order: sorting them where they are, and finding one.
+//! Sorting elements in place, and binary search.
 
 use super::FarVec;
 use crate::error::FarError;
@@ -6,10 +6,11 @@ use crate::heap::{Scope, Want};
 use core::cmp::Ordering;
 
 impl<T: Send + 'static> FarVec<T> {
-    /// Sorts the elements, those that are equal in any order. Renews the scope on the way.
+    /// Sorts the elements, without keeping the order of equal ones. Renews the scope on the way.
     ///
-    /// Quicksort between far pages, in place: a part that fits in near memory is brought once, and before that each halving of the parts reads and
-    /// writes everything once. If it fails, all elements are there, in some order.
+    /// Quicksort between far pages, in place. A part that fits in near memory is brought near once.
+    /// Before that, each halving of the parts reads and writes everything once. If it fails, all
+    /// elements are there, in some order.
     ///
     /// ```
     /// # use farfield::{FarVec, Heap};
@@ -28,7 +29,7 @@ impl<T: Send + 'static> FarVec<T> {
         self.sort_unstable_by(scope, T::cmp)
     }
 
-    /// The same in the order of a key.
+    /// Sorts the elements by a key: see [`FarVec::sort_unstable`].
     pub fn sort_unstable_by_key<K: Ord>(
         &mut self,
         scope: &mut Scope<'_>,
@@ -37,7 +38,7 @@ impl<T: Send + 'static> FarVec<T> {
         self.sort_unstable_by(scope, |one, other| key(one).cmp(&key(other)))
     }
 
-    /// The same in an order that `compare` says.
+    /// Sorts the elements in the order that `compare` defines: see [`FarVec::sort_unstable`].
     pub fn sort_unstable_by(
         &mut self,
         scope: &mut Scope<'_>,
@@ -65,7 +66,7 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Elements of one unit.
+    /// Sorts elements of one unit.
     fn sort_unit(
         &mut self,
         scope: &Scope<'_>,
@@ -75,12 +76,14 @@ impl<T: Send + 'static> FarVec<T> {
     ) -> Result<(), FarError> {
         let _held = scope.hold();
         let first = self.element(scope, start, Want::Write)?;
-        // SAFETY: elements of one unit lie side by side, near as long as the scope is held, and ours alone (`&mut self`).
+        // SAFETY: elements of one unit lie side by side, near as long as the scope is held, and
+        // ours alone (`&mut self`).
         unsafe { core::slice::from_raw_parts_mut(first, end - start) }.sort_unstable_by(compare);
         Ok(())
     }
 
-    /// Brings the median of three random elements to the start: no order that elements come in is a bad one.
+    /// Brings the median of three random elements to the start, so that no input order is a bad
+    /// one.
     fn choose_pivot(
         &mut self,
         scope: &Scope<'_>,
@@ -111,7 +114,8 @@ impl<T: Send + 'static> FarVec<T> {
         self.swap(scope, start, three[median])
     }
 
-    /// Puts what is less than the first element before what is greater, and the element between; where it is.
+    /// Partitions the elements around the first one: smaller ones before it, larger ones behind it.
+    /// Returns its new index.
     fn partition(
         &mut self,
         scope: &Scope<'_>,
@@ -119,7 +123,7 @@ impl<T: Send + 'static> FarVec<T> {
         end: usize,
         compare: &mut impl FnMut(&T, &T) -> Ordering,
     ) -> Result<usize, FarError> {
-        // Those before `low` are not greater, those from `high` on are not less.
+        // Elements before `low` are not greater, elements from `high` on are not less.
         let (mut low, mut high) = (start + 1, end);
         while low < high {
             let _held = scope.hold();
@@ -128,8 +132,9 @@ impl<T: Send + 'static> FarVec<T> {
             let high_start = (high - 1 - (high - 1) % Self::PER_UNIT).max(low);
             let mut one = self.element(scope, low, Want::Write)?;
             let mut other = self.element(scope, high - 1, Want::Write)?;
-            // SAFETY: three elements, each in a unit that is near as long as the scope is held, and ours alone. `one` and `other` stay in
-            // their units: at least one element is left in each when they move. References end before elements are swapped.
+            // SAFETY: three elements, each in a unit that is near as long as the scope is held, and
+            // ours alone. `one` and `other` stay in their units: at least one element is left in
+            // each when they move. References end before elements are swapped.
             unsafe {
                 loop {
                     while low < low_end.min(high) && compare(&*one, &*pivot).is_lt() {
@@ -159,7 +164,8 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(low - 1)
     }
 
-    /// Where the element is in a sorted vector, or where it could be put in, as std says it.
+    /// Searches a sorted vector. Returns the index of the element, or the index at which it could
+    /// be inserted, like std.
     pub fn binary_search(&self, scope: &Scope<'_>, value: &T) -> Result<Result<usize, usize>, FarError>
     where
         T: Ord,
@@ -167,7 +173,7 @@ impl<T: Send + 'static> FarVec<T> {
         self.binary_search_by(scope, |element| element.cmp(value))
     }
 
-    /// The same by a key, in whose order they are.
+    /// Searches a vector that is sorted by this key: see [`FarVec::binary_search`].
     pub fn binary_search_by_key<K: Ord>(
         &self,
         scope: &Scope<'_>,
@@ -177,7 +183,8 @@ impl<T: Send + 'static> FarVec<T> {
         self.binary_search_by(scope, |element| key(element).cmp(value))
     }
 
-    /// The same, where `compare` says how an element is to what is looked for.
+    /// Searches a sorted vector with `compare`, which compares an element with the one that is
+    /// searched for: see [`FarVec::binary_search`].
     pub fn binary_search_by(
         &self,
         scope: &Scope<'_>,
@@ -199,7 +206,8 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(Err(low))
     }
 
-    /// Is there such an element? Looks at one after the other, and renews the scope on the way.
+    /// Checks whether an element equals `value`. Scans the elements in order, and renews the scope
+    /// on the way.
     pub fn contains(&self, scope: &mut Scope<'_>, value: &T) -> Result<bool, FarError>
     where
         T: PartialEq,

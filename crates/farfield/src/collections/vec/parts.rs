@@ -1,4 +1,4 @@
-//! Vectors joined and parted, and their ends.
+//! Joining and splitting vectors, and access to their first and last elements.
 
 use super::FarVec;
 use crate::error::FarError;
@@ -6,27 +6,28 @@ use crate::heap::{Scope, Want};
 use core::ops::Range;
 
 impl<T: Send + 'static> FarVec<T> {
-    /// The first element.
+    /// Returns the first element, if there is one.
     pub fn first<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.get(scope, 0)
     }
 
-    /// The last element.
+    /// Returns the last element, if there is one.
     pub fn last<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
         self.len.checked_sub(1).map_or(Ok(None), |last| self.get(scope, last))
     }
 
-    /// The first element, to be changed.
+    /// Returns the first element, to be changed, if there is one.
     pub fn first_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.get_mut(scope, 0)
     }
 
-    /// The last element, to be changed.
+    /// Returns the last element, to be changed, if there is one.
     pub fn last_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
         self.len.checked_sub(1).map_or(Ok(None), |last| self.get_mut(scope, last))
     }
 
-    /// Moves the elements of another vector to the end of this one. If it fails, both are as they were.
+    /// Moves the elements of another vector to the end of this one. If it fails, both are
+    /// unchanged.
     ///
     /// ```
     /// # use farfield::{FarVec, Heap};
@@ -51,7 +52,7 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(())
     }
 
-    /// Takes the elements from an index on out, into a vector of their own. If it fails, all is as it was.
+    /// Moves the elements from an index on into a new vector. If it fails, nothing has changed.
     ///
     /// # Panics
     /// If the index is beyond the end.
@@ -69,8 +70,9 @@ impl<T: Send + 'static> FarVec<T> {
         Ok(tail)
     }
 
-    /// Copies the bytes of elements behind the end, where they are no elements yet: the caller makes them so, and those that they were copied
-    /// from no elements any more.
+    /// Copies the bytes of elements of `source` behind the end of this vector. Until the caller
+    /// changes the lengths, the copies are no elements yet, and those they were copied from still
+    /// are.
     fn copy_in(&mut self, scope: &Scope<'_>, source: &FarVec<T>, elements: Range<usize>) -> Result<(), FarError> {
         let _patient = scope.patiently();
         let (mut from, mut to) = (elements.start, self.len);
@@ -101,8 +103,8 @@ impl<T: Send + 'static> FarVec<T> {
         let unit = to / Self::PER_UNIT;
         let made = unit < self.units.made();
         let target = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) }?;
-        // SAFETY: so many elements are in the one unit and so many places in the other, both near as long as the scope is held; the places are
-        // behind our end, and ours alone.
+        // SAFETY: so many elements are in the one unit and so many places in the other, both near
+        // as long as the scope is held; the places are behind our end, and ours alone.
         unsafe { target.add(to % Self::PER_UNIT).copy_from_nonoverlapping(address, count) };
         Ok(())
     }

@@ -6,10 +6,10 @@ use crate::heap::{Pin, Scope, Want};
 use core::fmt;
 use core::ops::Index;
 
-/// The elements of a vector, which stay near until this is dropped. Made by [`FarVec::pin`].
+/// The elements of a vector, which stay near until this guard is dropped. Made by [`FarVec::pin`].
 ///
-/// It is a reference: it may go to other threads if those are allowed to share the elements. If this is forgotten (`mem::forget`), the pages
-/// stay near, perhaps longer than the elements.
+/// The guard may go to other threads if they may share the elements. If the guard is forgotten
+/// (`mem::forget`), the pages stay near, perhaps longer than the elements.
 pub struct PinnedVec<'v, T> {
     /// The elements of each unit.
     units: Box<[&'v [T]]>,
@@ -18,10 +18,11 @@ pub struct PinnedVec<'v, T> {
 }
 
 impl<T: Send + 'static> FarVec<T> {
-    /// Brings all elements near and keeps them there, whatever scopes and tasks do, until what this returns is dropped: for a table that is used at every step.
-    /// An element costs no more than one of a vector of vectors.
+    /// Brings all elements near and keeps them there, whatever scopes and tasks do, until the guard
+    /// is dropped. For a table that is used at every step. An access costs no more than one to a
+    /// vector of vectors.
     ///
-    /// Half of the near memory can be pinned at most ([`FarError::PinsFull`]).
+    /// At most half of the near memory can be pinned ([`FarError::PinsFull`]).
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -34,7 +35,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// It ends before the vector changes:
+    /// The guard must be dropped before the vector changes:
     ///
     /// ```compile_fail,E0502
     /// # use farfield::{FarVec, Heap};
@@ -65,28 +66,29 @@ impl<T: Send + 'static> FarVec<T> {
 }
 
 impl<T: Send + 'static> PinnedVec<'_, T> {
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Is there none?
+    /// Checks whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The element with this index, if there is one.
+    /// Returns the element with this index, if there is one.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&T> {
         self.units.get(index / FarVec::<T>::PER_UNIT)?.get(index % FarVec::<T>::PER_UNIT)
     }
 
-    /// The elements, in order, as slices: a page of them each.
+    /// Iterates over slices that together are the elements, in order. Each has the elements of a
+    /// page, or one larger element.
     pub fn slices(&self) -> impl Iterator<Item = &[T]> {
         self.units.iter().copied()
     }
 
-    /// The elements, in order.
+    /// Iterates over the elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slices().flatten()
     }

@@ -1,4 +1,5 @@
-//! Elements by their rank, as the median, and by their value, found where they are.
+//! Elements by their rank, such as the median, and indices of elements by value, computed where the
+//! elements are.
 
 use super::FarVec;
 use crate::collections::columns::{Look, OfRows, Table};
@@ -9,21 +10,23 @@ use farfield_wic::columns::{Bucket, Buckets, Find, Found, Histogram, Ranks, Sear
 use farfield_wic::{CallError, Number, Where};
 use std::collections::VecDeque;
 
-/// Rounds that narrow a span to one value: each leaves a thousandth, but for one that shows that a guess was wrong.
+/// Rounds that narrow a span to one value. Each leaves a thousandth, but for one that shows that a
+/// guess was wrong.
 const ROUNDS_MAX: u32 = 9;
-/// From so many rows on some are looked at first, to guess where the element is: so many units of the column, from its beginning to its end.
+/// From this many rows on, a sample is read first, to guess where the element is: some units of the
+/// column, spread from its beginning to its end.
 const GUESSED_ROWS: usize = 1 << 20;
 const GUESS_UNITS: usize = 64;
-/// From one of these to the next.
+/// Distance from one sampled unit to the next one that is read.
 const GUESS_STEP: usize = 37;
-/// The share of all that the guess may be wrong by.
+/// The share of all elements that the guess may be wrong by.
 const GUESS_SHARE: f64 = 0.03;
-/// Rows whose indices are put in order together.
+/// Rows whose indices are sorted together.
 const WINDOW: usize = 1 << 20;
 
 impl<N: Number> FarVec<N> {
-    /// The median, and elements of other ranks, which are found where they are, as in [`FarVec::aggregate`], in a few rounds. What is no number (NaN) is passed
-    /// over, and −0 is smaller than +0.
+    /// Finds the median, and elements of other ranks, in a few rounds. Far elements are counted
+    /// where they are, as in [`FarVec::aggregate`]. NaN is passed over, and −0 is smaller than +0.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -40,7 +43,8 @@ impl<N: Number> FarVec<N> {
         Ranking { vec: self, table: Table::new(heap, vec![self.into()]) }
     }
 
-    /// The indices of the elements with some values, which are found where they are, as in [`FarVec::aggregate`].
+    /// Finds the indices of the elements with some values. Far elements are searched where they
+    /// are, as in [`FarVec::aggregate`].
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -59,7 +63,7 @@ impl<N: Number> FarVec<N> {
     }
 }
 
-/// Elements of which some are to be found by rank. See [`FarVec::ranks`].
+/// A search for elements by rank, not done yet. See [`FarVec::ranks`].
 #[derive(Debug)]
 #[must_use = "nothing is done before it is asked"]
 pub struct Ranking<'v, N: Number> {
@@ -68,40 +72,44 @@ pub struct Ranking<'v, N: Number> {
 }
 
 impl<N: Number> Ranking<'_, N> {
-    /// Of the elements with these indices only.
+    /// Restricts the search to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
         self
     }
 
-    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    /// Sets where the search is done: see [`Aggregate::at`](super::Aggregate::at).
     pub fn at(mut self, at: Where) -> Self {
         self.table.at = at;
         self
     }
 
-    /// The element in the middle, of two the smaller one; `None` if there is none.
+    /// Finds the element in the middle, of two the smaller one, and waits for it. `None` if there
+    /// is no element.
     pub fn median(self) -> Result<Option<N>, OffloadError> {
         self.pick(|count| (count - 1) / 2)
     }
 
-    /// The smallest element that at least this share of them (from 0 to 1) does not exceed.
+    /// Finds the smallest element that at least this share of the elements (from 0 to 1) does not
+    /// exceed, and waits for it.
     pub fn quantile(self, share: f64) -> Result<Option<N>, OffloadError> {
         self.pick(|count| ((count as f64 * share).ceil() as u64).saturating_sub(1).min(count - 1))
     }
 
-    /// The element that so many come before in order; `None` if there are not so many.
+    /// Finds the element that has `rank` elements before it in order, and waits for it. `None` if
+    /// there are not so many.
     pub fn nth(self, rank: u64) -> Result<Option<N>, OffloadError> {
         self.pick(|_| rank)
     }
 
-    /// The element of a rank, which is chosen by how many there are.
+    /// Finds the element of a rank, which is computed from the number of elements.
     fn pick(self, rank: impl Fn(u64) -> u64) -> Result<Option<N>, OffloadError> {
-        // Where it is for sure, and where it is looked for.
+        // `sure`: the images between which the element is for sure. `span`: those between which it
+        // is searched next.
         let mut sure = (0, u64::MAX);
         let mut span = self.guess(&rank)?;
         for _ in 0..ROUNDS_MAX {
@@ -125,11 +133,11 @@ impl<N: Number> Ranking<'_, N> {
             }
             span = sure;
         }
-        // Who answers so does not count.
+        // Correct answers lead to one element within so many rounds.
         Err(CallError::Answer.into())
     }
 
-    /// The images between which it is likely to be, by some of many rows.
+    /// Guesses, from a sample, between which images the element is. Small tables are not sampled.
     fn guess(&self, rank: impl Fn(u64) -> u64) -> Result<(u64, u64), OffloadError> {
         let (rows, all) = (self.table.rows.clone(), (0, u64::MAX));
         if rows.len() < GUESSED_ROWS {
@@ -137,7 +145,8 @@ impl<N: Number> Ranking<'_, N> {
         }
         let mut some = Vec::with_capacity(GUESS_UNITS * FarVec::<N>::PER_UNIT);
         for index in 0..GUESS_UNITS {
-            // Not in order: whoever reads with a stride is believed to want what comes next, too.
+            // Not in order: a thread that reads with a stride is expected to need what comes next,
+            // too.
             let row = rows.start + index * GUESS_STEP % GUESS_UNITS * (rows.len() / GUESS_UNITS);
             let first = row - row % FarVec::<N>::PER_UNIT;
             let unit = first..self.vec.len().min(first + FarVec::<N>::PER_UNIT);
@@ -161,7 +170,7 @@ impl<N: Number> Ranking<'_, N> {
     }
 }
 
-/// The bucket that has the element which so many come before inside the span.
+/// Finds the bucket of the element that has `rank` elements before it inside the span.
 fn bucket_of(buckets: &Buckets, mut rank: u64) -> Option<Bucket> {
     for bucket in buckets.inside.values() {
         if rank < bucket.count {
@@ -218,7 +227,7 @@ impl<N: Number> Look for Round<'_, N> {
     }
 }
 
-/// Elements that are to be found by value. See [`FarVec::find`].
+/// A search for elements by value, not done yet. See [`FarVec::find`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Finding<'v, N: Number> {
@@ -228,23 +237,23 @@ pub struct Finding<'v, N: Number> {
 }
 
 impl<N: Number> Finding<'_, N> {
-    /// Of the elements with these indices only.
+    /// Restricts the search to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.table.over(range);
         self
     }
 
-    /// Where it is done: see [`Aggregate::at`](super::Aggregate::at).
+    /// Sets where the search is done: see [`Aggregate::at`](super::Aggregate::at).
     pub fn at(mut self, at: Where) -> Self {
         self.table.at = at;
         self
     }
 
-    /// Does it, and waits: the indices, ascending.
+    /// Runs the search, and waits. Returns the indices, ascending.
     pub fn run(mut self) -> Result<FarVec<u64>, OffloadError> {
         let (rows, heap) = (self.table.rows.clone(), self.table.heap);
         let mut all = FarVec::new();

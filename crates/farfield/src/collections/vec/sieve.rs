@@ -7,18 +7,18 @@ use crate::heap::{Scope, Want};
 impl<T: Send + 'static> FarVec<T> {
     /// Keeps the elements that `keep` accepts, in their order. Renews the scope on the way.
     ///
-    /// Those that are not kept are dropped at the end. If it fails before, they are between those that are kept and those that were not
-    /// looked at, in any order.
+    /// The other elements are dropped at the end. If it fails before, they lie, in any order,
+    /// between those that are kept and those that were not looked at.
     pub fn retain(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&T) -> bool) -> Result<(), FarError> {
         self.sieve(scope, Want::Read, false, |_, element| keep(element))
     }
 
-    /// The same; `keep` may change them.
+    /// Keeps the elements that `keep` accepts, as [`FarVec::retain`]; `keep` may change them.
     pub fn retain_mut(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&mut T) -> bool) -> Result<(), FarError> {
         self.sieve(scope, Want::Write, false, |_, element| keep(element))
     }
 
-    /// Keeps the first of neighbours that are equal. Otherwise as [`FarVec::retain`].
+    /// Keeps the first of consecutive elements that are equal. Otherwise as [`FarVec::retain`].
     pub fn dedup(&mut self, scope: &mut Scope<'_>) -> Result<(), FarError>
     where
         T: PartialEq,
@@ -26,7 +26,7 @@ impl<T: Send + 'static> FarVec<T> {
         self.dedup_by(scope, |element, before| element == before)
     }
 
-    /// The same of neighbours with equal keys.
+    /// Keeps the first of consecutive elements with equal keys. Otherwise as [`FarVec::retain`].
     pub fn dedup_by_key<K: PartialEq>(
         &mut self,
         scope: &mut Scope<'_>,
@@ -35,15 +35,16 @@ impl<T: Send + 'static> FarVec<T> {
         self.dedup_by(scope, |element, before| key(element) == key(before))
     }
 
-    /// The same; `is_same` is asked about an element and the one that was kept before it.
+    /// Keeps the first of consecutive elements that are the same. `is_same` compares an element
+    /// with the one that was kept before it. Otherwise as [`FarVec::retain`].
     pub fn dedup_by(&mut self, scope: &mut Scope<'_>, mut is_same: impl FnMut(&T, &T) -> bool) -> Result<(), FarError> {
         self.sieve(scope, Want::Read, true, |before, element| before.is_none_or(|before| !is_same(element, before)))
     }
 
-    /// Keeps what `keep` accepts, which is given each element and, if it is so `by_pairs`, the one that was kept before it. It changes them only if they
-    /// are wanted so.
+    /// Keeps the elements that `keep` accepts. It gets each element and, if `by_pairs`, the one
+    /// that was kept before it. It may change them only if `want` is `Want::Write`.
     ///
-    /// Elements are swapped and not moved: so the vector is whole whenever this ends.
+    /// Elements are swapped and not moved, so the vector is whole whenever this ends.
     fn sieve(
         &mut self,
         scope: &mut Scope<'_>,
@@ -66,8 +67,9 @@ impl<T: Send + 'static> FarVec<T> {
             let room = Self::PER_UNIT - kept % Self::PER_UNIT;
             let (first, from) = (kept, at);
             while at - from < steps && kept - first < room {
-                // SAFETY: elements of units that are near as long as the scope is held, and ours alone; the one that was kept before is another
-                // one. References end before they are swapped.
+                // SAFETY: elements of units that are near as long as the scope is held, and ours
+                // alone; the one that was kept before is another one. References end before they
+                // are swapped.
                 unsafe {
                     let element = source.add(at - from);
                     at += 1;

@@ -1,4 +1,5 @@
-//! Sorted copies of a vector, and the order of its elements, made where its numbers are: runs that are in order, and then one of many of them.
+//! External merge sort where the numbers are: sorted copies of a vector, and the order of its
+//! elements. Runs are sorted first, and then merged, many into one.
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
@@ -13,23 +14,25 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::columns::{Form, Merge, Merged, Runs, Sort, Unsorted};
 use farfield_wic::{CallError, Number, Where};
 
-/// Elements of the runs that are sorted at once.
+/// Elements of a run, which one call sorts.
 const RUN: usize = Sort::MOST as usize;
-/// Elements that one call merges: so many that it takes some milliseconds.
+/// Elements that one call merges, at most: with this many, it takes some milliseconds.
 const CALL_ELEMENTS: usize = 2 * RUN;
 /// Calls under way at a time.
 const CALLS: usize = 4;
 
-// What each takes, about, to choose by.
+// Approximate costs, in nanoseconds per page, for the choice between server and client.
 const MISS_NS: usize = 6000;
 const WRITE_BACK_NS: usize = 5000;
 
 impl<N: Number> FarVec<N> {
-    /// A vector of the same elements, or of [some](Sorting::over), in ascending order, and [the indices](Sorting::order) that lead there. They are
-    /// sorted where they are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far, and what comes of it is far.
+    /// Sorts the elements, or [some](Sorting::over), into a new vector in ascending order, or into
+    /// [the indices](Sorting::order) that lead there. Far elements stay far and are sorted where
+    /// they are, if the pool runs functions: one memory server, or a mirror of such. The result is
+    /// far, too.
     ///
-    /// Floating-point numbers are ordered as [`f64::total_cmp`] does, −0 before +0, but for what is no number (NaN), which comes last, whatever its sign. Of
-    /// equal elements the first one's index comes first.
+    /// Floating-point numbers are ordered as [`f64::total_cmp`] does, −0 before +0, but for NaN,
+    /// which comes last, whatever its sign. Of equal elements the first one's index comes first.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -50,7 +53,7 @@ impl<N: Number> FarVec<N> {
     }
 }
 
-/// Elements that are to be sorted. See [`FarVec::sorted`].
+/// A sorted copy that is not made yet. See [`FarVec::sorted`].
 #[derive(Debug)]
 #[must_use = "nothing is done before it is asked"]
 pub struct Sorting<'v, N: Number> {
@@ -60,29 +63,33 @@ pub struct Sorting<'v, N: Number> {
     at: Where,
 }
 
-/// Index and rank, as functions have them.
+/// Index and rank of an element, in the form that server functions use.
 type Pair = [u64; 2];
 
 impl<N: Number> Sorting<'_, N> {
-    /// Of the elements with these indices only.
+    /// Restricts the sort to the elements with these indices.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     #[track_caller]
     pub fn over(mut self, range: impl RangeBounds<usize>) -> Self {
         self.rows = range_of(range, self.vec.len);
         self
     }
 
-    /// Where it is done. [`Where::Auto`], if nobody says otherwise: at the server if what is near and changed, which is [written back](Heap::write_back)
-    /// before, takes less time than what would have to be fetched; else, and where the server does not do it, here. [`Where::Client`]: here.
-    /// [`Where::Server`]: the elements are written back before; the calling thread is in no scope of the heap.
+    /// Sets where the elements are sorted. By default, [`Where::Auto`]: at the server, if that is
+    /// expected to take less time than fetching the far elements. Near elements that were changed
+    /// are [written back](Heap::write_back) before. Otherwise, and where the server does not do it,
+    /// here.
+    ///
+    /// With [`Where::Client`], here. With [`Where::Server`], at the server, and the elements are
+    /// written back before; the calling thread must be in no scope of the heap.
     pub fn at(mut self, at: Where) -> Self {
         self.at = at;
         self
     }
 
-    /// Sorts, and waits.
+    /// Sorts the elements, and waits for the result.
     pub fn run(self) -> Result<FarVec<N>, OffloadError> {
         self.make(
             || self.sort_there::<N, N>(Merged::Numbers(N::KIND), Merged::Numbers(N::KIND)),
@@ -90,7 +97,8 @@ impl<N: Number> Sorting<'_, N> {
         )
     }
 
-    /// The indices of the elements in the order in which they are sorted, as [`FarVec::take`] takes them.
+    /// Returns the indices of the elements in sorted order, as [`FarVec::take`] takes them, and
+    /// waits for them.
     pub fn order(self) -> Result<FarVec<u64>, OffloadError> {
         self.make(|| self.sort_there::<Pair, u64>(Merged::Pairs, Merged::Indices), || self.order_here())
     }
@@ -113,14 +121,15 @@ impl<N: Number> Sorting<'_, N> {
             }
             Where::Auto if self.is_worth_asking() => {
                 let asked = self.write_back().map_err(OffloadError::from).and_then(|()| there());
-                // Whatever went wrong there, what was made of it is nobody's.
+                // Whatever went wrong there, the pages that were written by then are not used.
                 asked.or_else(|_| here())
             }
             _ => here(),
         }
     }
 
-    /// Does the server run it, and would it take longer to fetch what is far?
+    /// Checks whether the server runs the functions and would take less time than fetching the far
+    /// elements.
     fn is_worth_asking(&self) -> bool {
         let core = self.heap.core();
         if !core.may_offload::<Sort>() || !core.may_offload::<Merge>() {
@@ -135,7 +144,7 @@ impl<N: Number> Sorting<'_, N> {
         far > FEW_UNITS && changed * WRITE_BACK_NS < far.saturating_mul(MISS_NS * rounds)
     }
 
-    /// What the server would find as it was before.
+    /// Writes back the elements of which the server has an older copy.
     fn write_back(&self) -> Result<(), FarError> {
         let units = self.vec.units_of(self.rows.clone());
         let changed = units.filter(|unit| !self.vec.units.is_as_far(*unit));
@@ -147,7 +156,8 @@ impl<N: Number> Sorting<'_, N> {
         if ranges.is_empty() { Ok(()) } else { self.heap.write_back(ranges) }
     }
 
-    /// Sorts runs, and merges them until there is one. What is between has elements of type `R`, what comes of it such of type `T`.
+    /// Sorts runs, and merges them until there is one. Intermediate runs have elements of type `R`,
+    /// the result of type `T`.
     fn sort_there<R: Send + 'static, T: Send + 'static>(
         &self,
         between: Merged,
@@ -165,7 +175,7 @@ impl<N: Number> Sorting<'_, N> {
         self.merge(&runs, run, last)
     }
 
-    /// Runs of the elements, each of them in order.
+    /// Makes runs of the elements, each of them sorted.
     fn runs<T: Send + 'static>(&self, what: Merged) -> Result<FarVec<T>, OffloadError> {
         let len = self.rows.len();
         let mut fresh = Fresh::claim(self.heap.core(), len.div_ceil(FarVec::<T>::PER_UNIT))?;
@@ -191,7 +201,7 @@ impl<N: Number> Sorting<'_, N> {
         Ok(FarVec { units: fresh.finish(), len })
     }
 
-    /// Runs of so many elements that become few longer ones.
+    /// Merges runs of `run` elements each into fewer, longer ones.
     fn merge<R: Send + 'static, T: Send + 'static>(
         &self,
         runs: &FarVec<R>,
@@ -258,11 +268,11 @@ impl<N: Number> Sorting<'_, N> {
     }
 }
 
-/// Runs that become one.
+/// Runs that are merged into one.
 struct Group {
-    /// Places of it that are not made yet.
+    /// Indices in the merged run that are not made yet.
     places: Range<usize>,
-    /// What is not taken yet of each run.
+    /// Elements of each run that are not taken yet.
     runs: Vec<Range<usize>>,
 }
 
@@ -273,12 +283,13 @@ impl Group {
         Group { places, runs }
     }
 
-    /// The places that are made next.
+    /// Returns the indices that the next call makes.
     fn next(&self) -> Range<usize> {
         self.places.start..self.places.end.min(self.places.start + CALL_ELEMENTS)
     }
 
-    /// So many elements of each run were put there; `None` if that cannot be.
+    /// Records how many elements of each run the server took. `None` if the numbers cannot be
+    /// right.
     fn took(&mut self, taken: &[u64]) -> Option<()> {
         let made = self.next();
         if taken.len() != self.runs.len()
@@ -294,7 +305,7 @@ impl Group {
     }
 }
 
-/// Where elements lie, in bytes of the region and elements.
+/// Returns where elements lie in the region, as byte offsets and element counts.
 fn pieces<T: Send + 'static>(vec: &FarVec<T>, elements: Range<usize>) -> Vec<farfield_wic::Range> {
     let bytes = size_of::<T>() as u64;
     let mut pieces = Vec::new();

@@ -1,4 +1,4 @@
-//! Elements as a stream, for programs that are made of those.
+//! Elements as a `futures` stream.
 
 use super::{FarVec, Scope};
 use crate::collections::paged::Paged;
@@ -12,11 +12,14 @@ use futures_util::stream::{Stream, try_unfold};
 const BATCH_PAGES: usize = 16;
 
 impl<T: Clone + Send + Sync + 'static> FarVec<T> {
-    /// Copies of the elements of a range, in order and in batches, as a stream: for `futures::StreamExt` and its like. It is fetched ahead
-    /// as every walk is, and holds nothing near between two batches, so its task may change its thread. How long batches are depends on how
-    /// pages lie near: some pages at most. It ends with the first error.
+    /// Returns a stream of copies of the elements of a range, in order and in batches, for
+    /// `futures::StreamExt` and its like. Elements are fetched ahead, as in every walk. The stream
+    /// holds nothing near between two batches, so its task may move to another thread. The length
+    /// of a batch depends on how pages lie near: it has some pages at most. The stream ends with
+    /// the first error.
     ///
-    /// (A stream cannot lend what it will forget. Who needs no copies has a loop around [`Scan::fetch_chunk`](crate::collections::Scan::fetch_chunk).)
+    /// (A stream cannot lend what it will forget. If no copies are needed, use a loop around
+    /// [`Scan::fetch_chunk`](crate::collections::Scan::fetch_chunk).)
     ///
     /// ```
     /// # use farfield::{FarError, FarVec, Heap, task::Executor};
@@ -31,15 +34,16 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
     /// ```
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn stream(&self, range: impl RangeBounds<usize>) -> impl Stream<Item = Result<Vec<T>, FarError>> + Send + '_ {
         self.batches_of(range_of(range, self.len), false)
     }
 
-    /// The same for elements that will not be used again soon: what has to be brought near leaves first, and what was near stays.
+    /// Returns a stream like [`FarVec::stream`], with the hint that its elements will not be used
+    /// again soon. Pages that it brings near are evicted first, and pages that were near stay.
     ///
     /// # Panics
-    /// If there are no such elements.
+    /// If the range is out of bounds.
     pub fn stream_once(
         &self,
         range: impl RangeBounds<usize>,
@@ -57,7 +61,7 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
         })
     }
 
-    /// The first of these elements.
+    /// Copies the first of these elements: one batch.
     async fn batch(&self, core: &Core, rest: &Range<usize>, once: bool) -> Result<Vec<T>, FarError> {
         let (unit, first) = (rest.start / Self::PER_UNIT, rest.start % Self::PER_UNIT);
         let most = BATCH_PAGES.div_ceil(Paged::<T>::UNIT_PAGES as usize);

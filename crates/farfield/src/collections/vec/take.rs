@@ -1,4 +1,4 @@
-//! Elements of a vector in another order, put together where they are (AIFM's *Shuffle*).
+//! A vector of the elements with given indices, gathered where they are (AIFM's *Shuffle*).
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
@@ -12,30 +12,34 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{CallError, Function, Number, Where};
 
-/// Elements that one call puts together, at least and at most: as many as the server looks up together, which takes some ten milliseconds;
+/// Elements that one call gathers, at least and at most: as many as the server looks up together,
+/// which takes some ten milliseconds.
 const CALL_ELEMENTS: RangeInclusive<usize> = 32 * 1024..=Taken::BATCH;
-/// or so many, if there are as many as that for each page of the column: it compares the pages once.
+/// Elements of one call if there are at least `LOADED_PER_PAGE` for each page of the column: then
+/// the call loads and compares the pages only once.
 const LOADED_ELEMENTS: usize = 2 << 20;
 const LOADED_PER_PAGE: usize = 12;
-/// Bytes of an argument that name indices.
+/// Bytes of an argument that encode indices.
 const CALL_BYTES: usize = 40 * 1024;
-/// Pieces that name a column. A longer one has no room in an argument.
+/// Pieces that describe a column, at most. The description of a longer column has no room in an
+/// argument.
 const CALL_PIECES: usize = 1024;
-/// Pieces of pages and of indices of one call.
+/// Pieces of pages and of indices of one call, at most.
 const CALL_PARTS: usize = 512;
 
-// What each takes, about, to choose by.
+// Approximate costs, in nanoseconds per page, for the choice between server and client.
 const MISS_NS: usize = 6000;
 const WRITE_BACK_NS: usize = 5000;
-/// An index that is sent, more than one that the server has: few of a call share a page there. Else an element takes as long there as here.
+/// Extra cost of an index that is sent over one that the server has: few indices of a call share a
+/// page there. Apart from that, an element takes as long there as here.
 const SENT_NS: usize = 50;
 
 /// The indices of elements in the order in which they are wanted.
 #[derive(Clone, Copy, Debug)]
 pub enum Order<'i> {
-    /// These.
+    /// Indices in a slice.
     Near(&'i [u64]),
-    /// Those of a vector of the same heap, wherever they are.
+    /// Indices in a vector of the same heap, near or far.
     Far(&'i FarVec<u64>),
 }
 
@@ -67,8 +71,10 @@ impl Order<'_> {
 }
 
 impl<N: Number> FarVec<N> {
-    /// A vector of the elements with these indices, in this order: sorted, shuffled, or some of them, some more than once. They are put together where
-    /// they are: with a pool of one memory server, or a mirror of such, that runs functions, far elements stay far, and the vector that comes of it is far.
+    /// Gathers the elements with these indices into a new vector, in this order: sorted, shuffled,
+    /// or some of them, some more than once. Far elements stay far and are gathered where they are,
+    /// if the pool runs functions: one memory server, or a mirror of such. The new vector is far,
+    /// too.
     ///
     /// ```
     /// use farfield::{FarVec, Heap};
@@ -85,7 +91,7 @@ impl<N: Number> FarVec<N> {
     }
 }
 
-/// Elements that are to be put together. See [`FarVec::take`].
+/// A vector that is not gathered yet. See [`FarVec::take`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Taking<'v, N: Number> {
@@ -96,18 +102,22 @@ pub struct Taking<'v, N: Number> {
 }
 
 impl<N: Number> Taking<'_, N> {
-    /// Where it is done. [`Where::Auto`], if nobody says otherwise: at the server if that takes less time than what would have to be fetched, and then what
-    /// is near of the elements and was changed is [written back](Heap::write_back) before; else, and where the server does not do it, here.
-    /// [`Where::Client`]: here. [`Where::Server`]: elements and indices are written back before; the calling thread is in no scope of the heap.
+    /// Sets where the elements are gathered. By default, [`Where::Auto`]: at the server, if that is
+    /// expected to take less time than fetching the far elements. Near elements that were changed
+    /// are [written back](Heap::write_back) before. Otherwise, and where the server does not do it,
+    /// here.
+    ///
+    /// With [`Where::Client`], here. With [`Where::Server`], at the server, and elements and
+    /// indices are written back before; the calling thread must be in no scope of the heap.
     pub fn at(mut self, at: Where) -> Self {
         self.at = at;
         self
     }
 
-    /// Does it, and waits.
+    /// Gathers the elements, and waits for the result.
     ///
     /// # Panics
-    /// If there is no element with one of the indices.
+    /// If an index is out of bounds.
     pub fn run(self) -> Result<FarVec<N>, OffloadError> {
         let len = self.order.len();
         if len == 0 {
@@ -154,7 +164,8 @@ impl<N: Number> Taking<'_, N> {
         assert!(index < len as u64, "index out of bounds: the len is {len} but the index is {index}");
     }
 
-    /// Does the server run it, and would it take longer to fetch what is far?
+    /// Checks whether the server runs the function and would take less time than fetching the far
+    /// elements.
     fn is_worth_asking(&self) -> bool {
         if !self.may_offload() {
             return false;
@@ -164,7 +175,7 @@ impl<N: Number> Taking<'_, N> {
         let far = units.clone().filter(|unit| self.vec.units.is_far(*unit)).count();
         let changed = units.filter(|unit| !self.vec.units.is_as_far(*unit)).count();
         let uses = self.order.len().saturating_mul(far) / all.max(1);
-        // What has room near, beside what else is used, is fetched once.
+        // Pages that have room near, beside what else is used, are fetched once.
         let room = self.heap.core().near.load(Ordering::Relaxed) as usize / PAGE_BYTES / 2;
         let fetches = if far <= room { uses.min(far) } else { uses };
         let sent = match self.order {
@@ -185,7 +196,7 @@ impl<N: Number> Taking<'_, N> {
         }
     }
 
-    /// What the server would find as it was before.
+    /// Writes back the elements of which the server has an older copy.
     fn write_back(&self) -> Result<(), FarError> {
         let changed = self.vec.units_of(..).filter(|unit| !self.vec.units.is_as_far(*unit));
         let elements = |unit: usize| {
@@ -238,20 +249,22 @@ impl<N: Number> Taking<'_, N> {
                 let to = fresh.pages(first..next);
                 calls.push((core::iter::once(first..next).collect(), Taken { from: from.clone(), indices, to }));
             }
-            // A page is put together once, so those of a call that found no element do not matter.
+            // A unit is made once, so it does not matter that a call with an index out of bounds
+            // has written its units in part.
             let answers = fresh.ask::<F>(calls)?;
             answers.into_iter().flatten().for_each(|index| self.check(index));
         }
         Ok(())
     }
 
-    /// The places of a unit.
+    /// Returns the indices in the new vector of the elements of a unit.
     fn places(&self, unit: usize) -> Range<usize> {
         let first = unit * FarVec::<N>::PER_UNIT;
         first..self.order.len().min(first + FarVec::<N>::PER_UNIT)
     }
 
-    /// Names the indices of a unit, in about so many bytes.
+    /// Adds the indices of a unit to an argument. Returns about how many bytes their encoding
+    /// takes.
     fn name(&self, unit: usize, into: &mut Vec<Indices>) -> Result<usize, FarError> {
         let places = self.places(unit);
         let these = match self.order {
@@ -290,7 +303,7 @@ impl<N: Number> Taking<'_, N> {
         Ok(these)
     }
 
-    /// Makes what nobody has made.
+    /// Makes the units that the server has not made.
     fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
         let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
         for unit in fresh.missing() {
