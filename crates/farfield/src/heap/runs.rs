@@ -57,7 +57,7 @@ impl Scope<'_> {
         })
     }
 
-    /// Has these units evicted before others. Units that are far are skipped.
+    /// Marks these units to be evicted before others. Units that are far are skipped.
     pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
         self.core.leave_first(pages.filter_map(|page| self.number(page)));
     }

@@ -72,11 +72,11 @@ impl Heap {
     }
 }
 
-/// Units that are to leave.
+/// Progress of a write-back: the units that are to be evicted.
 pub(super) struct WriteBack {
-    /// Those that were near when it was looked last.
+    /// Units that were not far when they were last checked.
     near: Vec<u32>,
-    /// Those that wait for scopes.
+    /// Units that are Leaving and wait for scopes.
     batch: Option<Batch>,
 }
 
@@ -87,9 +87,9 @@ impl WriteBack {
         WriteBack { near: Vec::from_iter(units), batch: None }
     }
 
-    /// A step further; true if all were written.
+    /// Takes a step; true if all units were written.
     pub(super) fn step(&mut self, core: &Core) -> Result<bool, FarError> {
-        // A page that was seen there once has been written since.
+        // A page that was seen at the pool once has been written since the call.
         self.near.retain(|page| {
             let word = FrameWord(core.words[*page].load(Ordering::Acquire));
             !matches!(word.state(), State::Far | State::Empty)
@@ -102,7 +102,7 @@ impl WriteBack {
         Ok(false)
     }
 
-    /// Nothing more is done.
+    /// Ends the write-back, complete or not: a batch that still waits leaves later, as others do.
     pub(super) fn end(self, core: &Core) {
         if let Some(batch) = self.batch {
             core.evictor.put_last(batch);
@@ -111,12 +111,13 @@ impl WriteBack {
 }
 
 impl Core {
-    /// Are the bytes of this unit at the pool, and only there?
+    /// Checks whether the bytes of this unit are at the pool, and only there.
     pub(crate) fn is_far(&self, page: u32) -> bool {
         FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far
     }
 
-    /// Are the bytes of this unit at the pool, wherever else? Nobody changes them meanwhile, nor through shared references at any time.
+    /// Checks whether the pool has the bytes of this unit, wherever else they are. The caller rules
+    /// out that anybody changes them meanwhile, or through shared references at any time.
     pub(crate) fn is_as_far(&self, page: u32) -> bool {
         let word = FrameWord(self.words[page].load(Ordering::Acquire));
         match word.state() {
