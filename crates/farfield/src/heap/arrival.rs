@@ -377,8 +377,9 @@ impl Drop for Arrival<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a task that counts as one that waits for room when it does not: others believe that nobody goes on, and stay behind it.
-    //! And against work for each task that is as much as there are tasks.
+    //! Guards against a task that counts as one that waits for room when it does not: others
+    //! believe that nobody goes on, and stay behind it. And against work for each task that is as
+    //! much as there are tasks.
     use super::*;
     use crate::Heap;
     use crate::heap::evictor::{Outcome, Urgency};
@@ -391,7 +392,8 @@ mod tests {
 
     const TASKS: usize = 4000;
 
-    /// Thousands of tasks wait for room, of which one in so many holds something, behind an older scope. How many scopes they look at.
+    /// Thousands of tasks wait for room, of which one in so many holds something, behind an older
+    /// scope. How many scopes they look at.
     fn looks_of_many(heap: &Heap, one_in: usize) -> u64 {
         let core = heap.core();
         // Until nothing can leave but what the older scope holds back.

@@ -265,8 +265,9 @@ impl Io {
                     let pages = (unit.pages - entry.asked).min(READ_PAGES);
                     let target = core.frames.address(FrameId(frame.0 + entry.asked));
                     super::launder(target);
-                    // SAFETY: frames are pages of initialised memory (`launder`). These are the flight's alone until it lands, which
-                    // is when the lane has given back all its buffers, or is gone.
+                    // SAFETY: frames are pages of initialised memory (`launder`). These are the
+                    // flight's alone until it lands, which is when the lane has given back all its
+                    // buffers, or is gone.
                     let buffer = unsafe { Buffer::over(target, pages as usize) };
                     (Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer }, pages)
                 }

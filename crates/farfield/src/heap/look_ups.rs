@@ -142,8 +142,8 @@ impl Scope<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against scopes that begin anew while references are out, misses that wait one after the other, and values that are hot
-    //! because they came.
+    //! Guards against scopes that begin anew while references are out, misses that wait one after
+    //! the other, and values that are hot because they came.
     use super::*;
     use crate::plane::Plane;
     use crate::ptr::Follow;
@@ -162,7 +162,8 @@ mod tests {
         assert!(!scope.is_renewable());
     }
 
-    /// Values of which the first ones have left, in a heap with room: what was made last is near, and its room is free at once.
+    /// Values of which the first ones have left, in a heap with room: what was made last is near,
+    /// and its room is free at once.
     fn far_values(heap: &Heap) -> Vec<FarBox<[u64; 64]>> {
         let mut values: Vec<_> = (0..8192u64).map(|index| heap.alloc([index; 64]).unwrap()).collect();
         values.truncate(6144);

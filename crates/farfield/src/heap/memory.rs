@@ -29,8 +29,9 @@ impl Reserved {
             let (before, after) = (base - mapped, mapped + ALIGN - base);
             for (addr, len) in [(mapped, before), (base + len, after)] {
                 if len > 0 {
-                    // SAFETY: part of the mapping made above, which nobody knows yet. It cannot fail on such a range, and if
-                    // it did, address space would be wasted and nothing else.
+                    // SAFETY: part of the mapping made above, which nobody knows yet. It cannot
+                    // fail on such a range, and if it did, address space would be wasted and
+                    // nothing else.
                     let _ = unsafe { farfield_os::memory::munmap(addr, len) };
                 }
             }

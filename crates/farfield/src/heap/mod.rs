@@ -14,7 +14,7 @@
 //! | `room` | who frees frames (reclaim), and who waits for them |
 //! | `fetch`, `io` | how far pages are read, synchronously or not |
 //! | `arrival`, `waiters`, `poller` | how tasks wait |
-//! | `gather`, `attempt`, `look_ups` | how tasks wait for many values, for one that is found by trying, and for many of those |
+//! | `gather`, `attempt`, `look_ups` | how tasks wait for many values, for one found by trying, and for many of those |
 //! | `pins` | which units stay near without a scope |
 //! | `evictor`, `reclaimer` | which pages are evicted, and when |
 //! | `once` | which pages are evicted first because they are used once (streaming) |

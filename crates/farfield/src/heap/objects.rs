@@ -351,7 +351,8 @@ impl Core {
         };
         let mut panics = Panics::default();
         for what in waiting {
-            // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's reference keeps the heap.
+            // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's
+            // reference keeps the heap.
             panics.catch(|| unsafe { settle_any(self, what, finally) });
         }
         panics
@@ -361,8 +362,8 @@ impl Core {
 /// Moves a value out of its heap.
 ///
 /// # Safety
-/// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
-/// does, and no longer for us.
+/// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The
+/// heap exists as long as it does, and no longer for us.
 pub(crate) unsafe fn take<T>(core: *const Core, number: u32, card: u8) -> Result<T, FarError> {
     // SAFETY: the object there is a `T`, and passed on to the caller.
     unsafe { take_with(core, number, card, |at| at.cast::<T>().read()) }
@@ -524,12 +525,13 @@ pub(crate) unsafe fn dropped_in_place(
 }
 
 /// # Safety
-/// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use the heap afterwards unless
-/// it has another reference.
+/// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use
+/// the heap afterwards unless it has another reference.
 pub(super) unsafe fn unreference_if(core: *const Core, last: bool) {
     if last {
-        // SAFETY: it is the reference of a segment without objects. If scopes are open around us, they are of a user, whose
-        // `Heap` has a reference, or of the destructor of a value that lives still.
+        // SAFETY: it is the reference of a segment without objects. If scopes are open around us,
+        // they are of a user, whose `Heap` has a reference, or of the destructor of a value that
+        // lives still.
         unsafe { Core::unreference(core) };
     }
 }

@@ -378,8 +378,8 @@ mod tests {
         heap.verify();
     }
 
-    /// Scopes that hold a quarter of near memory together, of more threads than there are processors: none of them lasts longer than the others
-    /// need for what may be had meanwhile.
+    /// Scopes that hold a quarter of near memory together, of more threads than there are
+    /// processors: none of them lasts longer than the others need for what may be had meanwhile.
     #[test]
     fn many_threads_hold_a_quarter_together() {
         const THREADS: u64 = 64;

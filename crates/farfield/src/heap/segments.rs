@@ -168,8 +168,9 @@ impl Segments {
     /// of its pages.
     unsafe fn bits<'a>(&self, id: SegmentId, class: Class) -> &'a [AtomicU64] {
         let bits = self.heads[id].bits.load(Ordering::Relaxed);
-        // SAFETY: `own` stored a boxed slice of this length before it published the kind; `give_back` frees it only when
-        // nobody owns anything of the segment, which the caller rules out.
+        // SAFETY: `own` stored a boxed slice of this length before it published the kind;
+        // `give_back` frees it only when nobody owns anything of the segment, which the caller
+        // rules out.
         unsafe { core::slice::from_raw_parts(bits, words(class)) }
     }
 
@@ -186,7 +187,8 @@ impl Segments {
                 if value == u64::MAX || object >= class.per_segment() {
                     continue;
                 }
-                // Only the owner sets bits, so the bit is still free. Acquire: what the last user of the place did is over.
+                // Only the owner sets bits, so the bit is still free. Acquire: what the last user
+                // of the place did is over.
                 word.fetch_or(1 << (object % 64), Ordering::Acquire);
                 return Some((object, head.live.fetch_add(1, Ordering::SeqCst) == 0));
             }

@@ -153,7 +153,7 @@ fn is_as_far(core: &Core, sealed: FrameWord, frame: FrameId, index: u32) -> bool
 fn sum(core: &Core, frame: FrameId) -> u64 {
     let address = core.frames.address(frame);
     crate::heap::launder(address);
-    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the unit is in Copying and
-    // ours, so nobody writes it meanwhile.
+    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the
+    // unit is in Copying and ours, so nobody writes it meanwhile.
     checksum(unsafe { core::slice::from_raw_parts(address, PAGE_BYTES) })
 }
