@@ -257,7 +257,7 @@ impl<'a> Arrival<'a> {
     /// Waits for the flight of this number, if `mark` says that it is under way and has been marked
     /// as wanted.
     fn wait(&mut self, number: u32, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
-        // What it waited for until now keeps nothing near.
+        // The page or object that it waited for until now keeps nothing near.
         if !self.scope.open.keeps() {
             self.scope.record.renew(&self.core.epoch, self.scope.open);
         }
@@ -340,8 +340,10 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// Checks for a deadlock of this thread with itself: all that could leave since this epoch waits
-/// for its scopes, this one among them, and all their tasks wait for room.
+/// Checks whether this thread would wait for itself (a deadlock).
+///
+/// All that could leave since this epoch waits for scopes of the thread, this one among them, and
+/// all their tasks wait for room.
 fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
     let open = scope.open;
     open.is_used() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)

@@ -83,8 +83,8 @@ impl Scope<'_> {
         Patient { record: self.record, was_impatient: self.record.is_impatient.replace(false) }
     }
 
-    /// Repeats an action that only looks until nothing of it is far any more. What was found near
-    /// stays near.
+    /// Repeats an action that only looks until nothing of it is far any more. Places that were
+    /// found near stay near.
     pub(crate) async fn retry<R>(&self, action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         self.retry_from(Time::First, action).await
     }

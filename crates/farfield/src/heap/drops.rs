@@ -58,7 +58,8 @@ impl Panics {
 /// Drops something, or has the outermost drop of this thread do so.
 ///
 /// # Safety
-/// What is dropped keeps the heap, and is the heap's from now on, whatever happens.
+/// The dropped value or collection keeps the heap, and belongs to the heap from now on, whatever
+/// happens.
 pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
     QUEUE.with(|queue| {
         if queue.depth.get() >= DEPTH_MAX {

@@ -358,7 +358,8 @@ impl EvictorState {
             let next = core.evictor.cooler().next(core, urgency);
             match next {
                 Next::Batch(batch) => {
-                    // What is kept for the thread that runs this is not for others that wait.
+                    // Frames that are kept for the thread that runs this are not for others that
+                    // wait.
                     let is_shared = core.throttle.waiting() > 1 || core.waiters.want_room();
                     let most = if urgency == Urgency::Last && is_shared { goal - room } else { u32::MAX };
                     self.evict(core, batch, most)?;

@@ -79,11 +79,11 @@ struct Free {
 const POISON: u8 = 0xDB;
 const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
 
-/// Maximum margin of free frames: a number of frames, and a divisor for a part of all frames that
-/// is added for heaps that many threads use.
+/// Maximum margin of free frames: a number of frames, and a divisor of the limit.
 ///
 /// So many frames suffice for what comes before a reclaimer that was woken has made room. More than
-/// that would be near memory that nothing lies in.
+/// that would be near memory that nothing lies in. The divisor adds a part of all frames for heaps
+/// that many threads use.
 const MARGIN: (u32, u32) = (1024, 128);
 
 /// Number of frames that a scope can hold whatever others do; a sixteenth of all if that is less.
@@ -238,8 +238,8 @@ impl Frames {
         room < (limit / 16).max(4) && room + self.leaving() < limit / 8 && room < SCOPE_FRAMES.max(self.low())
     }
 
-    /// Returns the number of frames that can be taken by a caller that cannot go on without: more
-    /// than [`Frames::room`] while a lowered limit is not reached yet.
+    /// Returns the number of frames that a caller can take that cannot go on without. These are
+    /// more than [`Frames::room`] while a lowered limit is not reached yet.
     pub(crate) fn spare(&self) -> u32 {
         self.lock().spare()
     }

@@ -216,8 +216,8 @@ impl Io {
         self.ask(core);
     }
 
-    /// Gives the flight of this number (within the heap) demand priority, because a thread or task
-    /// waits for it, if it is still queued as a prefetch.
+    /// Gives a flight that is still queued as a prefetch demand priority, because a thread or task
+    /// waits for it. `number` is within the heap.
     pub(crate) fn hurry(&mut self, core: &Core, number: u32) {
         let is_it = |entry: &Entry| entry.flight.number(core) == number;
         let queued = |at: &u32| self.entries[*at as usize].as_ref().is_some_and(is_it);
@@ -426,8 +426,8 @@ impl Io {
     }
 }
 
-/// Returns the maximum number of buffers for the bytes of objects, which is how many can be under
-/// way on one lane: a thirty-second of the near memory, from 8 to 256.
+/// Returns the maximum number of buffers for objects, which is how many can be under way on one
+/// lane. They take a thirty-second of the near memory; there are 8 to 256.
 fn buffers_max(core: &Core) -> usize {
     (core.near.load(Ordering::Relaxed) / 32 / PAGE_BYTES as u64).clamp(8, 256) as usize
 }

@@ -55,7 +55,7 @@ impl Heap {
         keys: impl IntoIterator<Item = K>,
         look_up: impl Fn(&K) -> Result<R, FarError>,
     ) -> Result<Vec<R>, FarError> {
-        // What is found for one key stays near until there is a result for each.
+        // A result for one key stays near until there is a result for each.
         let held = scope.hold();
         let keys: Vec<K> = keys.into_iter().collect();
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
@@ -98,7 +98,7 @@ impl Scope<'_> {
         if self.record.is_impatient.get() {
             return keys.iter().map(look_up).collect();
         }
-        // What is found for one key stays near until there is a result for each.
+        // A result for one key stays near until there is a result for each.
         let held = self.hold();
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
         let (mut left, mut missed) = (Vec::new(), Vec::new());

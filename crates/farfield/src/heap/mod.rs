@@ -165,8 +165,8 @@ pub(crate) struct Core {
     pub(crate) near: AtomicU64,
     /// Bytes of near memory that tables of collections use.
     charged: AtomicU64,
-    /// References to this state: one for the [`Heap`], one for each segment with objects, one for
-    /// each object that has a handle, and one for each [`Anchor`].
+    /// Number of references to this state. They are one for the [`Heap`], one for each segment with
+    /// objects, one for each object that has a handle, and one for each [`Anchor`].
     pub(crate) references: AtomicU64,
     anchors: AtomicU64,
     /// True once the [`Heap`] is dropped.
@@ -420,7 +420,7 @@ impl Core {
         self.segments.bound(near.saturating_sub(least + tables));
     }
 
-    /// Adapts the number of frames after a table has grown that no page needs: no page fault would
+    /// Adapts the number of frames after a table has grown that no page needs. No page fault would
     /// free the frames for it, so this wakes the reclaimer.
     #[cold]
     fn adapt(&self) {

@@ -30,7 +30,7 @@ impl<'a> Inside<'a> {
     pub(super) fn new(core: &'a Core) -> Inside<'a> {
         let record = core.record();
         let open = record.enter(&core.epoch);
-        // What is brought near in it stays.
+        // Pages that are brought near in it stay.
         open.touched.set(true);
         Inside { record, open }
     }
@@ -197,8 +197,8 @@ impl Core {
             (Some(objects), Some(object)) => self.seek(inside.record, objects, object, want, inside.is_outermost())?,
             _ => Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
         };
-        // The scope may have been renewed while there was no room. What it has found from here on
-        // stays, whatever a destructor does.
+        // The scope may have been renewed while there was no room. The place that it has found from
+        // here on stays, whatever a destructor does.
         inside.open.touched.set(true);
         Ok(place)
     }

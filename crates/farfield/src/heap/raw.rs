@@ -151,8 +151,8 @@ impl Slot {
         SlotCell(AtomicU64::new(self.word())).address(scope, self, Want::Read)
     }
 
-    /// Hints that the object is used soon: the processor loads what says where it is, and its first
-    /// line if it is where the slot guesses.
+    /// Hints that the object is used soon. The processor loads the frame word or handle that says
+    /// where it is, and its first line if it is where the slot guesses.
     #[inline]
     pub(crate) fn load_ahead(self, scope: &Scope<'_>) {
         match scope.number(self.number()) {
@@ -162,8 +162,8 @@ impl Slot {
         load_ahead(scope.arena.wrapping_add(self.place().offset()));
     }
 
-    /// Hints, a little after [`Slot::load_ahead`], that the object is used soon: loads the frame
-    /// word of its page if it has a handle.
+    /// Loads the frame word of the object's page ahead, if it has a handle. A hint for a little
+    /// after [`Slot::load_ahead`].
     #[inline]
     pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
         if scope.number(self.number()).is_none() {
@@ -296,12 +296,11 @@ impl SlotCell {
 }
 
 impl Scope<'_> {
-    /// Calls `action`, which may need room, and calls it again with a renewed scope if the scope
-    /// has used up its share and holds nothing for anybody. What `action` has found before is found
-    /// anew then.
+    /// Calls `action`, and if there was no room, renews the scope and calls it again.
     ///
-    /// The scope holds something if an address was known before (the operation runs inside another
-    /// one), or if user code in `action` was given a reference.
+    /// That needs a scope that holds nothing for anybody. `action` then finds anew what it had
+    /// found. The scope holds something if an address was known before (the operation runs inside
+    /// another one), or if user code in `action` was given a reference.
     #[inline]
     pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         let before = core::mem::ManuallyDrop::new(self.briefly());

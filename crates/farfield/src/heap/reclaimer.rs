@@ -26,7 +26,7 @@ pub(crate) struct Reclaimer {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Idle time after which vacancies are given back: when nobody has rung for so long, nothing
+/// Idle time after which vacancies are given back. When nobody has rung for so long, nothing
 /// leaves, so nothing need be kept for what leaves next.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -107,7 +107,7 @@ impl Reclaimer {
         self.awake.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until somebody rings. If nobody has for a while, gives vacancies back to the pool.
+    /// Sleeps until the bell rings. If it has not for a while, gives vacancies back to the pool.
     fn sleep(&self, core: &Core) {
         self.take_late_answers(core);
         let mut discards = true;
@@ -118,7 +118,7 @@ impl Reclaimer {
         self.sleeps_long.store(false, Ordering::SeqCst);
     }
 
-    /// Takes late answers until somebody rings or the pool is healthy: writes that the pool went on
+    /// Takes late answers until the bell rings or the pool is healthy. Writes that the pool went on
     /// without may still be answered, as long as they may take.
     fn take_late_answers(&self, core: &Core) {
         let until = Instant::now() + core.patience * 2;
@@ -129,7 +129,7 @@ impl Reclaimer {
         }
     }
 
-    /// Waits until somebody rings; false if nobody did for a while and something is to be
+    /// Waits until the bell rings; false if it has not for a while and something is to be
     /// discarded.
     fn doze(&self, core: &Core, discards: bool) -> bool {
         let mut guard = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl Reclaimer {
         true
     }
 
-    /// Gives vacancies back to the pool, a few at a time, until somebody rings.
+    /// Gives vacancies back to the pool, a few at a time, until the bell rings.
     fn discard(&self, core: &Core) -> Result<(), PoolError> {
         while !self.is_called() && core.evictor.discard_some(core)? > 0 {}
         Ok(())

@@ -28,8 +28,8 @@ impl Core {
         Ok(())
     }
 
-    /// Cools pages before a scope begins that might not be able to hold as much as scopes may:
-    /// pages that are cooled after it began cannot leave before it ends.
+    /// Cools pages before a scope begins that might not be able to hold as much as scopes may.
+    /// Pages that are cooled after it began cannot leave before it ends.
     #[cold]
     pub(crate) fn relieve(&self) {
         if self.frames.room() < self.frames.low() {

@@ -48,7 +48,7 @@ impl Scope<'_> {
         }
     }
 
-    /// Checks whether this unit would not be near, or not stay, without the use to come: it is far,
+    /// Checks whether this unit would not be near, or not stay, without the use to come. It is far,
     /// on its way, about to leave, or was prefetched and not used since.
     pub(crate) fn is_new(&self, page: u32) -> bool {
         self.number(page).is_some_and(|page| {
@@ -141,7 +141,7 @@ impl Core {
         self.vacate(true);
     }
 
-    /// Gives up a claimed page that a writer at the pool may still write: it has no owner from now
+    /// Gives up a claimed page that a writer at the pool may still write. It has no owner from now
     /// on, and its run is [lost](lose_run).
     pub(crate) fn forsake(&self, page: u32) {
         self.words[page].store(FrameWord::EMPTY.0, Ordering::Release);

@@ -115,14 +115,14 @@ impl<'heap> Scope<'heap> {
     /// Makes a guard for an operation that gives no reference out. When the guard is dropped, the
     /// addresses that the operation has found are forgotten.
     ///
-    /// They are not if somebody had an address before, or has been given a reference meanwhile.
+    /// They are not if an address was known before, or a reference has been given out meanwhile.
     #[inline]
     pub(crate) fn briefly(&self) -> Brief<'_> {
         Brief { scope: self, is_outermost: self.knows_nothing() }
     }
 
-    /// Makes a guard for an operation that needs several places at a time: until it is dropped,
-    /// what is brought near with this scope stays, as if references had been given out.
+    /// Makes a guard for an operation that needs several places at a time. Until it is dropped,
+    /// pages that are brought near with this scope stay, as if references had been given out.
     pub(crate) fn hold(&self) -> Hold<'_> {
         if self.is_renewable() {
             self.record.renew(&self.core.epoch, self.open);

@@ -197,8 +197,8 @@ impl Scopes {
         }
     }
 
-    /// Renews the scopes that keep nothing near, from the oldest on up to one that keeps something:
-    /// younger ones are in nobody's way before that one ends. Returns the epoch of the oldest.
+    /// Renews the scopes that keep nothing near, from the oldest on up to one that keeps something.
+    /// Younger ones are in nobody's way before that one ends. Returns the epoch of the oldest.
     pub(crate) fn renew_idle(&self, epoch: u64) -> Option<u64> {
         let mut end = epoch;
         if self.first.keeps() {
@@ -243,8 +243,9 @@ impl Scopes {
         }
     }
 
-    /// Renews the only open scope, unless it has given out references: code that wakes tasks while
-    /// their thread waits for room is code of users, too. Returns the epoch of the oldest.
+    /// Renews the only open scope, unless it has given out references. Those may exist because code
+    /// that wakes tasks while their thread waits for room is code of users, too. Returns the epoch
+    /// of the oldest.
     pub(crate) fn renew_only(&self, epoch: u64) -> Option<u64> {
         if self.len() == 1 {
             let only = if self.first.is_open.get() { Some(&self.first) } else { self.next(None) };

@@ -313,9 +313,10 @@ impl Segments {
             .any(|object| bits[object as usize / 64].load(Ordering::SeqCst) & 1 << (object % 64) != 0)
     }
 
-    /// Frees the object that begins at this page and card (of a run: all of it), and says whether
-    /// it was the only one in its segment. The caller owned it; pages that it had for itself are
-    /// released already.
+    /// Frees the object that begins at this page and card, and says whether it was the only one in
+    /// its segment. A run is freed as a whole.
+    ///
+    /// The caller owned the object; pages that it had for itself are released already.
     pub(crate) fn free_object(&self, page: u32, card: u8) -> (Freed, bool) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];

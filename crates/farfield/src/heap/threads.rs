@@ -196,7 +196,7 @@ impl Record {
     }
 
     /// Renews scopes that keep nothing near, unless that is more work than the batches that were
-    /// cooled since: a thread may have thousands of tasks that wait, and each comes here.
+    /// cooled since. A thread may have thousands of tasks that wait, and each comes here.
     pub(crate) fn renew_some_idle(&self, epoch: &AtomicU64) {
         let age = self.entered().map_or(0, |entered| epoch.load(Ordering::Relaxed) - entered);
         if age > u64::from(self.scopes.len() / SCOPES_PER_BATCH) {

@@ -71,8 +71,8 @@ impl Place<'_> {
         self.throttle.lock().threads.iter().take_while(|sleeper| sleeper.ticket != self.ticket).count() as u32
     }
 
-    /// Sleeps until somebody rings, at most for `most`, unless `enough` is true already. False if
-    /// nobody rang.
+    /// Sleeps until the bell rings, at most for `most`, unless `enough` is true already. False if
+    /// it did not ring.
     pub(crate) fn sleep_unless(&self, enough: impl FnOnce() -> bool, most: Duration) -> bool {
         let queue = self.throttle.lock();
         if enough() {

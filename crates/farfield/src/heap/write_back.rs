@@ -43,8 +43,8 @@ impl FarRange {
 impl Heap {
     /// Returns the far address range of a value.
     ///
-    /// Returns `None` for a value of another heap, and for a value that can move, which small
-    /// values do that can be fetched alone: all on the object plane, and on the hybrid plane those
+    /// Returns `None` for a value of another heap, and for a value that can move because it can be
+    /// fetched alone. Small values can: all on the object plane, and on the hybrid plane those
     /// [above a size](crate::Builder::alone_above).
     pub fn far_range<P: FarPtr>(&self, value: &P) -> Option<FarRange> {
         let (page, card) = value.pointer().far_place(self.core())?;

@@ -126,7 +126,7 @@ impl Carrier {
         }
     }
 
-    /// Lets the lane take answers that nobody waits for: a leg of a mirror that was late is used
+    /// Lets the lane take answers that nobody waits for. A leg of a mirror that was late is used
     /// again, and given what it lacks, when it has answered.
     pub(super) fn take_answers(&mut self) {
         if self.lane.as_ref().is_some_and(|lane| lane.in_flight() == 0) {

@@ -40,7 +40,7 @@ pub(super) enum Next {
 const COOL_AHEAD: u32 = 8;
 
 /// Maximum number of pages that are made Leaving, and of frames that are looked at, when a scope
-/// begins, so that it is not held up for long.
+/// begins: it should not be held up for long.
 const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
 impl Evictor {

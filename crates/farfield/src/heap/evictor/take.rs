@@ -59,8 +59,8 @@ impl EvictorState {
         core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
     }
 
-    /// Evicts a unit of more pages than a batch: writes it in windows while it is ours, and looks
-    /// between them whether somebody wants it back.
+    /// Evicts a unit of more pages than a batch. It is written in windows while it is ours; between
+    /// them this looks whether a thread wants it back.
     fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         if let Err(error) = self.finish(core).and_then(|()| self.carrier.open(core)) {
