@@ -20,8 +20,8 @@ use std::time::Instant;
 
 /// Future that ends when a page or object is near; it stays so until the scope ends or is renewed.
 ///
-/// Yields the place of the object, or of the begin of the page. If the future is dropped, nobody
-/// waits any more, but the page or object arrives.
+/// Yields the place of the object, or of the start of the page. If the future is dropped, nobody
+/// waits any more, but the page or object still arrives.
 pub(crate) struct Arrival<'a> {
     core: &'a Core,
     scope: &'a Scope<'a>,

@@ -55,7 +55,7 @@ impl Panics {
     }
 }
 
-/// Drops something, or has the outermost drop of this thread do so.
+/// Drops a value or collection, or leaves that to the outermost drop of this thread.
 ///
 /// # Safety
 /// The dropped value or collection keeps the heap, and belongs to the heap from now on, whatever

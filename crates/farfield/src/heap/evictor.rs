@@ -328,7 +328,7 @@ impl EvictorState {
             if room >= goal {
                 return Ok(Outcome::Enough);
             }
-            // Tasks get it batch by batch, too.
+            // Tasks get room batch by batch, too.
             if urgency == Urgency::Background && self.freed >= self.batch as u32 && core.waiters.want_room() {
                 return Ok(Outcome::More);
             }

@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
-    /// the clean reserve to accesses that need frames.
+    /// the low watermark to accesses that need frames.
     pub(crate) fn take_frames_now(&self, pages: u32, landing: Landing) -> Option<FrameId> {
         let frames = match landing {
             Landing::Ahead if !self.has_room_ahead(pages) => None,
@@ -211,7 +211,8 @@ impl Core {
         Ok(io)
     }
 
-    /// Lets go of a lane, and wakes the tasks that wait for what has landed there.
+    /// Unlocks a lane, publishes its statistics, and wakes the tasks that wait for what has landed
+    /// there.
     fn close_io(&self, record: &Record, mut guard: MutexGuard<'_, Option<Io>>) {
         let in_flight = guard.as_ref().map_or(0, Io::in_flight);
         record.in_flight.store(in_flight as u32, Ordering::Release);
@@ -295,7 +296,8 @@ impl Core {
         while self.help_all() > 0 && patience.wait().is_ok() {}
     }
 
-    /// Lands what has arrived on a lane, unless its thread is at it.
+    /// Lands what has arrived on a lane, and hurries the flight of `wanted` there. Does nothing if
+    /// another thread holds the lane.
     pub(crate) fn look(&self, record: &Record, wanted: Option<u32>) {
         let mut guard = match record.io.try_lock() {
             Ok(guard) => guard,

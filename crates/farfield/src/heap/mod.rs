@@ -411,7 +411,8 @@ impl Core {
     /// Adapts the number of frames to the budget and to what the tables cost now.
     pub(crate) fn fit(&self) {
         let near = self.near.load(Ordering::Relaxed);
-        // In steps: a frame that is given back for every page of tables would cost more than what the steps waste.
+        // In steps: a frame that is given back for every page of tables would cost more than the
+        // steps waste.
         let tables = self.table_bytes().next_multiple_of((near / 256).max(PAGE_BYTES as u64));
         let frames = near.saturating_sub(tables) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
         // A heap whose tables fill the budget still moves, slowly. It takes no new values.

@@ -298,9 +298,10 @@ impl SlotCell {
 impl Scope<'_> {
     /// Calls `action`, and if there was no room, renews the scope and calls it again.
     ///
-    /// That needs a scope that holds nothing for anybody. `action` then finds anew what it had
-    /// found. The scope holds something if an address was known before (the operation runs inside
-    /// another one), or if user code in `action` was given a reference.
+    /// The scope can be renewed if it holds nothing for anybody; otherwise this fails with
+    /// [`FarError::NearFull`]. After a renewal, `action` finds anew what it had found. The scope
+    /// holds something if an address was known before (the operation runs inside another one), or
+    /// if user code in `action` was given a reference.
     #[inline]
     pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         let before = core::mem::ManuallyDrop::new(self.briefly());

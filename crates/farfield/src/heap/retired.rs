@@ -31,7 +31,7 @@ struct Batches {
 #[cfg(feature = "serde")]
 pub(crate) struct Keep<'a>(&'a Retired);
 
-/// Number of objects at which a batch is closed; or of bytes, below.
+/// Number of objects, or of bytes (below), at which a batch is closed.
 const OBJECTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 10;
 

@@ -223,7 +223,7 @@ pub(super) enum Round {
     Blocked,
     /// Failed: all that could leave waits for scopes of the waiter itself.
     OwnScope,
-    /// Nothing yet.
+    /// No frames yet; a later round may get some.
     Tried,
     /// Skipped: another thread runs the evictor.
     Busy,

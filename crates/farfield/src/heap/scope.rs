@@ -5,8 +5,9 @@ use super::{Core, Record};
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 
-/// Guard that keeps dereferenced values near and in place. Belongs to the thread that entered it
-/// (epoch-based reclamation: a crossbeam `Guard`).
+/// Guard that keeps dereferenced values near and in place (epoch-based reclamation).
+///
+/// Like a `Guard` of crossbeam-epoch, it belongs to the thread that entered it.
 ///
 /// A scope that is forgotten (`mem::forget`) never ends: what is near stays near, and the heap's
 /// memory is never freed.
@@ -170,7 +171,7 @@ impl Drop for Brief<'_> {
 
 /// Guard of an operation that needs several places at a time, made by [`Scope::hold`].
 pub(crate) struct Hold<'a> {
-    // Dropped in this order: what was found is forgotten when nobody holds it any more.
+    // Fields are dropped in this order: an address is forgotten when nobody holds it any more.
     holds: Holds<'a>,
     brief: Brief<'a>,
 }

@@ -64,7 +64,7 @@ pub(crate) struct Segments {
     cost: u64,
 }
 
-/// Pages that come and go together.
+/// Unit of transfer: pages that are fetched and evicted together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Unit {
     /// First page.

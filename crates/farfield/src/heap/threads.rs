@@ -290,7 +290,7 @@ thread_local! {
 /// All records of a heap.
 #[derive(Default)]
 pub(crate) struct Threads {
-    // Shared: threads keep their addresses.
+    // Shared because threads keep the addresses of their records.
     records: Mutex<Vec<Arc<Record>>>,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Carrier {
     /// Free buffers of one page each.
     buffers: Vec<Buffer>,
     done: Vec<Completion>,
-    /// Requests since the last time that all had ended; tags are indices here.
+    /// Errands that were begun since all had ended last; tags of requests are indices here.
     under_way: Vec<Errand>,
     /// Maximum number of pages under way.
     batch: usize,

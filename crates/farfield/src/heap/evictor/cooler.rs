@@ -239,7 +239,8 @@ impl EvictorState {
 /// Returns the page in this frame and its word, if it has been Leaving since this batch was made.
 fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
     let info = &core.frames.infos[frame.0];
-    // Taken back and made Leaving again since, or gone: then it is in a later batch, or in none.
+    // If the page was taken back and made Leaving again since, it is in a later batch; if it is
+    // gone, in none.
     let page = info.page().filter(|_| info.cooled() == epoch)?;
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     (seen.state() == State::Leaving && seen.frame() == Some(frame)).then_some((page, seen))

@@ -1,4 +1,5 @@
-//! Vacancies: far memory in which nothing is any more.
+//! Vacancies: far pages that hold nothing any more, but whose old copies still take memory of the
+//! pool.
 //!
 //! A page that dies leaves its far copy behind. The next pages that leave are likely to have its
 //! far address, and write over the copy. That costs less than giving the memory back and taking it
@@ -67,7 +68,7 @@ impl EvictorState {
     /// Gives the vacancies back that are too many.
     pub(super) fn discard_excess(&mut self, core: &Core) -> Result<(), PoolError> {
         let max = core.vacancies_max();
-        // And some more, so that this is not done for each page that dies.
+        // A few more are given back, so that this is not done for each page that dies.
         if core.vacancies.count() > max { self.discard(core, max / 4 * 3) } else { Ok(()) }
     }
 

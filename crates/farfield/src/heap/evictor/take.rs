@@ -114,7 +114,8 @@ impl EvictorState {
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 let next = if result.is_ok() { seen.left() } else { seen.refused() };
-                // Taken back, or released. Only we make a page Copied, so it is not Copied again.
+                // The page was taken back, or released. Only we make a page Copied, so it is not
+                // Copied again.
                 let Some(next) = next else { break };
                 if core.exchange(word, seen, next) {
                     if result.is_ok() {
