@@ -6,10 +6,10 @@
 //! heap remembers what it wrote, as an erasure code's index does. All data that comes back, by any
 //! path, passes [`Core::check_far`] before anybody has a reference to it.
 //!
-//! The heap remembers a *digest* of 32 bits for each page: the lower half of its checksum, which
-//! travels with each page and with each part of one (`Op::ReadPart`) and which the lane has
-//! compared with the bytes. With [`Verify::Keyed`] it is a hash of the bytes themselves, under a
-//! key that only this process has.
+//! The heap remembers a *digest* of 32 bits for each page: the lower half of its checksum. The
+//! checksum travels with each page and with each part of one (`Op::ReadPart`), and the lane has
+//! compared it with the bytes. With [`Verify::Keyed`] the digest is a hash of the bytes themselves,
+//! under a key that only this process has.
 //!
 //! A digest is written by the owner of a page in Copying, before the page is Far. It is read by
 //! owners of flights, and by the evictor, which have seen Far (Acquire).
@@ -90,7 +90,7 @@ impl Checksums {
         }
     }
 
-    /// Checks that the digest fits a page with this checksum, which is near and clean. For the
+    /// Checks whether the digest fits a page with this checksum, which is near and clean. For the
     /// verifier.
     pub(super) fn agrees(&self, page: u32, sum: u64) -> bool {
         self.key.is_some() || self.digests[page].load(Ordering::Relaxed) == (sum as u32).max(UNKNOWN + 1)

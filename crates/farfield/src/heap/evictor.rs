@@ -263,7 +263,7 @@ impl Evictor {
         }
     }
 
-    /// Checks that nobody runs the evictor.
+    /// Checks whether nobody runs the evictor.
     pub(crate) fn is_idle(&self) -> bool {
         self.try_lock().is_some()
     }

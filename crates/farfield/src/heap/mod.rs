@@ -179,7 +179,7 @@ pub(crate) struct CoreAddress(pub(crate) *const Core);
 unsafe impl Send for CoreAddress {}
 
 thread_local! {
-    /// True on a thread that was made for a heap, which joins it when it ends.
+    /// True on a thread that a heap has started and will join.
     pub(crate) static SERVES: Cell<bool> = const { Cell::new(false) };
 }
 

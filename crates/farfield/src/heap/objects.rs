@@ -35,7 +35,7 @@ impl<'a> Inside<'a> {
         Inside { record, open }
     }
 
-    /// Checks that no scope of a user is open around this one, so that nothing is lost if it is
+    /// Checks whether this scope is the thread's only one, so that no user loses anything if it is
     /// renewed.
     pub(super) fn is_outermost(&self) -> bool {
         self.record.is_single()
@@ -130,8 +130,8 @@ impl Core {
         };
         let mut made = self.make_in_segment(record, class, renewable);
         for _ in 0..ELSEWHERE {
-            // The object would lie in a page that is lost. That keeps no other object out: the
-            // segment with the lost page is left alone.
+            // The object would lie in a page that is lost. Another segment is filled instead, so
+            // that the lost page keeps no other object out.
             let Err(FarError::Pool(PoolError::Corrupt { .. })) = made else { break };
             self.shelve(record, class);
             made = self.make_in_segment(record, class, renewable);

@@ -48,7 +48,7 @@ impl Slot {
     }
 
     /// Checks whether both name the same object of this heap, whatever place they guess. For an
-    /// object with a handle, page and card are a guess too.
+    /// object with a handle, the card is a guess, too.
     #[inline]
     pub(crate) fn is(self, other: Slot, core: &Core) -> bool {
         let (number, card) = self.parts(core);
@@ -162,8 +162,8 @@ impl Slot {
         load_ahead(scope.arena.wrapping_add(self.place().offset()));
     }
 
-    /// Loads the frame word of the object's page ahead, if it has a handle. A hint for a little
-    /// after [`Slot::load_ahead`].
+    /// Loads the frame word and the log word of the object's page ahead, if it has a handle. A hint
+    /// for a little after [`Slot::load_ahead`].
     #[inline]
     pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
         if scope.number(self.number()).is_none() {

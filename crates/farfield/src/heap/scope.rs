@@ -187,7 +187,7 @@ impl Drop for Holds<'_> {
 }
 
 impl Hold<'_> {
-    /// Checks that nobody else has an address from the scope.
+    /// Checks whether nobody else has an address from the scope.
     pub(crate) fn is_only(&self) -> bool {
         let open = self.holds.0.open;
         self.brief.is_outermost && !open.used.get() && open.holds.get() == 1

@@ -107,7 +107,7 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
-// SAFETY: other threads touch the atomics and what a lock guards only; the cells are for the
+// SAFETY: other threads touch the atomics and what a lock guards only. The cells are for the
 // attached thread, of which there is one (`attached` is claimed by a compare-exchange and released
 // with the cells at rest).
 unsafe impl Sync for Record {}
@@ -365,8 +365,8 @@ impl Threads {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that no scope can refer to a page that became Leaving in this epoch and was not taken
-    /// back.
+    /// Checks whether no scope can refer any more to a page that became Leaving in this epoch and
+    /// was not taken back.
     pub(crate) fn is_over(&self, epoch: u64) -> bool {
         self.oldest().is_none_or(|entered| entered > epoch)
     }
@@ -385,7 +385,7 @@ impl Threads {
         first.filter(|(at, _)| *at == oldest).map(|(_, tid)| tid.load(Ordering::Relaxed))
     }
 
-    /// Checks that no thread is inside a scope.
+    /// Checks whether no thread is inside a scope.
     pub(crate) fn is_quiet(&self) -> bool {
         self.oldest().is_none()
     }

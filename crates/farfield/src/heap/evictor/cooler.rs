@@ -3,7 +3,7 @@
 //!
 //! The state is behind a lock of its own that is held for moments only, so that a scope that begins
 //! can have pages cooled while the evictor waits for the pool. A thread that makes pages Leaving
-//! holds the lock, and so does the evictor when it seals one: a page that was taken back and is
+//! holds the lock, and so does the evictor when it seals one. A page that was taken back and is
 //! Leaving again belongs to another batch, and a frame remembers which.
 
 use super::{Batch, Core, Evictor, EvictorState, Urgency};
@@ -39,8 +39,8 @@ pub(super) enum Next {
 /// Number of batches that are made Leaving for each that leaves, until there are enough.
 const COOL_AHEAD: u32 = 8;
 
-/// Maximum number of pages that are made Leaving, and of frames that are looked at, when a scope
-/// begins: it should not be held up for long.
+/// Maximum number of pages to make Leaving, and of frames to look at, when a scope begins: it
+/// should not be held up for long.
 const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
 impl Evictor {
