@@ -168,8 +168,8 @@ impl Core {
         if helps { self.evictor.try_run(self, goal, urgency) } else { outcome }
     }
 
-    /// Returns how many frames must be free for a waiter that needs `pages`. No more than a batch,
-    /// so that it does not take long: the rest is the reclaimer's.
+    /// Returns how many frames must be free for a waiter that needs `pages`: those and the reserve.
+    /// No more, so that it does not take long: the rest is the reclaimer's.
     pub(super) fn first_goal(&self, pages: u32) -> u32 {
         self.frames.reserve() + pages
     }

@@ -68,7 +68,8 @@ impl EvictorState {
     /// Gives the vacancies back that are too many.
     pub(super) fn discard_excess(&mut self, core: &Core) -> Result<(), PoolError> {
         let max = core.vacancies_max();
-        // A few more are given back, so that this is not done for each page that dies.
+        // A quarter of the maximum more is given back, so that this is not done for each page that
+        // dies.
         if core.vacancies.count() > max { self.discard(core, max / 4 * 3) } else { Ok(()) }
     }
 

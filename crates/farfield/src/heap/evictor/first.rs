@@ -98,7 +98,7 @@ impl EvictorState {
     /// Checks whether it is better to wait for this batch of the list than to let the hand choose.
     ///
     /// A wait must not be long. Threads in need wait only until they have renewed their scope.
-    /// Ahead of need, the wait lasts as long as half of what was free at its begin still is: the
+    /// Ahead of need, the wait lasts as long as half of what was free at its start still is: the
     /// thread that holds the scope may wait for a processor.
     pub(super) fn waits_for(&mut self, core: &Core, epoch: u64, urgency: Urgency) -> bool {
         let room = core.frames.room();

@@ -4,8 +4,7 @@
 //! Objects leave their page one by one, when they are wanted, and holes are never filled. So for
 //! every page that is opened the evictor looks at a few others, in turn. It reads those that are
 //! Far and sparse, and the evacuator moves what lives in them to pages of cold objects. A page is
-//! *sparse* if a quarter lives while there are far addresses enough, and with more when they become
-//! scarce.
+//! *sparse* if at most a quarter of it lives, or a larger part when far addresses become scarce.
 
 use super::{Core, EvictorState};
 use crate::plane::object::Objects;
