@@ -58,7 +58,7 @@ impl Checksums {
         self.key.is_some()
     }
 
-    /// Prefetches the digest of a page that is on its way into the processor's cache.
+    /// Loads the digest of a page into the processor's cache, because the page is on its way.
     pub(crate) fn announce(&self, page: u32) {
         load_ahead(&self.digests[page]);
     }

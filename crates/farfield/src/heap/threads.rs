@@ -36,7 +36,7 @@ pub(crate) struct Record {
     tid: AtomicI32,
     /// Open scopes of the attached thread.
     scopes: Scopes,
-    /// Number of wrong guesses of slots; see `access`.
+    /// Number of wrong guesses of slots; see [`Core::may_correct`].
     pub(crate) tick: Cell<u32>,
     /// Segment that this thread fills, per class.
     pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
