@@ -1,4 +1,4 @@
-//! What a mutator wants of a page, and the transitions that it makes.
+//! How a mutator accesses a page, and the transitions of the frame word that it makes.
 
 use super::Core;
 use super::io::Landing;
@@ -6,12 +6,12 @@ use super::threads::{Record, count};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::heap::{Deref, FrameWord, State};
 
-/// What a mutator wants of a page.
+/// Access that a mutator needs to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
     Read,
     Write,
-    /// To make an object: the page may be Empty.
+    /// Access to make an object: the page may be Empty.
     Create,
 }
 
@@ -24,16 +24,19 @@ impl Want {
         }
     }
 
-    /// How what is wanted so comes near.
+    /// Returns the state in which a page fetched for this access lands.
     pub(crate) fn landing(self) -> Landing {
         if self == Want::Read { Landing::Clean } else { Landing::Dirty }
     }
 }
 
 impl Core {
-    /// One transition of a frame word; the only place where a mutator makes one that others could make too.
+    /// Makes one transition of a frame word, by compare-exchange; false if the word has changed.
+    ///
+    /// This is the only place where a mutator makes a transition that other threads could make too.
     pub(crate) fn exchange(&self, word: &AtomicU64, seen: FrameWord, next: FrameWord) -> bool {
-        // Acquire: what the last owner of the page did to its frame is done. Release: what we did is.
+        // Acquire: sees all that the last owner of the page did to its frame. Release: publishes
+        // ours.
         let done = word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let [was, is] = [seen, next].map(|word| word.state() == State::Leaving);
         if done && was != is {
@@ -43,7 +46,7 @@ impl Core {
     }
 }
 
-/// Counts what the use of a page tells, whose word was this before.
+/// Updates the hit counters from `seen`, the frame word as it was before this access.
 pub(crate) fn count_use(record: &Record, seen: FrameWord) {
     if seen.state() != State::Near {
         count(&record.counters.taken_back);

@@ -1,4 +1,4 @@
-//! What a task waits for: a page, or a small object of the object plane.
+//! Future that waits for a page, or for a small object of the object plane.
 
 use super::access::{Want, count_use};
 use super::frames::Purse;
@@ -18,37 +18,42 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, Path, Place, State};
 use std::time::Instant;
 
-/// Ends when what it waits for is near, until the scope ends or is renewed: where an object is, or where the page begins. Dropped before,
-/// nobody waits any more, but it arrives.
+/// Future that ends when a page or object is near; it stays so until the scope ends or is renewed.
+///
+/// Yields the place of the object, or of the start of the page. If the future is dropped, nobody
+/// waits any more, but the page or object still arrives.
 pub(crate) struct Arrival<'a> {
     core: &'a Core,
     scope: &'a Scope<'a>,
-    /// Of a value that lives as long as this: its page's number within the heap, or its handle's above all pages.
+    /// Number within the heap of a value that lives as long as this: its page, or its handle above
+    /// all pages.
     number: u32,
     want: Want,
-    /// Counted in the scope as awaiting something.
+    /// True if the scope counts this as awaiting something.
     awaits: bool,
     wait: Wait,
 }
 
-/// What an arrival knows of its waiting, without the scope.
+/// State of a wait that does not depend on the scope.
 #[derive(Default)]
 pub(super) struct Wait {
     ticket: Option<Ticket>,
-    /// So many frames shall be free; 0: there was room. Not 0: the scope is marked as hungry.
+    /// Number of frames that must become free; 0 if there was room. If not 0, the scope is marked
+    /// as hungry.
     goal: u32,
-    /// In the queue of those who wait for room.
+    /// Place in the queue of tasks that wait for room.
     turn: Option<Turn>,
-    /// When the first wait that is no flight's began: flights have deadlines of their own.
+    /// Time when the first wait that is not for a flight began: flights have deadlines of their
+    /// own.
     since: Option<Instant>,
-    /// It began a flight.
+    /// True if this wait started a flight.
     brought: bool,
-    /// That of a page which comes whole.
+    /// Page of that flight, if it fetches a whole page for an object.
     whole_page: Option<u32>,
 }
 
 impl Wait {
-    /// Nobody waits any more.
+    /// Ends the wait.
     pub(super) fn stop(&mut self, core: &Core) {
         if let Some(ticket) = self.ticket.take() {
             core.waiters.forget(ticket);
@@ -56,9 +61,9 @@ impl Wait {
         self.leave_queue(core);
     }
 
-    /// It needs no room, or no more of it.
+    /// Leaves the queue for room, because no more room is needed.
     fn leave_queue(&mut self, core: &Core) {
-        // What it was woken for is for another one.
+        // If it was woken, that wake-up is for another task.
         if let Some(turn) = self.turn.take()
             && !core.waiters.leave_room(turn)
             && core.waiters.want_room()
@@ -69,7 +74,8 @@ impl Wait {
 }
 
 impl Core {
-    /// A task waits for this page, and is to be told when it arrives; false if it is not on its way.
+    /// Marks this page as wanted, so that a task is told when it arrives; false if it is not on its
+    /// way.
     fn want(&self, page: u32) -> bool {
         let word = &self.words[page];
         loop {
@@ -88,7 +94,7 @@ impl<'a> Arrival<'a> {
         Arrival { core: scope.core, scope, number, want, awaits: false, wait: Wait::default() }
     }
 
-    /// Goes on with what another one began, in a scope that has ended.
+    /// Resumes a wait that another arrival began, in a scope that has ended.
     pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: Want, wait: Wait) -> Arrival<'a> {
         let open = scope.open;
         if wait.goal > 0 {
@@ -97,19 +103,20 @@ impl<'a> Arrival<'a> {
         Arrival { wait, ..Arrival::new(scope, number, want) }
     }
 
-    /// The scope ends, and the wait goes on.
+    /// Suspends the wait because the scope ends.
     pub(super) fn suspend(mut self) -> Wait {
         let wait = core::mem::take(&mut self.wait);
         self.wait.goal = wait.goal;
         wait
     }
 
-    /// Is there no room for what it waits for?
+    /// Checks whether it waits for free frames.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.wait.goal > 0
     }
 
-    /// Waits for something that is about to happen, at most as long as the heap is patient.
+    /// Waits for something that is about to happen; fails with [`FarError::Stalled`] when the
+    /// heap's patience is over.
     fn still<T>(&mut self) -> Poll<Result<T, FarError>> {
         let after = self.wait.since.get_or_insert_with(Instant::now).elapsed();
         if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
@@ -136,7 +143,7 @@ impl<'a> Arrival<'a> {
                     }
                 }
                 Deref::Wait if seen.state() == State::Fetching => {
-                    // What was seen before may have landed, and been told to those who wait.
+                    // The page seen before may have landed, and its waiters may have been told.
                     if self.wait(page, context, || core.want(page)) {
                         core.hurry(record, page);
                         core.attend();
@@ -144,7 +151,7 @@ impl<'a> Arrival<'a> {
                     }
                 }
                 Deref::Wait => {
-                    // One page is being copied meanwhile.
+                    // A single page is being copied meanwhile, which is short.
                     if next == seen || core.exchange(word, seen, next) {
                         context.waker().wake_by_ref();
                         return self.still();
@@ -221,7 +228,7 @@ impl<'a> Arrival<'a> {
                     let frame = core::task::ready!(self.take_wanted_frames(1, context))?;
                     let landing = self.want.landing();
                     let Some(flight) = core.depart_page(record, objects, page, frame, landing) else { continue };
-                    // It is ours, so it is still on its way.
+                    // The flight is ours, so the page is still on its way.
                     assert!(self.wait(page, context, || core.want(page)));
                     self.wait.brought = true;
                     self.wait.whole_page = Some(page);
@@ -236,7 +243,7 @@ impl<'a> Arrival<'a> {
                         continue;
                     };
                     let Some(flight) = core.depart(record, objects, object, seen, spot, false) else { continue };
-                    // It is ours, so it is still moving.
+                    // The flight is ours, so the object is still moving.
                     assert!(self.wait(self.number, context, mark));
                     self.wait.brought = true;
                     core.begin(record, Flight::Object(flight));
@@ -247,9 +254,10 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// Waits for the flight of this number, if `mark` says that it is under way and has been marked as wanted.
+    /// Waits for the flight of this number, if `mark` says that it is under way and has been marked
+    /// as wanted.
     fn wait(&mut self, number: u32, context: &mut Context<'_>, mark: impl FnOnce() -> bool) -> bool {
-        // What it waited for until now keeps nothing near.
+        // The page or object that it waited for until now keeps nothing near.
         if !self.scope.open.keeps() {
             self.scope.record.renew(&self.core.epoch, self.scope.open);
         }
@@ -265,7 +273,7 @@ impl<'a> Arrival<'a> {
         waits
     }
 
-    /// As [`Core::take_wanted_frames`], for a task.
+    /// Takes frames as [`Core::take_wanted_frames`] does, for a task.
     fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         self.take_frames(pages, context).map(|frames| match frames {
             Err(error) if self.want == Want::Read => self.core.take_to_read(self.scope.record, pages, false, error),
@@ -273,10 +281,10 @@ impl<'a> Arrival<'a> {
         })
     }
 
-    /// As [`Core::take_frames`], for a task: it lets others run while it waits.
+    /// Takes frames as [`Core::take_frames`] does, for a task: others run while it waits.
     fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
-        // Who came first gets room first.
+        // First come, first served.
         let before = core.throttle.waiting();
         if (self.wait.goal > 0 || !core.waiters.want_room())
             && let Some(frame) = core.frames.take(pages, Purse::Behind(before))
@@ -293,9 +301,11 @@ impl<'a> Arrival<'a> {
             record.set_hungry(open, true);
             self.wait.goal = core.first_goal(pages);
         }
-        // With our own hands, unless others came first: the reclaimer may be waiting for the scope that we are in.
+        // Runs the evictor itself, unless others came first: the reclaimer may be waiting for the
+        // scope that we are in.
         if !is_first || !core.waiters.want_room() {
-            // Others of the same thread may go on and make room, as long as they have not looked for any.
+            // Others of the same thread may go on and make room, as long as they have not looked
+            // for any.
             let is_own = |epoch| !is_first && waits_for_itself(self.scope, epoch);
             match core.make_frames(record, pages, &mut self.wait.goal, before, is_own)? {
                 Round::Got(frame) => return Poll::Ready(Ok(frame)),
@@ -307,7 +317,7 @@ impl<'a> Arrival<'a> {
         }
         let since = *self.wait.since.get_or_insert_with(Instant::now);
         self.wait.turn = Some(core.waiters.wait_for_room(self.wait.turn, context.waker(), since));
-        // After that: the reclaimer wakes whoever waits at the end of its next round.
+        // After that: at the end of its next round the reclaimer wakes the tasks that wait.
         core.reclaimer.ring();
         self.still()
     }
@@ -321,7 +331,7 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// There is room for what it waits for, or it needs none.
+    /// Ends the wait for room, because there is some or none is needed.
     fn stop_hunger(&mut self) {
         self.wait.leave_queue(self.core);
         if core::mem::take(&mut self.wait.goal) > 0 {
@@ -330,7 +340,10 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// All that could leave since this epoch waits for scopes of this thread, this one among them, and all their tasks wait for room.
+/// Checks whether this thread would wait for itself (a deadlock).
+///
+/// All that could leave since this epoch waits for scopes of the thread, this one among them, and
+/// all their tasks wait for room.
 fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
     let open = scope.open;
     open.is_used() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)
@@ -366,8 +379,9 @@ impl Drop for Arrival<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a task that counts as one that waits for room when it does not: others believe that nobody goes on, and stay behind it.
-    //! And against work for each task that is as much as there are tasks.
+    //! Guards against a task that counts as one that waits for room when it does not: others
+    //! believe that nobody goes on, and stay behind it. And against work for each task that is as
+    //! much as there are tasks.
     use super::*;
     use crate::Heap;
     use crate::heap::evictor::{Outcome, Urgency};
@@ -380,7 +394,8 @@ mod tests {
 
     const TASKS: usize = 4000;
 
-    /// Thousands of tasks wait for room, of which one in so many holds something, behind an older scope. How many scopes they look at.
+    /// Thousands of tasks wait for room, of which one in so many holds something, behind an older
+    /// scope. How many scopes they look at.
     fn looks_of_many(heap: &Heap, one_in: usize) -> u64 {
         let core = heap.core();
         // Until nothing can leave but what the older scope holds back.

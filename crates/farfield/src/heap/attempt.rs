@@ -1,6 +1,7 @@
-//! Code that waits for nothing: when it finds something far, it ends, and begins again when that is near.
+//! Code that never waits: when it finds something far, it ends with an error, and is called again
+//! when that is near.
 //!
-//! So that look-ups of all collections have an async form, and need not be written twice.
+//! Thanks to this, look-ups of all collections have an async form, and need not be written twice.
 
 use super::access::Want;
 use super::arrival::Arrival;
@@ -11,22 +12,24 @@ use crate::error::FarError;
 use core::time::Duration;
 use std::time::Instant;
 
-/// The number within the heap of what was not near (a page, or a handle above all pages), and what for.
+/// Number within the heap of what was not near (a page, or a handle above all pages), and the
+/// access that needs it.
 pub(crate) type Missed = (u32, Want);
 
-/// What an operation returns that does not wait; what is missing is in the record. Callers pass it on, as any other error that ends
-/// with the next attempt.
+/// Error of an operation that would have to wait (as `WouldBlock`); the record says for what.
+///
+/// Callers pass it on, as any other error that ends with the next attempt.
 pub(crate) const NOT_NEAR: FarError = FarError::Stalled { after: Duration::ZERO };
 
-/// Which attempt it is.
+/// Tells a first attempt from a repeated one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Time {
     First,
-    /// What the last one missed has come: that it is found now is its first use.
+    /// Attempt after what the last one missed has arrived: finding that now is its first use.
     Again,
 }
 
-/// While it exists, this thread waits for nothing far.
+/// Guard during which this thread waits for nothing far.
 struct Impatient<'a>(&'a Record);
 
 impl<'a> Impatient<'a> {
@@ -45,7 +48,8 @@ impl Drop for Impatient<'_> {
     }
 }
 
-/// While it exists, this thread waits after all: it does what must not end in its middle.
+/// Guard during which this thread waits after all, inside an attempt: for work that must not stop
+/// in the middle.
 pub(crate) struct Patient<'a> {
     record: &'a Record,
     was_impatient: bool,
@@ -57,7 +61,7 @@ impl Drop for Patient<'_> {
     }
 }
 
-/// The result of the action, or what it could not wait for.
+/// Runs `action`, which may not wait. Returns its result, or what it would have had to wait for.
 pub(crate) fn attempt<R>(
     record: &Record,
     time: Time,
@@ -73,17 +77,19 @@ pub(crate) fn attempt<R>(
 }
 
 impl Scope<'_> {
-    /// For changes of many places, which cost much to take back.
+    /// Makes a guard for changes of many places, which would cost much to undo: until it is
+    /// dropped, the thread waits.
     pub(crate) fn patiently(&self) -> Patient<'_> {
         Patient { record: self.record, was_impatient: self.record.is_impatient.replace(false) }
     }
 
-    /// Does something that only looks, again and again until nothing of it is far any more. What was found near stays near.
+    /// Repeats an action that only looks until nothing of it is far any more. Places that were
+    /// found near stay near.
     pub(crate) async fn retry<R>(&self, action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         self.retry_from(Time::First, action).await
     }
 
-    /// The same, when an attempt was made.
+    /// Repeats an action as [`Scope::retry`] does; `time` says whether an attempt was made before.
     pub(crate) async fn retry_from<R>(
         &self,
         mut time: Time,
@@ -114,19 +120,22 @@ impl Scope<'_> {
         }
     }
 
-    /// Waits for what an attempt missed. It stays near as long as the scope does.
+    /// Waits for what an attempt missed, which stays near as long as the scope lasts.
     pub(crate) async fn await_missed(&self, (number, want): Missed) -> Result<(), FarError> {
         Arrival::new(self, number, want).await.map(drop)
     }
 }
 
 impl Heap {
-    /// Calls `action` with a scope, for a task of any executor: when it finds something far it does not wait but returns an
-    /// error; and is called again when that is near. So it passes errors on, may be called several times, and does nothing that
-    /// should not be done twice: look-ups, and changes that come last. (What moves many elements, as [`FarVec::insert`](crate::FarVec::insert),
-    /// makes the thread wait.)
+    /// Calls `action` with a scope, for a task of any executor, until all that it needs is near.
     ///
-    /// No scope is held while the task waits, so the task may change its thread, if `action` and what it returns may.
+    /// When `action` finds something far, it does not wait but gets an error, which it must pass
+    /// on. It is called again when that is near. So it may be called several times, and must do
+    /// nothing that should not be done twice: look-ups, and changes that come last. (An operation
+    /// that moves many elements, as [`FarVec::insert`](crate::FarVec::insert), blocks the thread.)
+    ///
+    /// No scope is held while the task waits, so the task may change its thread, if `action` and
+    /// its result may.
     ///
     /// ```
     /// # use farfield::{FarBTreeMap, Heap, task::Executor};
@@ -145,12 +154,12 @@ impl Heap {
 }
 
 impl Core {
-    /// See [`Heap::fetch_with`].
+    /// Runs `action` as [`Heap::fetch_with`] does.
     pub(crate) async fn fetch_with<R>(
         &self,
         mut action: impl FnMut(&Scope<'_>) -> Result<R, FarError>,
     ) -> Result<R, FarError> {
-        // What was far stays near until all is done: nothing else holds it.
+        // Pins keep what was far near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
             let time = if pins.is_empty() { Time::First } else { Time::Again };

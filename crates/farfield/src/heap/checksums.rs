@@ -1,16 +1,18 @@
-//! What is known near of the bytes of each far page: four bytes a page, so that a heap need not believe its pool.
+//! Digests of each far page, kept near: four bytes a page, so that a heap need not trust its pool.
 //!
-//! A server compares pages with the checksums that came with them, so it finds bytes that rot. It does not find what it has lost: a write that it
-//! acknowledged and did not store, an older version, another page, zeros. All of these have checksums that are right for what they are. So the
-//! heap remembers what it took away, as an erasure code's index does, and whatever comes back, by whichever way, passes
-//! [`Core::check_far`] before anybody has a reference to it.
+//! A server compares pages with the checksums that came with them, so it finds bytes that rot. It
+//! does not find data that it has lost: a write that it acknowledged and did not store, an older
+//! version, another page, zeros. All of these have checksums that are right for their bytes. So the
+//! heap remembers what it wrote, as an erasure code's index does. All data that comes back, by any
+//! path, passes [`Core::check_far`] before anybody has a reference to it.
 //!
-//! What is remembered of a page is a *digest* of 32 bits: the lower half of its checksum, which travels with each page and with each part
-//! of one (`Op::ReadPart`) and which the lane has compared with the bytes. With [`Verify::Keyed`] it is a hash under a key that only this
-//! process has, of the bytes themselves.
+//! The heap remembers a *digest* of 32 bits for each page: the lower half of its checksum. The
+//! checksum travels with each page and with each part of one (`Op::ReadPart`), and the lane has
+//! compared it with the bytes. With [`Verify::Keyed`] the digest is a hash of the bytes themselves,
+//! under a key that only this process has.
 //!
-//! A digest is written by the owner of a page in Copying, before the page is Far; it is read by owners of flights, and by the evictor, which
-//! have seen Far (Acquire).
+//! A digest is written by the owner of a page in Copying, before the page is Far. It is read by
+//! owners of flights, and by the evictor, which have seen Far (Acquire).
 
 use super::Core;
 use super::memory::Table;
@@ -29,11 +31,12 @@ pub(crate) struct Checksums {
     key: Option<Box<UniversalHash>>,
 }
 
-/// Nothing is known of the page's bytes: nobody has written it, or a function at the server has.
+/// Digest of a page whose bytes the heap does not know: nobody has written it, or a function at the
+/// server has.
 const UNKNOWN: u32 = 0;
 
 impl Checksums {
-    /// Near memory of each page.
+    /// Bytes of near memory for each page.
     pub(crate) const BYTES_PER_PAGE: usize = size_of::<AtomicU32>();
 
     pub(crate) fn new(pages: u32, verify: Verify) -> Result<Checksums, BuildError> {
@@ -45,44 +48,50 @@ impl Checksums {
         Ok(Checksums { digests: Table::new(pages as usize)?, key })
     }
 
-    /// Near memory beside the digests.
+    /// Returns the bytes of near memory beside the digests.
     pub(crate) fn key_bytes(&self) -> u64 {
         self.key.as_ref().map_or(0, |_| size_of::<UniversalHash>() as u64)
     }
 
-    /// Must pages be seen as a whole to be recognised?
+    /// Checks whether a page must be read as a whole to be verified.
     pub(crate) fn needs_whole_pages(&self) -> bool {
         self.key.is_some()
     }
 
-    /// The page is on its way: the processor begins to bring what it will be compared with.
+    /// Loads the digest of a page into the processor's cache, because the page is on its way.
     pub(crate) fn announce(&self, page: u32) {
         load_ahead(&self.digests[page]);
     }
 
-    /// These bytes, with this checksum, are about to be written to the pool.
+    /// Remembers the digest of these bytes, with this checksum, which are about to be written to
+    /// the pool.
     pub(crate) fn note(&self, page: u32, sum: u64, bytes: &[u8]) {
         self.digests[page].store(self.digest(page, sum, bytes), Ordering::Relaxed);
     }
 
-    /// A function at the server has written the page: the first answer will tell what.
+    /// Forgets the digest of a page that a function at the server has written: the first read will
+    /// set it.
     pub(crate) fn forget(&self, page: u32) {
         self.digests[page].store(UNKNOWN, Ordering::Relaxed);
     }
 
-    /// Is what came from the pool what was taken there? `sum` is the checksum of the whole page, with which the lane has compared `bytes`:
-    /// the page, or at least that part of it that was asked for.
+    /// Checks whether a page that came from the pool is the one that was written there.
+    ///
+    /// `sum` is the checksum of the whole page, with which the lane has compared `bytes`: the page,
+    /// or at least the part of it that was requested.
     fn matches(&self, page: u32, sum: u64, bytes: &[u8]) -> bool {
         let found = self.digest(page, sum, bytes);
         let known = &self.digests[page];
         match known.compare_exchange(UNKNOWN, found, Ordering::Relaxed, Ordering::Relaxed) {
-            // The first look at what a function wrote: from now on it is this, and nothing else.
+            // The first read of what a function wrote: from now on the page is this, and nothing
+            // else.
             Ok(_) => true,
             Err(known) => known == found,
         }
     }
 
-    /// For the verifier: a page with this checksum, which is near and unchanged, is what is said to be far.
+    /// Checks whether the digest fits a page with this checksum, which is near and clean. For the
+    /// verifier.
     pub(super) fn agrees(&self, page: u32, sum: u64) -> bool {
         self.key.is_some() || self.digests[page].load(Ordering::Relaxed) == (sum as u32).max(UNKNOWN + 1)
     }
@@ -100,14 +109,14 @@ impl Checksums {
 }
 
 impl Core {
-    /// Compares what came from the pool with what was taken there. Whatever comes near, in whichever way, passes here; what does not match
-    /// is not looked at. For `sum` and `bytes` see [`Checksums::matches`].
+    /// Verifies a page that came from the pool. All data that comes near, by any path, passes here;
+    /// what does not match is not used. For `sum` and `bytes` see [`Checksums::matches`].
     pub(crate) fn check_far(&self, page: u32, sum: u64, bytes: &[u8]) -> Result<(), PoolError> {
         if self.checksums.matches(page, sum, bytes) {
             return Ok(());
         }
         let page = PageId(page.into());
-        // Of servers that keep the same nobody knows which one it was.
+        // If several servers keep the same data, it is not known which one it was.
         let server = self.backend.deal().map_or(0, |deal| deal.place_byte(page.offset()).0 as u16);
         Err(PoolError::Corrupt { page, server })
     }

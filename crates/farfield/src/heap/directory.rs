@@ -1,4 +1,4 @@
-//! Which heap a far pointer belongs to: pages of all heaps of the process have different numbers.
+//! Registry of heaps by page number: pages of all heaps of the process have different numbers.
 
 use super::Core;
 use crate::config::Config;
@@ -6,15 +6,16 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use farfield_core::heap::Runs;
 use std::sync::{Mutex, PoisonError};
 
-/// Steps of [`Config::FAR_STEP_PAGES`] pages that 32-bit page numbers have.
+/// Number of steps of [`Config::FAR_STEP_PAGES`] pages that 32-bit page numbers have.
 const STEPS: usize = (1 << 32) / Config::FAR_STEP_PAGES as usize;
 
 static HEAPS: [AtomicPtr<Core>; STEPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; STEPS];
 
-/// Steps that no heap has. Step 0 is nobody's, so no page of a heap has number 0.
+/// Steps that no heap has. Step 0 is never given out, so no page of a heap has number 0.
 static FREE: Mutex<Option<Runs>> = Mutex::new(None);
 
-/// Reserves numbers for so many pages, a multiple of a step; the first.
+/// Reserves numbers for so many pages, a multiple of a step. Returns the first, or `None` if there
+/// are too few.
 pub(super) fn reserve(pages: u64) -> Option<u32> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let free = free.get_or_insert_with(|| {
@@ -26,7 +27,7 @@ pub(super) fn reserve(pages: u64) -> Option<u32> {
     free.take(steps).map(|step| step * Config::FAR_STEP_PAGES as u32)
 }
 
-/// The pages from `first` on belong to nobody any more.
+/// Gives the numbers of `pages` pages from `first` on back.
 pub(super) fn give_back(first: u32, pages: u64) {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(free) = &mut *free {
@@ -42,7 +43,7 @@ pub(super) fn set(first: u32, pages: u64, core: *mut Core) {
     }
 }
 
-/// The heap of a page in which a value lives; it exists as long as the value does.
+/// Returns the heap of a page in which a value lives; it exists as long as the value does.
 pub(crate) fn heap_of(page: u32) -> *const Core {
     let core = HEAPS[(page / Config::FAR_STEP_PAGES as u32) as usize].load(Ordering::Acquire);
     assert!(!core.is_null(), "a far pointer without a heap");

@@ -1,11 +1,13 @@
-//! Destructors of far values: in a stack that has an end, and all of them though some panic.
+//! Destructors of far values: they run in a bounded stack, and all of them run though some panic.
 //!
-//! A destructor drops the far values that its value owns, whose destructors do so again: a chain of owners would need as much stack as
-//! it is long. So what is dropped inside of [`DEPTH_MAX`] destructors waits in a queue of its thread, which the outermost drop works
-//! off before it returns. Whoever drops a value from outside finds all of it dropped; a destructor that drops a deep part of its value
-//! finds that done after it has returned itself.
+//! A destructor drops the far values that its value owns, whose destructors do so again: a chain of
+//! owners would need as much stack as it is long. So what is dropped inside of [`DEPTH_MAX`]
+//! destructors waits in a queue of its thread, which the outermost drop works off before it
+//! returns. When a drop from outside returns, all of the value is dropped. A destructor that drops
+//! a deep part of its value finds that done only after it has returned itself.
 //!
-//! A destructor that panics keeps no other from running, as in std: the first panic goes on when all have run.
+//! A destructor that panics keeps no other from running, as in std: the first panic goes on when
+//! all have run.
 
 use super::Core;
 use super::objects::{Waiting, settle_any};
@@ -14,14 +16,15 @@ use core::cell::{Cell, RefCell};
 use core::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Destructors inside of each other, at most.
+/// Maximum number of destructors inside of each other.
 const DEPTH_MAX: u32 = 8;
 
-/// What waits for the outermost drop of its thread. Each value keeps the heap that it is in.
+/// Values that wait for the outermost drop of their thread. Each keeps the heap that it is in.
 struct Queue {
     depth: Cell<u32>,
-    /// The last one is the next.
-    // Without a destructor, so that it can be used as long as the thread lasts. It is empty, and owns nothing, outside of drops.
+    /// Stack of waiting values: the last one is dropped next.
+    // Without a destructor, so that it can be used as long as the thread lasts. It is empty, and
+    // owns nothing, outside of drops.
     waiting: RefCell<ManuallyDrop<Vec<(*const Core, Waiting)>>>,
 }
 
@@ -35,15 +38,16 @@ thread_local! {
 pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
 
 impl Panics {
-    /// Runs destructors of a user.
+    /// Runs destructors of a user and keeps the first panic.
     pub(crate) fn catch(&mut self, action: impl FnOnce()) {
-        // What it has broken is broken for those who catch the panic in the end, as in std.
+        // State that the panic has broken is broken for the code that catches the panic in the end,
+        // as in std.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(action)) {
             self.0.get_or_insert(panic);
         }
     }
 
-    /// The panic goes on, if there was one.
+    /// Continues the panic, if there was one.
     pub(crate) fn resume(self) {
         if let Some(panic) = self.0 {
             resume_unwind(panic);
@@ -51,10 +55,11 @@ impl Panics {
     }
 }
 
-/// Drops something, or has the outermost drop of this thread do so.
+/// Drops a value or collection, or leaves that to the outermost drop of this thread.
 ///
 /// # Safety
-/// What is dropped keeps the heap, and is the heap's from now on, whatever happens.
+/// The dropped value or collection keeps the heap, and belongs to the heap from now on, whatever
+/// happens.
 pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
     QUEUE.with(|queue| {
         if queue.depth.get() >= DEPTH_MAX {
@@ -66,11 +71,12 @@ pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
         let mut next = Some((core, what));
         while let Some((core, what)) = next {
             let before = queue.len();
-            // SAFETY: passed on to the caller, or whoever put it into the queue said so; and only we take it out.
+            // SAFETY: passed on to the caller, or the code that put it into the queue said so; and
+            // only we take it out.
             unsafe { queue.run(core, what, &mut panics) };
             next = None;
             if is_outermost {
-                // What one value has dropped goes in that order.
+                // Values that one value has dropped are dropped in that order.
                 queue.waiting.borrow_mut()[before..].reverse();
                 next = queue.next();
             }

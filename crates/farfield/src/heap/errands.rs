@@ -1,5 +1,5 @@
-//! What tasks have the heap do while they wait without a thread: the reclaimer does it, a step each time it looks, because it waits for scopes
-//! anyway, and for the pool.
+//! Background jobs of tasks that wait without a thread. The reclaimer runs them, a step each time
+//! it looks, because it waits for scopes and for the pool anyway.
 
 use super::write_back::WriteBack;
 use super::{Core, FarRange};
@@ -9,7 +9,7 @@ use core::task::{Poll, Waker};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Those that have not ended.
+/// Jobs that have not ended.
 #[derive(Default)]
 pub(super) struct Errands(Mutex<Vec<Errand>>);
 
@@ -19,7 +19,8 @@ struct Errand {
     order: Arc<Order>,
 }
 
-/// What the task and the reclaimer know of an errand. When the task has given it up, the reclaimer has the only one.
+/// State of a job that task and reclaimer share. When the task has given it up, the reclaimer has
+/// the only reference.
 #[derive(Default)]
 struct Order(Mutex<Answer>);
 
@@ -34,7 +35,7 @@ impl Order {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It has ended.
+    /// Stores the result and wakes the task.
     fn tell(&self, result: Result<(), FarError>) {
         let waker = {
             let mut answer = self.lock();
@@ -52,14 +53,14 @@ impl Errands {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Are there any?
+    /// Checks whether there are jobs.
     pub(super) fn are_left(&self) -> bool {
         !self.lock().is_empty()
     }
 }
 
 impl Errand {
-    /// A step further; how it ended, if it did.
+    /// Runs a step of the job. Returns its result, if it has ended or its task has given it up.
     fn step(&mut self, core: &Core) -> Option<Result<(), FarError>> {
         if Arc::strong_count(&self.order) == 1 {
             return Some(Ok(()));
@@ -76,7 +77,7 @@ impl Errand {
 }
 
 impl Core {
-    /// Writes back as [`Core::write_back`] does, for a task.
+    /// Writes ranges back as [`Core::write_back`] does, for a task: the reclaimer does the work.
     pub(super) async fn have_written_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         let order = Arc::new(Order::default());
         let errand = Errand { work: WriteBack::new(self, ranges), since: Instant::now(), order: order.clone() };
@@ -93,9 +94,9 @@ impl Core {
         .await
     }
 
-    /// A step further with each of them.
+    /// Runs a step of each job.
     pub(super) fn run_errands(&self) {
-        // Tasks are woken without the lock, and may have others.
+        // Tasks are woken without the lock, and may add jobs.
         let errands = core::mem::take(&mut *self.errands.lock());
         for mut errand in errands {
             match errand.step(self) {

@@ -1,13 +1,15 @@
-//! The evictor: makes cold pages leave, in batches, ahead of need.
+//! The evictor: evicts cold pages in batches, ahead of need (CLOCK with a cooling stage, as in
+//! LeanStore).
 //!
-//! A hand goes round the frames. A page that was used since the hand came by last keeps its place once more; another
-//! becomes Leaving, and joins a batch. When no scope is left that could refer to a page of the batch, those that nobody took back are
-//! taken: dead ones and those equal to their far copy leave at once, the others are copied and written together.
+//! A hand goes round the frames. A page that was used since the hand came by last keeps its place
+//! once more; another one becomes Leaving, and joins a batch. When no scope is left that could
+//! refer to a page of the batch, those that nobody took back are evicted: dead and clean pages at
+//! once, the others are copied and written together.
 //!
 //! Some pages leave [`first`], before the hand looks at anything else.
 //!
-//! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator that finds no room runs it
-//! if it is idle.
+//! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator
+//! that finds no room runs it if it is idle.
 
 mod carrier;
 mod cooler;
@@ -33,35 +35,35 @@ use merge::Merger;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// How much whoever runs the evictor is in need of room.
+/// Need for room of the thread that runs the evictor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
-    /// It waits for nothing yet.
+    /// Ahead of need: the thread waits for nothing yet.
     Background,
-    /// It cannot go on.
+    /// Needed now: the thread cannot go on.
     Demand,
-    /// The same, and the pool is full: what would have to be written stays.
+    /// Needed now, and the pool is full: pages that would have to be written stay.
     Full,
-    /// It cannot go on, and what it needs waits for a scope of its own.
+    /// Needed now, and the frames wait for a scope of the thread's own.
     Last,
 }
 
-/// How a run of the evictor ended.
+/// Outcome of a run of the evictor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// There is as much room as was asked for.
+    /// Success: as much room as was requested.
     Enough,
-    /// There is more room, and it is the turn of others.
+    /// Progress: there is more room, and it is the turn of others.
     More,
-    /// The oldest batch, of this epoch, waits for a scope to end.
+    /// Failed: the oldest batch, of this epoch, waits for a scope to end.
     Blocked(u64),
-    /// What leaves first waits for a scope, but not for long yet.
+    /// Failed: pages that leave first wait for a scope, but not for long yet.
     Soon,
-    /// Everything is in use: what was about to leave was taken back.
+    /// Failed: everything is in use, and what was about to leave was taken back.
     Hot,
 }
 
-/// The evictor and who may run it.
+/// The evictor's state, with locks that say who may run it.
 pub(crate) struct Evictor {
     state: Mutex<EvictorState>,
     cooler: Mutex<Cooler>,
@@ -71,48 +73,49 @@ pub(crate) struct Evictor {
     pub(crate) clean: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) discarded: AtomicU64,
-    /// Units that came ahead of need and left unused.
+    /// Number of units that were prefetched and left unused.
     pub(crate) ahead: AtomicU64,
-    /// Processor time of all runs.
+    /// Processor time of all runs, in ns.
     pub(crate) cpu_ns: AtomicU64,
-    /// The epoch whose batch was in the way of the last run that was blocked.
+    /// Epoch whose batch was in the way of the last run that was blocked.
     blocked: AtomicU64,
-    /// When the scope began that has been in the way of all runs since, and the first of them.
+    /// Epoch in which the scope began that has blocked all runs since, and the time of the first of
+    /// them.
     held: Mutex<Option<(u64, Instant)>>,
 }
 
-/// Pages made Leaving together.
+/// Pages that were made Leaving together.
 pub(crate) struct Batch {
-    /// Its name: frames remember it.
+    /// Identity of the batch: frames remember it.
     epoch: u64,
-    /// Scopes of later epochs see its pages Leaving.
+    /// Last epoch whose scopes may refer to its pages: scopes of later ones see them Leaving.
     last: u64,
     frames: Vec<FrameId>,
 }
 
 struct EvictorState {
     carrier: Carrier,
-    /// The one that goes round the vacancies.
+    /// Hand that goes round the vacancies.
     discard_hand: u32,
     evacuator: Evacuator,
     merger: Merger,
-    /// The batch of those that leave first that is waited for.
+    /// Batch of the pages that leave first that is waited for.
     waited_for: Option<WaitedFor>,
     batch: usize,
-    /// Of the present run.
+    /// Urgency of the present run.
     urgency: Urgency,
-    /// Frames that became free since the hand's turns were counted last.
+    /// Number of frames that became free since the hand's turns were counted last.
     freed: u32,
 }
 
-/// While a thread waits, so many pages are written at a time.
+/// Number of pages that are written at a time while a thread waits.
 const FEW: usize = 16;
 
-/// Most pages in a batch, and most pages written at a time.
+/// Maximum number of pages in a batch, and of pages written at a time.
 const BATCH_MAX: usize = 64;
 
 impl Evictor {
-    /// For a heap of so much near memory.
+    /// Creates the evictor of a heap with `near` bytes of near memory.
     pub(crate) fn new(near: u64) -> Evictor {
         let batch = (near as usize / PAGE_BYTES / 32).clamp(8, BATCH_MAX);
         let state = EvictorState {
@@ -141,7 +144,8 @@ impl Evictor {
         }
     }
 
-    /// How long the oldest scope has held back what is about to leave, and its thread.
+    /// Returns how long the oldest scope has held back the pages that are about to leave, and its
+    /// thread.
     pub(crate) fn held_back(&self, core: &Core) -> Option<(Duration, i32)> {
         let (entered, since) = (*self.held.lock().unwrap_or_else(PoisonError::into_inner))?;
         Some((since.elapsed(), core.threads.who_entered(entered)?))
@@ -154,17 +158,17 @@ impl Evictor {
             oldest.map(|oldest| held.filter(|(known, _)| *known == oldest).unwrap_or_else(|| (oldest, Instant::now())));
     }
 
-    /// Most pages that leave together.
+    /// Returns the maximum number of pages that leave together.
     pub(crate) fn batch(&self) -> u32 {
         self.batch as u32
     }
 
-    /// Pages that left so far.
+    /// Returns the number of pages that have left so far.
     pub(crate) fn left(&self) -> u64 {
         [&self.written, &self.clean, &self.dead].map(|count| count.load(Ordering::Relaxed)).iter().sum()
     }
 
-    /// Near memory that the buffers cost.
+    /// Returns the bytes of near memory that the buffers cost.
     pub(crate) fn near_bytes(&self) -> u64 {
         (self.batch * PAGE_BYTES) as u64
     }
@@ -173,7 +177,7 @@ impl Evictor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: somebody else is at it.
+    /// Locks the state; `None` if another thread runs the evictor.
     fn try_lock(&self) -> Option<MutexGuard<'_, EvictorState>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -182,7 +186,7 @@ impl Evictor {
         }
     }
 
-    /// Makes room until `goal` frames are free, or it cannot go on.
+    /// Evicts until `goal` frames are free, or it cannot go on. Waits for the evictor's lock.
     pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let outcome = {
             let mut state = self.lock();
@@ -191,12 +195,13 @@ impl Evictor {
             })
         };
         self.ring(core, &outcome);
-        // At least one, who looks for what is wrong.
+        // At least one task, which looks for what is wrong.
         core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
         outcome
     }
 
-    /// The same, unless somebody else is at it.
+    /// Evicts until `goal` frames are free, as [`Evictor::run`] does, unless another thread runs
+    /// the evictor (`None`).
     pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
         let mut state = self.try_lock()?;
         let outcome = self.timed(|| state.run(core, goal, urgency));
@@ -206,8 +211,10 @@ impl Evictor {
         Some(outcome)
     }
 
-    /// A step towards these units leaving, as far as nobody uses them meanwhile: they become the batch, or leave with it when the scopes of the moment at
-    /// which they did so are over.
+    /// Takes a step towards the eviction of these units, as far as nobody uses them meanwhile.
+    ///
+    /// They become the batch. They leave with it when the scopes are over that were open when they
+    /// did so.
     pub(crate) fn send_away(&self, core: &Core, pages: &[u32], batch: &mut Option<Batch>) -> Result<(), PoolError> {
         let leaving = match batch.take() {
             Some(batch) => Some(batch),
@@ -226,18 +233,21 @@ impl Evictor {
         }
     }
 
-    /// Nobody waits for what was to be sent away any more; it leaves when others do.
+    /// Gives up a batch that nobody waits for any more: it leaves when others do.
     pub(crate) fn put_last(&self, batch: Batch) {
         self.cooler().put_last(batch);
     }
 
-    /// A run is over, and those who sleep wait for nothing: they look for themselves. It may be their scope that is in the way, and each gets its
-    /// own error. But not again and again for the same batch, because whoever runs the evictor needs the processor.
+    /// Wakes the threads that sleep if a run has ended without room for them, so that they look for
+    /// themselves. It may be their scope that is in the way, and each gets its own error.
+    ///
+    /// Does so only once for the same batch, because the thread that runs the evictor needs the
+    /// processor.
     fn ring(&self, core: &Core, outcome: &Result<Outcome, PoolError>) {
         self.note_held(core, matches!(outcome, Ok(Outcome::Blocked(_))));
         let is_news = match outcome {
             Ok(Outcome::Blocked(epoch)) => self.blocked.swap(*epoch, Ordering::Relaxed) != *epoch,
-            // Whoever makes room has rung.
+            // The thread that makes room has rung.
             Ok(_) => false,
             Err(_) => true,
         };
@@ -246,19 +256,19 @@ impl Evictor {
         }
     }
 
-    /// Takes answers to writes that nobody waits for, unless somebody else is at it.
+    /// Takes answers to writes that nobody waits for, unless another thread runs the evictor.
     pub(crate) fn take_answers(&self) {
         if let Some(mut state) = self.try_lock() {
             state.carrier.take_answers();
         }
     }
 
-    /// Does nobody run it?
+    /// Checks whether nobody runs the evictor.
     pub(crate) fn is_idle(&self) -> bool {
         self.try_lock().is_some()
     }
 
-    /// Counts the processor time of a run.
+    /// Runs `run` and counts its processor time.
     fn timed<R>(&self, run: impl FnOnce() -> R) -> R {
         let started = farfield_os::process::thread_cpu_ns();
         let result = run();
@@ -266,8 +276,8 @@ impl Evictor {
         result
     }
 
-    /// Somebody in need has found nothing after a run: pages that the evacuator fills may leave from now on,
-    /// unless somebody else is at it.
+    /// Closes the pages that the evacuator fills, so that they may leave, unless another thread
+    /// runs the evictor. For a thread in need that has found nothing after a run.
     pub(crate) fn try_close(&self, core: &Core) {
         if let Some(mut state) = self.try_lock() {
             state.evacuator.close(core);
@@ -301,7 +311,8 @@ impl EvictorState {
 
     fn make_room(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
         let urgency = self.urgency;
-        // Two turns of the hand take away every mark and make every page Leaving: what is still here then is in use.
+        // Two turns of the hand clear every reference bit and make every page Leaving: pages that
+        // are still here then are in use.
         let mut looks = 2 * u64::from(core.frames.used().count());
         self.freed = 0;
         let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
@@ -312,12 +323,12 @@ impl EvictorState {
             if spare > before {
                 core.throttle.serve(core.frames.open_spare());
             }
-            // Who waits does so for a frame, and not for a lower limit to be reached.
+            // A thread that waits does so for a frame, and not for a lower limit to be reached.
             let room = if urgency == Urgency::Background { core.frames.room() } else { spare };
             if room >= goal {
                 return Ok(Outcome::Enough);
             }
-            // Tasks get it batch by batch, too.
+            // Tasks get room batch by batch, too.
             if urgency == Urgency::Background && self.freed >= self.batch as u32 && core.waiters.want_room() {
                 return Ok(Outcome::More);
             }
@@ -331,14 +342,14 @@ impl EvictorState {
                     let is_ahead = urgency == Urgency::Background;
                     return Ok(if is_ahead { Outcome::Blocked(epoch) } else { Outcome::Soon });
                 }
-                // More of them will follow: the hand is for real need.
+                // More pages that leave first will follow: the hand is for real need.
                 _ if helped && room >= enough => return Ok(Outcome::Enough),
                 Progress::Blocked(epoch) => blocked = Some(epoch),
                 Progress::Nothing => {}
             }
             let is_short = core.evictor.cooler().cool_ahead(core, cooler::pool(core).max(goal - room), &mut looks);
             if looks == 0 && self.freed > 0 {
-                // Less and less would be Leaving.
+                // With more turns, fewer and fewer pages would be Leaving.
                 return Ok(Outcome::More);
             }
             if self.evict_urgent(core)? {
@@ -347,13 +358,15 @@ impl EvictorState {
             let next = core.evictor.cooler().next(core, urgency);
             match next {
                 Next::Batch(batch) => {
-                    // What is kept for whoever runs this is not for others who wait.
+                    // Frames that are kept for the thread that runs this are not for others that
+                    // wait.
                     let is_shared = core.throttle.waiting() > 1 || core.waiters.want_room();
                     let most = if urgency == Urgency::Last && is_shared { goal - room } else { u32::MAX };
                     self.evict(core, batch, most)?;
                     self.cool_cold(core);
                 }
-                // Later batches wait for it, too. Who needs a frame looks again soon; ahead of need more is cooled.
+                // Later batches wait for it, too. A thread that needs a frame looks again soon;
+                // ahead of need more is cooled.
                 Next::Blocked(epoch) if !is_short || urgency != Urgency::Background => {
                     return Ok(Outcome::Blocked(epoch));
                 }
@@ -366,7 +379,8 @@ impl EvictorState {
         }
     }
 
-    /// Takes the pages of a batch that nobody took back, up to so many frames. The batch's scopes are over.
+    /// Evicts the pages of a batch that nobody took back, up to `most` frames. The batch's scopes
+    /// are over.
     fn evict(&mut self, core: &Core, mut batch: Batch, most: u32) -> Result<(), PoolError> {
         let (mut trouble, mut taken) = (Ok(()), 0);
         while trouble.is_ok()
@@ -385,14 +399,15 @@ impl EvictorState {
             }
         }
         if !batch.frames.is_empty() {
-            // Enough, or the pool is in trouble; the rest goes on waiting, and can be taken back meanwhile.
+            // Enough, or the pool is in trouble; the rest goes on waiting, and can be taken back
+            // meanwhile.
             core.evictor.cooler().put_back(batch);
         }
         trouble.and(self.finish(core))
     }
 }
 
-/// For how many tasks that wait for room there is something: frames, or the error.
+/// Returns for how many tasks that wait for room there is something: frames, or the error.
 fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
     if outcome.is_ok() { core.frames.open_spare() } else { u32::MAX }
 }

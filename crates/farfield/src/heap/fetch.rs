@@ -1,7 +1,8 @@
-//! Bringing units and objects near, with or without waiting for them.
+//! Fetching units and objects, with or without waiting for them.
 //!
-//! A fetch begins when a unit's page becomes Fetching, or an object's handle Moving, and a flight of the thread's lane owns it. It ends with
-//! `Core::land`, by whoever polls the lane: its thread at its next miss, or any thread that waits for something (`help`).
+//! A fetch begins when a unit's page becomes Fetching, or an object's handle Moving, and a flight
+//! of the thread's lane owns it. It ends with `Core::land`, in any thread that polls the lane: the
+//! lane's own at its next miss, or any thread that waits for something (`help`).
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.
 
@@ -21,19 +22,23 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::{Buffer, PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-/// Flights of one thread that nobody waits for, at most: those that have not landed keep the memory that they come to.
+/// Maximum number of flights of one thread that nobody waits for: until they land, they keep the
+/// memory that they are read to.
 pub(super) const AHEAD_MAX: usize = 1024;
 
 impl Core {
-    /// Begins to bring units and objects near, and does not wait; how many are on their way now that were not. No errors: whoever needs
-    /// one asks again. For far values that live.
+    /// Starts to fetch units and objects without waiting. Returns how many are on their way now
+    /// that were not.
+    ///
+    /// Gives no errors: an access that needs one asks again. For far values that live.
     pub(crate) fn prefetch(&self, record: &Record, numbers: impl IntoIterator<Item = u32>) -> u32 {
         if self.frames.room() < self.reserve().low {
-            // With our own hands, if the reclaimer is behind: a thread that misses would have to, a little later.
+            // With our own hands, if the reclaimer is behind: a thread that misses would have to, a
+            // little later.
             self.reclaimer.wake();
             let _ = self.evictor.try_run(self, self.reserve().low, Urgency::Background);
         }
-        // Where objects are to come stays near until their flights keep it.
+        // The log pages to which objects come stay near until their flights keep them.
         let _inside = self.objects.is_some().then(|| Inside::new(self));
         let most = AHEAD_MAX.saturating_sub(record.in_flight.load(Ordering::Relaxed) as usize);
         let numbers = numbers.into_iter().take_while(|_| self.has_room_ahead(1));
@@ -61,12 +66,12 @@ impl Core {
         }
     }
 
-    /// Is there room for more of what nobody needs yet?
+    /// Checks whether there is room for more prefetches.
     pub(crate) fn may_go_ahead(&self, record: &Record) -> bool {
         self.has_room_ahead(1) && (record.in_flight.load(Ordering::Relaxed) as usize) < AHEAD_MAX
     }
 
-    /// Takes what has this number for a flight, if it is far and there is room.
+    /// Takes the page or handle of this number for a flight, if it is far and there is room.
     fn depart_now(&self, record: &Record, number: u32, landing: Landing) -> Option<Flight> {
         let flight = match number.checked_sub(self.pages) {
             Some(object) => self.depart_object_now(record, object, landing),
@@ -78,7 +83,8 @@ impl Core {
         Some(flight)
     }
 
-    /// Frames for what comes so, if there are any now. An eighth of the clean reserve is left by what nobody needs yet to those who need some.
+    /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
+    /// the low watermark to accesses that need frames.
     pub(crate) fn take_frames_now(&self, pages: u32, landing: Landing) -> Option<FrameId> {
         let frames = match landing {
             Landing::Ahead if !self.has_room_ahead(pages) => None,
@@ -95,12 +101,13 @@ impl Core {
         self.frames.room() >= self.reserve().low / 8 + pages
     }
 
-    /// Brings near what we have taken for this flight, and waits for it.
+    /// Runs a flight, which owns its page or handle, and waits for it.
     pub(crate) fn fetch(&self, record: &Record, flight: Flight) -> Result<(), FarError> {
         self.fetch_all(record, [flight])
     }
 
-    /// Brings near what attempts have missed, as much of it as is far and has room now, and waits for it; how much that was.
+    /// Fetches what attempts have missed, as far as it is far and there is room now, and waits for
+    /// it. Returns how many flights that were.
     pub(crate) fn fetch_missed(&self, record: &Record, missed: &[Missed]) -> Result<usize, FarError> {
         let depart = |(number, want): &Missed| self.depart_now(record, *number, want.landing());
         let flights: Vec<Flight> = missed.iter().filter_map(depart).collect();
@@ -127,7 +134,7 @@ impl Core {
         self.end_wait(record, guard, outcome)
     }
 
-    /// Begins to bring near what we have taken for this flight, for a task that waits.
+    /// Starts a flight, which owns its page or handle, for a task that waits.
     pub(crate) fn begin(&self, record: &Record, flight: Flight) {
         match self.open_io(record) {
             Ok(mut guard) => {
@@ -140,7 +147,8 @@ impl Core {
         }
     }
 
-    /// A task waits for what is on its way: if it is on the thread's own lane, it is not ahead of need any more.
+    /// Gives a prefetch demand priority because a task waits for it, if it is on the thread's own
+    /// lane.
     pub(crate) fn hurry(&self, record: &Record, number: u32) {
         if let Ok(mut guard) = self.open_io(record) {
             match guard.as_mut() {
@@ -151,14 +159,15 @@ impl Core {
         }
     }
 
-    /// Sees to it that somebody polls the lane of this thread while a task waits.
+    /// Ensures that the lane of this thread is polled while a task waits.
     pub(crate) fn attend(&self) {
         if !crate::task::is_polled(self.serial) {
             self.poller.ring(self);
         }
     }
 
-    /// Waits until something has arrived on this thread's lane, at most so long, and lands it; false if nothing is under way.
+    /// Waits until something has arrived on this thread's lane, at most for `most`, and lands it.
+    /// False if nothing is under way.
     pub(crate) fn wait_for_any(&self, record: &Record, most: Duration) -> bool {
         let mut guard = record.io.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(io) = guard.as_mut().filter(|io| io.in_flight() > 0) else { return false };
@@ -170,14 +179,15 @@ impl Core {
         true
     }
 
-    /// A flight that did not even begin.
+    /// Fails a flight that did not even begin.
     fn fail(&self, flight: Flight, error: PoolError) {
         if self.land(flight, Err(error), None) {
             self.tell(vec![(flight.number(self), Err(error))]);
         }
     }
 
-    /// Lets go of a lane that the thread has waited for. `None`: the lane has forgotten what it was asked for, and is given up.
+    /// Lets go of a lane that the thread has waited for. If `outcome` is `None`, the lane has
+    /// forgotten a request, and is given up.
     fn end_wait(
         &self,
         record: &Record,
@@ -191,7 +201,8 @@ impl Core {
         outcome.ok_or(FarError::Stalled { after: self.patience * 2 })?.map_err(FarError::Pool)
     }
 
-    /// The thread's lane, open. Held by the thread itself while it reads, and by others for a look.
+    /// Locks the thread's lane, and opens it if needed. The thread itself holds it while it reads;
+    /// others hold it for a look.
     fn open_io<'a>(&self, record: &'a Record) -> Result<MutexGuard<'a, Option<Io>>, PoolError> {
         let mut io = record.io.lock().unwrap_or_else(PoisonError::into_inner);
         if io.is_none() {
@@ -200,7 +211,8 @@ impl Core {
         Ok(io)
     }
 
-    /// Lets go of a lane, and wakes the tasks that wait for what has landed there.
+    /// Unlocks a lane, publishes its statistics, and wakes the tasks that wait for what has landed
+    /// there.
     fn close_io(&self, record: &Record, mut guard: MutexGuard<'_, Option<Io>>) {
         let in_flight = guard.as_ref().map_or(0, Io::in_flight);
         record.in_flight.store(in_flight as u32, Ordering::Release);
@@ -218,7 +230,7 @@ impl Core {
         self.tell(wanted.unwrap_or_default());
     }
 
-    /// Wakes those who wait for what has these numbers.
+    /// Wakes the tasks that wait for these numbers.
     pub(crate) fn tell(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
         let mut wakers = Vec::with_capacity(wanted.len());
         for (number, result) in wanted {
@@ -227,7 +239,7 @@ impl Core {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The end of a flight, and the buffer in which an object's page came; true if tasks wait for it, who are to be told.
+    /// Ends a flight; `buffer` has an object's page. True if tasks wait for it, which must be told.
     pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>, buffer: Option<&Buffer>) -> bool {
         match flight {
             Flight::Unit { unit, frame, landing } => self.land_unit(unit, frame, landing, result),
@@ -259,7 +271,7 @@ impl Core {
         }
     }
 
-    /// For a thread that waits, perhaps for what has this number: lands what has arrived anywhere.
+    /// Lands what has arrived on any lane, for a thread that waits, perhaps for `number`.
     pub(crate) fn help(&self, record: &Record, number: Option<u32>) {
         if record.in_flight.load(Ordering::Relaxed) > 0 {
             self.look(record, number);
@@ -271,20 +283,21 @@ impl Core {
         }
     }
 
-    /// Lands what has arrived; the number of flights that have not.
+    /// Lands what has arrived on any lane. Returns the number of flights that have not landed.
     pub(crate) fn help_all(&self) -> u32 {
         let records = self.threads.in_flight();
         records.iter().for_each(|record| self.look(record, None));
         records.iter().map(|record| record.in_flight.load(Ordering::Acquire)).sum()
     }
 
-    /// Waits until nothing is in flight. The lanes see to it that this ends.
+    /// Waits until nothing is in flight. The lanes' deadlines ensure that this ends.
     pub(crate) fn land_all(&self) {
         let mut patience = Patience::new(self.patience * 2);
         while self.help_all() > 0 && patience.wait().is_ok() {}
     }
 
-    /// Lands what has arrived on a lane, unless its thread is at it.
+    /// Lands what has arrived on a lane, and hurries the flight of `wanted` there. Does nothing if
+    /// another thread holds the lane.
     pub(crate) fn look(&self, record: &Record, wanted: Option<u32>) {
         let mut guard = match record.io.try_lock() {
             Ok(guard) => guard,

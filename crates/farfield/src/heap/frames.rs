@@ -1,11 +1,14 @@
 //! Frames: the near memory that holds pages, and which of it is free.
 //!
-//! One arena of reserved address space, used from its low end. A frame is *warm* once it was touched, until it is given
-//! back to the kernel; warm frames, free or not, are what counts against the limit.
+//! One arena of reserved address space, used from its low end. A frame is *warm* once it was
+//! touched, until it is given back to the kernel. Warm frames, free or not, are what counts against
+//! the limit.
 //!
-//! A unit of several pages needs neighbours, and free frames lie between those in use, which scopes may refer to. So the arena has more frames
-//! than the limit can be: above the *ground*, where all fit, lies the *annex*, for units only. What finds no neighbours
-//! below is warm there, and as many separate frames of the ground are given back.
+//! A unit of several pages needs contiguous frames, but free frames lie between those in use, which
+//! scopes may refer to. So the arena has more frames than the limit can be: above the *ground*
+//! (base area), where all fit, lies the *annex* (overflow area), for units only. A unit that finds
+//! no contiguous frames in the ground gets them in the annex, which become warm there; as many
+//! separate frames of the ground are given back to the kernel.
 
 mod info;
 mod used;
@@ -19,79 +22,88 @@ pub(crate) use info::{FrameInfo, INFO_BYTES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use used::Used;
 
-/// The near memory.
+/// The near memory of a heap.
 pub(crate) struct Frames {
     arena: Reserved,
     pub(crate) infos: Table<FrameInfo>,
     free: Mutex<Free>,
-    /// Frames that can be taken now, about. For decisions that may be wrong.
+    /// Approximate number of frames that can be taken now. For decisions that may be wrong.
     room: AtomicU32,
-    /// Units that are Leaving: those whose frames will be free as soon as scopes end that could refer to them.
+    /// Number of units that are Leaving: their frames become free as soon as the scopes end that
+    /// could refer to them.
     leaving: AtomicU32,
-    /// Most frames that may cost memory.
+    /// Maximum number of frames that may cost memory.
     limit: AtomicU32,
-    /// Frames of units that are pinned.
+    /// Number of frames of units that are pinned.
     pinned: AtomicU32,
-    /// Frames of the ground below this were used.
+    /// End of the frames of the ground that were ever used.
     high: AtomicU32,
-    /// The same for those of the annex.
+    /// End of the frames of the annex that were ever used.
     annex_high: AtomicU32,
-    /// Where the annex begins. Its first frame is never used, so no unit lies in both.
+    /// Index of the annex's first frame. That frame is never used, so no unit lies in both areas.
     annex: u32,
-    /// The arena has so many frames; the first is never used.
+    /// Number of frames in the arena; the first is never used.
     count: u32,
     paranoid: bool,
 }
 
-/// Which free frames may be taken.
+/// Rule that says which free frames a caller may take (watermarks of reclaim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purse {
-    /// All but the reserve.
+    /// Takes all frames but the reserve.
     Open,
-    /// The same, but a frame is left for each of so many who wait already.
+    /// Takes all frames but the reserve and so many more, one for each waiter that came before.
     Behind(u32),
-    /// The reserve too: for scopes that nothing but their own end could give room.
+    /// Takes the reserve too: for scopes that only their own end could give room.
     Reserve,
 }
 
 struct Free {
-    /// Free, and costs memory.
+    /// Frames that are free and cost memory.
     warm: Runs,
-    /// Free, and costs nothing.
+    /// Frames that are free and cost nothing.
     cold: Runs,
-    /// Most frames that may cost memory.
+    /// Maximum number of frames that may cost memory.
     limit: u32,
-    /// The same while a lower limit is not reached yet, and the limit otherwise.
+    /// Effective limit: above `limit` while a lowered limit is not reached yet, and equal to it
+    /// otherwise.
     ceiling: u32,
-    /// A frame has come back for which the ceiling is not lower yet.
+    /// True if one returned frame was not yet counted for lowering the ceiling, which takes two.
     is_odd: bool,
-    /// Frames that cost memory: in use, or warm; and what `tables` says.
+    /// Number of frames that cost memory: those in use, the warm ones, and `tables`.
     resident: u32,
-    /// So many frames are worth what is known of frames in the annex.
+    /// Number of frames that the [`FrameInfo`]s of frames in the annex are worth.
     tables: u32,
 }
 
 const POISON: u8 = 0xDB;
 const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
 
-/// So many frames are enough for what comes before a reclaimer that was woken has made room, a part of all frames more in a heap that many
-/// threads use. What is more than that is near memory that nothing lies in.
+/// Maximum margin of free frames: a number of frames, and a divisor of the limit.
+///
+/// So many frames suffice for what comes before a reclaimer that was woken has made room. More than
+/// that would be near memory that nothing lies in. The divisor adds a part of all frames for heaps
+/// that many threads use.
 const MARGIN: (u32, u32) = (1024, 128);
 
-/// A scope can hold so many frames, or a sixteenth of all if that is less, whatever others do.
+/// Number of frames that a scope can hold whatever others do; a sixteenth of all if that is less.
 pub(super) const SCOPE_FRAMES: u32 = 2048;
 
-/// Below so many free frames the reclaimer begins, in a near memory of so many.
+/// Returns the number of free frames below which the reclaimer begins, in a near memory of `limit`
+/// frames.
 fn margin(limit: u32) -> u32 {
     (limit / 16).min(MARGIN.0 + limit / MARGIN.1)
 }
 
-/// The annex is so many times the ground, as far as frames have numbers. Units of all sizes that come and go need up to twice the room that they
-/// take; more is for the worst.
+/// Size of the annex as a multiple of the ground, as far as frames have numbers.
+///
+/// Units of all sizes that come and go need up to twice the room that they take; the rest is for
+/// the worst case.
 const ANNEX: u32 = 4;
 
 impl Frames {
-    /// A ground of so many frames, without any memory yet: see [`Frames::set_limit`].
+    /// Creates a ground of so many frames, without any memory yet: [`Frames::set_limit`] gives it
+    /// some.
     pub(crate) fn new(ground: u32, paranoid: bool) -> Result<Frames, BuildError> {
         let count = ground.saturating_mul(1 + ANNEX).min(FRAMES_MAX);
         let arena = Reserved::new(count as usize * PAGE_BYTES)?;
@@ -124,7 +136,8 @@ impl Frames {
         })
     }
 
-    /// Whole huge pages inside the limit may back the arena; a part of one would cost more than it holds.
+    /// Lets whole huge pages inside the limit back the arena; a part of one would cost more than it
+    /// holds.
     fn prefer_huge(&self, from: u32, limit: u32) {
         let (from, to) = (from.next_multiple_of(FRAMES_PER_HUGE), limit / FRAMES_PER_HUGE * FRAMES_PER_HUGE);
         if from < to && !self.paranoid {
@@ -136,41 +149,42 @@ impl Frames {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The limit can be so high.
+    /// Returns the highest possible limit.
     pub(crate) fn limit_max(&self) -> u32 {
         self.annex - 1
     }
 
-    /// Those that were used.
+    /// Returns the frames that were used so far.
     pub(crate) fn used(&self) -> Used {
         let [high, annex_high] = [&self.high, &self.annex_high].map(|end| end.load(Ordering::Relaxed));
         Used { high, annex: self.annex, annex_high }
     }
 
-    /// First byte of the arena.
+    /// Returns the address of the arena's first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.arena.base()
     }
 
-    /// First byte of a frame.
+    /// Returns the address of a frame's first byte.
     pub(crate) fn address(&self, frame: FrameId) -> *mut u8 {
         assert!(frame.0 != 0 && frame.0 < self.count);
         // SAFETY: inside the arena.
         unsafe { self.arena.base().add(frame.0 as usize * PAGE_BYTES) }
     }
 
-    /// Does the arena contain this address?
+    /// Checks whether the arena contains this address.
     pub(crate) fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.arena.base() as usize) < self.count as usize * PAGE_BYTES
     }
 
-    /// The frame that this address of the arena lies in.
+    /// Returns the frame in which this address of the arena lies.
     pub(crate) fn at(&self, address: *const u8) -> FrameId {
         assert!(self.contains(address as usize));
         FrameId(((address as usize - self.arena.base() as usize) / PAGE_BYTES) as u32)
     }
 
-    /// One pin more for the unit in these frames. False if there were too many: half of the frames may be pinned.
+    /// Adds a pin to the unit in these frames. False if too much is pinned: half of the frames may
+    /// be.
     pub(crate) fn pin(&self, first: FrameId, count: u32) -> bool {
         let is_first = self.infos[first.0].pins.fetch_add(1, Ordering::Relaxed) == 0;
         if is_first && self.pinned.fetch_add(count, Ordering::Relaxed) + count > self.limit() / 2 {
@@ -180,94 +194,99 @@ impl Frames {
         true
     }
 
-    /// One pin less.
+    /// Removes a pin from the unit in these frames.
     pub(crate) fn unpin(&self, first: FrameId, count: u32) {
-        // Release: who reads 0 finds what was done with the unit done.
+        // Release: a thread that reads 0 sees all that was done with the unit while it was pinned.
         if self.infos[first.0].pins.fetch_sub(1, Ordering::Release) == 1 {
             self.pinned.fetch_sub(count, Ordering::Relaxed);
         }
     }
 
-    /// Frames of units that are pinned.
+    /// Returns the number of frames of units that are pinned.
     pub(crate) fn pinned(&self) -> u32 {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Frames that can be taken now, about.
+    /// Returns the approximate number of frames that can be taken now.
     pub(crate) fn room(&self) -> u32 {
         self.room.load(Ordering::Relaxed)
     }
 
-    /// Units that are Leaving, about.
+    /// Returns the approximate number of units that are Leaving.
     pub(crate) fn leaving(&self) -> u32 {
-        // Below 0 for a moment, if one is taken back before it was counted.
+        // Below 0 for a moment if a unit is taken back before it was counted.
         (self.leaving.load(Ordering::Relaxed) as i32).max(0) as u32
     }
 
-    /// A unit is Leaving now, or is so no more.
+    /// Counts a unit that became Leaving (`is`), or that is so no more.
     pub(crate) fn count_leaving(&self, is: bool) {
         self.leaving.fetch_add(if is { 1 } else { u32::MAX }, Ordering::Relaxed);
     }
 
-    /// Frames of which fewer are free than the reclaimer keeps.
+    /// Returns the low watermark: the reclaimer works when fewer frames are free.
     pub(crate) fn low(&self) -> u32 {
         margin(self.limit()).max(4)
     }
 
-    /// The reclaimer is late, and a scope that began now might not be able to hold what scopes may.
+    /// Checks whether the reclaimer is late, so that a scope that began now might not be able to
+    /// hold as much as scopes may.
     #[inline]
     pub(crate) fn is_scarce(&self) -> bool {
         let (room, limit) = (self.room(), self.limit());
-        // The first says no where there is much room, and the last is true of heaps up to 128 MiB.
+        // The first condition is false where there is much room. The last adds nothing in heaps up
+        // to 128 MiB.
         room < (limit / 16).max(4) && room + self.leaving() < limit / 8 && room < SCOPE_FRAMES.max(self.low())
     }
 
-    /// The same for whoever cannot go on without: more, while a lower limit is not reached yet.
+    /// Returns the number of frames that a caller can take that cannot go on without. These are
+    /// more than [`Frames::room`] while a lowered limit is not reached yet.
     pub(crate) fn spare(&self) -> u32 {
         self.lock().spare()
     }
 
-    /// The same without the reserve.
+    /// Returns [`Frames::spare`] without the reserve.
     pub(crate) fn open_spare(&self) -> u32 {
         let free = self.lock();
         free.spare().saturating_sub(free.reserve())
     }
 
-    /// [`Frames::room`] without the reserve.
+    /// Returns [`Frames::room`] without the reserve.
     pub(crate) fn open_room(&self) -> u32 {
         let free = self.lock();
         free.room().saturating_sub(free.reserve())
     }
 
-    /// See [`Purse::Reserve`].
+    /// Returns the number of frames that only [`Purse::Reserve`] may take.
     pub(crate) fn reserve(&self) -> u32 {
         self.lock().reserve()
     }
 
-    /// Most frames that may cost memory.
+    /// Returns the maximum number of frames that may cost memory.
     #[inline]
     pub(crate) fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// The same in bytes.
+    /// Returns the limit in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.limit()) * PAGE_BYTES as u64
     }
 
-    /// Frames that cost memory, and those of them in use.
+    /// Returns the number of frames that cost memory, and how many of them are in use.
     pub(crate) fn resident(&self) -> (u32, u32) {
         let free = self.lock();
         (free.resident, free.in_use() - free.tables)
     }
 
-    /// More is in use than may be: the limit was lowered, and nobody may ever ask for a frame again.
+    /// Checks whether more frames are in use than the limit: it was lowered, and perhaps nobody
+    /// will ever ask for a frame again.
     pub(crate) fn is_over_limit(&self) -> bool {
         let free = self.lock();
         free.in_use() > free.limit
     }
 
-    /// Takes `count` neighbours. The caller owns them and their bytes, which are arbitrary.
+    /// Takes `count` contiguous frames and returns the first. The caller owns them and their bytes,
+    /// which are arbitrary. `None` if there are too few for this purse.
     pub(crate) fn take(&self, count: u32, purse: Purse) -> Option<FrameId> {
         let mut free = self.lock();
         let kept = match purse {
@@ -281,7 +300,8 @@ impl Frames {
         let mut first = free.warm.take_below(self.end_for(count), count);
         while first.is_none() {
             first = self.take_cold(&mut free, count);
-            // Many separate warm frames are no run; given back, they make room for one, with cold ones between them.
+            // Many separate warm frames are no run. Given back, they make room for one, with the
+            // cold frames between them.
             if first.is_some() || free.warm.is_empty() {
                 break;
             }
@@ -299,12 +319,12 @@ impl Frames {
         Some(FrameId(first))
     }
 
-    /// Where those end that units of so many pages may have.
+    /// Returns the end of the frames in which units of so many pages may lie.
     fn end_for(&self, count: u32) -> u32 {
         if count == 1 { self.annex } else { self.count }
     }
 
-    /// Frames that begin to cost memory, if there may be more that do.
+    /// Takes cold frames, which cost memory from now on, if the ceiling allows it.
     fn take_cold(&self, free: &mut Free, count: u32) -> Option<u32> {
         if free.resident + count > free.ceiling {
             return None;
@@ -322,7 +342,7 @@ impl Frames {
         Some(first)
     }
 
-    /// Gives a run of warm frames back to the kernel.
+    /// Gives a run of warm frames back to the kernel (decommit).
     fn chill(&self, free: &mut Free) {
         let excess = free.resident.saturating_sub(free.limit).max(64);
         let Some((first, count)) = free.warm.take_last(excess) else { return };
@@ -337,7 +357,7 @@ impl Frames {
         for frame in first.0..first.0 + count {
             self.infos[frame].page.store(0, Ordering::Relaxed);
         }
-        // Its pins were forgotten, or it would not be free.
+        // Its pins were leaked (`mem::forget`), or it would not be freed.
         if self.infos[first.0].pins.swap(0, Ordering::Relaxed) > 0 {
             self.pinned.fetch_sub(count, Ordering::Relaxed);
         }
@@ -375,7 +395,7 @@ impl Frames {
         let before = core::mem::replace(&mut free.limit, limit);
         self.limit.store(limit, Ordering::Relaxed);
         self.trim(&mut free);
-        // Nobody waits until it is reached; see `put`.
+        // Nobody waits until the limit is reached; see `put`.
         free.ceiling = limit.max(free.ceiling.min(free.in_use() + free.reserve()));
         self.room.store(free.room(), Ordering::Relaxed);
         drop(free);
@@ -384,7 +404,7 @@ impl Frames {
         }
     }
 
-    /// For the verifier: is the frame free?
+    /// Checks whether the frame is free, for the verifier.
     pub(crate) fn is_free(&self, frame: FrameId) -> bool {
         let free = self.lock();
         free.warm.contains(frame.0) || free.cold.contains(frame.0)
@@ -392,12 +412,12 @@ impl Frames {
 }
 
 impl Free {
-    /// Frames that can be taken; 0 while the limit is exceeded.
+    /// Returns the number of frames that can be taken; 0 while the limit is exceeded.
     fn room(&self) -> u32 {
         self.limit.saturating_sub(self.in_use())
     }
 
-    /// The same for whoever cannot go on without.
+    /// Returns the number of frames below the ceiling that are not in use.
     fn spare(&self) -> u32 {
         self.ceiling - self.in_use()
     }
@@ -406,15 +426,17 @@ impl Free {
         self.resident - self.warm.len() as u32
     }
 
-    /// See [`Purse::Reserve`].
+    /// Returns the number of frames that only [`Purse::Reserve`] may take.
     fn reserve(&self) -> u32 {
         margin(self.limit) / 2
     }
 }
 
-/// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they are bytes like any others;
-/// the compiler must not conclude otherwise from the types that were written there. It has to assume that the empty assembly
-/// block wrote all of them.
+/// Makes the compiler assume that all bytes of the frame were written.
+///
+/// Values have bytes that no type gives a meaning (padding). In memory that the kernel gave us they
+/// are bytes like any others; the compiler must not conclude otherwise from the types that were
+/// written there. It has to assume that the empty assembly block wrote all of them.
 pub(crate) fn launder(address: *mut u8) {
     #[cfg(not(miri))]
     // SAFETY: no instruction; memory is clobbered by default.

@@ -1,4 +1,4 @@
-//! Many values at a time: all that are far are asked for before the first one is waited for.
+//! Many values at a time: all fetches are started before the first one is awaited.
 
 use super::{Heap, Scope, Want};
 use crate::error::FarError;
@@ -9,14 +9,15 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::collections::VecDeque;
 
-/// Ends when all values are near at the same time: where they are, in order, as long as the scope lasts.
+/// Future that ends when all values are near at the same time. Yields their addresses, in order,
+/// which are valid as long as the scope lasts.
 pub(crate) struct Gather<'a> {
     scope: &'a Scope<'a>,
-    /// Of values that live as long as this.
+    /// Pointers to the values, which live as long as this future.
     pointers: Vec<&'a Pointer>,
     want: Want,
     found: Vec<*mut u8>,
-    /// Those after `found`. All are under way but the last, which may be waiting for room.
+    /// Stages of the values after `found`. All are under way but the last, which may wait for room.
     stages: VecDeque<Stage<'a>>,
 }
 
@@ -26,7 +27,7 @@ impl<'a> Gather<'a> {
         Gather { scope, pointers, want, found, stages: VecDeque::new() }
     }
 
-    /// Asks for what there is room for.
+    /// Starts fetches as long as there is room for them.
     fn ask(&mut self, context: &mut Context<'_>) -> Result<(), FarError> {
         while !matches!(self.stages.back(), Some(Stage::Comes(arrival)) if arrival.waits_for_room())
             && let Some(pointer) = self.pointers.get(self.found.len() + self.stages.len())
@@ -41,7 +42,8 @@ impl<'a> Gather<'a> {
     fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<(), FarError>> {
         while self.found.len() < self.pointers.len() {
             self.ask(context)?;
-            // The first one decides. The others wake us too, but are looked at when it is their turn.
+            // The first one decides. The others wake us too, but are looked at when it is their
+            // turn.
             let Some(stage) = self.stages.front_mut() else { unreachable!("some are left, and asked for") };
             step(self.scope, self.pointers[self.found.len()], stage, context)?;
             let Stage::Here(address) = stage else { return Poll::Pending };
@@ -52,7 +54,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// One look at a value that is under way.
+/// Polls the fetch of one value.
 fn step<'a>(
     scope: &'a Scope<'_>,
     pointer: &Pointer,
@@ -77,8 +79,11 @@ impl Future for Gather<'_> {
 }
 
 impl Heap {
-    /// Far values, all at the same time: they are asked for together and then waited for, so many take little longer than one. In
-    /// the order of the pointers. The scope must be able to hold them all ([`FarError::NearFull`]).
+    /// Returns references to many far values, in the order of the pointers. All fetches are started
+    /// together and then awaited, so many values take little longer than one.
+    ///
+    /// Blocks until all are near. Fails with [`FarError::NearFull`] if the scope cannot hold them
+    /// all.
     ///
     /// ```
     /// # use farfield::{FarBox, Heap};
@@ -107,7 +112,8 @@ impl Heap {
         Executor::new(self).block_on(self.fetch_many(scope, values))
     }
 
-    /// The same, for a task: while they are on their way, others run.
+    /// Fetches many far values at once, as [`Heap::get_many`] does, without blocking the thread:
+    /// other tasks run meanwhile.
     pub async fn fetch_many<'a, P: FarPtr + 'a>(
         &self,
         scope: &'a Scope<'_>,
@@ -119,7 +125,7 @@ impl Heap {
         Ok(addresses.into_iter().map(|address| unsafe { &*address.cast::<P::Value>() }).collect())
     }
 
-    /// As [`Heap::get_many`], to change the values.
+    /// Returns mutable references to many far values, as [`Heap::get_many`] does for shared ones.
     pub fn get_many_mut<'a, T: Send + 'static>(
         &self,
         scope: &'a Scope<'_>,
@@ -128,7 +134,7 @@ impl Heap {
         Executor::new(self).block_on(self.fetch_many_mut(scope, values))
     }
 
-    /// As [`Heap::fetch_many`], to change the values.
+    /// Fetches mutable references to many far values, as [`Heap::fetch_many`] does for shared ones.
     pub async fn fetch_many_mut<'a, T: Send + 'static>(
         &self,
         scope: &'a Scope<'_>,
@@ -142,8 +148,10 @@ impl Heap {
 }
 
 impl Heap {
-    /// Many far values, however many, a batch of so many at a time: while one is used, the next one is on its way. A batch ends when the
-    /// next one is asked for, and the scope is renewed.
+    /// Walks over any number of far values in batches of `size`: while one batch is used, the next
+    /// one is fetched.
+    ///
+    /// A batch ends when the next one is requested: the scope is renewed then.
     ///
     /// ```
     /// # use farfield::{FarBox, Heap, task::Executor};
@@ -175,7 +183,7 @@ impl Heap {
     /// ```
     ///
     /// # Panics
-    /// If batches shall be empty.
+    /// If `size` is 0.
     pub fn batches<'a, 'heap, P: FarPtr + 'a, I: IntoIterator<Item = &'a P>>(
         &'heap self,
         scope: &'a mut Scope<'heap>,
@@ -187,23 +195,24 @@ impl Heap {
     }
 }
 
-/// A walk over far values, in batches. Made by [`Heap::batches`].
+/// Iterator over far values in batches, made by [`Heap::batches`].
 pub struct Batches<'a, 'heap, P, I> {
     heap: &'heap Heap,
-    /// Borrowed mutably: nobody else has references from it.
+    /// Scope of the references. Borrowed mutably, so that nobody else has references from it.
     scope: &'a mut Scope<'heap>,
     values: I,
     size: usize,
-    /// The batch that was asked for last, unless it has come.
+    /// The batch that was requested last, until it was returned.
     now: Vec<&'a P>,
-    /// The one behind it.
+    /// The batch after `now`.
     next: Vec<&'a P>,
-    /// One has come.
+    /// True once the first batch was returned.
     begun: bool,
 }
 
 impl<'a, P: FarPtr + 'a, I: Iterator<Item = &'a P>> Batches<'a, '_, P, I> {
-    /// The next values; `None` at the end. After an error, the same batch can be asked for again.
+    /// Returns the next batch; `None` at the end. Blocks until its values are near. After an error,
+    /// the batch can be requested again.
     pub fn next_batch(&mut self) -> Result<Option<Vec<&P::Value>>, FarError> {
         if !self.step() {
             return Ok(None);
@@ -213,7 +222,8 @@ impl<'a, P: FarPtr + 'a, I: Iterator<Item = &'a P>> Batches<'a, '_, P, I> {
         Ok(Some(batch))
     }
 
-    /// The same, for a task: while they are on their way, others run.
+    /// Fetches the next batch, as [`Batches::next_batch`] does, without blocking the thread: other
+    /// tasks run meanwhile.
     pub async fn fetch_batch(&mut self) -> Result<Option<Vec<&P::Value>>, FarError> {
         if !self.step() {
             return Ok(None);
@@ -223,14 +233,15 @@ impl<'a, P: FarPtr + 'a, I: Iterator<Item = &'a P>> Batches<'a, '_, P, I> {
         Ok(Some(batch))
     }
 
-    /// The last batch ends, unless it did not come; false if there is no more.
+    /// Ends the last batch, unless its fetch failed, and selects the next one. False if there is
+    /// none.
     fn step(&mut self) -> bool {
         self.scope.renew();
         if self.now.is_empty() {
             let following = |values: &mut I| values.take(self.size).collect::<Vec<_>>();
             self.now = if self.begun { core::mem::take(&mut self.next) } else { following(&mut self.values) };
             self.next = following(&mut self.values);
-            // This one has been on its way for as long as the last one was used.
+            // The batch that `now` has become was on its way for as long as the last one was used.
             if self.begun {
                 self.heap.prefetch(self.next.iter().copied());
             }
@@ -238,7 +249,7 @@ impl<'a, P: FarPtr + 'a, I: Iterator<Item = &'a P>> Batches<'a, '_, P, I> {
         !self.now.is_empty()
     }
 
-    /// The batch has come. Nothing was asked for before the first.
+    /// Notes that the batch has arrived. Before the first batch, nothing is prefetched.
     fn came(heap: &Heap, now: &mut Vec<&'a P>, next: &[&'a P], begun: &mut bool) {
         now.clear();
         if !core::mem::replace(begun, true) {

@@ -1,8 +1,10 @@
 //! One thread's lane, and what is on its way on it.
 //!
-//! A unit that is being read is a *flight*. It owns its page (Fetching) and its frames, where the lane puts the bytes, until it
-//! lands: Near, or Far again. A flight of one small object owns its handle and a place in a log page (`plane/object/flight`); its bytes come in a
-//! buffer of the lane. No thread belongs to a flight: whoever polls the lane lands what has arrived (`fetch`).
+//! A unit that is being read is a *flight*. It owns its page (Fetching) and its frames, where the
+//! lane puts the bytes, until it lands: the page is then Near, or Far again. A flight of one small
+//! object owns its handle and a place in a log page (`plane/object/flight`); its bytes come in a
+//! buffer of the lane. No thread belongs to a flight: any thread that polls the lane lands what has
+//! arrived (`fetch`).
 
 use super::Core;
 use super::segments::Unit;
@@ -17,28 +19,29 @@ use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// How a unit comes near.
+/// State in which a fetched unit becomes near.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Landing {
-    /// To be read.
+    /// Wanted by a reader.
     Clean,
-    /// To be written.
+    /// Wanted by a writer.
     Dirty,
-    /// Nobody wants it yet.
+    /// Prefetched: no access has asked for it yet.
     Ahead,
 }
 
-/// What is on its way.
+/// Read from the pool that is on its way.
 #[derive(Clone, Copy)]
 pub(crate) enum Flight {
-    /// A unit, to these frames.
+    /// A unit, which is read to these frames.
     Unit { unit: Unit, frame: FrameId, landing: Landing },
     /// A small object of the object plane.
     Object(ObjectFlight),
 }
 
 impl Flight {
-    /// The number within the heap of what is on its way: its first page, or its handle above all pages.
+    /// Returns the number within the heap of what is read: its first page, or its handle above all
+    /// pages.
     pub(crate) fn number(&self, core: &Core) -> u32 {
         match self {
             Flight::Unit { unit, .. } => unit.page,
@@ -46,7 +49,7 @@ impl Flight {
         }
     }
 
-    /// The first page of which something is read.
+    /// Returns the first page of which something is read.
     fn page(&self) -> u32 {
         match self {
             Flight::Unit { unit, .. } => unit.page,
@@ -54,7 +57,8 @@ impl Flight {
         }
     }
 
-    /// Compares what a request has brought, from the flight's `first` page on, with what was taken away.
+    /// Compares what a request has brought, from the flight's `first` page on, with what was
+    /// written to the pool.
     fn check(&self, core: &Core, first: u32, buffer: &Buffer) -> Result<(), PoolError> {
         match self {
             Flight::Unit { unit, frame, .. } => (0..buffer.pages()).try_for_each(|index| {
@@ -68,7 +72,8 @@ impl Flight {
     }
 }
 
-/// Names a request: its flight's place in the table, whether it is in the background, and its first page in the unit.
+/// Tag of a request: its flight's index in the table, whether it is in the background, and its
+/// first page in the unit.
 struct Tag(u64);
 
 impl Tag {
@@ -84,14 +89,14 @@ impl Tag {
 struct Entry {
     flight: Flight,
     priority: Priority,
-    /// Pages that the lane was asked for; for an object, 1 when it was.
+    /// Number of pages that the lane was asked for; for an object, 1 when it was.
     asked: u32,
-    /// Requests in the lane.
+    /// Number of requests in the lane.
     open: u32,
-    /// When the lane was first asked in the background, or the lane was opened.
+    /// Time when the lane was first asked in the background, else when the lane was opened.
     asked_at: Instant,
     result: Result<(), PoolError>,
-    /// The lane's thread waits for it.
+    /// True if the lane's thread waits for this flight.
     is_awaited: bool,
 }
 
@@ -99,38 +104,41 @@ struct Entry {
 pub(crate) struct Io {
     lane: Box<dyn Lane>,
     opened_at: Instant,
-    /// For the tags of their requests see [`Tag`].
+    /// Flights that have not landed; [`Tag`]s of requests refer to their index here.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Flights of which the lane has not taken all requests. Demand overtakes what is ahead of need.
+    /// Queued flights of which the lane has not taken all requests. Demand overtakes prefetches.
     demand: VecDeque<u32>,
     ahead: VecDeque<u32>,
-    /// Background requests in the lane, and how many there may be.
+    /// Number of background requests in the lane; `link` says how many there may be.
     background: u32,
     link: Link,
     done: Vec<Completion>,
-    /// Flights that the lane's thread waits for, and how those ended that have landed.
+    /// Number of flights that the lane's thread waits for, and the result of those that have
+    /// landed.
     awaited: u32,
     outcome: Result<(), PoolError>,
-    /// For the bytes of objects, a page each: those that are not under way, and how many there are in all.
+    /// Buffers of one page each for the bytes of objects: those not under way, and how many exist
+    /// in all.
     buffers: Vec<Buffer>,
     buffer_count: usize,
-    /// What tasks wait for and have not been told of yet, by number within the heap.
+    /// Results for tasks that wait and have not been told yet, by number within the heap.
     pub(crate) wanted: Vec<(u32, Result<(), PoolError>)>,
     deadline: Duration,
 }
 
-/// Most pages of a request.
+/// Maximum number of pages of a request.
 const READ_PAGES: u32 = 16;
-/// Background requests in the lane, at least and at most. What is there cannot be overtaken, so a [`Link`] decides how many they are; lanes take
-/// 256 in all.
+/// Minimum and maximum number of background requests in the lane. Requests there cannot be
+/// overtaken, so a [`Link`] decides how many they are; lanes take 256 in all.
 const BACKGROUND: (u32, u32) = (32, 240);
 
 impl Io {
-    /// Near memory of one of these with one buffer, about; see [`Io::more_bytes`]. The bytes of units are in frames.
+    /// Approximate bytes of near memory of an [`Io`] with one buffer; see [`Io::more_bytes`]. The
+    /// bytes of units are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
 
-    /// Near memory of its other buffers.
+    /// Returns the bytes of near memory of its buffers after the first.
     pub(crate) fn more_bytes(&self) -> u64 {
         (self.buffer_count.saturating_sub(1) * PAGE_BYTES) as u64
     }
@@ -155,12 +163,14 @@ impl Io {
         })
     }
 
-    /// Is what has this number within the heap on its way here?
+    /// Checks whether the page or handle with this number within the heap is on its way on this
+    /// lane.
     pub(crate) fn has(&self, core: &Core, number: u32) -> bool {
         self.entries.iter().flatten().any(|entry| entry.flight.number(core) == number)
     }
 
-    /// Background requests that may be in the lane, and the least that one took lately in ns; zeros if there was none.
+    /// Returns how many background requests may be in the lane, and the least time that one took
+    /// lately, in ns; zeros if there was none.
     pub(crate) fn link(&self) -> (u64, u64) {
         match self.link.delay_ns() {
             0 => (0, 0),
@@ -168,18 +178,19 @@ impl Io {
         }
     }
 
-    /// Flights that have not landed.
+    /// Returns the number of flights that have not landed.
     pub(crate) fn in_flight(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Starts a flight for which this thread [waits](Io::wait_for_awaited). What it is to own is ours.
+    /// Starts a flight for which this thread [waits](Io::wait_for_awaited). The caller owns the
+    /// page or handle and passes it to the flight.
     pub(crate) fn launch_awaited(&mut self, core: &Core, flight: Flight) {
         self.awaited += 1;
         self.start(core, flight, Priority::Demand, true);
     }
 
-    /// Starts a flight. What it is to own is ours.
+    /// Starts a flight. The caller owns the page or handle and passes it to the flight.
     pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) {
         self.start(core, flight, priority, false);
     }
@@ -205,7 +216,8 @@ impl Io {
         self.ask(core);
     }
 
-    /// Somebody waits for what has this number within the heap: if its flight is still queued as one ahead of need, it is none any more.
+    /// Gives a flight that is still queued as a prefetch demand priority, because a thread or task
+    /// waits for it. `number` is within the heap.
     pub(crate) fn hurry(&mut self, core: &Core, number: u32) {
         let is_it = |entry: &Entry| entry.flight.number(core) == number;
         let queued = |at: &u32| self.entries[*at as usize].as_ref().is_some_and(is_it);
@@ -220,7 +232,7 @@ impl Io {
         }
     }
 
-    /// Gives the lane what it takes.
+    /// Submits queued requests as long as the lane takes them.
     fn ask(&mut self, core: &Core) {
         while let Some(number) = self.demand.front()
             && self.ask_for(core, *number)
@@ -235,9 +247,9 @@ impl Io {
         }
     }
 
-    /// Asks for all of a flight; false if the lane, or we, cannot take it all now.
+    /// Submits all requests of a flight; false if the lane, or we, cannot take them all now.
     fn ask_for(&mut self, core: &Core, number: u32) -> bool {
-        // It has failed meanwhile, and landed.
+        // The flight has failed meanwhile, and landed.
         let Some(entry) = &mut self.entries[number as usize] else { return true };
         let pages = match &entry.flight {
             Flight::Unit { unit, .. } => unit.pages,
@@ -253,8 +265,9 @@ impl Io {
                     let pages = (unit.pages - entry.asked).min(READ_PAGES);
                     let target = core.frames.address(FrameId(frame.0 + entry.asked));
                     super::launder(target);
-                    // SAFETY: frames are pages of initialised memory (`launder`). These are the flight's alone until it lands, which
-                    // is when the lane has given back all its buffers, or is gone.
+                    // SAFETY: frames are pages of initialised memory (`launder`). These are the
+                    // flight's alone until it lands, which is when the lane has given back all its
+                    // buffers, or is gone.
                     let buffer = unsafe { Buffer::over(target, pages as usize) };
                     (Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer }, pages)
                 }
@@ -294,7 +307,7 @@ impl Io {
         true
     }
 
-    /// Lands what has arrived; how many flights. Does not wait.
+    /// Lands what has arrived, without waiting. Returns the number of flights.
     pub(crate) fn collect(&mut self, core: &Core) -> usize {
         let mut landed = 0;
         let mut done = core::mem::take(&mut self.done);
@@ -313,7 +326,7 @@ impl Io {
         landed
     }
 
-    /// What these requests tell of the link.
+    /// Tells the [`Link`] how long these requests took.
     fn measure(&mut self, done: &[Completion]) {
         let asked_at = |completion: &Completion| {
             let (number, is_background, _) = Tag(completion.tag).parts();
@@ -333,7 +346,7 @@ impl Io {
         }
     }
 
-    /// One request has ended; true if its flight landed.
+    /// Handles the end of one request; true if its flight landed.
     fn complete(&mut self, core: &Core, completion: Completion) -> bool {
         let (number, is_background, first) = Tag(completion.tag).parts();
         self.background -= u32::from(is_background);
@@ -346,7 +359,7 @@ impl Io {
         entry.result = entry.result.and(came);
         match entry.flight {
             Flight::Unit { unit, .. } => {
-                // The frames may be somebody else's from here on.
+                // The frames may have another owner from here on.
                 drop(completion.buffer);
                 if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {
                     return false;
@@ -377,8 +390,8 @@ impl Io {
         }
     }
 
-    /// Waits for what was [launched](Io::launch_awaited) to be waited for; how it ended. `None`: the lane has forgotten something, and is
-    /// of no use any more.
+    /// Waits for all flights that were started by [`Io::launch_awaited`], and returns the first
+    /// error. `None` if the lane has forgotten a request: then the lane is of no use any more.
     pub(crate) fn wait_for_awaited(&mut self, core: &Core) -> Option<Result<(), PoolError>> {
         let started = Instant::now();
         // The lane keeps the deadline; ours is for a lane that does not.
@@ -392,15 +405,16 @@ impl Io {
         None
     }
 
-    /// Waits until something is likely to have arrived, at most so long.
+    /// Waits until something is likely to have arrived, at most for `most`.
     pub(crate) fn wait(&mut self, most: Duration) {
         self.lane.wait(most);
     }
 
-    /// The lane has forgotten flights. It goes, and they fail; what tasks wait for.
+    /// Closes a lane that has forgotten flights, and fails those. Returns the results that tasks
+    /// wait for.
     pub(crate) fn abandon(self, core: &Core) -> Vec<(u32, Result<(), PoolError>)> {
         let Io { lane, entries, mut wanted, deadline, .. } = self;
-        // With it go its buffers: nobody writes into frames of ours after this.
+        // Its buffers go with the lane: nobody writes into frames of ours after this.
         drop(lane);
         let result = Err(PoolError::TimedOut { server: 0, after: deadline * 2 });
         for Entry { flight, .. } in entries.into_iter().flatten() {
@@ -412,7 +426,8 @@ impl Io {
     }
 }
 
-/// Most buffers for the bytes of objects: so many can be under way on one lane. A thirty-second of the near memory.
+/// Returns the maximum number of buffers for objects, which is how many can be under way on one
+/// lane. They take a thirty-second of the near memory; there are 8 to 256.
 fn buffers_max(core: &Core) -> usize {
     (core.near.load(Ordering::Relaxed) / 32 / PAGE_BYTES as u64).clamp(8, 256) as usize
 }

@@ -1,17 +1,20 @@
-//! Many look-ups at a time: what is far for any of them is asked for before anything is waited for.
+//! Many look-ups at a time: all that is far for any of them is requested before anything is
+//! awaited.
 
 use super::attempt::{Time, attempt};
 use super::{Heap, Scope};
 use crate::error::FarError;
 use futures_util::future::try_join_all;
 
-/// Look-ups between a hint and its use: what so many load ahead stays in the first cache.
+/// Number of look-ups between a hint and its use: what so many load ahead stays in the first cache.
 const HINTED: usize = 16;
 
 impl Heap {
-    /// Looks many keys up, in any collection: those whose values are far wait together, so many take little longer than one. In the
-    /// order of the keys. `look_up` only looks, and may be called several times for a key; it passes errors on. The scope must be
-    /// able to hold all that is found ([`FarError::NearFull`]).
+    /// Looks up many keys, in any collection, and returns the results in the order of the keys.
+    ///
+    /// Look-ups of far values wait together, so many take little longer than one. `look_up` must
+    /// only look, may be called several times for a key, and passes errors on. Blocks. Fails with
+    /// [`FarError::NearFull`] if the scope cannot hold all that is found.
     ///
     /// ```
     /// # use farfield::{FarMap, Heap};
@@ -44,14 +47,15 @@ impl Heap {
         scope.look_up_many(&keys, |_| (), look_up)
     }
 
-    /// The same, for a task: while they are on their way, others run.
+    /// Looks up many keys, as [`Heap::get_many_with`] does, without blocking the thread: other
+    /// tasks run meanwhile.
     pub async fn fetch_many_with<K, R>(
         &self,
         scope: &Scope<'_>,
         keys: impl IntoIterator<Item = K>,
         look_up: impl Fn(&K) -> Result<R, FarError>,
     ) -> Result<Vec<R>, FarError> {
-        // What is found for one key stays near until there is something for each.
+        // A result for one key stays near until there is a result for each.
         let held = scope.hold();
         let keys: Vec<K> = keys.into_iter().collect();
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
@@ -79,10 +83,12 @@ impl Heap {
 }
 
 impl Scope<'_> {
-    /// See [`Heap::get_many_with`]. `hint` is called with the next few keys before they are looked up.
+    /// Looks up many keys for [`Heap::get_many_with`]. `hint` is called with the next few keys
+    /// before they are looked up.
     ///
-    /// In rounds: all look, without waiting; what they missed comes at the same time; those that missed something look again, which may
-    /// be for what they found there. No key costs more than its look-ups and its flight.
+    /// Works in rounds: all keys are looked up without waiting; what they missed is fetched at the
+    /// same time; those that missed something are looked up again, which may miss what they found
+    /// there. No key costs more than its look-ups and its flight.
     pub(crate) fn look_up_many<K, R>(
         &self,
         keys: &[K],
@@ -92,7 +98,7 @@ impl Scope<'_> {
         if self.record.is_impatient.get() {
             return keys.iter().map(look_up).collect();
         }
-        // What is found for one key stays near until there is something for each.
+        // A result for one key stays near until there is a result for each.
         let held = self.hold();
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
         let (mut left, mut missed) = (Vec::new(), Vec::new());
@@ -111,7 +117,7 @@ impl Scope<'_> {
         }
         while !left.is_empty() {
             if self.core.fetch_missed(self.record, &missed)? == 0 {
-                // No room without waiting, or others bring it all: one waits.
+                // No room without waiting, or others fetch it all: one key waits.
                 missed.swap_remove(0);
                 let first = left.swap_remove(0);
                 found[first] = Some(look_up(&keys[first])?);
@@ -136,8 +142,8 @@ impl Scope<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against scopes that begin anew while references are out, misses that wait one after the other, and values that are hot
-    //! because they came.
+    //! Guards against scopes that begin anew while references are out, misses that wait one after
+    //! the other, and values that are hot because they came.
     use super::*;
     use crate::plane::Plane;
     use crate::ptr::Follow;
@@ -156,7 +162,8 @@ mod tests {
         assert!(!scope.is_renewable());
     }
 
-    /// Values of which the first ones have left, in a heap with room: what was made last is near, and its room is free at once.
+    /// Values of which the first ones have left, in a heap with room: what was made last is near,
+    /// and its room is free at once.
     fn far_values(heap: &Heap) -> Vec<FarBox<[u64; 64]>> {
         let mut values: Vec<_> = (0..8192u64).map(|index| heap.alloc([index; 64]).unwrap()).collect();
         values.truncate(6144);

@@ -1,4 +1,4 @@
-//! Address space: memory that is reserved at once and costs only where it is touched.
+//! Address space: memory that is reserved in one piece and costs only where it is touched.
 
 use crate::error::BuildError;
 use core::marker::PhantomData;
@@ -10,16 +10,16 @@ pub(crate) struct Reserved {
     len: usize,
 }
 
-// SAFETY: it is only an address range; whoever accesses it synchronises for itself.
+// SAFETY: it is only an address range; code that accesses it synchronises for itself.
 unsafe impl Send for Reserved {}
 // SAFETY: as above.
 unsafe impl Sync for Reserved {}
 
-/// So aligned, so that huge pages can back it.
+/// Alignment of reserved memory, in bytes, so that huge pages can back it.
 const ALIGN: usize = 2 << 20;
 
 impl Reserved {
-    /// `len` bytes that read as zeros.
+    /// Reserves `len` bytes that read as zeros.
     pub(crate) fn new(len: usize) -> Result<Reserved, BuildError> {
         #[cfg(not(miri))]
         let base = {
@@ -29,8 +29,9 @@ impl Reserved {
             let (before, after) = (base - mapped, mapped + ALIGN - base);
             for (addr, len) in [(mapped, before), (base + len, after)] {
                 if len > 0 {
-                    // SAFETY: part of the mapping made above, which nobody knows yet. It cannot fail on such a range, and if
-                    // it did, address space would be wasted and nothing else.
+                    // SAFETY: part of the mapping made above, which nobody knows yet. It cannot
+                    // fail on such a range, and if it did, address space would be wasted and
+                    // nothing else.
                     let _ = unsafe { farfield_os::memory::munmap(addr, len) };
                 }
             }
@@ -48,18 +49,18 @@ impl Reserved {
         std::alloc::Layout::from_size_align(len, ALIGN).expect("it fits")
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// The bytes `at..at + len`.
+    /// Returns the address of byte `at`. Panics if `at..at + len` is not inside the range.
     fn range(&self, at: usize, len: usize) -> usize {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len));
         self.base.as_ptr() as usize + at
     }
 
-    /// Asks for huge pages in a range.
+    /// Asks the kernel for huge pages in `at..at + len`.
     pub(crate) fn prefer_huge(&self, at: usize, len: usize) {
         let addr = self.range(at, len);
         if cfg!(not(miri)) {
@@ -68,7 +69,7 @@ impl Reserved {
         }
     }
 
-    /// Gives a range back to the kernel; it reads as zeros afterwards.
+    /// Gives `at..at + len` back to the kernel; it reads as zeros afterwards.
     ///
     /// # Safety
     /// Nobody uses the range now or relies on what is in it.
@@ -83,7 +84,7 @@ impl Reserved {
         }
     }
 
-    /// Allows or forbids any access.
+    /// Allows or forbids any access to `at..at + len`.
     ///
     /// # Safety
     /// When forbidden, nobody accesses the range.
@@ -142,7 +143,7 @@ impl<T: Zeroed> Table<T> {
         self.len
     }
 
-    /// Asks for huge pages for the bytes `at..at + len`, as far as there are so many.
+    /// Asks for huge pages for the bytes `at..at + len`; does nothing if the table is shorter.
     pub(crate) fn prefer_huge(&self, at: usize, len: usize) {
         if at + len <= self.len * size_of::<T>() {
             self.memory.prefer_huge(at, len);

@@ -1,30 +1,30 @@
-//! The heap: far pages, near frames, and the table that joins them.
+//! The heap: far pages, near frames, and the page table that joins them.
 //!
 //! | file | decides |
 //! |---|---|
-//! | `memory` | address space |
+//! | `memory` | which address space is reserved |
 //! | `frames` | which near memory is free |
 //! | `segments` | which far addresses are in use |
-//! | `checksums` | whether what comes from the pool is what was taken there |
-//! | `threads` | who is inside a scope, and since when |
-//! | `objects` | who makes and frees values |
-//! | `shares` | how many owners they have |
-//! | `runs` | the same for collections that need no slots |
-//! | `access` | what is wanted of a page |
-//! | `room` | who makes room, and who waits for it |
-//! | `fetch`, `io` | how what is far comes near, waited for or not |
+//! | `checksums` | whether bytes from the pool are those that were written there |
+//! | `threads` | which threads are inside a scope, and since which epoch |
+//! | `objects` | how values are made and freed |
+//! | `shares` | how many owners a value has |
+//! | `runs` | how runs are made and freed: memory of collections that need no slots |
+//! | `access` | how a mutator accesses a page, and which transitions it makes |
+//! | `room` | who frees frames (reclaim), and who waits for them |
+//! | `fetch`, `io` | how far pages are read, synchronously or not |
 //! | `arrival`, `waiters`, `poller` | how tasks wait |
-//! | `gather`, `attempt`, `look_ups` | how they wait for many values, for those that only looking finds, and for many of those |
-//! | `pins` | what stays near without a scope |
-//! | `evictor`, `reclaimer` | who leaves, and when |
-//! | `once` | what leaves first, because it is used once |
-//! | `throttle` | how threads wait for room |
+//! | `gather`, `attempt`, `look_ups` | how tasks wait for many values, for one found by trying, and for many of those |
+//! | `pins` | which units stay near without a scope |
+//! | `evictor`, `reclaimer` | which pages are evicted, and when |
+//! | `once` | which pages are evicted first because they are used once (streaming) |
+//! | `throttle` | how threads wait for free frames |
 //! | `directory` | which heap a far pointer belongs to |
-//! | `write_back` | what the pool has before somebody else looks at it |
-//! | `errands` | what the heap does for tasks while they wait |
-//! | `switcher` | where far is from now on |
-//! | `publisher` | who sees from outside how it is doing |
-//! | `raw`, `retired` | objects of collections: slots that others use meanwhile, and when what they named is freed |
+//! | `write_back` | how dirty data reaches the pool before another reader looks at it |
+//! | `errands` | which jobs run in the background for tasks that wait |
+//! | `switcher` | which pool holds the far pages from now on |
+//! | `publisher` | how statistics are shown to other processes |
+//! | `raw`, `retired` | objects of collections: slots that threads share, and when a replaced object is freed |
 
 mod access;
 mod arrival;
@@ -112,36 +112,39 @@ use threads::Threads;
 use throttle::Throttle;
 use waiters::Waiters;
 
-/// A budget of near memory, a pool of far memory, and values that are in one or the other.
+/// A budget of near memory, a pool of far memory, and the values that are in one or the other.
 ///
-/// Values keep the heap's memory alive: a heap that is dropped before its values ends with the last of them.
+/// Values keep the heap's memory alive: a heap that is dropped before its values is freed with the
+/// last of them.
 pub struct Heap {
     core: NonNull<Core>,
 }
 
-// SAFETY: a heap is a reference to its core, which is made to be shared; the count of references decides when it goes.
+// SAFETY: a heap is a reference to its core, which is made to be shared. The reference count
+// decides when the core is freed.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
 
-/// What heap, scopes and far pointers share.
+/// State of a heap that its [`Heap`], scopes and far pointers share.
 pub(crate) struct Core {
-    /// Never given twice.
+    /// Number of this heap in the process; never used again.
     pub(crate) serial: u64,
-    /// Number of its first page among the pages of all heaps.
+    /// Number of the heap's first page among the pages of all heaps.
     pub(crate) first_page: u32,
-    /// Its pages. All page numbers inside the heap count from `first_page`; they are those of the region, too.
+    /// Number of the heap's pages. Page numbers inside the heap count from `first_page`; they are
+    /// page numbers of the pool's region, too.
     pub(crate) pages: u32,
-    /// A frame word per page.
+    /// Table of frame words, one per page.
     pub(crate) words: Table<AtomicU64>,
     pub(crate) checksums: Checksums,
     pub(crate) frames: Frames,
     pub(crate) segments: Segments,
-    /// Of the object plane.
+    /// State of the object plane; `None` on the page plane.
     pub(crate) objects: Option<Objects>,
     shares: Shares,
     pub(crate) threads: Threads,
-    /// See `threads`.
+    /// Global epoch of the epoch-based reclamation that `threads` describes.
     pub(crate) epoch: AtomicU64,
     pub(crate) evictor: Evictor,
     pub(crate) reclaimer: Reclaimer,
@@ -151,45 +154,46 @@ pub(crate) struct Core {
     errands: Errands,
     publisher: Publisher,
     pub(crate) vacancies: Vacancies,
-    /// Values whose destructor has to wait.
+    /// Values whose destructor had to be deferred.
     graves: objects::Graves,
     pub(crate) backend: Arc<SwitchBackend>,
-    /// Of other pools for it.
+    /// Opens other pools for this heap.
     opener: Opener,
     switcher: Switcher,
     pub(crate) offload: Offload,
     pub(crate) patience: Duration,
     pub(crate) near: AtomicU64,
-    /// Near memory of collections' tables.
+    /// Bytes of near memory that tables of collections use.
     charged: AtomicU64,
-    /// One for the [`Heap`], one for each segment with objects, one for each object that has a handle, and one for each [`Anchor`].
+    /// Number of references to this state. They are one for the [`Heap`], one for each segment with
+    /// objects, one for each object that has a handle, and one for each [`Anchor`].
     pub(crate) references: AtomicU64,
     anchors: AtomicU64,
-    /// The [`Heap`] is gone.
+    /// True once the [`Heap`] is dropped.
     closed: AtomicBool,
 }
 
-/// For threads that are made for a heap.
+/// Address of a [`Core`] that can be sent to the threads that are made for the heap.
 pub(crate) struct CoreAddress(pub(crate) *const Core);
 // SAFETY: the core is `Sync`; `destroy` stops the threads that use it.
 unsafe impl Send for CoreAddress {}
 
 thread_local! {
-    /// This thread was made for a heap, which waits for its end.
+    /// True on a thread that a heap has started and will join.
     pub(crate) static SERVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Free frames to keep.
+/// Numbers of free frames between which the reclaimer works (low and high watermark).
 #[derive(Clone, Copy)]
 pub(crate) struct Reserve {
-    /// Below this, the reclaimer begins.
+    /// Number of free frames below which the reclaimer starts.
     pub(crate) low: u32,
-    /// At this, it ends.
+    /// Number of free frames at which the reclaimer stops.
     pub(crate) high: u32,
 }
 
 impl Heap {
-    /// How to make one.
+    /// Returns a builder with the default configuration.
     pub fn builder() -> Builder {
         Builder::new()
     }
@@ -262,34 +266,40 @@ impl Heap {
 
     #[inline]
     pub(crate) fn core(&self) -> &Core {
-        // SAFETY: the reference that this heap counts as keeps it.
+        // SAFETY: the reference that this heap counts as keeps the core.
         unsafe { self.core.as_ref() }
     }
 
-    /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they are.
+    /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they
+    /// are.
     ///
-    /// Scopes nest. A scope can bring a sixteenth of the near memory near (or 8 MiB, if that is less), and mostly a quarter, before
-    /// [`FarError::NearFull`] tells to end it or to [renew](Scope::renew) it; scopes that bring much at the same time share that.
+    /// Scopes nest. A scope can bring at least a sixteenth of the near memory near (8 MiB if that
+    /// is less), and mostly a quarter. After that, [`FarError::NearFull`] says to end it or to
+    /// [renew](Scope::renew) it. Scopes that bring much near at the same time share that quarter.
     #[inline]
     pub fn enter(&self) -> Scope<'_> {
         Scope::new(self.core())
     }
 
-    /// Puts a value into the heap. It may leave for far memory as soon as no scope uses it.
+    /// Puts a value into the heap. The value may be evicted to far memory as soon as no scope uses
+    /// it.
     ///
-    /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its own bytes.
+    /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its
+    /// own bytes.
     pub fn alloc<T: Send + 'static>(&self, value: T) -> Result<FarBox<T>, AllocError<T>> {
         FarBox::new_in(self.core(), value)
     }
 
-    /// The same for a value with several owners.
+    /// Puts a value that may have several owners into the heap.
     pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
         self.alloc(value).map(FarArc::from)
     }
 
-    /// Begins to bring these values near, and does not wait: for values that will be needed soon. How many pages (or large
-    /// values, or small ones of the [object plane](crate::Plane::Object)) are on their way now. It is advice: what is near, belongs to
-    /// another heap, or finds no room, is passed over.
+    /// Starts to fetch these values without waiting: for values that will be needed soon.
+    ///
+    /// Returns the number of pages (or large values, or small values on the [object
+    /// plane](crate::Plane::Object)) whose fetch was started. The call is a hint: values that are
+    /// near, belong to another heap, or find no free frame are skipped.
     pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
         let core = self.core();
         let mut numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
@@ -307,7 +317,8 @@ impl Heap {
         }
     }
 
-    /// Changes the near budget. A smaller one is reached as pages leave; that takes longer the more is in use.
+    /// Changes the near budget, in bytes. A smaller budget is reached as pages are evicted, which
+    /// takes longer the more of them are in use.
     pub fn set_near(&self, bytes: u64) {
         let core = self.core();
         core.near.store(bytes.max(crate::config::NEAR_MIN), Ordering::Relaxed);
@@ -315,28 +326,32 @@ impl Heap {
         core.reclaimer.wake();
     }
 
-    /// How it is doing.
+    /// Returns a snapshot of the heap's counters and sizes.
     pub fn stats(&self) -> Stats {
         self.core().stats()
     }
 
-    /// How the pool is: degraded while a server of a stripe is gone, or while a leg of a mirror lacks something.
+    /// Returns the state of the pool: degraded while a server of a stripe is gone, or while a leg
+    /// of a mirror lacks something.
     pub fn health(&self) -> Health {
         self.core().backend.health()
     }
 
-    /// Moves everything that is far to another pool, `url` as in [`Builder::pool`](crate::Builder::pool), while the heap is used; it returns when the move has begun.
+    /// Starts to move all far data to another pool while the heap is used. Returns when the move
+    /// has begun, not when it is over.
     ///
-    /// Until it is over the present pool holds everything: whatever happens to the new one, nothing is lost but the move. For that time
-    /// both need the memory, and each page that leaves is written twice. A new pool that is full, or dies, ends the move, and the
-    /// present one stays.
+    /// `url` has the form that [`Builder::pool`](crate::Builder::pool) takes. Until the move is
+    /// over, the present pool holds everything: if the new pool fails, nothing is lost but the
+    /// move. During the move both pools need the memory, and each page that is evicted is written
+    /// to both. If the new pool is full or dies, the move ends and the present pool stays.
     pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
         let core = self.core();
         core.switcher.start(&core.backend, &core.opener.elsewhere(url))
     }
 
-    /// For tests: checks everything that the heap believes of itself, and panics where it is wrong. No other thread
-    /// uses the heap meanwhile (threads that did are joined), and this one is in no scope.
+    /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread
+    /// may use the heap meanwhile (join those that did), and the calling thread must be in no
+    /// scope.
     pub fn verify(&self) {
         self.core().verify();
     }
@@ -359,31 +374,33 @@ impl core::fmt::Debug for Heap {
     }
 }
 
-/// Bytes of the tables that every heap has for each page below the highest that was used: its word and its digest.
+/// Bytes of the tables that every heap has for each page below the highest that was used: its frame
+/// word and its checksum.
 const TABLES_PER_PAGE: usize = size_of::<AtomicU64>() + Checksums::BYTES_PER_PAGE;
 
-/// A heap has so many frames whatever its tables take.
+/// Minimum number of frames of a heap, however large its tables are.
 const FRAMES_MIN: u32 = 32;
 
 impl Core {
-    /// This thread's record.
+    /// Returns the calling thread's record.
     #[inline]
     pub(crate) fn record(&self) -> &Record {
         self.threads.mine(self.serial, || self.adapt())
     }
 
-    /// Numbers that slots of this heap have: its pages, then its handles.
+    /// Returns how many numbers the slots of this heap can name: its pages, then its handles.
     fn numbers(&self) -> u64 {
         u64::from(self.pages) + self.objects.as_ref().map_or(0, |objects| u64::from(objects.handles.count()))
     }
 
-    /// The number within this heap of a page or a handle among those of all heaps, if it has it.
+    /// Converts a page or handle number among those of all heaps to the number within this heap;
+    /// `None` if it belongs to another heap.
     pub(crate) fn number_of(&self, number: u32) -> Option<u32> {
         let number = number.wrapping_sub(self.first_page);
         (u64::from(number) < self.numbers()).then_some(number)
     }
 
-    /// Does an object live in this unit? The caller owns it.
+    /// Checks whether an object lives in this unit, which the caller owns.
     pub(crate) fn is_live(&self, unit: Unit) -> bool {
         match &self.objects {
             Some(objects) if self.segments.is_log(unit.page) => objects.log.word(unit.page).live() > 0,
@@ -394,7 +411,8 @@ impl Core {
     /// Adapts the number of frames to the budget and to what the tables cost now.
     pub(crate) fn fit(&self) {
         let near = self.near.load(Ordering::Relaxed);
-        // In steps: a frame that is given back for every page of tables would cost more than what the steps waste.
+        // In steps: a frame that is given back for every page of tables would cost more than the
+        // steps waste.
         let tables = self.table_bytes().next_multiple_of((near / 256).max(PAGE_BYTES as u64));
         let frames = near.saturating_sub(tables) / (PAGE_BYTES + frames::INFO_BYTES) as u64;
         // A heap whose tables fill the budget still moves, slowly. It takes no new values.
@@ -403,7 +421,8 @@ impl Core {
         self.segments.bound(near.saturating_sub(least + tables));
     }
 
-    /// The same when a table has grown that no page needs: then nobody else makes the room.
+    /// Adapts the number of frames after a table has grown that no page needs. No page fault would
+    /// free the frames for it, so this wakes the reclaimer.
     #[cold]
     fn adapt(&self) {
         self.fit();
@@ -418,7 +437,8 @@ impl Core {
         tables + objects + self.threads.table_bytes() + self.evictor.near_bytes() + charged
     }
 
-    /// A collection is about to use so much near memory for its tables.
+    /// Charges the budget with near memory that a collection is about to use for its tables. Fails
+    /// with [`FarError::TablesFull`] if the tables would leave too little for pages.
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), FarError> {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         // An eighth of the budget stays for pages, and a little for the tables of pages.
@@ -431,13 +451,14 @@ impl Core {
         Ok(())
     }
 
-    /// The same for what cannot fail. A heap whose tables fill the budget still moves, slowly.
+    /// Charges the budget for a table whose growth cannot fail. A heap whose tables fill the budget
+    /// still works, slowly.
     pub(crate) fn charge_anyway(&self, bytes: u64) {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         self.fit();
     }
 
-    /// It has given back what it charged.
+    /// Takes back a charge after the collection has freed the memory.
     pub(crate) fn uncharge(&self, bytes: u64) {
         self.charged.fetch_sub(bytes, Ordering::Relaxed);
         self.fit();
@@ -512,7 +533,7 @@ impl Core {
         }
     }
 
-    /// One reference less; the last one ends the heap.
+    /// Drops one reference to the heap's state; the last one destroys it.
     ///
     /// # Safety
     /// The caller had a reference, is in no scope of the heap, and does not use it afterwards.
@@ -520,11 +541,12 @@ impl Core {
         // SAFETY: the caller's reference still keeps it.
         if unsafe { &*core }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
             if !SERVES.get() {
-                // SAFETY: that was the last one.
+                // SAFETY: that was the last reference.
                 return unsafe { Core::destroy(core.cast_mut()) };
             }
-            // A thread of a heap woke a task, and with that ended it. The thread cannot wait for itself. If there is no other, the
-            // heap stays.
+            // A thread of the heap woke a task, and that dropped the last reference. The thread
+            // cannot join itself, so another one destroys the heap. If that cannot be spawned, the
+            // heap is leaked.
             let address = CoreAddress(core);
             let _ = std::thread::Builder::new().spawn(move || {
                 let address = address;
@@ -540,7 +562,7 @@ impl Core {
         {
             // SAFETY: it exists until the end of this function; others may still use it, until all is quiet.
             let core = unsafe { &*core };
-            // From here on threads that end do not find it.
+            // From here on, threads that end do not find the heap.
             threads::unregister(core.serial);
             directory::set(core.first_page, core.numbers(), core::ptr::null_mut());
             core.reclaimer.stop();
@@ -559,7 +581,8 @@ impl Core {
             core.close_channels();
             core.backend.release();
         }
-        // SAFETY: made by `Box::into_raw`, and nobody else comes here: the count reached zero once. Nobody uses it any more.
+        // SAFETY: made by `Box::into_raw`. Only one caller gets here, because the count reached
+        // zero once. Nobody uses the core any more.
         let core = unsafe { Box::from_raw(core) };
         let (first, numbers) = (core.first_page, core.numbers());
         drop(core);
@@ -567,16 +590,17 @@ impl Core {
     }
 }
 
-/// What a collection has of its heap: it exists as long as this does.
+/// A collection's reference to its heap, which exists at least as long as this.
 pub(crate) struct Anchor(NonNull<Core>);
 
-// SAFETY: a reference to the core, which is made to be shared; the count of references decides when it goes.
+// SAFETY: a reference to the core, which is made to be shared. The reference count decides when the
+// core is freed.
 unsafe impl Send for Anchor {}
 // SAFETY: as above.
 unsafe impl Sync for Anchor {}
 
 impl Anchor {
-    /// The heap of this scope.
+    /// Makes a reference to the heap of this scope.
     pub(crate) fn of(scope: &Scope<'_>) -> Anchor {
         scope.core.references.fetch_add(1, Ordering::Relaxed);
         scope.core.anchors.fetch_add(1, Ordering::Relaxed);
@@ -589,7 +613,7 @@ impl Anchor {
         unsafe { self.0.as_ref() }
     }
 
-    /// Is it a scope of this heap?
+    /// Fails with [`FarError::OtherHeap`] if the scope is of another heap.
     #[inline]
     pub(crate) fn check(&self, scope: &Scope<'_>) -> Result<(), FarError> {
         if core::ptr::eq(scope.core, self.0.as_ptr()) { Ok(()) } else { Err(FarError::OtherHeap) }
@@ -604,7 +628,7 @@ impl Drop for Anchor {
     }
 }
 
-/// Waits for something that is about to happen, and gives up after a while.
+/// Back-off for a wait that should be short; it errs after a time limit.
 pub(crate) struct Patience {
     rounds: u32,
     limit: Duration,
@@ -616,12 +640,13 @@ impl Patience {
         Patience { rounds: 0, limit, since: None }
     }
 
-    /// Has it taken longer than anything but waiting for each other takes?
+    /// Checks whether the wait has taken more than 500 ms: longer than contention alone explains.
     pub(crate) fn is_long(&self) -> bool {
         self.since.is_some_and(|since| since.elapsed() > Duration::from_millis(500))
     }
 
-    /// A moment; longer each time.
+    /// Waits for a moment that grows from call to call: spins, then yields, then sleeps for 50 µs.
+    /// Fails with [`FarError::Stalled`] after the limit.
     pub(crate) fn wait(&mut self) -> Result<(), FarError> {
         self.rounds += 1;
         match self.rounds {
@@ -632,7 +657,8 @@ impl Patience {
         Ok(())
     }
 
-    /// Waits in this way, unless it has waited too long.
+    /// Calls `sleep`, or fails with [`FarError::Stalled`] if the limit has passed since the first
+    /// call.
     pub(crate) fn wait_by(&mut self, sleep: impl FnOnce()) -> Result<(), FarError> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() > self.limit {

@@ -1,4 +1,4 @@
-//! Making and freeing objects.
+//! How objects are made and freed.
 
 use super::access::Want;
 use super::drops::{Panics, drop_or_queue};
@@ -14,11 +14,13 @@ use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
 
-/// Segments that are tried after one in which a page is lost.
+/// Number of other segments that are tried when a page of the first one is lost.
 const ELSEWHERE: usize = 8;
 
-/// A scope of our own, in which no user has references. Whoever frees a value holds it in a function that has no reference to
-/// the heap as an argument: when it ends, another thread may end the heap.
+/// Internal scope, in which no user has references.
+///
+/// Code that frees a value holds it in a function that has no reference to the heap as an argument:
+/// when the scope ends, another thread may end the heap.
 pub(super) struct Inside<'a> {
     pub(super) record: &'a Record,
     open: &'a Open,
@@ -28,12 +30,13 @@ impl<'a> Inside<'a> {
     pub(super) fn new(core: &'a Core) -> Inside<'a> {
         let record = core.record();
         let open = record.enter(&core.epoch);
-        // What is brought in it stays.
+        // Pages that are brought near in it stay.
         open.touched.set(true);
         Inside { record, open }
     }
 
-    /// No scope of a user is open around it, so nothing is lost if it is renewed.
+    /// Checks whether this scope is the thread's only one, so that no user loses anything if it is
+    /// renewed.
     pub(super) fn is_outermost(&self) -> bool {
         self.record.is_single()
     }
@@ -45,23 +48,24 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Values whose destructor could not run when they were dropped, because there was no room in a scope. It runs when a
-/// scope ends.
+/// Values whose destructor could not run when they were dropped, because a scope had no room. It
+/// runs when a scope ends.
 #[derive(Default)]
 pub(crate) struct Graves {
     waiting: Mutex<Vec<Waiting>>,
     count: AtomicUsize,
 }
 
-/// Something whose destructors are to run: see [`settle_any`].
+/// Entry of the list of deferred drops: its destructors are to run, by [`settle_any`].
 pub(super) enum Waiting {
     Value(Grave),
     Collection(Box<dyn Bury>),
 }
 
-/// What is left of a collection that was dropped.
+/// Contents of a collection that was dropped, whose elements are still to be dropped.
 pub(crate) trait Bury: Send {
-    /// Drops its elements, and catches their panics. False if some have to wait; `finally`: those are lost.
+    /// Drops the elements and catches their panics. False if some have to wait; with `finally`,
+    /// those are lost.
     fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool;
 }
 
@@ -71,11 +75,12 @@ pub(super) struct Grave {
     bury: BuryFn,
 }
 
-/// Drops an object and frees its place.
+/// Function that drops an object and frees its place.
 pub(crate) type BuryFn = unsafe fn(*const Core, u32, u8) -> Result<(), FarError>;
 
 impl Core {
-    /// Puts a value into the heap: its number within the heap (page, or handle above all pages), and its place.
+    /// Puts a value into the heap. Returns its number within the heap (page, or handle above all
+    /// pages) and its place.
     pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, Place), (FarError, T)> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
         let inside = Inside::new(self);
@@ -91,8 +96,10 @@ impl Core {
         }
     }
 
-    /// Room for an object of this layout, on the object plane of this class: its number within the heap (page, or handle above all
-    /// pages), and the place where it lies until the caller's scope ends, near and dirty.
+    /// Makes room for an object of this layout; on the object plane, of this class.
+    ///
+    /// Returns its number within the heap (page, or handle above all pages), and the place where it
+    /// lies until the caller's scope ends, near and dirty.
     pub(crate) fn room_for(
         &self,
         record: &Record,
@@ -110,7 +117,7 @@ impl Core {
         self.make(record, layout, renewable)
     }
 
-    /// Room for an object that comes by pages, near and dirty.
+    /// Makes room for an object that is fetched by pages, near and dirty.
     fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
         let Some(class) = Class::of(layout.size(), layout.align()) else {
             let pages = layout.size().div_ceil(PAGE_BYTES);
@@ -123,7 +130,8 @@ impl Core {
         };
         let mut made = self.make_in_segment(record, class, renewable);
         for _ in 0..ELSEWHERE {
-            // It is in a page that is lost, and keeps nothing else out: what has room there is left alone.
+            // The object would lie in a page that is lost. Another segment is filled instead, so
+            // that the lost page keeps no other object out.
             let Err(FarError::Pool(PoolError::Corrupt { .. })) = made else { break };
             self.shelve(record, class);
             made = self.make_in_segment(record, class, renewable);
@@ -131,7 +139,8 @@ impl Core {
         made
     }
 
-    /// This thread fills another segment of the class from now on.
+    /// Makes this thread give up the segment of the class that it fills; it fills another one from
+    /// now on.
     fn shelve(&self, record: &Record, class: Class) {
         if let Some(segment) = record.segments[class.index()].take()
             && self.segments.shelve(segment, class) == Freed::Release
@@ -140,7 +149,8 @@ impl Core {
         }
     }
 
-    /// The same for an object that is smaller than a segment, in the one that this thread fills.
+    /// Makes room for an object that is smaller than a segment, in the segment that this thread
+    /// fills.
     fn make_in_segment(&self, record: &Record, class: Class, renewable: bool) -> Result<(u32, Place), FarError> {
         let cell = &record.segments[class.index()];
         let (segment, object) = loop {
@@ -173,7 +183,7 @@ impl Core {
             Err(error) => {
                 // Its pages were not made, or belong to others too: only the place is given back.
                 if self.free_place(page, card) {
-                    // Not the last reference: whoever makes objects has a heap.
+                    // Not the last reference: a caller that makes objects has a heap.
                     self.references.fetch_sub(1, Ordering::AcqRel);
                 }
                 Err(error)
@@ -181,18 +191,20 @@ impl Core {
         }
     }
 
-    /// Where an object that the caller owns is, near.
+    /// Brings an object that the caller owns near, and returns where it is.
     pub(super) fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
         let place = match (&self.objects, number.checked_sub(self.pages)) {
             (Some(objects), Some(object)) => self.seek(inside.record, objects, object, want, inside.is_outermost())?,
             _ => Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
         };
-        // It may have begun anew while there was no room. What it has found from here on stays, whatever a destructor does.
+        // The scope may have been renewed while there was no room. The place that it has found from
+        // here on stays, whatever a destructor does.
         inside.open.touched.set(true);
         Ok(place)
     }
 
-    /// Frees an object that the caller owned; true if a reference to the heap is the caller's to give up.
+    /// Frees an object that the caller owned. True if the caller must give up a reference to the
+    /// heap.
     fn free(&self, inside: &Inside<'_>, number: u32, card: u8) -> bool {
         if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
             self.free_object(inside.record, objects, object);
@@ -220,21 +232,23 @@ impl Core {
         self.segments.give_back(page);
     }
 
-    /// Makes a unit Empty, in which no object lives. Nobody can refer to it, so its frames are free at once.
+    /// Makes a unit Empty in which no object lives. Nobody can refer to it, so its frames are free
+    /// at once.
     pub(crate) fn release(&self, unit: Unit) {
         let word = &self.words[unit.page];
-        // The owner of a page that is Copying or being discarded does not wait for us, nor for anything without an end.
+        // The owner of a page that is Copying or being discarded waits neither for us nor for
+        // anything without an end.
         let mut patience = Patience::new(core::time::Duration::MAX);
         let (released, frame) = loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.release() {
                 Some((next, frame)) if self.exchange(word, seen, next) => {
-                    // What was Empty already is counted.
+                    // A page that was Empty already was counted then.
                     self.vacate(next.is_stored() && seen.state() != State::Empty);
                     break (next, frame);
                 }
                 _ => {
-                    // Somebody may have wished for it ahead of need.
+                    // The page may be on its way because it was prefetched.
                     self.help(self.record(), None);
                     patience.wait().unwrap_or(());
                 }
@@ -251,7 +265,7 @@ impl Core {
         }
     }
 
-    /// A thread ends: its segments are for others.
+    /// Detaches the record of a thread that ends: other threads may fill its segments.
     pub(crate) fn detach(&self, record: &Record) {
         self.detach_objects(&record.objects);
         for (index, cell) in record.segments.iter().enumerate() {
@@ -263,8 +277,8 @@ impl Core {
         }
     }
 
-    /// Moves a value out of the heap, as `read` does it from its address, and frees its place. If the flag is true, its segment's
-    /// reference is the caller's to give up, outside of all scopes.
+    /// Moves a value out of the heap, by `read` from its address, and frees its place. If the flag
+    /// is true, the caller must give up the reference of its segment, outside of all scopes.
     ///
     /// # Safety
     /// An object lives there and is the caller's; unless there is an error, it lives there no more.
@@ -287,8 +301,8 @@ impl Core {
         self.free(inside, number, card)
     }
 
-    /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no destructor, and frees its
-    /// place.
+    /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no
+    /// destructor, and frees its place.
     ///
     /// # Safety
     /// As for `take_out`.
@@ -308,7 +322,7 @@ impl Core {
         Ok((self.free(inside, number, card), panics))
     }
 
-    /// Will the value whose bytes could not be had never be had again?
+    /// Checks whether a value whose bytes could not be read because of `error` is lost for good.
     pub(crate) fn is_lost(&self, error: FarError) -> bool {
         use PoolError::{Corrupt, Refused, ServerGone};
         matches!(error, FarError::Pool(ServerGone { .. } | Corrupt { .. } | Refused { .. }))
@@ -326,8 +340,8 @@ impl Core {
         self.graves.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Runs destructors that had to wait. `finally`: those that still cannot run never will. The caller has a reference to the
-    /// heap and is in no scope.
+    /// Runs destructors that had to wait. With `finally`, those that still cannot run never will.
+    /// The caller has a reference to the heap and is in no scope.
     #[cold]
     pub(crate) fn bury_all(&self, finally: bool) -> Panics {
         let waiting = {
@@ -337,7 +351,8 @@ impl Core {
         };
         let mut panics = Panics::default();
         for what in waiting {
-            // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's reference keeps the heap.
+            // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's
+            // reference keeps the heap.
             panics.catch(|| unsafe { settle_any(self, what, finally) });
         }
         panics
@@ -347,14 +362,14 @@ impl Core {
 /// Moves a value out of its heap.
 ///
 /// # Safety
-/// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The heap exists as long as it
-/// does, and no longer for us.
+/// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The
+/// heap exists as long as it does, and no longer for us.
 pub(crate) unsafe fn take<T>(core: *const Core, number: u32, card: u8) -> Result<T, FarError> {
     // SAFETY: the object there is a `T`, and passed on to the caller.
     unsafe { take_with(core, number, card, |at| at.cast::<T>().read()) }
 }
 
-/// The same for an object that only the caller knows: `read` moves its parts out.
+/// Moves an object out of its heap whose type only the caller knows: `read` moves its parts out.
 ///
 /// # Safety
 /// As for [`take`].
@@ -375,7 +390,8 @@ pub(crate) unsafe fn take_with<R>(
     Ok(value)
 }
 
-/// Drops a value where it is, and frees its place; later, if there is no room now; never, if its bytes are lost.
+/// Drops a value where it is, and frees its place: later if there is no room now, never if its
+/// bytes are lost.
 ///
 /// # Safety
 /// As for [`take`], except that the value is the heap's from now on, whatever happens.
@@ -389,8 +405,8 @@ pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
     }
 }
 
-/// The same for an object that only the caller knows: `bury` drops it and frees its place, as [`take_with`] or
-/// [`dropped_in_place`] do.
+/// Drops an object whose type only the caller knows: `bury` drops it and frees its place, as
+/// [`take_with`] or [`dropped_in_place`] do.
 ///
 /// # Safety
 /// As for [`drop_far`]; `bury` may be called later, and by another thread.
@@ -408,7 +424,7 @@ pub(crate) unsafe fn drop_collection(core: *const Core, remains: Box<dyn Bury>) 
     unsafe { drop_or_queue(core, Waiting::Collection(remains)) };
 }
 
-/// Runs the destructors, or decides what else becomes of them.
+/// Runs the destructors of an entry. If they cannot run, defers them or gives the values up.
 ///
 /// # Safety
 /// As for [`drop_far`]; a collection keeps the heap.
@@ -427,7 +443,7 @@ pub(super) unsafe fn settle_any(core: *const Core, what: Waiting, finally: bool)
     }
 }
 
-/// Buries, or decides what else becomes of the value.
+/// Runs the destructor of a value. If it cannot run, defers it, or frees a lost value without it.
 ///
 /// # Safety
 /// As for [`drop_far`].
@@ -449,12 +465,12 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
     unsafe { unreference_if(core, last) };
 }
 
-/// What is left of a collection is dropped when a scope ends.
+/// Defers the drop of what is left of a collection until a scope ends.
 ///
 /// # Safety
 /// The collection keeps the heap.
 unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
-    // As soon as it is in the list, others may bury it, and it keeps the heap no more.
+    // As soon as it is in the list, another thread may drop it, and it keeps the heap no more.
     // SAFETY: passed on to the caller.
     unsafe { &*core }.references.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the reference above keeps it.
@@ -469,7 +485,8 @@ unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
 /// As for [`take`].
 unsafe fn bury<T>(core: *const Core, number: u32, card: u8) -> Result<(), FarError> {
     if core::mem::needs_drop::<T>() && size_of::<T>() <= PAGE_BYTES {
-        // Out of the heap first: a destructor that drops a long chain of far values must not keep a scope open.
+        // Out of the heap first: a destructor that drops a long chain of far values must not keep a
+        // scope open.
         // SAFETY: passed on to the caller.
         drop(unsafe { take::<T>(core, number, card) }?);
         return Ok(());
@@ -508,12 +525,13 @@ pub(crate) unsafe fn dropped_in_place(
 }
 
 /// # Safety
-/// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use the heap afterwards unless
-/// it has another reference.
+/// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use
+/// the heap afterwards unless it has another reference.
 pub(super) unsafe fn unreference_if(core: *const Core, last: bool) {
     if last {
-        // SAFETY: it is the reference of a segment without objects. If scopes are open around us, they are of a user, whose
-        // `Heap` has a reference, or of the destructor of a value that lives still.
+        // SAFETY: it is the reference of a segment without objects. If scopes are open around us,
+        // they are of a user, whose `Heap` has a reference, or of the destructor of a value that
+        // lives still.
         unsafe { Core::unreference(core) };
     }
 }

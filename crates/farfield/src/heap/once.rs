@@ -1,4 +1,5 @@
-//! What is used once: if a look-up has to bring it near, it leaves first, and displaces nothing.
+//! Streaming look-ups: data that is used once is evicted first if a look-up had to fetch it, so it
+//! displaces nothing.
 
 use super::{Core, Scope};
 use crate::error::FarError;
@@ -6,16 +7,18 @@ use core::cell::Cell;
 use core::future::{Future, poll_fn};
 use core::pin::pin;
 
-/// What a look-up had to bring near, or kept from leaving. See [`Scope::once`].
+/// Page that a look-up had to bring near, or kept from leaving. For [`Scope::once`].
 #[derive(Default)]
 pub(crate) struct Once {
-    /// A number of all heaps' pages.
+    /// Page number among those of all heaps.
     new: Cell<Option<u32>>,
 }
 
 impl Once {
-    /// What has this number among those of all heaps is used next. Small values of the object plane have pages of their own when they
-    /// are used once, so nothing is noted of them.
+    /// Notes that the page or object with this number (among those of all heaps) is used next.
+    ///
+    /// Small values of the object plane have pages of their own when they are used once, so they
+    /// are not noted.
     pub(crate) fn uses(&self, scope: &Scope<'_>, number: u32) {
         if scope.is_new(number) {
             self.new.set(Some(number));
@@ -30,7 +33,8 @@ impl Once {
 }
 
 impl Core {
-    /// What has this number among those of all heaps will not be needed soon: it leaves before others. For far values that live.
+    /// Marks a value that lives as cold, by its number among those of all heaps: it is evicted
+    /// before others.
     pub(crate) fn cold(&self, number: u32) {
         let page = number.wrapping_sub(self.first_page);
         if page < self.pages { self.leave_first(core::iter::once(page)) } else { self.cool_object(number) }
@@ -38,7 +42,8 @@ impl Core {
 }
 
 impl Scope<'_> {
-    /// Looks at something that will not be used again soon; `look` says what, before it uses it.
+    /// Runs a look-up of data that will not be used again soon; `look` notes it in the [`Once`]
+    /// before use.
     pub(crate) fn once<R>(&self, look: impl FnOnce(&Once) -> Result<R, FarError>) -> Result<R, FarError> {
         let once = Once::default();
         let found = self.record.objects.once(|| look(&once))?;
@@ -46,7 +51,7 @@ impl Scope<'_> {
         Ok(found)
     }
 
-    /// The same for a task.
+    /// Runs a look-up as [`Scope::once`] does, for a task.
     pub(crate) async fn fetch_once<R>(
         &self,
         look: impl AsyncFnOnce(&Once) -> Result<R, FarError>,
@@ -54,7 +59,7 @@ impl Scope<'_> {
         let once = Once::default();
         let found = {
             let mut look = pin!(look(&once));
-            // Others run between two polls, for whom this does not hold.
+            // Other tasks run between two polls; this does not hold for them.
             poll_fn(|context| self.record.objects.once(|| look.as_mut().poll(context))).await?
         };
         once.leave_first(self);

@@ -1,8 +1,9 @@
-//! Pins: what stays near without a scope.
+//! Pins: units that stay near without a scope.
 //!
-//! The frame of a pinned unit counts its pins. Whoever pins is in a scope in which the unit is near, so no batch that could take it is
-//! over before the pin can be seen: it is enough that the evictor looks at the count after the scopes of a batch are over. It looks
-//! when it makes pages Leaving too, so as not to do it in vain.
+//! The frame of a pinned unit counts its pins. A thread that pins is in a scope in which the unit
+//! is near, so no batch that could take the unit is over before the pin can be seen. So it is
+//! enough that the evictor looks at the count after the scopes of a batch are over. It looks when
+//! it makes pages Leaving too, so as not to do that in vain.
 
 use super::access::Want;
 use super::arrival::{Arrival, Wait};
@@ -14,7 +15,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
 use std::time::Instant;
 
-/// A unit that stays in its frame as long as this exists.
+/// Guard that keeps a unit in its frame.
 pub(crate) struct Pin<'a> {
     pub(crate) core: &'a Core,
     pub(crate) frame: FrameId,
@@ -22,7 +23,8 @@ pub(crate) struct Pin<'a> {
 }
 
 impl Core {
-    /// Keeps the unit in this frame near. The caller is in a scope in which it is.
+    /// Pins the unit in this frame. The caller is in a scope in which it is near. Fails with
+    /// [`FarError::PinsFull`] if half of the frames are pinned.
     fn pin(&self, mut frame: FrameId) -> Result<Pin<'_>, FarError> {
         // Only the first frame of a unit knows its page.
         let page = loop {
@@ -38,14 +40,14 @@ impl Core {
         Ok(Pin { core: self, frame, pages: unit.pages })
     }
 
-    /// Near memory that is pinned.
+    /// Returns the bytes of near memory that are pinned.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         u64::from(self.frames.pinned()) * PAGE_BYTES as u64
     }
 }
 
 impl<'heap> Scope<'heap> {
-    /// Keeps near what lies at this address, where this scope has it near.
+    /// Pins the unit at this address, which this scope has brought near.
     pub(crate) fn pin_at(&self, address: *const u8) -> Result<Pin<'heap>, FarError> {
         self.core.pin(self.core.frames.at(address))
     }
@@ -57,14 +59,17 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Ends when a page, or a small object's, is near and pinned. It holds no scope while it waits, so its task may go to other threads.
+/// Future that ends when a page, or a small object's, is near and pinned. It holds no scope while
+/// it waits, so its task may go to other threads.
 pub(crate) struct Bring<'a> {
     core: &'a Core,
-    /// Of a value that lives as long as this: its page's number within the heap, or its handle's above all pages.
+    /// Number within the heap of a value that lives as long as this: its page, or its handle above
+    /// all pages.
     number: u32,
     want: Want,
     wait: Wait,
-    /// Nothing holds what has landed until the task looks, so it may leave again.
+    /// Time when the wait began. Nothing holds what has landed until the task looks, so it may
+    /// leave again.
     since: Instant,
 }
 

@@ -1,5 +1,7 @@
-//! The poller: a thread that lands what tasks wait for which run elsewhere than in an executor of ours, which polls by itself.
-//! Begins with the first such task; sleeps while nothing is under way.
+//! The poller: a thread that lands what tasks wait for that run outside of our executors (which
+//! poll by themselves).
+//!
+//! It starts with the first such task, and sleeps while nothing is under way.
 
 use super::{Core, CoreAddress, SERVES};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +11,7 @@ use std::thread::JoinHandle;
 
 /// Handle on the thread.
 pub(crate) struct Poller {
-    /// Something is under way that somebody waits for.
+    /// True if something is under way that a task waits for.
     rung: AtomicBool,
     stop: AtomicBool,
     bell: Condvar,
@@ -28,7 +30,8 @@ impl Poller {
         }
     }
 
-    /// Somebody waits, and does not poll.
+    /// Tells the thread that a task waits and nobody polls for it; starts the thread if there is
+    /// none.
     pub(crate) fn ring(&self, core: &Core) {
         if self.rung.swap(true, Ordering::AcqRel) {
             return;

@@ -1,5 +1,5 @@
-//! The publisher of a heap with a name: a thread that writes the heap's [notice], which `farfield top` finds among the files that the
-//! process has open.
+//! The publisher of a heap with a name: a thread that writes the heap's [notice], which `farfield
+//! top` finds among the files that the process has open.
 
 use super::{Core, CoreAddress};
 use crate::error::BuildError;
@@ -12,17 +12,17 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Who looks refreshes each second.
+/// Time between two notices. Readers refresh each second.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// Handle on the thread, if there is one. It ends when the sender does.
+/// Handle on the thread, if there is one. The thread ends when the sender is dropped.
 #[derive(Default)]
 pub(crate) struct Publisher(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
 
 impl Publisher {
-    /// The first notice is written when this returns.
+    /// Starts the thread. The first notice is written when this returns.
     pub(crate) fn start(&self, core: &Core, name: &str, plane: Plane) -> Result<(), BuildError> {
-        // A child that this process forks has the file open, too, and is told from us by this.
+        // A child that this process forks has the file open, too; the process ID tells it from us.
         let title = format!("name {name}\nplane {}\npid {}\n", format!("{plane:?}").to_lowercase(), process::pid());
         let refused = |what, why: &dyn ToString| BuildError::Os { what, why: why.to_string() };
         let file = memfd::create(notice::FILE_NAME, notice::FILE_BYTES as u64)
@@ -35,7 +35,7 @@ impl Publisher {
             // SAFETY: see `CoreAddress`.
             let core = unsafe { &*address.0 };
             while receiver.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                // Without memory for it, the last one stays.
+                // If there is no memory for a new notice, the last one stays.
                 let _ = core.publish(file.as_fd(), &title);
             }
         };

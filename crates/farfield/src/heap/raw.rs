@@ -1,8 +1,8 @@
-//! Slots of collections: far pointers to objects whose layout only the collection knows, and which others follow and replace at
-//! the same time.
+//! Slots of collections: far pointers to objects whose layout only the collection knows, and which
+//! other threads follow and replace at the same time.
 //!
-//! A slot word is read as a whole, so page and place always belong together; a better guess is put in by a compare-exchange,
-//! which fails when the slot names something else by now.
+//! A slot word is read as a whole, so page and place always belong together. A better guess is put
+//! in by a compare-exchange, which fails when the slot names something else by now.
 
 use super::access::Want;
 use super::objects::Inside;
@@ -14,7 +14,8 @@ use farfield_core::heap::{Class, FrameWord, LogClass, Place};
 use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
-/// A slot word: number among those of all heaps (of a page, or on the object plane of a handle), and place.
+/// Slot word: number among those of all heaps (of a page, or on the object plane of a handle), and
+/// place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot(NonZeroU64);
 
@@ -24,13 +25,13 @@ impl Slot {
         Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("0 is nobody's")))
     }
 
-    /// `None` if the word names nothing: nothing has number 0.
+    /// Decodes a word; `None` if it names nothing, because nothing has number 0.
     #[inline]
     pub(crate) fn from_word(word: u64) -> Option<Slot> {
         if word >> 32 == 0 { None } else { NonZeroU64::new(word).map(Slot) }
     }
 
-    /// The word that is stored in a [`SlotCell`].
+    /// Returns the word that is stored in a [`SlotCell`].
     #[inline]
     pub(crate) fn word(self) -> u64 {
         self.0.get()
@@ -46,39 +47,42 @@ impl Slot {
         Place(self.0.get() as u32)
     }
 
-    /// Do both name the same object of this heap, whatever they guess? Where an object with a handle is, is a guess, too.
+    /// Checks whether both name the same object of this heap, whatever place they guess. For an
+    /// object with a handle, the card is a guess, too.
     #[inline]
     pub(crate) fn is(self, other: Slot, core: &Core) -> bool {
         let (number, card) = self.parts(core);
         (number, card) == other.parts(core) || number >= core.pages && number == other.parts(core).0
     }
 
-    /// Number within its heap (page, or handle above all pages), and card.
+    /// Returns the number within its heap (page, or handle above all pages), and the card.
     pub(crate) fn parts(self, core: &Core) -> (u32, u8) {
         (self.number() - core.first_page, self.place().card())
     }
 
-    /// It is used next, once.
+    /// Tells `once` that the object is used next, and only once.
     pub(crate) fn note(self, once: &Once, scope: &Scope<'_>) {
         once.uses(scope, self.number());
     }
 
-    /// See [`Scope::is_new`]. Not said of small values of the object plane.
+    /// Checks whether the object's page would not stay without the use to come, as
+    /// [`Scope::is_new`] does. False for small values of the object plane.
     pub(crate) fn is_new(self, scope: &Scope<'_>) -> bool {
         scope.is_new(self.number())
     }
 
-    /// It leaves before others.
+    /// Marks the object as cold: it is evicted before others.
     pub(crate) fn cold(self, core: &Core) {
         core.cold(self.number());
     }
 
-    /// Its heap, which exists as long as the object does.
+    /// Returns the object's heap, which exists as long as the object does.
     pub(crate) fn heap(self) -> *const Core {
         super::heap_of(self.number())
     }
 
-    /// Makes an object: its slot and its address, which is good as long as the scope lasts. Its bytes are arbitrary.
+    /// Makes an object. Returns its slot and its address, which is valid as long as the scope
+    /// lasts. Its bytes are arbitrary.
     pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
         let core = scope.core;
         scope.touch();
@@ -89,8 +93,11 @@ impl Slot {
         Ok((Slot::new(core.first_page + number, place), address))
     }
 
-    /// Moves an object that has a handle to a place for this layout: its slot and its address, as from [`Slot::make`]. `copy` gets that address and
-    /// copies the bytes, before anybody finds them there. `None` if it has no handle, or new objects of this layout have none.
+    /// Moves an object that has a handle to a place for this layout. Returns its slot and its
+    /// address, as [`Slot::make`] does.
+    ///
+    /// `copy` gets that address and copies the bytes before anybody finds them there. `None` if the
+    /// object has no handle, or if new objects of this layout have none.
     ///
     /// # Safety
     /// The caller owns the object, which nobody else uses, and has found it near in this scope.
@@ -110,14 +117,14 @@ impl Slot {
         Ok(moved.map(|(place, address)| (Slot::new(self.number(), place), address)))
     }
 
-    /// It is used now. Whoever looks it up need not say so.
+    /// Marks the object as used now. A look-up does this by itself.
     pub(crate) fn mark(self, scope: &Scope<'_>) {
         if scope.number(self.number()).is_none() {
             scope.core.use_object(scope.record, self.number());
         }
     }
 
-    /// Bytes of the object, which was made for this layout.
+    /// Returns how many bytes the object has, which was made for this layout.
     pub(crate) fn room(self, core: &Core, layout: Layout) -> usize {
         let (size, align) = (layout.size(), layout.align());
         let room = if self.parts(core).0 < core.pages {
@@ -139,12 +146,13 @@ impl Slot {
         debug_assert_eq!(freed, Ok(()));
     }
 
-    /// Its address, as long as the scope lasts.
+    /// Brings the object near and returns its address, which is valid as long as the scope lasts.
     pub(crate) fn address(self, scope: &Scope<'_>) -> Result<*mut u8, FarError> {
         SlotCell(AtomicU64::new(self.word())).address(scope, self, Want::Read)
     }
 
-    /// A hint: the object is used soon. The processor loads what says where it is, and its first line if it is where the slot guesses.
+    /// Hints that the object is used soon. The processor loads the frame word or handle that says
+    /// where it is, and its first line if it is where the slot guesses.
     #[inline]
     pub(crate) fn load_ahead(self, scope: &Scope<'_>) {
         match scope.number(self.number()) {
@@ -154,7 +162,8 @@ impl Slot {
         load_ahead(scope.arena.wrapping_add(self.place().offset()));
     }
 
-    /// The same, a little later: of an object with a handle, what is known of its page.
+    /// Loads the frame word and the log word of the object's page ahead, if it has a handle. A hint
+    /// for a little after [`Slot::load_ahead`].
     #[inline]
     pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
         if scope.number(self.number()).is_none() {
@@ -162,7 +171,8 @@ impl Slot {
         }
     }
 
-    /// Its address, as long as the scope lasts, if it is near and nobody has to be waited for.
+    /// Returns the address, which is valid as long as the scope lasts, if the object is near and no
+    /// wait is needed.
     #[inline]
     pub(crate) fn address_now(self, scope: &Scope<'_>) -> Option<*mut u8> {
         scope.touch();
@@ -170,7 +180,7 @@ impl Slot {
             Some(page) => {
                 // SAFETY: `page` is below `scope.pages`, the length of the table.
                 let word = unsafe { &*scope.words.add(page as usize) };
-                // Acquire: who brought the page has filled the frame.
+                // Acquire: the thread that brought the page has filled the frame.
                 match FrameWord(word.load(Ordering::Acquire)).confirms(self.place()) {
                     true => self.place(),
                     false => self.place().in_frame(scope.core.near_now(scope.record, page)?),
@@ -183,7 +193,7 @@ impl Slot {
     }
 }
 
-/// Where a collection keeps a slot.
+/// Cell in which a collection keeps a slot.
 #[repr(transparent)]
 pub(crate) struct SlotCell(AtomicU64);
 
@@ -191,7 +201,7 @@ pub(crate) struct SlotCell(AtomicU64);
 unsafe impl super::Zeroed for SlotCell {}
 
 impl Core {
-    /// Calls `action` with the address of an object, near as long as that takes.
+    /// Calls `action` with the address of an object, which is near during the call.
     pub(crate) fn with_object<R>(&self, slot: Slot, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
         let inside = Inside::new(self);
         let (number, card) = slot.parts(self);
@@ -202,7 +212,7 @@ impl Core {
 }
 
 impl SlotCell {
-    /// It names nothing.
+    /// Makes a cell that names nothing.
     pub(crate) const fn nothing() -> SlotCell {
         SlotCell(AtomicU64::new(0))
     }
@@ -211,13 +221,13 @@ impl SlotCell {
         SlotCell(AtomicU64::new(slot.word()))
     }
 
-    /// The word. Acquire: who stored a slot has made its object.
+    /// Loads the word. Acquire: the thread that stored a slot has made its object.
     #[inline]
     pub(crate) fn word(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// What it names.
+    /// Loads the slot, if the cell names something.
     #[inline]
     pub(crate) fn load(&self) -> Option<Slot> {
         Slot::from_word(self.word())
@@ -229,12 +239,13 @@ impl SlotCell {
         self.0.store(word, Ordering::Release);
     }
 
-    /// Names this object, if it has named nothing until now.
+    /// Stores this slot if the cell has named nothing until now; false otherwise.
     pub(crate) fn fill(&self, slot: Slot) -> bool {
         self.0.compare_exchange(0, slot.word(), Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// The address of the object that `slot`, loaded from here, names; near as long as the scope lasts. Never renews the scope.
+    /// Returns the address of the object that `slot`, loaded from here, names. The object stays
+    /// near as long as the scope lasts. Never renews the scope.
     #[inline]
     pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
         scope.touch();
@@ -246,7 +257,7 @@ impl SlotCell {
         };
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
-        // Acquire: who brought the page has filled the frame.
+        // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
         let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
         if !found {
@@ -264,7 +275,7 @@ impl SlotCell {
         Ok(place)
     }
 
-    /// The place of an object that has a handle.
+    /// Finds the place of an object that has a handle, and brings it near.
     #[inline]
     fn find_object(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<Place, FarError> {
         let place = scope.core.find_object(scope, slot.number(), slot.place(), want, false)?;
@@ -274,22 +285,23 @@ impl SlotCell {
         Ok(place)
     }
 
-    /// The slot gets a better guess, if it is time.
+    /// Puts a better guess into the cell, if it is time.
     fn correct(&self, scope: &Scope<'_>, slot: Slot, place: Place) {
         if scope.core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
             let better = Slot::new(slot.number(), place);
-            // It fails if the slot names something else now, or somebody else has corrected it.
+            // It fails if the slot names something else now, or if another thread has corrected it.
             let _ = self.0.compare_exchange(slot.word(), better.word(), Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
 impl Scope<'_> {
-    /// Does what may need room, again if the scope has used up its share and holds nothing for anybody: then the scope is
-    /// renewed, and what `action` has seen is seen anew.
+    /// Calls `action`, and if there was no room, renews the scope and calls it again.
     ///
-    /// It holds something for somebody if an address was known before (the operation runs inside another one), or if user code in
-    /// `action` was given a reference.
+    /// The scope can be renewed if it holds nothing for anybody; otherwise this fails with
+    /// [`FarError::NearFull`]. After a renewal, `action` finds anew what it had found. The scope
+    /// holds something if an address was known before (the operation runs inside another one), or
+    /// if user code in `action` was given a reference.
     #[inline]
     pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
         let before = core::mem::ManuallyDrop::new(self.briefly());

@@ -1,4 +1,5 @@
-//! The reclaimer: a thread that runs the evictor ahead of need and tasks' errands, and sleeps while there is room.
+//! The reclaimer: a thread that runs the evictor ahead of need (like kswapd) and tasks' errands,
+//! and sleeps while there is room.
 
 use super::evictor::Outcome;
 use super::{Core, CoreAddress, SERVES};
@@ -12,24 +13,27 @@ use std::time::Instant;
 
 /// Handle on the thread.
 pub(crate) struct Reclaimer {
-    /// Somebody said that there is little room. Set without the lock, so that saying it again costs a load.
+    /// True if the thread was told that there is little room. Set without the lock, so that saying
+    /// it again costs a load.
     awake: AtomicBool,
-    /// It sleeps until somebody rings: nothing is vacant.
+    /// True if the thread sleeps without a timeout, because nothing is vacant.
     sleeps_long: AtomicBool,
     stop: AtomicBool,
-    /// Somebody who waits has rung since the last round began. Held while the thread looks whether it may sleep.
+    /// True if a waiter has rung since the last round began. Locked while the thread looks whether
+    /// it may sleep.
     rung: Mutex<bool>,
     bell: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// When nobody has rung for so long, nothing leaves: then nothing need be kept for what leaves next.
+/// Idle time after which vacancies are given back. When nobody has rung for so long, nothing
+/// leaves, so nothing need be kept for what leaves next.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Between two looks at late answers.
+/// Time between two looks at late answers.
 const LATE_LOOK: Duration = Duration::from_millis(20);
 
-/// How long to wait before trying again what did not work, at first and at most.
+/// First and longest time to wait before a failed round is tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(10));
 
 impl Reclaimer {
@@ -59,7 +63,7 @@ impl Reclaimer {
         Ok(())
     }
 
-    /// There is little room, or a reason to look.
+    /// Wakes the thread because there is little room, or another reason to look.
     #[inline]
     pub(crate) fn wake(&self) {
         if !self.awake.load(Ordering::Relaxed) {
@@ -67,7 +71,7 @@ impl Reclaimer {
         }
     }
 
-    /// The same, for one who waits: heard in any case.
+    /// Wakes the thread for a waiter: it is heard even if the thread is awake.
     #[cold]
     pub(crate) fn ring(&self) {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,11 +92,12 @@ impl Reclaimer {
         }
     }
 
-    /// There is nothing to do until somebody rings, if that is `so` and no task waits for room or has an errand.
+    /// Lets the thread sleep until it is rung, if `so` is true and no task waits for room or has an
+    /// errand.
     fn rest(&self, core: &Core, so: impl Fn(&Core) -> bool) {
         // Acquire: a task that rang before this is among those who want room.
         self.awake.swap(false, Ordering::AcqRel);
-        // Somebody who took frames since did not ring.
+        // A thread that took frames since then did not ring.
         if !so(core) || core.waiters.want_room() || core.errands.are_left() {
             self.awake.store(true, Ordering::Release);
         }
@@ -102,18 +107,19 @@ impl Reclaimer {
         self.awake.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
     }
 
-    /// Until somebody rings. When nobody has for a while, vacancies go back to the pool.
+    /// Sleeps until the bell rings. If it has not for a while, gives vacancies back to the pool.
     fn sleep(&self, core: &Core) {
         self.take_late_answers(core);
         let mut discards = true;
         while !self.doze(core, discards) {
-            // What cannot be given back now is tried again when the evictor has run.
+            // Vacancies that cannot be given back now are tried again when the evictor has run.
             discards = self.discard(core).is_ok();
         }
         self.sleeps_long.store(false, Ordering::SeqCst);
     }
 
-    /// Until somebody rings, or all is well: writes that the pool went on without may still be answered, as long as they may take.
+    /// Takes late answers until the bell rings or the pool is healthy. Writes that the pool went on
+    /// without may still be answered, as long as they may take.
     fn take_late_answers(&self, core: &Core) {
         let until = Instant::now() + core.patience * 2;
         while !self.is_called() && core.backend.health() == Health::Degraded && Instant::now() < until {
@@ -123,11 +129,12 @@ impl Reclaimer {
         }
     }
 
-    /// Waits until somebody rings; false if nobody did for a while and something is to be discarded.
+    /// Waits until the bell rings; false if it has not for a while and something is to be
+    /// discarded.
     fn doze(&self, core: &Core, discards: bool) -> bool {
         let mut guard = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.is_called() {
-            // SeqCst: who makes a vacancy counts it before it looks here.
+            // SeqCst: a thread that makes a vacancy counts it before it looks here.
             self.sleeps_long.store(discards, Ordering::SeqCst);
             if !discards || core.vacancies.count() == 0 {
                 guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -144,18 +151,20 @@ impl Reclaimer {
         true
     }
 
-    /// Gives vacancies back to the pool, a few at a time, until somebody rings.
+    /// Gives vacancies back to the pool, a few at a time, until the bell rings.
     fn discard(&self, core: &Core) -> Result<(), PoolError> {
         while !self.is_called() && core.evictor.discard_some(core)? > 0 {}
         Ok(())
     }
 
-    /// Does it sleep until somebody rings, though there may be vacancies from now on?
+    /// Checks whether the thread sleeps without a timeout, though there may be vacancies from now
+    /// on.
     pub(crate) fn sleeps_long(&self) -> bool {
         self.sleeps_long.load(Ordering::SeqCst)
     }
 
-    /// Waits for what is in the way, less long if a task rings: it waits for the end of the next round.
+    /// Waits for what is in the way, less long if a task rings: that task waits for the end of the
+    /// next round.
     fn pause(&self, most: Duration) {
         std::thread::sleep(PAUSE.0);
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,10 +191,12 @@ impl Reclaimer {
                 }
                 Ok(Outcome::Blocked(_) | Outcome::Soon | Outcome::Hot) | Err(_) => {
                     core.help_all();
-                    // What was in the way of the last round is not: it is not worth a longer wait.
+                    // The obstacle of the last round is gone: the next one is not worth a longer
+                    // wait.
                     let before = core::mem::replace(&mut left, core.evictor.left());
                     pause = if left == before { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
-                    // Whoever needs room rings again, or runs the evictor itself and gets the error.
+                    // A thread that needs room rings again, or runs the evictor itself and gets the
+                    // error.
                     self.pause(pause);
                     let gives_up = pause == PAUSE.1 && !core.frames.is_over_limit();
                     if core.frames.room() >= core.reserve().low || gives_up {

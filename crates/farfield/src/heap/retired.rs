@@ -1,8 +1,10 @@
-//! Objects that a collection has unlinked while others may still look at them: freed when no scope can.
+//! Objects that a collection has unlinked while others may still read them: freed when no scope can
+//! refer to them (epoch-based reclamation).
 //!
-//! Unlink, then note the heap's epoch *E* and add one to it. A scope of a later epoch has acquired the addition, and one that
-//! nobody sees begins after the look at the records: both find the object unlinked. So it is free when every scope is of a later epoch than
-//! *E*, by the same argument as for pages that leave (`threads`).
+//! Unlink, then note the heap's epoch *E* and add one to it. A scope of a later epoch has acquired
+//! the addition, and a scope that the look at the records does not see begins after that look: both
+//! find the object unlinked. So it is free when every scope is of a later epoch than *E*, by the
+//! same argument as for pages that leave (`threads`).
 
 use super::Core;
 use super::raw::Slot;
@@ -17,23 +19,25 @@ pub(crate) struct Retired(Mutex<Batches>);
 #[derive(Default)]
 struct Batches {
     open: Vec<Slot>,
-    /// Of `open`.
+    /// Bytes of the objects in `open`.
     bytes: usize,
     closed: VecDeque<(u64, Vec<Slot>)>,
-    /// How many [`Keep`]s there are.
+    /// Number of [`Keep`]s that exist.
     keeps: usize,
 }
 
-/// While it exists, nothing is freed that a scope which began afterwards has found: not even when that scope has ended.
+/// Guard that keeps every object which a scope that began afterwards has found, even when that
+/// scope has ended.
 #[cfg(feature = "serde")]
 pub(crate) struct Keep<'a>(&'a Retired);
 
-/// A batch is closed when it has so many objects, or bytes.
+/// Number of objects, or of bytes (below), at which a batch is closed.
 const OBJECTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 10;
 
 impl Core {
-    /// Ends an epoch: scopes of later ones see everything that the caller did before.
+    /// Ends an epoch and returns it: scopes of later ones see everything that the caller did
+    /// before.
     pub(crate) fn next_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::AcqRel)
     }
@@ -57,8 +61,8 @@ impl Retired {
         Keep(self)
     }
 
-    /// Takes over an object of so many bytes, which no slot names any more. Gives back those that nobody can look at now,
-    /// to be freed by the caller.
+    /// Takes over an object of so many bytes, which no slot names any more. Returns the objects
+    /// that no scope can look at now, to be freed by the caller.
     #[must_use]
     pub(crate) fn push(&self, core: &Core, slot: Slot, bytes: usize) -> Vec<Slot> {
         let mut batches = self.lock();
@@ -80,7 +84,7 @@ impl Retired {
         over
     }
 
-    /// All of them. The caller has the collection for itself.
+    /// Takes all objects out. The caller has the collection for itself.
     #[must_use]
     pub(crate) fn take_all(&mut self) -> Vec<Slot> {
         let batches = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));

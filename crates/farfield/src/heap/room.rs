@@ -1,4 +1,4 @@
-//! Room for what comes near: who needs frames and finds none makes some, or waits.
+//! Reclaim on demand: an access that needs frames and finds none frees some, or waits.
 
 use super::access::Want;
 use super::evictor::{Outcome, Urgency};
@@ -13,12 +13,12 @@ use farfield_core::heap::FrameId;
 use farfield_pool::PoolError;
 use std::time::Instant;
 
-/// How long a thread that waits for the evictor sleeps at most before it looks for itself.
+/// Maximum time that a thread which waits for the evictor sleeps before it looks for itself.
 const SLEEP: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// Renews the only scope of this thread, which nobody has a reference from, and waits until there is room. As when a scope begins, there
-    /// must be enough that may leave while it lasts.
+    /// Renews the only scope of this thread, from which nobody has a reference, and waits until
+    /// there is room. As when a scope begins, enough pages must be ready to leave while it lasts.
     #[cold]
     pub(crate) fn make_room(&self, record: &Record) -> Result<(), FarError> {
         self.evictor.prepare(self);
@@ -28,7 +28,8 @@ impl Core {
         Ok(())
     }
 
-    /// A scope is about to begin, and might not be able to hold what scopes may. What is cooled after it began cannot leave before it ends.
+    /// Cools pages before a scope begins that might not be able to hold as much as scopes may.
+    /// Pages that are cooled after it began cannot leave before it ends.
     #[cold]
     pub(crate) fn relieve(&self) {
         if self.frames.room() < self.frames.low() {
@@ -37,8 +38,8 @@ impl Core {
         self.evictor.prepare(self);
     }
 
-    /// Frames for a unit. Makes room if there is none: with the evictor's own hands if it is idle, because a wake-up takes
-    /// longer than a batch.
+    /// Takes frames for a unit. If there are none, frees some: the thread runs the evictor itself
+    /// if it is idle, because a wake-up takes longer than a batch.
     pub(crate) fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
         if let Some(frame) = self.take_frames_now(pages, Landing::Clean) {
             return Ok(frame);
@@ -51,7 +52,8 @@ impl Core {
         frames
     }
 
-    /// Frames for a unit that is wanted so. What is only read comes even if the pool is full.
+    /// Takes frames for a unit that is fetched for this access. Units that are only read can be
+    /// fetched even if the pool is full.
     pub(crate) fn take_wanted_frames(
         &self,
         record: &Record,
@@ -65,8 +67,11 @@ impl Core {
         }
     }
 
-    /// Frames for a unit that comes to be read, though there are none: the pool is full, so nothing that was changed can leave. What
-    /// was only read can. So the reserve is enough to read everything, a little at a time.
+    /// Takes frames for a unit that is only read, though there are none because the pool is full:
+    /// changed pages cannot leave then.
+    ///
+    /// Clean ones can. So the reserve is enough to read everything, a little at a time. Returns
+    /// `error` if that is no help either.
     pub(super) fn take_to_read(
         &self,
         record: &Record,
@@ -98,7 +103,7 @@ impl Core {
         }
     }
 
-    /// A unit takes at most half of the frames.
+    /// Fails with [`FarError::TooLarge`] if a unit takes more than half of the frames.
     pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
         if pages > self.frames.limit() / 2 {
             return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
@@ -116,7 +121,8 @@ impl Core {
                 record.renew_only(&self.epoch);
             }
             let before = place.before();
-            // One of them makes room for all. But nobody gets on before the one who holds back what is about to leave.
+            // One of the waiters makes room for all. But nobody gets on before the one whose scope
+            // holds back the pages that are about to leave.
             let holds_back = || !renewable && record.entered().is_some() && record.entered() == self.threads.oldest();
             if before > 0 && !holds_back() {
                 if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
@@ -130,9 +136,9 @@ impl Core {
             let round = self.make_frames(record, pages, &mut goal, before, is_own)?;
             match round {
                 Round::Got(frame) => return Ok(frame),
-                // It does not end before we return.
+                // The scope does not end before we return.
                 Round::OwnScope => return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull),
-                // They may wait for what this thread holds.
+                // The others may wait for what this thread holds.
                 Round::Blocked if patience.is_long() => {
                     if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
                         return Ok(frame);
@@ -140,10 +146,10 @@ impl Core {
                 }
                 _ => {}
             }
-            // What has arrived can leave again.
+            // Pages that have arrived can leave again.
             self.help(record, None);
             if round == Round::Busy {
-                // Whoever is at it rings when it has stopped.
+                // The thread that runs the evictor rings when it has stopped.
                 let enough = || self.frames.spare() >= goal + before || self.evictor.is_idle();
                 patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
             } else {
@@ -152,7 +158,8 @@ impl Core {
         }
     }
 
-    /// Runs the evictor, unless somebody else is at it, for a thread whose scopes hold back no more than they must.
+    /// Runs the evictor, unless another thread does, for a thread that first renews scopes which
+    /// hold back more than they must.
     fn run_evictor(&self, record: &Record, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
         record.renew_some_idle(&self.epoch);
         let outcome = self.evictor.try_run(self, goal, urgency);
@@ -161,14 +168,15 @@ impl Core {
         if helps { self.evictor.try_run(self, goal, urgency) } else { outcome }
     }
 
-    /// How many frames are to be free for those who wait for so many. No more than a batch, so that it does not take long: the rest
-    /// is the reclaimer's.
+    /// Returns how many frames must be free for a waiter that needs `pages`: those and the reserve.
+    /// No more, so that it does not take long: the rest is the reclaimer's.
     pub(super) fn first_goal(&self, pages: u32) -> u32 {
         self.frames.reserve() + pages
     }
 
-    /// One round of a thread or task that waits for frames behind others: makes room with its own hands, if nobody else is at it.
-    /// `is_own`: are its own scopes what this epoch's batch waits for?
+    /// Runs one round of a thread or task that waits for frames behind others: runs the evictor, if
+    /// no other thread does. `is_own` tells whether the batch of an epoch waits for the waiter's
+    /// own scopes.
     pub(super) fn make_frames(
         &self,
         record: &Record,
@@ -177,12 +185,13 @@ impl Core {
         before: u32,
         is_own: impl Fn(u64) -> bool,
     ) -> Result<Round, FarError> {
-        // The reserve grows with the limit, also while somebody waits.
+        // The reserve grows with the limit, also while a thread waits.
         *goal = (*goal).max(self.first_goal(pages));
-        // As much as it may take when something is left for those before; else it would not see what is in the way.
+        // The goal includes the frames of those that came before; else it would not see what is in
+        // the way.
         let mut outcome = self.run_evictor(record, *goal + before, Urgency::Demand);
         if matches!(outcome, Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch)) {
-            // Nobody else gets on before it does, so it is not behind them.
+            // Nobody else gets on before this waiter does, so it is not behind the others.
             outcome = self.evictor.try_run(self, *goal, Urgency::Last);
             if let Some(frame) = self.frames.take(pages, Purse::Open) {
                 return Ok(Round::Got(frame));
@@ -192,7 +201,7 @@ impl Core {
             return Ok(Round::Got(frame));
         }
         self.evictor.try_close(self);
-        // Where there is no annex, free frames need not be neighbours: each round frees more.
+        // Where there is no annex, free frames need not be contiguous: each round frees more.
         if pages > 1 && self.frames.spare() >= *goal {
             *goal = (*goal + *goal / 2).min(self.frames.limit());
         }
@@ -206,17 +215,17 @@ impl Core {
     }
 }
 
-/// What one round of making room came to.
+/// Outcome of one round of making room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Round {
     Got(FrameId),
-    /// All that could leave waits for scopes of others.
+    /// Failed: all that could leave waits for scopes of others.
     Blocked,
-    /// It waits for scopes of whoever needs the frames.
+    /// Failed: all that could leave waits for scopes of the waiter itself.
     OwnScope,
-    /// Nothing yet.
+    /// No frames yet; a later round may get some.
     Tried,
-    /// Somebody else is at it.
+    /// Skipped: another thread runs the evictor.
     Busy,
 }
 
@@ -369,8 +378,8 @@ mod tests {
         heap.verify();
     }
 
-    /// Scopes that hold a quarter of near memory together, of more threads than there are processors: none of them lasts longer than the others
-    /// need for what may be had meanwhile.
+    /// Scopes that hold a quarter of near memory together, of more threads than there are
+    /// processors: none of them lasts longer than the others need for what may be had meanwhile.
     #[test]
     fn many_threads_hold_a_quarter_together() {
         const THREADS: u64 = 64;

@@ -1,4 +1,5 @@
-//! Runs of units: far space for collections, which find their elements by number and so need no slots.
+//! Runs of units: far space for collections, which find their elements by number and so need no
+//! slots.
 
 use super::access::Want;
 use super::objects::{Inside, unreference_if};
@@ -11,15 +12,17 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_core::policy::prefetch::Arrival;
 
 impl Scope<'_> {
-    /// Where the unit that begins at this page (of all heaps' pages) is, if it is near and needs no mark. It stays there as long as
-    /// the scope lasts, or until it is renewed; so the caller marks the scope as used, or holds it, before a reference, or a second
-    /// call, relies on the first.
+    /// Returns the address of the unit that begins at this page (of all heaps' pages), if it is
+    /// near and needs no mark.
+    ///
+    /// The unit stays there as long as the scope lasts, or until it is renewed. So the caller marks
+    /// the scope as used, or holds it, before a reference, or a second call, relies on the first.
     #[inline]
     pub(crate) fn near_unit(&self, page: u32, want: Want) -> Option<*mut u8> {
         let page = self.number(page)?;
         // SAFETY: `page` is below `self.pages`, the length of the table.
         let word = unsafe { &*self.words.add(page as usize) };
-        // Acquire: who brought the page has filled the frame.
+        // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
         let FrameId(frame) = if want == Want::Read { word.near() } else { word.near_dirty() }?;
         self.touch();
@@ -27,7 +30,7 @@ impl Scope<'_> {
         Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
     }
 
-    /// The same for a unit that has to be brought, or made.
+    /// Brings a unit near, or makes it, and returns its address.
     pub(crate) fn bring_unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
         let Some(page) = self.number(page) else { return Err(FarError::OtherHeap) };
         let frame = self.core.bring(self.record, page, want, self.is_renewable())?;
@@ -35,7 +38,7 @@ impl Scope<'_> {
         Ok(self.core.frames.address(frame))
     }
 
-    /// If this unit has not come, or came ahead of need and was not used since: how it is found now.
+    /// Returns how a unit is found that is not near, or that was prefetched and not used since.
     pub(crate) fn arrival(&self, page: u32) -> Option<Arrival> {
         let word = FrameWord(self.core.words[self.number(page)?].load(Ordering::Relaxed));
         match word.state() {
@@ -45,8 +48,8 @@ impl Scope<'_> {
         }
     }
 
-    /// Would this unit not be near, or not stay, without the use to come? It is far, on its way, about to leave, or came ahead of need and
-    /// was not used since.
+    /// Checks whether this unit would not be near, or not stay, without the use to come. It is far,
+    /// on its way, about to leave, or was prefetched and not used since.
     pub(crate) fn is_new(&self, page: u32) -> bool {
         self.number(page).is_some_and(|page| {
             let word = FrameWord(self.core.words[page].load(Ordering::Relaxed));
@@ -54,17 +57,18 @@ impl Scope<'_> {
         })
     }
 
-    /// These units leave before others. No matter if they are far.
+    /// Marks these units to be evicted before others. Units that are far are skipped.
     pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
         self.core.leave_first(pages.filter_map(|page| self.number(page)));
     }
 
-    /// Begins to bring these units, and does not wait.
+    /// Starts to fetch these units without waiting. Returns how many.
     pub(crate) fn prefetch(&self, pages: impl Iterator<Item = u32>) -> usize {
         self.core.prefetch(self.record, pages.filter_map(|page| self.number(page))) as usize
     }
 
-    /// How many units of one page, from this page on and at most `most`, are near side by side. The first is at `address`.
+    /// Returns how many units of one page, from this page on and at most `most`, are near in
+    /// contiguous frames. The first is at `address`.
     #[inline]
     pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, want: Want) -> usize {
         let first = page - self.first_page;
@@ -80,8 +84,8 @@ impl Scope<'_> {
 }
 
 impl Core {
-    /// Far space for so many units of so many pages; its first page, among all heaps' pages. It keeps the heap until
-    /// [`free_run`].
+    /// Takes far space for `units` units of `unit_pages` pages each. Returns its first page, among
+    /// all heaps' pages. The run keeps the heap until [`free_run`].
     pub(crate) fn take_run(&self, units: usize, unit_pages: u32) -> Result<u32, FarError> {
         let units = u32::try_from(units).map_err(|_| FarError::FarFull)?;
         let page = self.segments.take_run(units, unit_pages)?;
@@ -90,22 +94,23 @@ impl Core {
         Ok(self.first_page + page)
     }
 
-    /// Units of a run, one after the other, that hold nothing any more: their frames are free, their far copies given back.
-    /// They were made, or are of one page; nobody refers to them.
+    /// Releases units of a run, one after the other, that hold nothing any more: their frames
+    /// become free, and their far copies are given back. They were made, or are of one page; nobody
+    /// refers to them.
     pub(crate) fn release_units(&self, page: u32, units: usize, unit_pages: u32) {
         for unit in 0..units as u32 {
             self.release(Unit { page: page - self.first_page + unit * unit_pages, pages: unit_pages });
         }
     }
 
-    /// Calls `action` with the address of a unit that was made, near as long as that takes.
+    /// Calls `action` with the address of a unit that was made, which is near during the call.
     pub(crate) fn with_unit<R>(&self, page: u32, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
         let inside = Inside::new(self);
         let frame = self.bring(inside.record, page - self.first_page, Want::Read, inside.is_outermost())?;
         Ok(action(self.frames.address(frame)))
     }
 
-    /// Values whose destructor will not run.
+    /// Counts values whose destructor will not run.
     pub(crate) fn lose_values(&self, count: usize) {
         let counter = &self.record().counters.lost_values;
         counter.store(counter.load(Ordering::Relaxed) + count as u64, Ordering::Relaxed);
@@ -113,33 +118,37 @@ impl Core {
 }
 
 impl Core {
-    /// No write of what was in pages that are [claimed](Core::claim) is on its way to the pool any more.
+    /// Waits until no write of what was in pages that are [claimed](Core::claim) is on its way to
+    /// the pool.
     pub(crate) fn await_writes(&self) {
-        // Whoever runs the evictor waits for the end of its writes.
+        // The thread that runs the evictor waits for the end of its writes.
         self.evictor.paused(|| ());
     }
 
-    /// A claimed page was written at the pool, and is far. What its bytes are only the pool knows until they come near.
+    /// Makes a claimed page Far that was written at the pool. Only the pool knows its bytes until
+    /// they come near.
     pub(crate) fn born_far(&self, page: u32) {
         self.checksums.forget(page);
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.written_there().0, Ordering::Release);
     }
 
-    /// A claimed page may have been written at the pool, by somebody who has ended; it is Empty.
+    /// Makes a claimed page Empty that may have been written at the pool, by a writer that has
+    /// ended.
     pub(crate) fn unborn(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.unwanted_there().0, Ordering::Release);
         self.vacate(true);
     }
 
-    /// Somebody may still write a claimed page at the pool: it is nobody's from now on, and its run is [lost](lose_run).
+    /// Gives up a claimed page that a writer at the pool may still write. It has no owner from now
+    /// on, and its run is [lost](lose_run).
     pub(crate) fn forsake(&self, page: u32) {
         self.words[page].store(FrameWord::EMPTY.0, Ordering::Release);
     }
 }
 
-/// Gives the reference of a run up, whose far addresses are never used again.
+/// Gives up the reference of a run whose far addresses are never used again.
 ///
 /// # Safety
 /// As for [`free_run`].
@@ -153,11 +162,11 @@ pub(crate) unsafe fn lose_run(core: *const Core, page: u32) {
     unsafe { unreference_if(core, true) };
 }
 
-/// Gives a run back, all units of which are released.
+/// Gives back a run all of whose units are released.
 ///
 /// # Safety
-/// `page` came from [`Core::take_run`] of this heap and was not given back; the caller uses neither run nor heap afterwards,
-/// unless it has another reference.
+/// `page` came from [`Core::take_run`] of this heap and was not given back; the caller uses neither
+/// run nor heap afterwards, unless it has another reference.
 pub(crate) unsafe fn free_run(core: *const Core, page: u32) {
     {
         // SAFETY: the run keeps the heap until its reference is given up below.

@@ -1,13 +1,16 @@
-//! Scopes: how long a reference into the heap is good.
+//! Scopes: how long a reference into the heap is valid.
 
 use super::scopes::Open;
 use super::{Core, Record};
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 
-/// The time in which values that were dereferenced stay near, and where they are. Belongs to the thread that entered it.
+/// Guard that keeps dereferenced values near and in place (epoch-based reclamation).
 ///
-/// A scope that is forgotten (`mem::forget`) never ends: what is near stays near, and the heap's memory is never freed.
+/// Like a `Guard` of crossbeam-epoch, it belongs to the thread that entered it.
+///
+/// A scope that is forgotten (`mem::forget`) never ends: what is near stays near, and the heap's
+/// memory is never freed.
 ///
 /// References cannot outlive it:
 ///
@@ -49,7 +52,7 @@ pub struct Scope<'heap> {
     pub(crate) core: &'heap Core,
     pub(crate) record: &'heap Record,
     pub(crate) open: &'heap Open,
-    /// Not `Send`: its record belongs to this thread.
+    /// Marker that makes this not `Send`: its record belongs to this thread.
     stays: PhantomData<*mut ()>,
 }
 
@@ -73,24 +76,28 @@ impl<'heap> Scope<'heap> {
         }
     }
 
-    /// Ends this scope and begins it again: all references from it end here. Cheaper than a new scope, and enough to let
-    /// pages leave, unless this thread has older scopes open in the heap; then it says so by `false`.
+    /// Ends this scope and begins it again: all references from it end here.
+    ///
+    /// Cheaper than a new scope, and enough to let pages leave, unless this thread has older scopes
+    /// open in the heap. Then it returns false.
     pub fn renew(&mut self) -> bool {
         self.record.renew(&self.core.epoch, self.open);
         self.record.entered() == Some(self.open.began())
     }
 
-    /// A reference from this scope exists from now on.
+    /// Notes that a reference from this scope exists from now on.
     #[inline]
     pub(crate) fn mark_used(&self) {
         self.open.used.set(true);
     }
 
-    /// No address in the heap that this scope keeps valid is known to anybody: neither a reference, nor an operation that is not over,
-    /// whose user code may have come back to the same scope. So nothing is lost if it begins anew, and it is the thread's only one.
+    /// Checks whether the scope can be renewed unnoticed: it is the thread's only one, and keeps no
+    /// address valid that anybody knows.
     ///
-    /// Whatever gives an address out says so first ([`Scope::touch`] or [`Scope::mark_used`]), so no code that runs inside an operation
-    /// (`Eq` of a key, a closure, a destructor) can end what the operation has found.
+    /// Such an address may be in a reference, or in an operation that is not over, whose user code
+    /// may have come back to the same scope. Code that gives an address out calls [`Scope::touch`]
+    /// or [`Scope::mark_used`] first. So no code that runs inside an operation (`Eq` of a key, a
+    /// closure, a destructor) can end what the operation has found.
     pub(crate) fn is_renewable(&self) -> bool {
         self.knows_nothing() && self.record.is_single()
     }
@@ -100,21 +107,23 @@ impl<'heap> Scope<'heap> {
         !self.open.is_used() && !self.open.touched.get()
     }
 
-    /// An address is given out, which is good as long as the scope lasts.
+    /// Notes that an address is given out, which is valid as long as the scope lasts.
     #[inline]
     pub(crate) fn touch(&self) {
         self.open.touched.set(true);
     }
 
-    /// For an operation that gives no reference out: when the guard goes, the addresses that it has found are forgotten, unless
-    /// somebody else had some before, or has been given a reference meanwhile.
+    /// Makes a guard for an operation that gives no reference out. When the guard is dropped, the
+    /// addresses that the operation has found are forgotten.
+    ///
+    /// They are not if an address was known before, or a reference has been given out meanwhile.
     #[inline]
     pub(crate) fn briefly(&self) -> Brief<'_> {
         Brief { scope: self, is_outermost: self.knows_nothing() }
     }
 
-    /// Until the guard goes, what is brought near with this scope stays, as if references had been given out. For operations that
-    /// need several places at a time.
+    /// Makes a guard for an operation that needs several places at a time. Until it is dropped,
+    /// pages that are brought near with this scope stay, as if references had been given out.
     pub(crate) fn hold(&self) -> Hold<'_> {
         if self.is_renewable() {
             self.record.renew(&self.core.epoch, self.open);
@@ -124,8 +133,8 @@ impl<'heap> Scope<'heap> {
         Hold { holds: Holds(self), brief }
     }
 
-    /// The addresses that an operation has found are forgotten, if it was [the outermost](Brief) and nobody has been given a reference.
-    /// True if the scope can begin anew.
+    /// Forgets the addresses that an operation has found, if it was [the outermost](Brief) and
+    /// nobody has been given a reference. True if the scope can be renewed.
     #[inline]
     pub(crate) fn forget(&self, brief: &Brief<'_>) -> bool {
         let forgets = brief.is_outermost && !self.open.is_used();
@@ -135,7 +144,8 @@ impl<'heap> Scope<'heap> {
         forgets && self.record.is_single()
     }
 
-    /// Is it a scope of the heap that this page belongs to? Its number within the heap.
+    /// Returns the number within the heap of a page among those of all heaps; `None` if it belongs
+    /// to another heap.
     #[inline]
     pub(crate) fn number(&self, page: u32) -> Option<u32> {
         let page = page.wrapping_sub(self.first_page);
@@ -143,10 +153,10 @@ impl<'heap> Scope<'heap> {
     }
 }
 
-/// See [`Scope::briefly`].
+/// Guard of an operation that gives no reference out, made by [`Scope::briefly`].
 pub(crate) struct Brief<'a> {
     scope: &'a Scope<'a>,
-    /// Nobody knew an address when it began.
+    /// True if nobody knew an address from the scope when the operation began.
     is_outermost: bool,
 }
 
@@ -159,14 +169,14 @@ impl Drop for Brief<'_> {
     }
 }
 
-/// See [`Scope::hold`].
+/// Guard of an operation that needs several places at a time, made by [`Scope::hold`].
 pub(crate) struct Hold<'a> {
-    // Dropped in this order: what was found is forgotten when nobody holds it any more.
+    // Fields are dropped in this order: an address is forgotten when nobody holds it any more.
     holds: Holds<'a>,
     brief: Brief<'a>,
 }
 
-/// Counted in its scope.
+/// Part of a [`Hold`] that its scope counts.
 struct Holds<'a>(&'a Scope<'a>);
 
 impl Drop for Holds<'_> {
@@ -177,7 +187,7 @@ impl Drop for Holds<'_> {
 }
 
 impl Hold<'_> {
-    /// Nobody else has an address from the scope.
+    /// Checks whether nobody else has an address from the scope.
     pub(crate) fn is_only(&self) -> bool {
         let open = self.holds.0.open;
         self.brief.is_outermost && !open.used.get() && open.holds.get() == 1

@@ -1,55 +1,56 @@
 //! The open scopes of one thread, and when each began.
 //!
-//! Most threads have one at a time, which costs two stores; others are in a table.
+//! Most threads have one at a time, which costs two stores; further ones are in a table.
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 
-/// An open scope.
+/// State of an open scope.
 pub(crate) struct Open {
-    /// When it began.
+    /// Epoch in which the scope began.
     epoch: Cell<u64>,
-    /// It has given out references.
+    /// True if the scope has given out references.
     pub(crate) used: Cell<bool>,
-    /// It has given out an address, perhaps to an operation that is not over. As long as it has not, it can begin anew at any moment,
-    /// and nobody notices.
+    /// True if the scope has given out an address, perhaps to an operation that is not over. Until
+    /// then it can be renewed at any moment, and nobody notices.
     pub(crate) touched: Cell<bool>,
-    /// Operations that need several places at a time, and keep what they have found.
+    /// Number of operations that need several places at a time, and keep what they have found.
     pub(crate) holds: Cell<u32>,
     is_open: Cell<bool>,
-    /// Pages that are under way for it: when they land, they shall stay until it has seen them.
+    /// Number of pages that are under way for the scope: when they land, they stay until it has
+    /// seen them.
     pub(crate) awaited: Cell<u32>,
-    /// Tasks that hold it and wait for room.
+    /// Number of tasks that hold the scope and wait for room.
     hungry: Cell<u32>,
-    /// Its place in the table.
+    /// Index of the scope in the table; `NONE` for the first one.
     number: u32,
-    /// Those that began before and after it, while it is open.
+    /// Neighbours in the list of open scopes: those that began before and after this one.
     older: Cell<u32>,
     younger: Cell<u32>,
 }
 
-/// No place in the table.
+/// Index that stands for no entry of the table.
 const NONE: u32 = u32::MAX;
 
-/// All of them.
+/// All scopes of a thread.
 pub(crate) struct Scopes {
     first: Open,
-    /// Those in the table that are open.
+    /// Number of open scopes in the table.
     more: Cell<u32>,
-    /// Open ones of tasks that wait for room.
+    /// Number of open scopes of tasks that wait for room.
     hungry: Cell<u32>,
     table: RefCell<Table>,
-    /// Scopes that were looked at, for whoever counts the work.
+    /// Number of scopes that were looked at, for tests that count the work.
     #[cfg(test)]
     pub(crate) looks: Cell<u64>,
 }
 
 struct Table {
-    /// Each stays where it is as long as this exists.
+    /// Entries of the table; each stays where it is as long as the table exists.
     #[expect(clippy::vec_box, reason = "scopes know their addresses")]
     all: Vec<Box<Open>>,
     free: Vec<u32>,
-    /// Those that are open are a list, in the order in which they began.
+    /// Ends of the list of open scopes, which is in the order in which they began.
     oldest: u32,
     youngest: u32,
 }
@@ -74,17 +75,17 @@ impl Open {
         self.epoch.get()
     }
 
-    /// Something would be lost if it began anew.
+    /// Checks whether renewing the scope would lose something.
     pub(crate) fn keeps(&self) -> bool {
         self.is_open.get() && (self.is_used() || self.touched.get() || self.awaited.get() > 0)
     }
 
-    /// References were given out, or an operation keeps what it has found.
+    /// Checks whether references were given out, or an operation keeps what it has found.
     pub(crate) fn is_used(&self) -> bool {
         self.used.get() || self.holds.get() > 0
     }
 
-    /// Does a task that holds it wait for room?
+    /// Checks whether a task that holds the scope waits for room.
     pub(crate) fn is_hungry(&self) -> bool {
         self.hungry.get() > 0
     }
@@ -130,7 +131,7 @@ impl Scopes {
         self.more.get() + u32::from(self.first.is_open.get())
     }
 
-    /// One more. Epochs never go back.
+    /// Opens a scope in this epoch. Epochs never go back.
     #[inline]
     pub(crate) fn enter(&self, epoch: u64) -> &Open {
         if self.first.is_open.get() {
@@ -161,12 +162,12 @@ impl Scopes {
         unsafe { open.as_ref() }
     }
 
-    /// One less; the epoch of the oldest that is left.
+    /// Closes a scope. Returns the epoch of the oldest that is left.
     #[inline]
     pub(crate) fn leave(&self, open: &Open) -> Option<u64> {
         open.close();
         if open.is_hungry() {
-            // Its task was forgotten.
+            // The task was forgotten (`mem::forget`).
             open.hungry.set(0);
             self.hungry.set(self.hungry.get() - 1);
         }
@@ -179,7 +180,7 @@ impl Scopes {
         self.oldest()
     }
 
-    /// It begins anew; the epoch of the oldest.
+    /// Renews a scope. Returns the epoch of the oldest.
     pub(crate) fn renew(&self, open: &Open, epoch: u64) -> u64 {
         open.used.set(false);
         open.touched.set(false);
@@ -196,8 +197,8 @@ impl Scopes {
         }
     }
 
-    /// Those that keep nothing near begin anew, from the oldest on up to one that keeps something: younger ones are in nobody's way before it
-    /// ends. The epoch of the oldest.
+    /// Renews the scopes that keep nothing near, from the oldest on up to one that keeps something.
+    /// Younger ones are in nobody's way before that one ends. Returns the epoch of the oldest.
     pub(crate) fn renew_idle(&self, epoch: u64) -> Option<u64> {
         let mut end = epoch;
         if self.first.keeps() {
@@ -215,7 +216,7 @@ impl Scopes {
         self.oldest()
     }
 
-    /// Is one open that began in this epoch or before, keeps pages near and fits?
+    /// Checks whether an open scope began in this epoch or before, keeps pages near, and `fits`.
     pub(crate) fn any_keeps(&self, epoch: u64, fits: impl Fn(&Open) -> bool) -> bool {
         let keeps = |open: &Open| {
             self.count_look();
@@ -225,12 +226,13 @@ impl Scopes {
         keeps(&self.first) || table.take_while(|open| open.epoch.get() <= epoch).any(keeps)
     }
 
-    /// The same for those of which no task waits for room.
+    /// Checks whether an open scope of which no task waits for room began in this epoch or before
+    /// and keeps pages near.
     pub(crate) fn any_keeps_and_goes_on(&self, epoch: u64) -> bool {
         self.hungry.get() < self.len() && self.any_keeps(epoch, |open| !open.is_hungry())
     }
 
-    /// A task that holds it waits for room, or does so no more.
+    /// Counts a task that holds the scope and begins (`is`) or stops to wait for room.
     pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
         let before = open.hungry.get();
         open.hungry.set(if is { before + 1 } else { before - 1 });
@@ -241,8 +243,9 @@ impl Scopes {
         }
     }
 
-    /// Renews the only one that is open, unless it has given out references: what wakes tasks while their thread waits for room is
-    /// code of users, too. The epoch of the oldest.
+    /// Renews the only open scope, unless it has given out references. Those may exist because code
+    /// that wakes tasks while their thread waits for room is code of users, too. Returns the epoch
+    /// of the oldest.
     pub(crate) fn renew_only(&self, epoch: u64) -> Option<u64> {
         if self.len() == 1 {
             let only = if self.first.is_open.get() { Some(&self.first) } else { self.next(None) };
@@ -251,7 +254,7 @@ impl Scopes {
         self.oldest()
     }
 
-    /// The next younger one of the table; without one, its oldest.
+    /// Returns the next younger scope of the table; without `open`, its oldest.
     fn next(&self, open: Option<&Open>) -> Option<&Open> {
         let number = if self.more.get() == 0 {
             NONE

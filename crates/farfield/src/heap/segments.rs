@@ -1,8 +1,9 @@
-//! Which far addresses are in use: segments of one size class each, with a bit per object.
+//! Which far addresses are in use: segments of one size class each, with a bit per object (slab
+//! allocation).
 //!
-//! A thread fills one segment per class, from low addresses to high, so what is made together lies together; holes of
-//! objects that are gone are used again. A segment is *owned* by the thread that fills it, *listed* when somebody may take it
-//! over, *full*, or *free*.
+//! A thread fills one segment per class, from low addresses to high, so what is made together lies
+//! together; places of objects that are gone are used again. A segment is *owned* by the thread
+//! that fills it, *listed* when any thread may take it over, *full*, or *free*.
 
 use super::memory::{Table, Zeroed};
 use crate::error::{BuildError, FarError};
@@ -14,15 +15,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A segment's number: its first page divided by [`SEGMENT_PAGES`].
 pub(crate) type SegmentId = u32;
 
-/// What one segment is used for.
+/// Metadata of one segment.
 pub(crate) struct Segment {
-    /// One bit per object, set while it lives.
+    /// Bitmap with one bit per object, set while it lives.
     bits: AtomicPtr<AtomicU64>,
-    /// Objects that live.
+    /// Number of objects that live.
     live: AtomicU32,
-    /// Of a run: its pages. Of a segment inside one: the number of its first segment.
+    /// For a run, the number of its pages; for a segment inside one, the number of its first
+    /// segment.
     extra: AtomicU32,
-    /// Of a run: the pages that come and go together.
+    /// For a run, the number of pages of each of its units.
     unit: AtomicU32,
     /// FREE, RUN, INSIDE, LOG, or CLASS plus a class's index.
     kind: AtomicU8,
@@ -44,7 +46,7 @@ const OWNED: u8 = 1;
 const LISTED: u8 = 2;
 const FULL: u8 = 3;
 
-/// What a segment costs beside its bits.
+/// Bytes that a segment costs beside its bits.
 pub(crate) const SEGMENT_HEAD_BYTES: usize = size_of::<Segment>();
 
 /// All segments of a heap.
@@ -52,30 +54,31 @@ pub(crate) struct Segments {
     heads: Table<Segment>,
     free: Mutex<Runs>,
     partial: [Mutex<BTreeSet<SegmentId>>; Class::COUNT],
-    /// Segments below this were used.
+    /// End of the segments that were ever used.
     high: AtomicU32,
     bit_bytes: AtomicU64,
-    /// New values have segments below this only: the tables of more would not fit into near memory.
+    /// End of the segments that new values may use: the tables of more would not fit into near
+    /// memory.
     end: AtomicU32,
     /// Bytes of tables that a segment takes, here and elsewhere.
     cost: u64,
 }
 
-/// Pages that come and go together.
+/// Unit of transfer: pages that are fetched and evicted together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Unit {
-    /// The first.
+    /// First page.
     pub(crate) page: u32,
-    /// How many.
+    /// Number of pages.
     pub(crate) pages: u32,
 }
 
-/// What became of a segment when an object in it was freed.
+/// Consequence for a segment when an object in it was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// It is still in use, or its owner will use it again.
+    /// Segment that is still in use, or that its owner will use again.
     Stays,
-    /// The caller must release its pages, then call [`Segments::give_back`].
+    /// Segment whose pages the caller must release before it calls [`Segments::give_back`].
     Release,
 }
 
@@ -88,7 +91,7 @@ fn words(class: Class) -> usize {
 }
 
 impl Segments {
-    /// For so many pages, of which each takes so many bytes of tables elsewhere.
+    /// Makes the table for so many pages, each of which takes `bytes_per_page` of tables elsewhere.
     pub(crate) fn new(pages: u32, bytes_per_page: usize) -> Result<Segments, BuildError> {
         let count = pages / SEGMENT_PAGES;
         let mut free = Runs::new();
@@ -116,30 +119,31 @@ impl Segments {
         Ok(first)
     }
 
-    /// The same for new values.
+    /// Takes `count` free segments for new values.
     fn take(&self, count: u32) -> Result<SegmentId, FarError> {
         self.take_below(self.end.load(Ordering::Relaxed), count)
     }
 
-    /// There is room for so many bytes of tables more.
+    /// Bounds new values to segments for whose tables there is room, in `bytes` more of near
+    /// memory.
     pub(crate) fn bound(&self, bytes: u64) {
         let more = u32::try_from(bytes / self.cost).unwrap_or(u32::MAX);
         let end = self.high.load(Ordering::Relaxed).saturating_add(more);
         self.end.store(end, Ordering::Relaxed);
     }
 
-    /// Pages below this were used.
+    /// Returns the end of the pages that were ever used.
     pub(crate) fn high_page(&self) -> u32 {
         self.high.load(Ordering::Relaxed) * SEGMENT_PAGES
     }
 
-    /// Near memory that the tables here cost.
+    /// Returns the bytes of near memory that the tables here cost.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.high.load(Ordering::Relaxed)) * SEGMENT_HEAD_BYTES as u64
             + self.bit_bytes.load(Ordering::Relaxed)
     }
 
-    /// A segment with room for this class, owned by the caller from now on.
+    /// Returns a segment with room for this class, owned by the caller from now on.
     pub(crate) fn own(&self, class: Class) -> Result<SegmentId, FarError> {
         let partial = &self.partial[class.index()];
         if let Some(id) = lock(partial).pop_first() {
@@ -157,20 +161,21 @@ impl Segments {
         Ok(id)
     }
 
-    /// Bits of a segment of this class.
+    /// Returns the bitmap of a segment of this class.
     ///
     /// # Safety
     /// The segment is in use for the class and stays so during `'a`: the caller owns it, or one of its objects, or one
     /// of its pages.
     unsafe fn bits<'a>(&self, id: SegmentId, class: Class) -> &'a [AtomicU64] {
         let bits = self.heads[id].bits.load(Ordering::Relaxed);
-        // SAFETY: `own` stored a boxed slice of this length before it published the kind; `give_back` frees it only when
-        // nobody owns anything of the segment, which the caller rules out.
+        // SAFETY: `own` stored a boxed slice of this length before it published the kind;
+        // `give_back` frees it only when nobody owns anything of the segment, which the caller
+        // rules out.
         unsafe { core::slice::from_raw_parts(bits, words(class)) }
     }
 
-    /// Takes a free object of a segment that the caller owns, and says whether it is the only one there. `None` if there is
-    /// no room: then the segment is not owned any more.
+    /// Takes a free object of a segment that the caller owns, and says whether it is the only one
+    /// there. `None` if there is no room: then the segment is not owned any more.
     pub(crate) fn take_object(&self, id: SegmentId, class: Class) -> Option<(u32, bool)> {
         let head = &self.heads[id];
         loop {
@@ -182,12 +187,14 @@ impl Segments {
                 if value == u64::MAX || object >= class.per_segment() {
                     continue;
                 }
-                // Only the owner sets bits, so the bit is still free. Acquire: what the last user of the place did is over.
+                // Only the owner sets bits, so the bit is still free. Acquire: what the last user
+                // of the place did is over.
                 word.fetch_or(1 << (object % 64), Ordering::Acquire);
                 return Some((object, head.live.fetch_add(1, Ordering::SeqCst) == 0));
             }
             head.status.store(FULL, Ordering::SeqCst);
-            // Whoever freed an object before that did not see FULL, and leaves the segment to us.
+            // A thread that freed an object before that did not see FULL, and leaves the segment to
+            // us.
             let has_room = head.live.load(Ordering::SeqCst) < class.per_segment();
             if !has_room || head.status.compare_exchange(FULL, OWNED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                 return None;
@@ -195,7 +202,8 @@ impl Segments {
         }
     }
 
-    /// The owner of a segment leaves it to others: who takes it over if there is room in it, else who frees an object of it.
+    /// Gives up the ownership of a segment. A thread can take it over if there is room in it, else
+    /// when an object of it is freed.
     pub(crate) fn disown(&self, id: SegmentId, class: Class) -> Freed {
         let head = &self.heads[id];
         head.status.store(FULL, Ordering::SeqCst);
@@ -218,12 +226,13 @@ impl Segments {
         Freed::Stays
     }
 
-    /// The owner of a segment gives it up although it has room, because a page of it cannot be had: nobody fills it until an object in it
-    /// is freed.
+    /// Gives up the ownership of a segment that has room, because a page of it is lost. No thread
+    /// fills it until an object in it is freed.
     pub(crate) fn shelve(&self, id: SegmentId, class: Class) -> Freed {
         let head = &self.heads[id];
         head.status.store(FULL, Ordering::SeqCst);
-        // Whoever freed the last object before that did not see FULL, and leaves the segment to us.
+        // A thread that freed the last object before that did not see FULL, and leaves the segment
+        // to us.
         let is_empty = head.live.load(Ordering::SeqCst) == 0;
         if is_empty && head.status.compare_exchange(FULL, OWNED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return self.list(id, class);
@@ -231,7 +240,8 @@ impl Segments {
         Freed::Stays
     }
 
-    /// Room for so many units of so many pages each; its first page. The caller owns all of it.
+    /// Takes a run of `units` units of `unit_pages` pages each, and returns its first page. The
+    /// caller owns all of it.
     pub(crate) fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
         let pages = units.checked_mul(unit_pages).ok_or(FarError::FarFull)?;
         let count = pages.div_ceil(SEGMENT_PAGES);
@@ -247,21 +257,22 @@ impl Segments {
         Ok(first * SEGMENT_PAGES)
     }
 
-    /// A segment of log pages; its first page. It is never anything else again.
+    /// Takes a segment of log pages, and returns its first page. It is never anything else again.
     ///
-    /// Also beyond what has room for tables: what is far must come near wherever it goes.
+    /// It may lie beyond what has room for tables: far data must be able to come near wherever it
+    /// goes.
     pub(crate) fn take_log(&self) -> Result<u32, FarError> {
         let id = self.take_below(u32::MAX, 1)?;
         self.heads[id].kind.store(LOG, Ordering::Release);
         Ok(id * SEGMENT_PAGES)
     }
 
-    /// Is it a log page?
+    /// Checks whether this is a log page.
     pub(crate) fn is_log(&self, page: u32) -> bool {
         self.heads[page / SEGMENT_PAGES].kind.load(Ordering::Acquire) == LOG
     }
 
-    /// The unit to which a page belongs; `None` if it is not in use.
+    /// Returns the unit to which a page belongs; `None` if the page is not in use.
     pub(crate) fn unit_of(&self, page: u32) -> Option<Unit> {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
@@ -285,12 +296,13 @@ impl Segments {
         (within < head.extra.load(Ordering::Relaxed)).then(|| Unit { page: start + within / pages * pages, pages })
     }
 
-    /// Does an object live in this unit? The caller owns the unit, so that its segment stays what it is.
+    /// Checks whether an object lives in this unit. The caller owns the unit, so that its segment
+    /// stays what it is.
     pub(crate) fn is_live(&self, unit: Unit) -> bool {
         let id = unit.page / SEGMENT_PAGES;
         let kind = self.heads[id].kind.load(Ordering::Acquire);
         if kind < CLASS {
-            // Whoever owns a run releases its units.
+            // The owner of a run releases its units.
             return kind != FREE;
         }
         let class = Class::from_index(usize::from(kind - CLASS));
@@ -301,8 +313,10 @@ impl Segments {
             .any(|object| bits[object as usize / 64].load(Ordering::SeqCst) & 1 << (object % 64) != 0)
     }
 
-    /// Frees the object that begins at this page and card (of a run: all of it), and says whether it was the only one in its
-    /// segment. The caller owned it; pages that it had for itself are released already.
+    /// Frees the object that begins at this page and card, and says whether it was the only one in
+    /// its segment. A run is freed as a whole.
+    ///
+    /// The caller owned the object; pages that it had for itself are released already.
     pub(crate) fn free_object(&self, page: u32, card: u8) -> (Freed, bool) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
@@ -315,7 +329,7 @@ impl Segments {
         let object = class.object_at(page % SEGMENT_PAGES, card);
         // SAFETY: the caller owns an object of the segment.
         let bits = unsafe { self.bits(id, class) };
-        // Release: what we did to the object is over when somebody takes the place.
+        // Release: what we did to the object is over when a thread takes the place.
         let before = bits[object as usize / 64].fetch_and(!(1 << (object % 64)), Ordering::AcqRel);
         assert!(before & 1 << (object % 64) != 0, "an object was freed twice");
         let last = head.live.fetch_sub(1, Ordering::SeqCst) == 1;
@@ -328,11 +342,11 @@ impl Segments {
 
     fn unlist_if_empty(&self, id: SegmentId, class: Class) -> bool {
         let mut partial = lock(&self.partial[class.index()]);
-        // Whoever lists it later finds it empty and releases it.
+        // A thread that lists it later finds it empty and releases it.
         self.heads[id].live.load(Ordering::SeqCst) == 0 && partial.remove(&id)
     }
 
-    /// Units of the segment to which `page` belongs, for whoever releases them.
+    /// Returns the units of the segment to which `page` belongs, for callers that release them.
     pub(crate) fn units(&self, page: u32) -> impl Iterator<Item = Unit> + use<> {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
@@ -347,7 +361,8 @@ impl Segments {
         (0..count).map(move |unit| Unit { page: id * SEGMENT_PAGES + unit * pages, pages })
     }
 
-    /// The segment of an object whose [`Freed`] was `Release`, all its pages being Empty now, is free for any use.
+    /// Makes the segment of an object free for any use. Its [`Freed`] was `Release`, and all its
+    /// pages are Empty now.
     pub(crate) fn give_back(&self, page: u32) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
@@ -372,7 +387,8 @@ impl Segments {
         drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(bits, words(class))) });
     }
 
-    /// For the verifier, on a heap at rest: checks that counts and bits agree; the number of segments with objects.
+    /// Checks that counts and bits agree, for the verifier, on a heap at rest. Returns the number
+    /// of segments with objects.
     pub(crate) fn verify(&self) -> u64 {
         let mut occupied = 0;
         let free = lock(&self.free).clone();

@@ -1,8 +1,9 @@
-//! How many owners values have that have more than one.
+//! Reference counts of values that have several owners.
 //!
-//! A count beside the value would be far with it; a clone would have to bring it, and could fail. So the counts are near, in a table by
-//! the number of the value, and only of values that have several owners now: one that never had costs nothing. Locks and no atomics:
-//! whoever finds itself the last owner sees what the others did to the value.
+//! A count beside the value would be far with it; a clone would have to bring it near, and could
+//! fail. So the counts are near, in a table by the number of the value, and only for values that
+//! have several owners now: a value that never had costs nothing. The table has locks and no
+//! atomics: a thread that finds itself the last owner sees what the others did to the value.
 
 use super::Core;
 use super::objects::Inside;
@@ -11,19 +12,19 @@ use core::hash::BuildHasherDefault;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names a value within its heap.
+/// Key of a value within its heap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ShareKey(u64);
 
 type Counts = HashMap<ShareKey, u64, BuildHasherDefault<NumberHasher>>;
 
-/// Owners of values with at least two.
+/// Numbers of owners of the values that have at least two.
 #[derive(Default)]
 pub(crate) struct Shares([Mutex<Counts>; SHARDS]);
 
-/// So many threads can clone at the same time.
+/// Number of shards: so many threads can clone at the same time.
 const SHARDS: usize = 16;
-/// Near memory of an entry, about: key, count, and a byte of the table's own.
+/// Approximate bytes of near memory of an entry: key, count, and a byte of the table's own.
 const ENTRY_BYTES: u64 = size_of::<(ShareKey, u64)>() as u64 + 1;
 
 impl Shares {
@@ -32,7 +33,7 @@ impl Shares {
         self.0[shard as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the verifier: how many values have several owners.
+    /// Returns how many values have several owners, for the verifier.
     pub(super) fn verify(&self) -> usize {
         let count = |counts: &Mutex<Counts>| {
             let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,13 +45,14 @@ impl Shares {
 }
 
 impl Core {
-    /// The value with this number, at this card of its page unless the number is a handle's.
+    /// Returns the key of the value with this number, at this card of its page. For a handle's
+    /// number, the card is ignored.
     pub(crate) fn share_key(&self, number: u32, card: u8) -> ShareKey {
         let card = if number < self.pages { card } else { 0 };
         ShareKey(u64::from(number) << 8 | u64::from(card))
     }
 
-    /// One owner more. The caller has one.
+    /// Adds an owner. The caller is one already.
     pub(crate) fn share(&self, key: ShareKey) {
         let mut counts = self.shares.lock(key);
         let before = counts.capacity();
@@ -62,7 +64,8 @@ impl Core {
         }
     }
 
-    /// How many owners it has. The caller has one; if it is the only one, that stays so as long as nobody else can reach it.
+    /// Returns the number of owners. The caller is one. If it is the only one, that stays so as
+    /// long as nobody else can reach the value.
     pub(crate) fn owners(&self, key: ShareKey) -> u64 {
         self.shares.lock(key).get(&key).copied().unwrap_or(1)
     }
@@ -87,7 +90,7 @@ impl Core {
     }
 }
 
-/// One owner less; true if the caller was the only one, and still is.
+/// Removes an owner; true if the caller was the only one, and still is.
 ///
 /// # Safety
 /// The caller has one. If this says false, it has none any more, and the heap may be gone.

@@ -1,4 +1,5 @@
-//! Exchanges the pool of a heap that is in use: a thread that carries out what the pool knows how to do.
+//! Exchanges the pool of a heap that is in use: a thread that runs the migration that the pool
+//! implements.
 
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +8,8 @@ use farfield_pool::{Opener, SwitchBackend, SwitchError, SwitchHost, SwitchProgre
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// A move of everything that is far to another pool, begun by [`Heap::switch_pool`](crate::Heap::switch_pool). It goes on without this.
+/// Handle of a move of all far data to another pool, begun by
+/// [`Heap::switch_pool`](crate::Heap::switch_pool). Dropping it does not stop the move.
 pub struct PoolSwitch {
     order: Arc<Order>,
     backend: Arc<SwitchBackend>,
@@ -37,18 +39,20 @@ impl SwitchHost for Order {
 }
 
 impl PoolSwitch {
-    /// How far it is.
+    /// Returns how far the move is.
     pub fn progress(&self) -> SwitchProgress {
         self.backend.progress()
     }
 
-    /// Waits for its end, at most so long; how it ended, `None` if it has not.
+    /// Blocks until the move ends, at most for `most`. Returns its result, or `None` if it has not
+    /// ended.
     pub fn wait(&self, most: Duration) -> Option<Result<(), SwitchError>> {
         let wait = self.order.bell.wait_timeout_while(self.order.lock(), most, |end| end.is_none());
         *wait.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// It shall end with everything where it was. [`PoolSwitch::wait`] says when it has, and whether it was over already.
+    /// Asks the move to stop and leave all data in the present pool. [`PoolSwitch::wait`] tells
+    /// when it has stopped, and whether the move was complete before.
     pub fn cancel(&self) {
         self.order.is_wanted.store(false, Ordering::SeqCst);
     }
@@ -87,7 +91,7 @@ impl Switcher {
         Ok(handle)
     }
 
-    /// The heap ends, and so does the switch.
+    /// Cancels the switch, if one is running, and joins its thread: the heap ends.
     pub(crate) fn stop(&self) {
         if let Some((order, thread)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             order.is_wanted.store(false, Ordering::SeqCst);

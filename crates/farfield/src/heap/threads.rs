@@ -1,12 +1,13 @@
-//! Threads and epochs: who is inside a scope, and since when.
+//! Threads and epochs (epoch-based reclamation): which threads are inside a scope, and since when.
 //!
-//! The heap has an epoch, which the evictor moves on after it has made a batch of pages Leaving. A thread that enters its
-//! outermost scope writes the epoch into its record, a fence follows, and then it reads frame words. The evictor makes
-//! pages Leaving, a fence follows, and then it reads the records. So either the evictor sees the scope, or the scope sees that
-//! the pages are Leaving (`crates/core/tests/heap_model.rs` tries all interleavings).
+//! The heap has an epoch, which the evictor moves on after it has made a batch of pages Leaving. A
+//! thread that enters its outermost scope writes the epoch into its record, a fence follows, and
+//! then it reads frame words. The evictor makes pages Leaving, a fence follows, and then it reads
+//! the records. So either the evictor sees the scope, or the scope sees that the pages are Leaving
+//! (`crates/core/tests/heap_model.rs` tries all interleavings).
 //!
-//! Scopes of one thread may end in any order, because tasks hold them while they wait. The record shows the epoch in which the
-//! oldest one began (`scopes`).
+//! Scopes of one thread may end in any order, because tasks hold them while they wait. The record
+//! shows the epoch in which the oldest one began (`scopes`).
 
 use super::Core;
 use super::attempt::Missed;
@@ -22,7 +23,8 @@ use farfield_core::policy::prefetch::Prefetcher;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What one thread is to one heap. Fields that are not atomic belong to the thread that is attached.
+/// State of one thread in one heap. Fields that are not atomic belong to the thread that is
+/// attached.
 #[repr(align(128))]
 pub(crate) struct Record {
     /// Epoch in which the oldest open scope began; 0 outside.
@@ -30,40 +32,41 @@ pub(crate) struct Record {
     /// Counters of the attached thread, read by others.
     pub(crate) counters: Counters,
     attached: AtomicBool,
-    /// The attached thread, as the kernel numbers it.
+    /// Kernel's thread ID of the attached thread.
     tid: AtomicI32,
-    /// Those of the attached thread that are open.
+    /// Open scopes of the attached thread.
     scopes: Scopes,
-    /// Counts wrong guesses of slots; see `access`.
+    /// Number of wrong guesses of slots; see [`Core::may_correct`].
     pub(crate) tick: Cell<u32>,
-    /// The segment that this thread fills, per class.
+    /// Segment that this thread fills, per class.
     pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
-    /// What its accesses to collections look like.
+    /// Detector of access patterns in collections.
     pub(crate) streams: RefCell<Prefetcher>,
-    /// Its lane. Others look at it too, for pages that they wait for.
+    /// Lane of the thread. Other threads look at it too, for pages that they wait for.
     pub(crate) io: Mutex<Option<Io>>,
-    /// Flights of that lane, about.
+    /// Approximate number of flights on that lane.
     pub(crate) in_flight: AtomicU32,
-    /// Near memory of its buffers but the first.
+    /// Bytes of near memory of the lane's buffers after the first.
     pub(crate) buffer_bytes: AtomicU64,
-    /// What is known of its link: see [`Io::link`].
+    /// Statistics of the lane's link: see [`Io::link`].
     pub(crate) prefetch_depth: AtomicU64,
     pub(crate) answer_ns: AtomicU64,
-    /// In a heap of the object plane.
+    /// State of the thread on the object plane.
     pub(crate) objects: OwnObjects,
-    /// A task of this thread waits for a page that another thread began to bring.
+    /// True if a task of this thread waits for a page that another thread began to fetch.
     pub(crate) waits_for_others: Cell<bool>,
-    /// It waits for nothing far now; see `attempt`.
+    /// True if the thread must not wait for far data now; see `attempt`.
     pub(crate) is_impatient: Cell<bool>,
-    /// What it finds has come for it: see `Time`.
+    /// True if data that the thread finds was fetched for it: see `Time`.
     pub(crate) is_again: Cell<bool>,
-    /// What it did not wait for last.
+    /// Data that the last attempt found far and did not wait for.
     pub(crate) missed: Cell<Option<Missed>>,
-    /// Locks of collections that it holds. Nobody who waits for one has room to give, so it waits for no page meanwhile.
+    /// Number of locks of collections that the thread holds. Threads that wait for such a lock
+    /// cannot make room, so the holder waits for no page meanwhile.
     pub(crate) locks: Cell<u32>,
 }
 
-/// Written by one thread only, so without read-modify-write.
+/// Counters that one thread writes, so without read-modify-write.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) misses: AtomicU64,
@@ -78,10 +81,10 @@ pub(crate) struct Counters {
     pub(crate) prefetches_used: AtomicU64,
 }
 
-/// How long this thread has waited for near memory.
+/// Times that this thread has waited for near memory.
 #[derive(Default)]
 pub(crate) struct PauseCounters {
-    /// As in [`Stats::pauses`](crate::Stats::pauses).
+    /// Number of waits by class, as in [`Stats::pauses`](crate::Stats::pauses).
     counts: [AtomicU64; Stats::PAUSE_CLASSES],
     longest_ns: AtomicU64,
 }
@@ -94,21 +97,22 @@ impl PauseCounters {
     }
 }
 
-/// One more, in a counter that only this thread writes.
+/// Adds one to a counter that only this thread writes.
 pub(crate) fn count(counter: &AtomicU64) {
     add(counter, 1);
 }
 
-/// So many more.
+/// Adds `more` to a counter that only this thread writes.
 pub(crate) fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
-// SAFETY: other threads touch the atomics and what a lock guards only; the cells are for the attached thread, of which there is one
-// (`attached` is claimed by a compare-exchange and released with the cells at rest).
+// SAFETY: other threads touch the atomics and what a lock guards only. The cells are for the
+// attached thread, of which there is one (`attached` is claimed by a compare-exchange and released
+// with the cells at rest).
 unsafe impl Sync for Record {}
 
-/// Scopes that are looked at for each batch of pages that was cooled.
+/// Number of scopes that are looked at for each batch of pages that was cooled.
 const SCOPES_PER_BATCH: u32 = 64;
 
 impl Record {
@@ -136,49 +140,52 @@ impl Record {
         }
     }
 
-    /// One scope more.
+    /// Opens a scope.
     #[inline]
     pub(crate) fn enter(&self, epoch: &AtomicU64) -> &Open {
-        // What an older scope of this thread announced protects this one too, until it is over; then the evictor sees this epoch,
-        // in which the pages of earlier batches were seen Leaving (Acquire).
+        // What an older scope of this thread announced protects this one too, until it is over.
+        // Then the evictor sees this epoch, in which the pages of earlier batches were seen Leaving
+        // (Acquire).
         let began = if self.scopes.is_empty() { self.announce(epoch) } else { epoch.load(Ordering::Acquire) };
         self.scopes.enter(began)
     }
 
     #[inline]
     fn announce(&self, epoch: &AtomicU64) -> u64 {
-        // Acquire: a scope of a later epoch sees the pages of earlier batches Leaving. Release: whoever sees this epoch sees
-        // what earlier scopes of this thread did to values.
+        // Acquire: a scope of a later epoch sees the pages of earlier batches Leaving. Release: a
+        // thread that sees this epoch sees what earlier scopes of this thread did to values.
         let began = epoch.load(Ordering::Acquire);
         self.epoch.store(began, Ordering::Release);
         fence(Ordering::SeqCst);
         began
     }
 
-    /// One scope less; true if it was the last.
+    /// Closes a scope; true if it was the last.
     #[inline]
     pub(crate) fn leave(&self, open: &Open) -> bool {
         let oldest = self.scopes.leave(open);
-        // Release: whatever the scope did to values is done.
+        // Release: all that the scope did to values is done.
         self.epoch.store(oldest.unwrap_or(0), Ordering::Release);
         oldest.is_none()
     }
 
-    /// A scope begins anew. Nobody has a reference from it. There is never no scope meanwhile, so no fence is needed.
+    /// Renews a scope from which nobody has a reference. There is never no scope meanwhile, so no
+    /// fence is needed.
     pub(crate) fn renew(&self, epoch: &AtomicU64, open: &Open) {
         let oldest = self.scopes.renew(open, epoch.load(Ordering::Acquire));
         self.epoch.store(oldest, Ordering::Release);
     }
 
-    /// The same for the only scope of this thread, if there is but one.
+    /// Renews the only scope of this thread, if there is exactly one and it has given out no
+    /// references.
     pub(crate) fn renew_only(&self, epoch: &AtomicU64) {
         if let Some(oldest) = self.scopes.renew_only(epoch.load(Ordering::Acquire)) {
             self.epoch.store(oldest, Ordering::Release);
         }
     }
 
-    /// The same for scopes that keep nothing near: those of tasks that wait, mostly. False if that is no help: the oldest one keeps
-    /// something.
+    /// Renews scopes that keep nothing near, mostly those of tasks that wait. False if that is no
+    /// help, because the oldest one keeps something.
     pub(crate) fn renew_idle(&self, epoch: &AtomicU64) -> bool {
         let before = self.entered();
         let oldest = self.scopes.renew_idle(epoch.load(Ordering::Acquire));
@@ -188,8 +195,8 @@ impl Record {
         before < oldest
     }
 
-    /// The same, unless that is more work than the batches that have been cooled since: a thread has thousands of tasks that wait, and each
-    /// comes here.
+    /// Renews scopes that keep nothing near, unless that is more work than the batches that were
+    /// cooled since. A thread may have thousands of tasks that wait, and each comes here.
     pub(crate) fn renew_some_idle(&self, epoch: &AtomicU64) {
         let age = self.entered().map_or(0, |entered| epoch.load(Ordering::Relaxed) - entered);
         if age > u64::from(self.scopes.len() / SCOPES_PER_BATCH) {
@@ -197,33 +204,34 @@ impl Record {
         }
     }
 
-    /// Scopes that were looked at so far.
+    /// Returns how many scopes were looked at so far.
     #[cfg(test)]
     pub(crate) fn looks(&self) -> u64 {
         self.scopes.looks.get()
     }
 
-    /// Is exactly one scope open?
+    /// Checks whether exactly one scope is open.
     pub(crate) fn is_single(&self) -> bool {
         self.scopes.len() == 1
     }
 
-    /// Does any scope of this thread keep pages near that became Leaving in this epoch?
+    /// Checks whether a scope of this thread keeps pages near that became Leaving in this epoch.
     pub(crate) fn keeps(&self, epoch: u64) -> bool {
         self.scopes.any_keeps(epoch, |_| true)
     }
 
-    /// The same for those whose tasks do not wait for room.
+    /// Checks whether a scope whose tasks do not wait for room keeps pages near that became Leaving
+    /// in this epoch.
     pub(crate) fn keeps_and_goes_on(&self, epoch: u64) -> bool {
         self.scopes.any_keeps_and_goes_on(epoch)
     }
 
-    /// A task that holds this scope waits for room, or does so no more.
+    /// Counts a task that holds this scope and begins (`is`) or stops to wait for room.
     pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
         self.scopes.set_hungry(open, is);
     }
 
-    /// The epoch in which this thread's oldest scope began.
+    /// Returns the epoch in which this thread's oldest scope began.
     pub(crate) fn entered(&self) -> Option<u64> {
         match self.epoch.load(Ordering::Acquire) {
             0 => None,
@@ -232,29 +240,31 @@ impl Record {
     }
 }
 
-/// Heaps that exist, by serial number; for threads that end. Guards each heap's existence while it is held.
+/// Heaps that exist, by serial number, for threads that end. A heap in the map exists while the
+/// lock is held.
 static HEAPS: Mutex<BTreeMap<u64, HeapAddress>> = Mutex::new(BTreeMap::new());
 
 struct HeapAddress(*const Core);
-// SAFETY: only used under the lock, as long as it is in the map, which `unregister` ends before the heap goes.
+// SAFETY: only used under the lock, as long as it is in the map, which `unregister` ends before the
+// heap goes.
 unsafe impl Send for HeapAddress {}
 
 fn heaps() -> MutexGuard<'static, BTreeMap<u64, HeapAddress>> {
     HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The heap can be found by threads that end.
+/// Enters the heap into the map that threads use when they end.
 pub(crate) fn register(core: &Core) {
     heaps().insert(core.serial, HeapAddress(core));
 }
 
-/// The heap is about to go.
+/// Removes a heap that is about to end from the map.
 pub(crate) fn unregister(serial: u64) {
     heaps().remove(&serial);
 }
 
-/// The heaps to which this thread is attached. The records are shared with the heaps, so that leaving its last scope a thread
-/// never touches memory that somebody frees.
+/// Heaps to which this thread is attached. The records are shared with the heaps, so a thread that
+/// leaves its last scope never touches memory that another thread frees.
 struct Attachments(Vec<(u64, Arc<Record>)>);
 
 impl Drop for Attachments {
@@ -272,7 +282,7 @@ impl Drop for Attachments {
 }
 
 thread_local! {
-    /// The heap that this thread used last.
+    /// Heap that this thread used last, and its record there.
     static LAST: Cell<(u64, *const Record)> = const { Cell::new((0, core::ptr::null())) };
     static ATTACHED: RefCell<Attachments> = const { RefCell::new(Attachments(Vec::new())) };
 }
@@ -280,17 +290,18 @@ thread_local! {
 /// All records of a heap.
 #[derive(Default)]
 pub(crate) struct Threads {
-    // Shared: threads keep their addresses.
+    // Shared because threads keep the addresses of their records.
     records: Mutex<Vec<Arc<Record>>>,
 }
 
 impl Threads {
-    /// This thread's record; `grown` is called if it is a new one, without locks.
+    /// Returns this thread's record. If it is a new one, calls `grown`, without locks.
     #[inline]
     pub(crate) fn mine(&self, serial: u64, grown: impl FnOnce()) -> &Record {
         let (last, record) = LAST.get();
         if last == serial {
-            // SAFETY: serial numbers are never given twice, so it is a record of this heap, which keeps its records.
+            // SAFETY: serial numbers are never given twice, so it is a record of this heap, which
+            // keeps its records.
             return unsafe { &*record };
         }
         let (record, is_new) = self.find(serial);
@@ -323,8 +334,8 @@ impl Threads {
                 // SAFETY: as in `mine`.
                 (unsafe { &*record }, is_new)
             }
-            // The thread is ending, and a destructor of its thread-local values uses the heap. Nobody will detach this record;
-            // it goes with the heap.
+            // The thread is ending, and a destructor of its thread-local values uses the heap.
+            // Nobody will detach this record; it goes with the heap.
             Err(_) => {
                 let (record, is_new) = self.attach();
                 // SAFETY: as in `mine`.
@@ -333,7 +344,7 @@ impl Threads {
         }
     }
 
-    /// A record for this thread; true if there was none that nobody has.
+    /// Attaches this thread to a record; true if a new one had to be made, because none was free.
     fn attach(&self) -> (Arc<Record>, bool) {
         let mut records = self.lock();
         let claim = |record: &Arc<Record>| {
@@ -354,18 +365,19 @@ impl Threads {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Can no scope refer to a page that became Leaving in this epoch and was not taken back?
+    /// Checks whether no scope can refer any more to a page that became Leaving in this epoch and
+    /// was not taken back.
     pub(crate) fn is_over(&self, epoch: u64) -> bool {
         self.oldest().is_none_or(|entered| entered > epoch)
     }
 
-    /// The epoch in which the oldest scope began.
+    /// Returns the epoch in which the oldest scope of all threads began.
     pub(crate) fn oldest(&self) -> Option<u64> {
         fence(Ordering::SeqCst);
         self.lock().iter().filter_map(|record| record.entered()).min()
     }
 
-    /// The thread whose oldest scope began in this epoch, if none has an older one.
+    /// Returns the thread whose oldest scope began in this epoch, if none has an older one.
     pub(crate) fn who_entered(&self, oldest: u64) -> Option<i32> {
         let records = self.lock();
         let first =
@@ -373,12 +385,12 @@ impl Threads {
         first.filter(|(at, _)| *at == oldest).map(|(_, tid)| tid.load(Ordering::Relaxed))
     }
 
-    /// Is no thread inside a scope?
+    /// Checks whether no thread is inside a scope.
     pub(crate) fn is_quiet(&self) -> bool {
         self.oldest().is_none()
     }
 
-    /// Those whose lanes have something in flight.
+    /// Returns the records whose lanes have something in flight.
     pub(crate) fn in_flight(&self) -> Vec<Arc<Record>> {
         let records = self.lock();
         records.iter().filter(|record| record.in_flight.load(Ordering::Acquire) > 0).cloned().collect()
@@ -391,12 +403,13 @@ impl Threads {
         }
     }
 
-    /// The sum of one counter.
+    /// Returns the sum of one counter over all threads.
     pub(crate) fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
         self.lock().iter().map(|record| counter(&record.counters).load(Ordering::Relaxed)).sum()
     }
 
-    /// How long threads have waited for near memory: how often by [`Stats::pause_class`], and the longest.
+    /// Returns how often threads have waited for near memory, by [`Stats::pause_class`], and the
+    /// longest wait.
     pub(crate) fn pauses(&self) -> ([u64; Stats::PAUSE_CLASSES], Duration) {
         let (mut counts, mut longest_ns) = ([0; Stats::PAUSE_CLASSES], 0);
         for record in self.lock().iter() {
@@ -409,7 +422,7 @@ impl Threads {
         (counts, Duration::from_nanos(longest_ns))
     }
 
-    /// What is known of the link by the thread that has most under way: see [`Io::link`].
+    /// Returns the link statistics of the thread that may have most under way: see [`Io::link`].
     pub(crate) fn link(&self) -> (u64, u64) {
         let link = |record: &Arc<Record>| {
             (record.prefetch_depth.load(Ordering::Relaxed), record.answer_ns.load(Ordering::Relaxed))
@@ -417,7 +430,7 @@ impl Threads {
         self.lock().iter().map(link).max().unwrap_or_default()
     }
 
-    /// Near memory that the records cost.
+    /// Returns the bytes of near memory that the records cost.
     pub(crate) fn table_bytes(&self) -> u64 {
         let records = self.lock();
         let buffers: u64 = records.iter().map(|record| record.buffer_bytes.load(Ordering::Relaxed)).sum();

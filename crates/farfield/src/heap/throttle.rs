@@ -1,11 +1,12 @@
-//! Threads that wait for near memory: in which order, and how they hear of it.
+//! Threads that wait for near memory: their order, and how they are told.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// They sleep, because whoever makes room needs the processor more. Who came first is served first.
+/// Queue of threads that wait for near memory, first come, first served. They sleep, because the
+/// thread that makes room needs the processor more.
 #[derive(Default)]
 pub(crate) struct Throttle {
     waiting: AtomicU32,
@@ -23,7 +24,7 @@ struct Sleeper {
     bell: Arc<Condvar>,
 }
 
-/// A place in the queue.
+/// Place in the queue; dropping it leaves the queue.
 pub(crate) struct Place<'a> {
     throttle: &'a Throttle,
     ticket: u64,
@@ -35,12 +36,12 @@ impl Throttle {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many wait.
+    /// Returns how many threads wait.
     pub(crate) fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Queues.
+    /// Appends the calling thread to the queue.
     pub(crate) fn queue(&self) -> Place<'_> {
         let mut queue = self.lock();
         let (ticket, bell) = (queue.next, Arc::<Condvar>::default());
@@ -50,27 +51,28 @@ impl Throttle {
         Place { throttle: self, ticket, bell }
     }
 
-    /// Somebody who made room has found what is in the way: all look for themselves.
+    /// Wakes all: a thread that made room has found what is in the way, and each looks for itself.
     pub(crate) fn ring(&self) {
         self.serve(u32::MAX);
     }
 
-    /// There is room for so many.
+    /// Wakes the first `count` threads, for which there is room.
     pub(crate) fn serve(&self, count: u32) {
         if self.waiting() > 0 {
-            // Who has found too little is asleep, or has not looked yet.
+            // A thread that has found too little is asleep, or has not looked yet.
             self.lock().threads.iter().take(count as usize).for_each(|sleeper| sleeper.bell.notify_one());
         }
     }
 }
 
 impl Place<'_> {
-    /// How many came before.
+    /// Returns how many threads came before.
     pub(crate) fn before(&self) -> u32 {
         self.throttle.lock().threads.iter().take_while(|sleeper| sleeper.ticket != self.ticket).count() as u32
     }
 
-    /// Sleeps until somebody rings, or for so long, unless this is true already. False if nobody rang.
+    /// Sleeps until the bell rings, at most for `most`, unless `enough` is true already. False if
+    /// it did not ring.
     pub(crate) fn sleep_unless(&self, enough: impl FnOnce() -> bool, most: Duration) -> bool {
         let queue = self.throttle.lock();
         if enough() {
@@ -87,7 +89,7 @@ impl Drop for Place<'_> {
         let mut queue = self.throttle.lock();
         queue.threads.retain(|sleeper| sleeper.ticket != self.ticket);
         self.throttle.waiting.fetch_sub(1, Ordering::Relaxed);
-        // It makes the room from now on.
+        // The first thread in the queue makes the room from now on.
         if let Some(first) = queue.threads.front() {
             first.bell.notify_one();
         }

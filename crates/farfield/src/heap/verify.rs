@@ -1,4 +1,4 @@
-//! The verifier: what must hold in a heap at rest.
+//! The verifier: the invariants of a heap at rest.
 
 use super::Core;
 use core::sync::atomic::Ordering;
@@ -32,7 +32,8 @@ impl Core {
         });
     }
 
-    /// Objects that have handles. Each is in a log page whose tag says so, and log pages count them.
+    /// Returns the number of objects that have handles. Checks that each is in a log page whose tag
+    /// says so, and that log pages count them.
     fn verify_objects(&self) -> u64 {
         let Some(objects) = &self.objects else { return 0 };
         let mut live = BTreeMap::<u32, u32>::new();
@@ -75,7 +76,8 @@ impl Core {
         live.values().map(|live| u64::from(*live)).sum()
     }
 
-    /// Frames that words refer to, and units that are Leaving. What is vacant is counted.
+    /// Returns the numbers of frames that words refer to, and of units that are Leaving. Checks the
+    /// count of vacancies.
     fn verify_words(&self) -> (u32, u32) {
         let (mut in_use, mut leaving, mut vacant) = (0, 0, 0);
         let mut page = 0;

@@ -1,8 +1,9 @@
 //! Tasks that wait: for something that is on its way, or for room.
 //!
-//! A task that finds a page Fetching, or a handle Moving, sets its *wanted* mark while it holds the lock here, and leaves its waker. Whoever
-//! lands it and sees the mark comes here afterwards. So either the task sees what has landed, or the lander sees the task. Numbers are those
-//! within the heap: of pages, and above them of handles.
+//! A task that finds a page Fetching, or a handle Moving, sets its *wanted* mark while it holds the
+//! lock here, and leaves its waker. The thread that lands it and sees the mark comes here
+//! afterwards. So either the task sees what has landed, or the lander sees the task. Numbers are
+//! those within the heap: of pages, and above them of handles.
 
 use crate::error::FarError;
 use core::hash::{BuildHasherDefault, Hasher};
@@ -13,15 +14,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A place in the table; its owner takes it out with [`Waiters::look`] or [`Waiters::forget`].
+/// Index in the table; its owner takes the entry out with [`Waiters::look`] or [`Waiters::forget`].
 #[derive(Debug)]
 pub(crate) struct Ticket(u32);
 
-/// A place in the queue of those who wait for room.
+/// Place in the queue of tasks that wait for room.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Turn(u64);
 
-/// All tasks that wait for a heap.
+/// All tasks that wait for something of a heap.
 #[derive(Default)]
 pub(crate) struct Waiters {
     table: Mutex<Table>,
@@ -31,9 +32,9 @@ pub(crate) struct Waiters {
 
 #[derive(Default)]
 struct Queue {
-    /// In the order of their turns.
+    /// Tasks that wait, in the order of their turns.
     waiting: VecDeque<(Turn, Waker, Instant)>,
-    /// Turns that were given.
+    /// Number of turns that were given.
     turns: u64,
 }
 
@@ -41,7 +42,7 @@ struct Queue {
 struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// The last one that began to wait for a number; the others follow it.
+    /// Index of the last task that began to wait for a number; the others follow it in a list.
     last: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
 }
 
@@ -51,7 +52,7 @@ enum Slot {
     Ended(Result<(), FarError>),
 }
 
-/// Numbers of ours need to be spread, not to be secret.
+/// Hasher for our own numbers, which need to be spread, not to be secret.
 #[derive(Default)]
 pub(super) struct NumberHasher(u64);
 
@@ -79,7 +80,8 @@ impl Waiters {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for what has this number, if `mark` says that it is on its way and has been marked as wanted.
+    /// Waits for the flight of this number, if `mark` says that it is under way and has been marked
+    /// as wanted.
     pub(crate) fn wait(&self, number: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<Ticket> {
         let waker = waker.clone();
         let mut table = self.lock();
@@ -96,7 +98,7 @@ impl Waiters {
         Some(Ticket(place))
     }
 
-    /// The wait is over; how it ended. Otherwise this waker is woken when it is.
+    /// Returns how the wait ended, if it is over. Otherwise this waker is woken when it is.
     pub(crate) fn look(&self, ticket: Ticket, waker: &Waker) -> Result<Result<(), FarError>, Ticket> {
         let mut waker = waker.clone();
         let mut table = self.lock();
@@ -117,7 +119,7 @@ impl Waiters {
         answer
     }
 
-    /// Its task does not wait any more.
+    /// Ends the wait of a task that waits no more.
     pub(crate) fn forget(&self, ticket: Ticket) {
         let mut table = self.lock();
         if let Slot::Waiting { number, next, .. } = table.slots[ticket.0 as usize] {
@@ -128,7 +130,8 @@ impl Waiters {
         drop(slot);
     }
 
-    /// It has landed, or not: ends the waits for it. The wakers are to be woken by a caller without locks.
+    /// Ends all waits for this number, which has landed or failed. The caller wakes the wakers,
+    /// without locks.
     pub(crate) fn end(&self, number: u32, result: Result<(), FarError>, wakers: &mut Vec<Waker>) {
         let mut table = self.lock();
         let mut at = table.last.remove(&number);
@@ -140,7 +143,8 @@ impl Waiters {
         }
     }
 
-    /// Waits for frames to become free, behind those who do already; `since` then. Who waits still keeps its turn.
+    /// Queues a task that waits for frames to become free, since `since`. A task that waits already
+    /// keeps its turn.
     pub(crate) fn wait_for_room(&self, turn: Option<Turn>, waker: &Waker, since: Instant) -> Turn {
         let mut waker = waker.clone();
         let mut queue = self.lock_queue();
@@ -158,7 +162,7 @@ impl Waiters {
         turn
     }
 
-    /// Does not wait for room any more; false if it was woken, so that another one can be.
+    /// Removes a task from the queue for room. False if it was woken, so that another one can be.
     pub(crate) fn leave_room(&self, turn: Turn) -> bool {
         let mut queue = self.lock_queue();
         let Some(at) = queue.place(turn) else { return false };
@@ -173,14 +177,14 @@ impl Waiters {
         self.for_room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does somebody wait for room?
+    /// Checks whether a task waits for room.
     #[inline]
     pub(crate) fn want_room(&self) -> bool {
         self.for_room_count.load(Ordering::Acquire) > 0
     }
 
-    /// There may be something for so many tasks: wakes them, and those whose patience is over. They look for themselves. Called
-    /// without locks.
+    /// Wakes so many tasks that wait for room, and those whose patience is over: there may be
+    /// something for them, and they look for themselves. Called without locks.
     pub(crate) fn room(&self, tasks: u32, patience: Duration) {
         if !self.want_room() {
             return;
@@ -199,7 +203,7 @@ impl Waiters {
 }
 
 impl Queue {
-    /// Where the task with this turn waits.
+    /// Returns the index of the task with this turn.
     fn place(&self, turn: Turn) -> Option<usize> {
         self.waiting.binary_search_by_key(&turn, |(turn, ..)| *turn).ok()
     }

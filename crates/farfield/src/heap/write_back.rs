@@ -1,8 +1,9 @@
-//! Writing back: the pool is to have the bytes of what somebody else, who reads the same region, will look at next (Atlas: before a call
-//! to the memory server).
+//! Writing back: gives the pool the bytes that another reader of its region will look at next
+//! (Atlas: before a call to the memory server).
 //!
-//! Far addresses are the same for all: byte *n* of the heap's pages is byte *n* of its region. Pages are written by leaving: a page that
-//! stayed near could be changed through a reference while it is copied. So no scope may refer to them, and they are far afterwards.
+//! Far addresses mean the same to all readers: byte *n* of the heap's pages is byte *n* of its
+//! region. Pages are written by evicting them: a page that stayed near could be changed through a
+//! reference while it is copied. So no scope may refer to them, and they are far afterwards.
 
 use super::evictor::Batch;
 use super::{Core, Heap, Patience};
@@ -13,23 +14,25 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, FrameWord, State};
 use std::collections::BTreeSet;
 
-/// Bytes of a heap by their far address: their place in the heap's region, which is the same for everybody who reads that, as a memory server
-/// does. A value keeps its far address as long as it lives.
+/// A range of far addresses: bytes of the heap's region in the pool.
+///
+/// Everybody who reads the region, as a memory server does, finds them at this address. A value
+/// keeps its far address as long as it lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FarRange {
-    /// The first byte in the region.
+    /// Offset of the first byte in the region, in bytes.
     pub start: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl FarRange {
-    /// So many bytes of this page of a heap.
+    /// Makes the range of `len` bytes at `offset` in this page of a heap.
     pub(crate) fn in_page(page: u32, offset: usize, len: usize) -> FarRange {
         FarRange { start: u64::from(page) * PAGE_BYTES as u64 + offset as u64, len: len as u64 }
     }
 
-    /// Of a heap of so many pages; there are none behind those.
+    /// Returns the pages that the range touches in a heap of `all` pages, clipped to that heap.
     fn pages(self, all: u32) -> core::ops::Range<u32> {
         let in_heap = |page: u64| page.min(u64::from(all)) as u32;
         let end = self.start.saturating_add(self.len).div_ceil(PAGE_BYTES as u64);
@@ -38,34 +41,42 @@ impl FarRange {
 }
 
 impl Heap {
-    /// Where a value lies in the heap's region. `None` if it moves, as small values do that can come near alone: on the object
-    /// plane, and on the hybrid plane those [above a size](crate::Builder::alone_above). Also `None` for a value of another heap.
+    /// Returns the far address range of a value.
+    ///
+    /// Returns `None` for a value of another heap, and for a value that can move because it can be
+    /// fetched alone. Small values can: all on the object plane, and on the hybrid plane those
+    /// [above a size](crate::Builder::alone_above).
     pub fn far_range<P: FarPtr>(&self, value: &P) -> Option<FarRange> {
         let (page, card) = value.pointer().far_place(self.core())?;
         Some(FarRange::in_page(page, usize::from(card) * CARD_BYTES, size_of::<P::Value>()))
     }
 
-    /// When this returns, the pool has had the bytes of these ranges as they were at some moment since the call. The pages in which they lie
-    /// leave for that. Nothing is written for those that are far, or equal to their far copy.
+    /// Evicts the pages of these ranges, so that the pool has their bytes as they were at some
+    /// moment since the call. Pages that are far or clean are not written.
     ///
-    /// The calling thread is in no scope of this heap, else [`FarError::NearFull`]. It waits for scopes of other threads that began before;
-    /// [`FarError::Stalled`] if they last too long, or if the values are pinned, or in use all the time.
+    /// Blocks. The calling thread must be in no scope of this heap, else this fails with
+    /// [`FarError::NearFull`]. It waits for scopes of other threads that began before. It fails
+    /// with [`FarError::Stalled`] if they last too long, or if values are pinned or in use all the
+    /// time.
     pub fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         self.core().write_back(ranges)
     }
 
-    /// The same, for tasks. It waits for all scopes that began before, those of other tasks of the thread included; so a task that is in one itself waits
-    /// for itself, and gets [`FarError::Stalled`] when the heap's patience is over. Dropped before its end, it may have written some.
+    /// Writes these ranges to the pool as [`Heap::write_back`] does, without blocking the thread.
+    ///
+    /// Waits for all scopes that began before, also those of other tasks of the thread. A task that
+    /// is in a scope itself waits for itself: it gets [`FarError::Stalled`] when the heap's
+    /// patience is over. If the future is dropped before its end, some pages may have been written.
     pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         self.core().have_written_back(ranges).await
     }
 }
 
-/// Units that are to leave.
+/// Progress of a write-back: the units that are to be evicted.
 pub(super) struct WriteBack {
-    /// Those that were near when it was looked last.
+    /// Units that were not far when they were last checked.
     near: Vec<u32>,
-    /// Those that wait for scopes.
+    /// Units that are Leaving and wait for scopes.
     batch: Option<Batch>,
 }
 
@@ -76,9 +87,9 @@ impl WriteBack {
         WriteBack { near: Vec::from_iter(units), batch: None }
     }
 
-    /// A step further; true if all were written.
+    /// Takes a step; true if all units were written.
     pub(super) fn step(&mut self, core: &Core) -> Result<bool, FarError> {
-        // A page that was seen there once has been written since.
+        // A page that was seen at the pool once has been written since the call.
         self.near.retain(|page| {
             let word = FrameWord(core.words[*page].load(Ordering::Acquire));
             !matches!(word.state(), State::Far | State::Empty)
@@ -91,7 +102,7 @@ impl WriteBack {
         Ok(false)
     }
 
-    /// Nothing more is done.
+    /// Ends the write-back, complete or not: a batch that still waits leaves later, as others do.
     pub(super) fn end(self, core: &Core) {
         if let Some(batch) = self.batch {
             core.evictor.put_last(batch);
@@ -100,12 +111,13 @@ impl WriteBack {
 }
 
 impl Core {
-    /// Are the bytes of this unit at the pool, and only there?
+    /// Checks whether the bytes of this unit are at the pool, and only there.
     pub(crate) fn is_far(&self, page: u32) -> bool {
         FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far
     }
 
-    /// Are the bytes of this unit at the pool, wherever else? Nobody changes them meanwhile, nor through shared references at any time.
+    /// Checks whether the pool has the bytes of this unit, wherever else they are. The caller rules
+    /// out that anybody changes them meanwhile, or through shared references at any time.
     pub(crate) fn is_as_far(&self, page: u32) -> bool {
         let word = FrameWord(self.words[page].load(Ordering::Acquire));
         match word.state() {

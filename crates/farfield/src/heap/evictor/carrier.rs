@@ -1,4 +1,5 @@
-//! The evictor's lane, and what is on its way there: copies of pages that leave, discards, and pages that are looked at.
+//! The evictor's lane, and requests on their way there: writes of pages that leave, discards, and
+//! reads.
 
 use super::Core;
 use super::Unit;
@@ -11,16 +12,16 @@ use std::time::Instant;
 
 pub(super) struct Carrier {
     lane: Option<Box<dyn Lane>>,
-    /// One page each.
+    /// Free buffers of one page each.
     buffers: Vec<Buffer>,
     done: Vec<Completion>,
-    /// What was asked for since all ended last; tags of requests are places here.
+    /// Errands that were begun since all had ended last; tags of requests are indices here.
     under_way: Vec<Errand>,
-    /// Most pages under way.
+    /// Maximum number of pages under way.
     batch: usize,
 }
 
-/// Units whose copies are written, or pages that are discarded.
+/// A unit whose copy is written, or pages that are discarded.
 pub(super) struct Errand {
     pub(super) unit: Unit,
     pub(super) frame: FrameId,
@@ -39,7 +40,7 @@ impl Carrier {
         }
     }
 
-    /// Errands that nobody has taken out yet.
+    /// Returns the number of errands that nobody has taken out yet.
     pub(super) fn count(&self) -> usize {
         self.under_way.len()
     }
@@ -52,21 +53,21 @@ impl Carrier {
         Ok(())
     }
 
-    /// Is there room for so many copies?
+    /// Checks whether there is room for so many copies.
     pub(super) fn has_room(&self, pages: usize) -> bool {
         self.lane.as_ref().map_or(0, |lane| lane.in_flight()) + pages <= self.batch
     }
 
-    /// Writes those of these pages of a unit, which we have sealed and which begins in this frame, that are wanted. The lane is
-    /// open.
+    /// Writes the pages at `indices` of a unit which we have sealed and which begins in this frame.
+    /// The lane is open.
     pub(super) fn write(&mut self, core: &Core, unit: Unit, frame: FrameId, indices: impl Iterator<Item = u32>) {
         let tag = self.begin(unit, frame);
         for index in indices {
             let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
             let source = core.frames.address(FrameId(frame.0 + index));
             crate::heap::launder(source);
-            // SAFETY: the frame is part of a unit in Copying, of which we are the owner: no scope refers to it, and who wants it
-            // waits. So nobody writes it.
+            // SAFETY: the frame is part of a unit in Copying, of which we are the owner: no scope
+            // refers to it, and a thread that wants it waits. So nobody writes it.
             unsafe { buffer.bytes_mut().as_mut_ptr().copy_from_nonoverlapping(source, PAGE_BYTES) };
             buffer.seal();
             let page = unit.page + index;
@@ -75,7 +76,7 @@ impl Carrier {
         }
     }
 
-    /// Discards what the pool keeps of these pages. The lane is open.
+    /// Discards the pool's copies of these pages. The lane is open.
     pub(super) fn discard(&mut self, core: &Core, pages: Unit) {
         let tag = self.begin(pages, FrameId(0));
         let op = Op::Discard { page: PageId(u64::from(pages.page)), count: u64::from(pages.pages) };
@@ -87,7 +88,7 @@ impl Carrier {
         self.under_way.len() as u64 - 1
     }
 
-    /// Submits; a full lane is polled until it has room.
+    /// Submits a request; polls a full lane until it has room.
     fn submit(&mut self, core: &Core, tag: u64, op: Op) {
         let mut request = Request { tag, priority: Priority::Background, deadline: core.patience, op };
         let until = Instant::now() + core.patience;
@@ -105,7 +106,7 @@ impl Carrier {
         }
     }
 
-    /// Takes completions.
+    /// Takes completions and stores their results.
     fn collect(&mut self, wait: Duration) {
         self.poll(wait);
         for completion in self.done.drain(..) {
@@ -116,7 +117,7 @@ impl Carrier {
         }
     }
 
-    /// What has ended is in `done` then.
+    /// Moves completions to `done`; waits at most for `wait` if there are none.
     fn poll(&mut self, wait: Duration) {
         let Some(lane) = &mut self.lane else { return };
         if lane.poll(&mut self.done) == 0 {
@@ -125,14 +126,16 @@ impl Carrier {
         }
     }
 
-    /// Has the lane take answers that nobody waits for: a leg of a mirror that was late is used again, and given what it lacks, when it has answered.
+    /// Lets the lane take answers that nobody waits for. A leg of a mirror that was late is used
+    /// again, and given what it lacks, when it has answered.
     pub(super) fn take_answers(&mut self) {
         if self.lane.as_ref().is_some_and(|lane| lane.in_flight() == 0) {
             self.collect(Duration::ZERO);
         }
     }
 
-    /// Waits until all errands have ended, and takes them out. The lane sees to it that this ends.
+    /// Waits until all errands have ended, and takes them out. The lane's deadlines ensure that
+    /// this ends.
     pub(super) fn finish(&mut self, core: &Core) -> (Result<(), PoolError>, Vec<Errand>) {
         let until = Instant::now() + core.patience * 2;
         let mut waited = Ok(());
@@ -144,13 +147,14 @@ impl Carrier {
         (waited, self.under_way.drain(..).collect())
     }
 
-    /// The same where only the outcome matters: the first error.
+    /// Waits until all errands have ended, and returns the first error.
     pub(super) fn finish_all(&mut self, core: &Core) -> Result<(), PoolError> {
         let (waited, errands) = self.finish(core);
         errands.into_iter().fold(waited, |result, errand| result.and(errand.result))
     }
 
-    /// Reads pages, and has `take` look at those that could be had and are what was written. The lane is open, and nothing else is under way.
+    /// Reads pages, and gives `take` those that could be read and are what was written. The lane is
+    /// open, and nothing else is under way.
     pub(super) fn read(
         &mut self,
         core: &Core,
@@ -186,7 +190,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// A lane that forgets is of no use. A new one is opened next time.
+    /// Closes a lane that forgets requests, because it is of no use. A new one is opened next time.
     fn in_time(&mut self, core: &Core, until: Instant) -> Result<(), PoolError> {
         if Instant::now() <= until {
             return Ok(());

@@ -1,8 +1,10 @@
-//! Cooling: which pages are about to leave, in which order, and whether scopes are in their way.
+//! Cooling stage: which pages are about to leave, in which order, and whether scopes are in their
+//! way.
 //!
-//! Behind a lock of its own that is held for moments only, so that a scope that begins can have pages cooled while the evictor waits for the
-//! pool. Whoever makes pages Leaving has the lock, and so has the evictor when it seals one: a page that was taken back and is Leaving again
-//! is another batch's, and a frame remembers which.
+//! The state is behind a lock of its own that is held for moments only, so that a scope that begins
+//! can have pages cooled while the evictor waits for the pool. A thread that makes pages Leaving
+//! holds the lock, and so does the evictor when it seals one. A page that was taken back and is
+//! Leaving again belongs to another batch, and a frame remembers which.
 
 use super::{Batch, Core, Evictor, EvictorState, Urgency};
 use crate::heap::frames::SCOPE_FRAMES;
@@ -15,28 +17,30 @@ use std::sync::{MutexGuard, PoisonError};
 pub(super) struct Cooler {
     hand: u32,
     batches: VecDeque<Batch>,
-    /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and the evacuator's cold ones.
+    /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and
+    /// the evacuator's cold ones.
     urgent: VecDeque<Batch>,
-    /// Those that leave first.
+    /// Batches of pages that leave first.
     first: VecDeque<Batch>,
-    /// Frames in `batches`.
+    /// Number of frames in `batches`.
     cooling: usize,
-    /// Most frames in one.
+    /// Maximum number of frames in one.
     batch: usize,
 }
 
-/// What leaves next.
+/// Next batch to evict.
 pub(super) enum Next {
     Batch(Batch),
-    /// It waits for a scope: what became Leaving in this epoch.
+    /// The next batch waits for a scope: its pages became Leaving in this epoch.
     Blocked(u64),
     Nothing,
 }
 
-/// Batches that are made Leaving for each that leaves, until there are enough.
+/// Number of batches that are made Leaving for each that leaves, until there are enough.
 const COOL_AHEAD: u32 = 8;
 
-/// A scope that begins has no more pages made Leaving than this, and no more frames looked at, so that it is not held up for long.
+/// Maximum number of pages to make Leaving, and of frames to look at, when a scope begins: it
+/// should not be held up for long.
 const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
 impl Evictor {
@@ -44,7 +48,8 @@ impl Evictor {
         self.cooler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A scope is about to begin, which holds back what is cooled later. So there must be enough before.
+    /// Cools pages for a scope that is about to begin. It will hold back what is cooled later, so
+    /// there must be enough before.
     pub(crate) fn prepare(&self, core: &Core) {
         let mut cooler = self.cooler();
         let enough = pool(core).min(core.frames.leaving() + PREPARE.0);
@@ -56,13 +61,15 @@ impl Evictor {
     }
 }
 
-/// So many units are to be Leaving: what may be had while a scope lasts, and what is kept for the scope.
+/// Returns how many units should be Leaving: those that may leave while a scope lasts, and those
+/// that are kept for the scope.
 pub(super) fn pool(core: &Core) -> u32 {
     let limit = core.frames.limit();
     (limit / 4 + kept(core)).max(core.evictor.batch())
 }
 
-/// Frames of pages Leaving that only those can have who hold back the rest with a scope of their own.
+/// Returns how many frames of pages Leaving are kept for threads that hold back the rest with a
+/// scope of their own.
 fn kept(core: &Core) -> u32 {
     core.frames.limit() / 8
 }
@@ -73,8 +80,8 @@ impl Cooler {
         Cooler { hand: 0, batches, urgent, first, cooling: 0, batch }
     }
 
-    /// Makes pages Leaving until there are so many, but not all at once: somebody may be waiting for the first frame. False: there are
-    /// enough now, or no frames left to look at.
+    /// Makes pages Leaving until there are `enough`, but not all at once: a thread may be waiting
+    /// for the first frame. False if there are enough now, or no frames left to look at.
     pub(super) fn cool_ahead(&mut self, core: &Core, enough: u32, looks: &mut u64) -> bool {
         let is_short = |looks| core.frames.leaving() < enough && looks > 0;
         for _ in 0..COOL_AHEAD {
@@ -85,7 +92,7 @@ impl Cooler {
         is_short(*looks)
     }
 
-    /// Makes a batch of pages Leaving; how many frames the hand passed.
+    /// Makes a batch of pages Leaving. Returns how many frames the hand passed.
     fn cool(&mut self, core: &Core) -> u64 {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
@@ -102,7 +109,8 @@ impl Cooler {
             }
         }
         if !(frames.is_empty() && sparse.is_empty()) {
-            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too, so it may not be `epoch`.
+            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too,
+            // so it may not be `epoch`.
             let last = core.next_epoch();
             let batch = |frames: Vec<FrameId>| (!frames.is_empty()).then_some(Batch { epoch, last, frames });
             self.cooling += frames.len();
@@ -115,14 +123,15 @@ impl Cooler {
         passed.max(1)
     }
 
-    /// Makes these pages Leaving, as far as they can leave. Those that are so already leave with this batch.
+    /// Makes these pages Leaving, as far as they can leave. Those that are Leaving already move to
+    /// this batch.
     pub(super) fn cool_pages(&mut self, core: &Core, pages: &[u32]) -> Option<Batch> {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let frames: Vec<FrameId> = pages.iter().filter_map(|page| recool(core, *page, epoch)).collect();
         (!frames.is_empty()).then(|| Batch { epoch, last: core.next_epoch(), frames })
     }
 
-    /// The same; they leave before others.
+    /// Makes these pages Leaving, as an urgent batch that leaves before others.
     pub(super) fn cool_urgent(&mut self, core: &Core, pages: &[u32]) {
         let batch = self.cool_pages(core, pages);
         self.urgent.extend(batch);
@@ -136,7 +145,8 @@ impl Cooler {
         !pages.is_empty()
     }
 
-    /// The oldest batch of those that leave first. A batch more than is wanted now is Leaving then: whoever wants it is not in its way.
+    /// Takes the oldest batch of pages that leave first. One more batch than is wanted is Leaving
+    /// then: the thread that wants it is not in its way.
     pub(super) fn next_first(&mut self, core: &Core, wanted: u32) -> Next {
         let waiting = |first: &VecDeque<Batch>| first.iter().map(|batch| batch.frames.len()).sum::<usize>();
         while waiting(&self.first) < wanted as usize + self.batch && self.cool_first(core) {}
@@ -147,7 +157,7 @@ impl Cooler {
         }
     }
 
-    /// Forgets what was taken back.
+    /// Removes pages that were taken back from their batches.
     fn forget(&mut self, core: &Core) {
         self.batches.retain_mut(|batch| {
             batch.frames.retain(|frame| leaves_with(core, *frame, batch.epoch).is_some());
@@ -156,18 +166,19 @@ impl Cooler {
         self.cooling = self.batches.iter().map(|batch| batch.frames.len()).sum();
     }
 
-    /// The oldest urgent batch, if it is over.
+    /// Takes the oldest urgent batch, if its scopes are over.
     pub(super) fn next_urgent(&mut self, core: &Core) -> Option<Batch> {
         let is_over = self.urgent.front().is_some_and(|batch| core.threads.is_over(batch.last));
         if is_over { self.urgent.pop_front() } else { None }
     }
 
-    /// The epoch of the oldest urgent batch.
+    /// Returns the epoch of the oldest urgent batch.
     pub(super) fn urgent_since(&self) -> Option<u64> {
         self.urgent.front().map(|batch| batch.last)
     }
 
-    /// What leaves next. While an old scope holds back batches, the last ones before those are kept for it: others make no use of them.
+    /// Takes the next batch to evict. While an old scope holds back batches, the last ones before
+    /// those are kept for its thread: others make no use of them.
     pub(super) fn next(&mut self, core: &Core, urgency: Urgency) -> Next {
         let oldest = core.threads.oldest().unwrap_or(u64::MAX);
         let Some(front) = self.batches.front() else { return Next::Nothing };
@@ -193,13 +204,13 @@ impl Cooler {
         })
     }
 
-    /// A batch that was made for somebody who waits for it no more.
+    /// Appends a batch that was made for a caller that waits for it no more.
     pub(super) fn put_last(&mut self, batch: Batch) {
         self.cooling += batch.frames.len();
         self.batches.push_back(batch);
     }
 
-    /// A batch of which not all could leave now.
+    /// Puts a batch back of which not all pages could leave now.
     pub(super) fn put_back(&mut self, batch: Batch) {
         self.cooling += batch.frames.len();
         self.batches.push_front(batch);
@@ -207,15 +218,17 @@ impl Cooler {
 }
 
 impl EvictorState {
-    /// Makes a page of a batch ours; which, and its word. The batch is over.
+    /// Claims a page of a batch for eviction. Returns the page and its word, or `None` if it must
+    /// stay. The batch's scopes are over.
     pub(super) fn seal(&self, core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
-        // Nobody makes it Leaving again meanwhile, so it is not taken back and in a later batch when the exchange succeeds.
+        // Nobody makes it Leaving again meanwhile, so it is not taken back and in a later batch
+        // when the exchange succeeds.
         let _cooler = core.evictor.cooler();
         let (page, seen) = leaves_with(core, frame, epoch)?;
         let sealed = seen.seal()?;
         let word = &core.words[page];
         if core.frames.infos[frame.0].is_pinned() || core.expects_objects(page) || self.evacuator.fills(core, page) {
-            // It is in use, as any page that is taken back.
+            // The page is in use, as any page that is taken back.
             core.exchange(word, seen, seen.deref(false).0);
             return None;
         }
@@ -223,16 +236,17 @@ impl EvictorState {
     }
 }
 
-/// The page in this frame and its word, if it has been Leaving since this batch was made.
+/// Returns the page in this frame and its word, if it has been Leaving since this batch was made.
 fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
     let info = &core.frames.infos[frame.0];
-    // Taken back and made Leaving again since, or gone: then it is in a later batch, or in none.
+    // If the page was taken back and made Leaving again since, it is in a later batch; if it is
+    // gone, in none.
     let page = info.page().filter(|_| info.cooled() == epoch)?;
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     (seen.state() == State::Leaving && seen.frame() == Some(frame)).then_some((page, seen))
 }
 
-/// Makes a page Leaving, or takes its mark away; its frame if it is Leaving now.
+/// Makes a page Leaving, or clears its reference bit. Returns its frame if it is Leaving now.
 fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     if core.expects_objects(page) {
         return None;
@@ -250,7 +264,7 @@ fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     })
 }
 
-/// The same for a page that may be Leaving with another batch: it changes to this one.
+/// Makes a page Leaving as [`cool_page`] does; a page that is Leaving already moves to this batch.
 fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     let frame = seen.frame().filter(|_| seen.state() == State::Leaving);
@@ -260,7 +274,7 @@ fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     frame.or_else(|| cool_page(core, page, epoch))
 }
 
-/// Makes a log page Leaving that is in use, but not by much: what is hot in it shall lie elsewhere.
+/// Makes a log page Leaving that is in use, but sparse: its hot objects should lie elsewhere.
 fn cool_sparse(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     let objects = core.objects.as_ref().filter(|_| core.segments.is_log(page))?;
     let is_near = FrameWord(core.words[page].load(Ordering::Relaxed)).state() == State::Near;

@@ -1,9 +1,12 @@
-//! Vacancies: far memory in which nothing is any more.
+//! Vacancies: far pages that hold nothing any more, but whose old copies still take memory of the
+//! pool.
 //!
-//! A page that dies leaves its far copy behind. The next pages that leave are likely to have its far address, and write over the copy.
-//! That costs less than giving the memory back and taking it again: system calls, in shared memory also interruptions of the other
-//! processors, and page faults. So a share of all far pages may be vacant. A hand goes round the pages and gives back what is
-//! more than that, and everything when the pool is full, or when the evictor has had nothing to do for a while.
+//! A page that dies leaves its far copy behind. The next pages that leave are likely to have its
+//! far address, and write over the copy. That costs less than giving the memory back and taking it
+//! again: system calls, in shared memory also interruptions of the other processors, and page
+//! faults. So a share of all far pages may be vacant. A hand goes round the pages and gives back
+//! what is more than that, and everything when the pool is full, or when the evictor has had
+//! nothing to do for a while.
 //!
 //! No list says which pages these are: their words do (Empty and stored).
 
@@ -13,13 +16,14 @@ use core::sync::atomic::{AtomicI64, Ordering};
 use farfield_core::heap::{FrameWord, State};
 use farfield_pool::PoolError;
 
-/// How many there are. Counted after a word has changed, so for a moment it can be wrong, and negative.
+/// Number of vacancies. Counted after a word has changed, so for a moment it can be wrong, and
+/// negative.
 #[derive(Default)]
 pub(crate) struct Vacancies(AtomicI64);
 
-/// Of the far addresses used so far, one in so many may be vacant.
+/// Divisor of the far addresses used so far that gives how many may be vacant.
 const SHARE: u64 = 16;
-/// So many may be vacant in any case.
+/// Number of pages that may be vacant in any case.
 const FEW: u64 = 64;
 
 impl Vacancies {
@@ -29,7 +33,7 @@ impl Vacancies {
 }
 
 impl Core {
-    /// A page has become Empty; `stored`: the pool has a copy of what was in it.
+    /// Counts a page that has become Empty; `stored`: the pool has a copy of what was in it.
     pub(crate) fn vacate(&self, stored: bool) {
         if stored {
             // SeqCst: the reclaimer says that it sleeps before it looks whether there are any.
@@ -40,7 +44,7 @@ impl Core {
         }
     }
 
-    /// A page is not Empty any more, whose word `was` this.
+    /// Counts a page that is not Empty any more, whose word `was` this.
     pub(crate) fn occupy(&self, was: FrameWord) {
         if was.is_stored() {
             self.vacancies.0.fetch_sub(1, Ordering::Relaxed);
@@ -53,7 +57,7 @@ impl Core {
 }
 
 impl Evictor {
-    /// Gives a few vacancies back to the pool; how many.
+    /// Gives a few vacancies back to the pool. Returns how many.
     pub(crate) fn discard_some(&self, core: &Core) -> Result<usize, PoolError> {
         let mut looks = u64::from(core.segments.high_page());
         self.lock().discard_batch(core, &mut looks)
@@ -61,14 +65,15 @@ impl Evictor {
 }
 
 impl EvictorState {
-    /// Gives back what is too much.
+    /// Gives the vacancies back that are too many.
     pub(super) fn discard_excess(&mut self, core: &Core) -> Result<(), PoolError> {
         let max = core.vacancies_max();
-        // And some more, so that this is not done for each page that dies.
+        // A quarter of the maximum more is given back, so that this is not done for each page that
+        // dies.
         if core.vacancies.count() > max { self.discard(core, max / 4 * 3) } else { Ok(()) }
     }
 
-    /// Gives vacancies back until there are so few.
+    /// Gives vacancies back until there are at most `few`.
     pub(super) fn discard(&mut self, core: &Core, few: u64) -> Result<(), PoolError> {
         let mut looks = u64::from(core.segments.high_page());
         while core.vacancies.count() > few && looks > 0 {
@@ -77,7 +82,7 @@ impl EvictorState {
         Ok(())
     }
 
-    /// Gives back the next batch of vacancies, after so many looks at most; how many.
+    /// Gives back the next batch of vacancies, after at most `looks` looks. Returns how many.
     fn discard_batch(&mut self, core: &Core, looks: &mut u64) -> Result<usize, PoolError> {
         self.carrier.open(core)?;
         let ours = self.claim_vacancies(core, looks);
@@ -97,7 +102,7 @@ impl EvictorState {
         Ok(ours.len())
     }
 
-    /// Makes vacancies Fetching that the hand comes by.
+    /// Makes vacancies Fetching that the hand comes by, and returns them.
     fn claim_vacancies(&mut self, core: &Core, looks: &mut u64) -> Vec<u32> {
         let pages = core.segments.high_page();
         let mut ours = Vec::with_capacity(self.batch);

@@ -1,7 +1,8 @@
-//! What the evictor does for the object plane: it hands sealed log pages to the evacuator, and takes sparse ones that are in use.
+//! Log pages of the object plane in the evictor: it hands sealed ones to the evacuator, and takes
+//! sparse ones that are in use.
 //!
-//! Some log pages are *urgent*: they are taken as soon as the scopes of the moment are over, and do not wait for their turn
-//! among those that are cold.
+//! Some log pages are *urgent*: they are taken as soon as the scopes of the moment are over, and do
+//! not wait for their turn among those that are cold.
 
 use super::take::settle;
 use super::{Core, EvictorState, Unit};
@@ -9,14 +10,14 @@ use farfield_core::heap::{FrameId, FrameWord, Verdict};
 use farfield_pool::PoolError;
 
 impl Core {
-    /// Are objects on their way to this page? Then it must not leave.
+    /// Checks whether objects are on their way to this page, which must not leave then.
     pub(super) fn expects_objects(&self, page: u32) -> bool {
         self.objects.as_ref().is_some_and(|objects| objects.log.expects(page))
     }
 }
 
 impl EvictorState {
-    /// Takes the oldest urgent batch, if it is over.
+    /// Evicts the oldest urgent batch, if its scopes are over; false if there is none.
     pub(super) fn evict_urgent(&mut self, core: &Core) -> Result<bool, PoolError> {
         let batch = core.evictor.cooler().next_urgent(core);
         let Some(batch) = batch else { return Ok(false) };
@@ -25,7 +26,7 @@ impl EvictorState {
         Ok(true)
     }
 
-    /// What the evacuator has put into cold pages leaves next.
+    /// Cools pages that the evacuator has filled with cold objects, as an urgent batch.
     pub(super) fn cool_cold(&mut self, core: &Core) {
         let pages = self.evacuator.take_cold();
         if !pages.is_empty() {
@@ -33,8 +34,10 @@ impl EvictorState {
         }
     }
 
-    /// Asks the evacuator about a sealed unit; false if the unit is to leave as it is. While somebody waits for a frame, it is: moving
-    /// objects frees little at first.
+    /// Asks the evacuator about a sealed unit; false if the unit is to leave as it is.
+    ///
+    /// While a thread or task waits for a frame, objects are not moved: moving them frees little at
+    /// first.
     pub(super) fn take_log_page(&mut self, core: &Core, unit: Unit, frame: FrameId) -> bool {
         let Some(objects) = &core.objects else { return false };
         let may_move = core.throttle.waiting() == 0 && !core.waiters.want_room();

@@ -1,8 +1,10 @@
-//! Far log pages of which little lives: what is left in them is brought together, so that far memory is not full of holes.
+//! Compaction of far log pages: live objects of sparse ones are brought together, so that far
+//! memory is not full of holes.
 //!
-//! Objects leave their page one by one, when they are wanted, and holes are never filled. So for every page that is opened the evictor
-//! looks at a few others, in turn; those that are Far and sparse it reads, and the evacuator moves what lives in them to pages of cold
-//! objects. *Sparse* is a quarter while there are far addresses enough, and more when they become scarce.
+//! Objects leave their page one by one, when they are wanted, and holes are never filled. So for
+//! every page that is opened the evictor looks at a few others, in turn. It reads those that are
+//! Far and sparse, and the evacuator moves what lives in them to pages of cold objects. A page is
+//! *sparse* if at most a quarter of it lives, or a larger part when far addresses become scarce.
 
 use super::{Core, EvictorState};
 use crate::plane::object::Objects;
@@ -10,21 +12,21 @@ use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameWord, State};
 use farfield_pool::PoolError;
 
-/// How far the hand has come that goes round the far pages.
+/// State of the hand that goes round the far pages.
 #[derive(Default)]
 pub(super) struct Merger {
     hand: u32,
-    /// Pages that had been opened when it looked last.
+    /// Number of pages that had been opened when the hand moved last.
     opened: u32,
-    /// Pages still to look at.
+    /// Number of pages still to look at.
     debt: u32,
 }
 
-/// Pages that are looked at for each that is opened.
+/// Number of pages that are looked at for each that is opened.
 const LOOKS: u32 = 4;
 
 impl EvictorState {
-    /// Brings together what is left in sparse far pages, as far as it is their turn, there is room, and nobody waits for it.
+    /// Merges sparse far pages, as far as it is their turn, there is room, and nobody waits for it.
     pub(super) fn merge_far(&mut self, core: &Core) -> Result<(), PoolError> {
         let Some(objects) = &core.objects else { return Ok(()) };
         let (opened, pages) = (objects.log.opened(), core.segments.high_page());
@@ -47,7 +49,7 @@ impl EvictorState {
         Ok(())
     }
 
-    /// The next sparse ones, at most a batch.
+    /// Returns the next sparse pages, at most a batch.
     fn find_sparse(&mut self, core: &Core, objects: &Objects, quarters: u32) -> Vec<u32> {
         let pages = core.segments.high_page();
         let mut sparse = Vec::new();
@@ -55,7 +57,8 @@ impl EvictorState {
             self.merger.debt -= 1;
             self.merger.hand = if self.merger.hand + 1 >= pages { 0 } else { self.merger.hand + 1 };
             let page = self.merger.hand;
-            // Only pages that are log pages, and in use, have objects by their word. What is Far stays so, because we take objects out of it.
+            // Only pages that are log pages, and in use, have objects by their word. A page that is
+            // Far stays so, because we take objects out of it.
             if objects.log.word(page).is_sparse(quarters) && objects.log.go(page) {
                 if FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far {
                     sparse.push(page);
@@ -68,7 +71,8 @@ impl EvictorState {
     }
 }
 
-/// How much of a page may live for it to be sparse, in quarters: more when fewer far addresses are left.
+/// Returns how much of a page may live for it to be sparse, in quarters: more when fewer far
+/// addresses are left.
 fn quarters(core: &Core, objects: &Objects) -> u32 {
     let left = (core.pages - core.segments.high_page()) as usize + objects.log.unused_count();
     match left {

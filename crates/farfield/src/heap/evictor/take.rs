@@ -1,4 +1,4 @@
-//! What becomes of a unit that the evictor has sealed.
+//! Eviction of a unit that the evictor has sealed.
 
 use super::carrier::Errand;
 use super::{Core, EvictorState, Unit, Urgency};
@@ -9,10 +9,10 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::PoolError;
 
 impl EvictorState {
-    /// Takes one unit that we have sealed.
+    /// Evicts one unit that we have sealed, or lets it stay.
     pub(super) fn take(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
-        // A larger unit has one object, and goes with it.
+        // A larger unit has one object, and is freed with it.
         if unit.pages == 1 && !core.is_live(unit) {
             self.drop_dead(core, unit, frame);
             return Ok(());
@@ -40,18 +40,18 @@ impl EvictorState {
             return Err(error);
         }
         self.carrier.write(core, unit, frame, 0..unit.pages);
-        // Whoever needs the page from here on need not wait for the write.
+        // A thread that needs the page from here on need not wait for the write.
         settle(word, FrameWord::copied);
         Ok(())
     }
 
-    /// The frames of a unit that has left are free.
+    /// Frees the frames of a unit that has left.
     fn free(&mut self, core: &Core, unit: Unit, frame: FrameId) {
         core.frames.put(frame, unit.pages);
         self.freed += unit.pages;
     }
 
-    /// No object lives in the sealed unit.
+    /// Drops the sealed unit, in which no object lives.
     pub(super) fn drop_dead(&mut self, core: &Core, unit: Unit, frame: FrameId) {
         let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
         self.free(core, unit, frame);
@@ -59,8 +59,8 @@ impl EvictorState {
         core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
     }
 
-    /// Units of more pages than a batch are written while they are ours, in windows; between them we look whether
-    /// somebody wants it back.
+    /// Evicts a unit of more pages than a batch. It is written in windows while it is ours; between
+    /// them this looks whether a thread wants it back.
     fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         if let Err(error) = self.finish(core).and_then(|()| self.carrier.open(core)) {
@@ -72,7 +72,7 @@ impl EvictorState {
             let wanted = FrameWord(word.load(Ordering::Acquire)).is_wanted();
             let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, sealed, at) };
             if wanted || result.is_err() {
-                // What was written is newer than the checksums say.
+                // Pages that were written are newer than the checksums say.
                 settle(word, FrameWord::stays_dirty);
                 return result;
             }
@@ -98,13 +98,13 @@ impl EvictorState {
         self.carrier.finish_all(core)
     }
 
-    /// Opens the lane if it is closed, and waits until so many copies can be made.
+    /// Opens the lane if it is closed, and waits until `pages` copies can be made.
     fn room_for(&mut self, core: &Core, pages: usize) -> Result<(), PoolError> {
         self.carrier.open(core)?;
         if self.carrier.has_room(pages) { Ok(()) } else { self.finish(core) }
     }
 
-    /// Ends all writes; the pages whose copies arrived, and that nobody took back, are Far.
+    /// Ends all writes. Pages whose copies arrived, and that nobody took back, are Far then.
     pub(super) fn finish(&mut self, core: &Core) -> Result<(), PoolError> {
         let (waited, errands) = self.carrier.finish(core);
         let mut trouble = waited;
@@ -114,7 +114,8 @@ impl EvictorState {
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 let next = if result.is_ok() { seen.left() } else { seen.refused() };
-                // Taken back, or released. Only we make a page Copied, so it is not Copied again.
+                // The page was taken back, or released. Only we make a page Copied, so it is not
+                // Copied again.
                 let Some(next) = next else { break };
                 if core.exchange(word, seen, next) {
                     if result.is_ok() {
@@ -130,7 +131,7 @@ impl EvictorState {
     }
 }
 
-/// A transition that only the owner makes, on a word in which others may set marks.
+/// Makes a transition that only the owner makes, on a word in which others may set marks.
 pub(super) fn settle(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWord) -> FrameWord {
     let mut seen = FrameWord(word.load(Ordering::Acquire));
     loop {
@@ -142,17 +143,18 @@ pub(super) fn settle(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWo
     }
 }
 
-/// Has the pool this page already: the `index`-th of a unit that we have sealed and that begins in this frame?
+/// Checks whether the pool has this page already: the `index`-th of a unit that we have sealed and
+/// that begins in this frame.
 fn is_as_far(core: &Core, sealed: FrameWord, frame: FrameId, index: u32) -> bool {
     let frame = FrameId(frame.0 + index);
     sealed.is_stored() && !sealed.is_dirty() && sum(core, frame) == core.frames.infos[frame.0].sum()
 }
 
-/// Checksum of the page in a frame of a unit that we have sealed.
+/// Returns the checksum of the page in a frame of a unit that we have sealed.
 fn sum(core: &Core, frame: FrameId) -> u64 {
     let address = core.frames.address(frame);
     crate::heap::launder(address);
-    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the unit is in Copying and
-    // ours, so nobody writes it meanwhile.
+    // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the
+    // unit is in Copying and ours, so nobody writes it meanwhile.
     checksum(unsafe { core::slice::from_raw_parts(address, PAGE_BYTES) })
 }

@@ -1,15 +1,16 @@
-//! What is known of each frame.
+//! The state of each frame that is not in its page's frame word.
 
 use crate::heap::memory::Zeroed;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What is known of the page in a frame. Written by whoever owns the frame.
+/// Metadata of a frame and of the page in it. Written by the owner of the frame.
 pub(crate) struct FrameInfo {
-    /// Page within the heap, plus one; 0 if the frame is free. Pages inside a unit of several are not entered.
+    /// Page within the heap, plus one; 0 if the frame is free. Not set for pages inside a unit of
+    /// several.
     pub(super) page: AtomicU32,
-    /// Pins of the unit that begins here; see `pins`.
+    /// Number of pins of the unit that begins here; see `pins`.
     pub(super) pins: AtomicU32,
-    /// Checksum of the far copy.
+    /// Checksum of the page's far copy.
     sum: AtomicU64,
     /// Epoch in which the page became Leaving. Only the evictor uses it.
     cooled: AtomicU64,
@@ -18,17 +19,17 @@ pub(crate) struct FrameInfo {
 // SAFETY: atomics, for which zero is a value.
 unsafe impl Zeroed for FrameInfo {}
 
-/// What frames cost beside their bytes.
+/// Bytes that a frame costs beside its page.
 pub(crate) const INFO_BYTES: usize = size_of::<FrameInfo>();
 
 impl FrameInfo {
-    /// The unit of this page has moved in. The evictor reads what is said here only after it has seen the frame word that is
-    /// stored afterwards.
+    /// Notes that the unit of this page has moved in. The evictor reads this only after it has seen
+    /// the frame word that is stored afterwards.
     pub(crate) fn moved_in(&self, page: u32) {
         self.page.store(page + 1, Ordering::Relaxed);
     }
 
-    /// Checksum of the far copy.
+    /// Stores the checksum of the page's far copy.
     pub(crate) fn set_sum(&self, sum: u64) {
         self.sum.store(sum, Ordering::Relaxed);
     }
@@ -41,7 +42,7 @@ impl FrameInfo {
         self.page.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Must the unit in this frame stay?
+    /// Checks whether the unit in this frame must stay.
     pub(crate) fn is_pinned(&self) -> bool {
         self.pins.load(Ordering::Acquire) > 0
     }

@@ -1,6 +1,6 @@
-//! Which frames were used, for those who go round.
+//! The frames that were ever used, for hands that go round them (CLOCK).
 
-/// Frames that were used: of ground and annex, each up to an end.
+/// Ranges of the frames that were used: one in the ground and one in the annex, each up to an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Used {
     pub(super) high: u32,
@@ -9,12 +9,12 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// How many.
+    /// Returns the number of these frames.
     pub(crate) fn count(self) -> u32 {
         self.high - 1 + self.annex_high - self.annex - 1
     }
 
-    /// The next one after this one, round and round.
+    /// Returns the frame after this one, in a circle.
     pub(crate) fn after(self, frame: u32) -> u32 {
         match frame + 1 {
             next if next < self.high => next,
@@ -24,7 +24,7 @@ impl Used {
         }
     }
 
-    /// All of them.
+    /// Iterates over all of them.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
         (1..self.high).chain(self.annex + 1..self.annex_high)
     }
