@@ -660,7 +660,7 @@ impl Handshake {
         let _ = net::poll(self.fd, self.exchange.events(), most);
     }
 
-    /// Does what can be done without blocking. Returns `None` if the handshake has not ended yet.
+    /// Advances as far as possible without blocking. Returns `None` if the handshake has not ended yet.
     fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
         if self.connected != Step::Done {
             self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;

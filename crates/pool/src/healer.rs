@@ -48,7 +48,7 @@ pub(crate) trait Patient: Send + Sync + 'static {
 
 /// Lane that can repair: it gives legs what they lack.
 pub(crate) trait Nurse: Legged {
-    /// Does as much as can be done now, and waits a little.
+    /// Advances the repairs as far as possible now, and waits a little.
     fn care(&mut self) {
         self.work();
         self.legs().sleep(SLEEP_SLICE);

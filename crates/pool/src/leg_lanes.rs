@@ -133,7 +133,7 @@ impl LegLanes {
 /// Lane that works through legs.
 pub(crate) trait Legged: Lane {
     fn legs(&mut self) -> &mut LegLanes;
-    /// Does what can be done without blocking.
+    /// Advances its operations as far as possible without blocking.
     fn work(&mut self);
     /// Checks whether there is a completion for the caller.
     fn has_ended(&self) -> bool;
