@@ -37,7 +37,7 @@ pub enum Op {
     /// compared it with that checksum. The receiver compared the part with a checksum of its own,
     /// which also covers the identity of the part.
     ReadPart {
-        /// The page.
+        /// Page to be read.
         page: PageId,
         /// Bytes of the page to be read.
         part: PagePart,

@@ -27,7 +27,7 @@ use std::sync::Arc;
 const SPIN: Duration = Duration::from_micros(50);
 /// Time after which a polling channel yields the core between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
-/// Room for one of the longest answers and the beginning of the next.
+/// Size of the receive buffer: one of the longest answers and the beginning of the next.
 const INBOX_BYTES: usize = HEAD_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
 
 /// Call of a function over the region of the backend.

@@ -6,10 +6,10 @@
 //! conclude that the leg lacks nothing. Otherwise the write would count as done, and be lost
 //! together with a server that was whole.
 //!
-//! Time is cut into *epochs*, as in epoch-based reclamation. An epoch ends before and another after
-//! a leg joins. A change belongs to the epoch in which it begins. A change of an earlier epoch may
-//! not know of the leg. A change that begins in the current epoch looks up the legs after it has
-//! begun.
+//! Time is cut into *epochs*, much as in epoch-based reclamation. An epoch ends before and another
+//! after a leg joins. A change belongs to the epoch in which it begins. A change of an earlier
+//! epoch may not know of the leg. A change that begins in the current epoch looks up the legs after
+//! it has begun.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;

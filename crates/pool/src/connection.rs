@@ -609,7 +609,8 @@ fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecre
     bytes
 }
 
-/// Beginning of a connection: a state machine that never waits and never allocates.
+/// Beginning of a connection: a state machine whose steps never wait. Joining a session allocates
+/// nothing.
 struct Handshake {
     server: u16,
     fd: i32,
@@ -660,7 +661,8 @@ impl Handshake {
         let _ = net::poll(self.fd, self.exchange.events(), most);
     }
 
-    /// Advances as far as possible without blocking. Returns `None` if the handshake has not ended yet.
+    /// Advances as far as possible without blocking. Returns `None` if the handshake has not
+    /// ended yet.
     fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
         if self.connected != Step::Done {
             self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
@@ -713,7 +715,7 @@ fn stranger(server: u16) -> PoolError {
     PoolError::Refused { server, reason: "it is not a Farfield memory server" }
 }
 
-/// Question and its answer on a connection: a state machine that never waits.
+/// Question and its answer on a connection: a state machine whose steps never wait.
 pub(crate) struct Exchange {
     question: [u8; QUESTION_MAX],
     asked: usize,

@@ -67,11 +67,12 @@ pub(crate) trait Nurse: Legged {
 }
 
 /// Returns legs that hold everything and answer, if there are enough of them. If a leg fell silent
-/// before another was repaired there are too few. Then this repairs legs; it blocks for about a
-/// second at most.
+/// before another was repaired there are too few. Then this repairs legs, and blocks, for at most
+/// [`WHOLE_PATIENCE`].
 ///
 /// # Errors
-/// [`PoolError::TimedOut`]: some that are needed do not answer. [`PoolError::ServerGone`]: too few are left.
+/// [`PoolError::TimedOut`]: some legs that are needed do not answer. [`PoolError::ServerGone`]: too
+/// few legs are left.
 pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) -> Result<Legs, PoolError> {
     let whole = || {
         let whole = patient.which(|leg, _| patient.is_whole(leg));

@@ -9,8 +9,9 @@ use farfield_core::Legs;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// Times of a waiting lane: it polls all legs for `SPIN` before it sleeps, yields the core between two
-/// polls after `YIELD_AFTER`, and sleeps at one leg for `SLEEP_SLICE` before it looks at the others.
+/// Times of a waiting lane: it polls all legs for `SPIN` before it sleeps, yields the core between
+/// two polls after `YIELD_AFTER`, and sleeps at one leg for `SLEEP_SLICE` before it looks at the
+/// others.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);

@@ -93,7 +93,8 @@ pub(crate) struct Roster {
     next_give_up: AtomicU64,
     /// Set of legs that a thread is giving up at this moment.
     leaving: AtomicU16,
-    /// Number of writes that end at each leg without it, until that is noted.
+    /// Number of writes that are ending without each leg, until it is noted that the leg lacks
+    /// them.
     doubts: [AtomicU32; Legs::MAX],
     /// Time (ns) that a write waits for all legs before it counts with fewer; [`NEVER`] means until
     /// the missing ones are known to be gone.
@@ -573,7 +574,8 @@ impl Roster {
         self.active().iter().filter(hurt).collect()
     }
 
-    /// Returns the number of legs that hold everything and are missing.
+    /// Returns by how many the legs that hold everything are fewer than wanted. The result is at
+    /// least 1 while a change is in flight that may not know of a leg.
     fn missing(&self) -> usize {
         // This is read first: a change that has ended by then has noted which legs lack it.
         let are_old = self.changes.are_old();

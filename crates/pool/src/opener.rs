@@ -181,7 +181,7 @@ impl Opener {
         Opener { urls: vec![url.into()], ..self.clone() }
     }
 
-    /// Sets the token that proves the right to use the servers. Longer than 256 bytes, it is an
+    /// Sets the token that proves the right to use the servers. A token longer than 256 bytes is an
     /// error when the pool is opened.
     pub fn token(mut self, token: impl Into<String>) -> Opener {
         self.token = token.into();

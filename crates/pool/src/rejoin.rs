@@ -103,8 +103,8 @@ impl Rejoin {
         *self.backends[place].lock() = None;
     }
 
-    /// Abandons the backends in the child of a `fork`, where a lock that was held is never
-    /// released.
+    /// Abandons the backends in the child of a `fork`. Only tries the locks: there, a lock that was
+    /// held is never released.
     pub(crate) fn abandon(&self) {
         let backends = self.backends.iter().filter_map(|backend| backend.try_lock());
         backends.for_each(|backend| backend.iter().for_each(|backend| backend.abandon()));

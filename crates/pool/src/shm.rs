@@ -115,7 +115,8 @@ impl Descriptor {
     fn get(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "a memory file is used after it was closed");
-        // SAFETY: open until the region is dropped, abandoned or cloned, none of which happens during an operation.
+        // SAFETY: open until the region is dropped, abandoned or cloned, none of which happens
+        // during an operation.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
@@ -140,8 +141,10 @@ impl Region {
     fn entry(&self, page: u64) -> &AtomicU8 {
         debug_assert!(page < self.pages);
         // SAFETY:
-        // - alive: the page map is mapped until the region is dropped or abandoned, after which nobody asks;
-        // - inside: it has a byte for each page, which was checked against the file's (sealed) size;
+        // - alive: the page map is mapped until the region is dropped or abandoned, after which it
+        //   is not accessed;
+        // - inside: it has a byte for each page, which was checked against the file's (sealed)
+        //   size;
         // - shared: the server writes it too, and both sides only ever use atomic operations.
         unsafe { AtomicU8::from_ptr((self.page_map.load(Ordering::Relaxed) as *mut u8).add(page as usize)) }
     }
@@ -157,7 +160,8 @@ impl Region {
 
     fn blocks(&self, page: u64) -> &Blocks {
         debug_assert!(page < self.pages);
-        // SAFETY: as for `entry`; a line of atomics for each page, and mappings start at a page boundary.
+        // SAFETY: as for `entry`; a line of atomics for each page, and mappings start at a page
+        // boundary.
         unsafe { &*(self.notes.load(Ordering::Relaxed) as *const Blocks).add(page as usize) }
     }
 
@@ -266,8 +270,8 @@ impl Region {
     fn address(&self, number: u8, page: u64) -> Result<*const u8, Errno> {
         let (layer, piece) = (u64::from(number) - 1, page / PIECE_PAGES);
         let index = (layer * self.pieces_per_layer() + piece) as usize;
-        // SAFETY: the table has a word for each piece of each layer, lives as long as the region, and is only used
-        // through atomics; anonymous memory is page-aligned and zero.
+        // SAFETY: the table has a word for each piece of each layer, lives as long as the region,
+        // and is only used through atomics; anonymous memory is page-aligned and zero.
         #[allow(clippy::cast_ptr_alignment)]
         let word = unsafe { AtomicUsize::from_ptr((self.pieces.load(Ordering::Relaxed) as *mut usize).add(index)) };
         let mut start = word.load(Ordering::Acquire);
@@ -306,8 +310,8 @@ impl Region {
         let unmap = |address: &AtomicUsize, bytes: usize| {
             let address = address.swap(0, Ordering::Relaxed);
             if address != 0 {
-                // SAFETY: mapped with this length; the caller has no operation in flight, and pointers that were handed
-                // out by `Mapped` end with the call that leads here.
+                // SAFETY: mapped with this length; the caller has no operation in flight, and
+                // pointers that were handed out by `Mapped` end with the call that leads here.
                 let _ = unsafe { memory::munmap(address, bytes) };
             }
         };
@@ -495,9 +499,9 @@ impl Mapped for ShmBackend {
 /// Copies `bytes` of a page of a layer to the same place of `target`.
 fn copy(source: *const u8, bytes: Range<usize>, target: &mut [u8]) {
     let target = &mut target[bytes.clone()];
-    // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none of which
-    // happens during an operation; its file cannot shrink. If its owner writes it meanwhile, against the rules
-    // of lanes, the checksum shows it.
+    // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none
+    // of which happens during an operation; its file cannot shrink. If its owner writes it
+    // meanwhile, against the rules of lanes, the checksum shows it.
     unsafe { core::ptr::copy_nonoverlapping(source.add(bytes.start), target.as_mut_ptr(), target.len()) };
 }
 

@@ -40,7 +40,8 @@ impl<T> Words<T> {
     /// Returns the number at `index`; panics if `index` is outside the table.
     pub(crate) fn at(&self, index: u64) -> &T {
         assert!(index < self.len);
-        // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever their bits.
+        // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever
+        // their bits.
         unsafe { &*(self.start as *const T).add(index as usize) }
     }
 }

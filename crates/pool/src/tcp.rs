@@ -27,8 +27,8 @@ const SLOTS: u32 = 256;
 /// Greatest number of background pages in flight: half a megabyte delays a demand answer by some 60
 /// µs at 9 GB/s.
 const BACKGROUND_PAGES_MAX: u32 = 128;
-/// Greatest number of page bytes handed to the kernel as one message, so that a demand read never
-/// queues behind more.
+/// Number of page bytes after which a message to the kernel takes no further frame, so that a
+/// demand read does not queue behind more.
 const TRAIN_BYTES_MAX: usize = 512 * 1024;
 /// Greatest number of frames handed to the kernel as one message.
 const TRAIN_FRAMES_MAX: usize = 64;
@@ -250,8 +250,9 @@ pub(crate) struct TcpLane {
     dead: Option<PoolError>,
 }
 
-// SAFETY: what keeps it from being `Send` by itself are the pointers in the train. They point into memory that the lane
-// owns (its heads, the buffers inside its conversation), which moves to the other thread with it.
+// SAFETY: what keeps it from being `Send` by itself are the pointers in the train. They point into
+// memory that the lane owns (its heads, the buffers inside its conversation), which moves to the
+// other thread with it.
 unsafe impl Send for TcpLane {}
 
 impl TcpLane {
@@ -362,7 +363,8 @@ impl TcpLane {
                 }
                 self.load(now);
             }
-            // SAFETY: see `Train`: everything that its parts point to is alive and unchanged until sent.
+            // SAFETY: see `Train`: everything that its parts point to is alive and unchanged until
+            // sent.
             match unsafe { net::send(self.connection.fd, &self.train.parts[self.train.next..]) } {
                 Ok(sent) => {
                     self.train.advance(sent);
@@ -435,8 +437,8 @@ impl TcpLane {
                 let room = run as usize * PAGE_BYTES - offset;
                 let page_part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: room.min(place.len()) };
                 let asked = page_part.iov_len + inbox_part.iov_len;
-                // SAFETY: both parts are borrowed exclusively from `self`: a place in the buffer that the lane
-                // owns while the read is in flight, and the free end of the inbox.
+                // SAFETY: both parts are borrowed exclusively from `self`: a place in the buffer
+                // that the lane owns while the read is in flight, and the free end of the inbox.
                 let got = unsafe { net::receive(self.connection.fd, &[page_part, inbox_part]) }?;
                 let into_inbox = got.saturating_sub(page_part.iov_len);
                 self.inbox_end += into_inbox;
@@ -747,7 +749,8 @@ impl Lane for TcpLane {
 
 impl Drop for TcpLane {
     fn drop(&mut self) {
-        // Operations in flight are given up; their buffers are freed with the lane. The pointers in the train die first.
+        // Operations in flight are given up; their buffers are freed with the lane. The pointers in
+        // the train are dropped before the buffers to which they point.
         self.train.clear();
     }
 }

@@ -277,7 +277,7 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     (0..100).for_each(|_| {
         lane.poll(&mut Vec::new());
     });
-    // Whoever has this is enough, so the first is late.
+    // The legs that have this write are enough, so the first is late.
     write(&mut *lane, 128, 10, 2).unwrap();
     assert_eq!(backend.health(), Health::Degraded);
     assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { .. })), "it would lack the pages");
@@ -310,8 +310,8 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     backend.clone_region().unwrap().forget();
 }
 
-/// Longest stall of a lane, in ms; short compared with the time that a write waits for all legs, so
-/// that no leg is given up.
+/// Longest stall of a lane, in ms: several times as long as a write waits for all legs in these
+/// tests, but short enough that no leg is given up.
 const STALL_MS: u64 = 120;
 
 /// Runs a random history while single lanes of all legs stall, in turns and at the same time. At

@@ -1,5 +1,5 @@
-//! Parser for the language of pool URLs: `stripe(tcp://10.0.0.7:5555,
-//! fault:drop=0.01@shm:/run/far.sock)`.
+//! Parser for the language of pool URLs, as in
+//! `stripe(tcp://10.0.0.7:5555, fault:drop=0.01@shm:/run/far.sock)`.
 //!
 //! A URL is a *leaf*, which names one member (`SCHEME:WHERE`), or a backend made of backends
 //! (`NAME(URL, …)`), or `fault:SPEC@URL`. A leaf that stands alone is the whole text; inside
