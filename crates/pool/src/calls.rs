@@ -1,10 +1,13 @@
 //! Calls: functions that run where the pages of a backend are kept.
 //!
-//! A channel is a connection of its own that joins the session, so a long function keeps no page waiting. Many calls are under way
-//! at a time; what was submitted since the last look goes to the kernel at once. A call is sent once: when the connection is
-//! lost, nobody knows whether the function ran, and every call in flight says so. Unlike a lane, it may allocate.
+//! A channel is a connection of its own that joins the session, so a long function keeps no page
+//! operation waiting. Many calls may be in flight; all calls submitted since the last poll go to
+//! the kernel at once. A call is sent once. When the connection is lost, it is unknown whether the
+//! function ran, and every call in flight ends with an error that says so. Unlike a lane, a channel
+//! may allocate.
 //!
-//! Dangers that the tests guard against (`server/tests/calls.rs`): a call that never ends, an answer that goes to somebody else.
+//! Dangers that the tests guard against (`server/tests/calls.rs`): a call that never ends, an
+//! answer that reaches the wrong caller.
 
 use crate::PoolError;
 use crate::connection::{Connection, Session};
@@ -20,52 +23,52 @@ use farfield_os::{Errno, net};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How long a waiting channel polls before it sleeps; as a lane.
+/// Time that a waiting channel polls before it sleeps; equal to that of a lane.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it polls before it offers the core to others between two looks.
+/// Time after which a polling channel yields the core between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
-/// Room for one of the longest answers and the beginning of the next.
+/// Size of the receive buffer: one of the longest answers and the beginning of the next.
 const INBOX_BYTES: usize = HEAD_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
 
-/// A function to run over the region of the backend.
+/// Call of a function over the region of the backend.
 #[derive(Clone, Debug)]
 pub struct FarCall {
-    /// Chosen by the caller, returned at the end.
+    /// Tag chosen by the caller, returned with the end of the call.
     pub tag: u64,
-    /// How long the answer may take, from submission on.
+    /// Longest time that the answer may take, counted from submission.
     pub deadline: Duration,
-    /// Most steps that the function may take; 0: as many as the server allows.
+    /// Greatest number of steps that the function may take; 0 means as many as the server allows.
     pub steps_max: u32,
-    /// Its name at the server.
+    /// Name of the function at the server.
     pub name: &'static str,
-    /// Its version.
+    /// Version of the function.
     pub version: u32,
-    /// What it is given.
+    /// Argument of the function.
     pub argument: Vec<u8>,
 }
 
-/// The end of one call.
+/// End of one call.
 #[derive(Debug)]
 pub struct CallEnd {
-    /// The tag of the call.
+    /// Tag of the call.
     pub tag: u64,
-    /// What the function answered.
+    /// Answer of the function, or why there is none.
     pub result: Result<Vec<u8>, CallFailure>,
-    /// Steps that it took, if it answered; 0 if nobody counted.
+    /// Steps that the function took, if it answered; 0 if they were not counted.
     pub steps: u32,
 }
 
-/// Why there is no answer.
+/// Reason why a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallFailure {
-    /// The server says so.
+    /// The server reports an error.
     Server {
-        /// Why.
+        /// Error code.
         code: ErrorCode,
-        /// What the code is about: a page, an offset, a version, steps.
+        /// Detail of the code: a page, an offset, a version, or a number of steps.
         detail: u64,
     },
-    /// Nobody says anything.
+    /// The server reports nothing; the error arose on our side.
     Pool(PoolError),
 }
 
@@ -77,34 +80,40 @@ struct Pending {
 
 /// A thread's private channel to functions that run where pages are kept.
 pub trait Calls: Send {
-    /// Takes the call, or gives it back when there is no room (poll, then try again). [`Calls::poll`] sends it.
+    /// Takes the call, or gives it back when there is no room (poll, then try again).
+    /// [`Calls::poll`] sends it.
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall>;
 
-    /// Sends everything submitted and moves the calls that ended into `done`; how many. Returns soon. After the server is gone
-    /// every call in flight ends with an error.
+    /// Sends everything submitted, moves the calls that ended into `done`, and returns their
+    /// number. Returns soon. After the server is gone every call in flight ends with an error.
     fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize;
 
-    /// Calls submitted and not ended.
+    /// Returns the number of calls submitted and not ended.
     fn in_flight(&self) -> usize;
 
     /// Blocks until a call has probably ended or `timeout` has passed: spins first, then sleeps.
     fn wait(&mut self, timeout: Duration);
 }
 
-/// Functions that write some pages wherever these are kept. See [`Backend::begin_writes`](crate::Backend::begin_writes).
+/// Channel factory for functions that write some pages at each place that keeps them. Made by
+/// [`Backend::begin_writes`](crate::Backend::begin_writes).
 pub trait Writes: Send + Sync {
-    /// A channel for some of them. They change nothing but these pages, and what they do and answer depends on nothing but their arguments and on what else the pool holds.
-    /// May allocate and block.
+    /// Opens a channel for such functions. They change nothing but the reserved pages. Their
+    /// effects and answers depend only on their arguments and on the rest of the pool. May allocate
+    /// and block.
     fn open(&self) -> Result<Box<dyn Calls>, PoolError>;
 
-    /// All channels are gone. The pages are what the functions wrote, if all of them have answered and this is no error; else nobody knows what is in them.
+    /// Ends the writes, after all channels are gone.
+    ///
+    /// On `Ok`, the pages are what the functions wrote if all of them have answered. On an error,
+    /// or if one has not answered, the contents of the pages are unknown.
     fn end(self: Box<Self>) -> Result<(), Unwritten>;
 }
 
-/// Pages are not what functions were to write.
+/// Error: the pages may differ from what the functions were to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unwritten {
-    /// No function writes there any more.
+    /// Whether it is certain that no function writes there any more.
     pub is_over: bool,
 }
 
@@ -114,16 +123,16 @@ pub struct CallLane {
     connection: Connection,
     region: RegionId,
     calls_max: usize,
-    /// By the tag on the wire.
+    /// Calls in flight, by their tag on the wire.
     pending: Seats<Pending>,
-    /// Before this no pending call's time is over.
+    /// Earliest time (in ns) at which the deadline of a pending call passes.
     soonest: u64,
-    /// When the first call was submitted since the last look.
+    /// Time at which the first call was submitted since the last poll.
     now: Option<u64>,
     outbox: Vec<u8>,
     sent: usize,
     inbox: Box<[u8]>,
-    /// Received and not used.
+    /// Range of the inbox that was received and not yet used.
     unread: Range<usize>,
     ended: VecDeque<CallEnd>,
     dead: Option<PoolError>,
@@ -136,11 +145,11 @@ impl core::fmt::Debug for CallLane {
 }
 
 impl CallLane {
-    /// Most calls of one channel that may be under way.
+    /// Greatest number of calls in flight on one channel.
     pub const CALLS_MAX: usize = Seats::<Pending>::MAX;
-    /// Why a backend runs no functions.
+    /// Reason for a refusal: the backend runs no functions.
     pub const NOWHERE: &'static str = "no code runs where these pages are kept";
-    /// Why it runs none now, and perhaps will.
+    /// Reason for a refusal: the backend runs no functions now, but perhaps will later.
     pub const NOT_NOW: &'static str = "no server that runs code keeps all of these pages now";
 
     pub(crate) fn open(session: &Arc<Session>, region: RegionId) -> Result<CallLane, PoolError> {
@@ -197,7 +206,7 @@ impl Calls for CallLane {
     }
 
     fn poll(&mut self, done: &mut Vec<CallEnd>) -> usize {
-        // Who has waited knows what ended, and need not look once more.
+        // After a wait, the ended calls are known already; there is no need to poll again.
         if self.ended.is_empty() || self.sent < self.outbox.len() {
             self.work();
         }
@@ -239,7 +248,7 @@ impl Calls for CallLane {
 }
 
 impl CallLane {
-    /// Sends, receives and lets time pass; says what time it is.
+    /// Sends, receives and expires calls; returns the time in ns.
     fn work(&mut self) -> u64 {
         if self.dead.is_none() {
             match self.connection.try_join() {
@@ -299,7 +308,7 @@ impl CallLane {
         }
     }
 
-    /// Acts on the answers in the inbox that are complete.
+    /// Acts on the complete answers in the inbox.
     fn digest(&mut self) -> Result<(), WireError> {
         while let Some(head) = Head::decode(&self.inbox[self.unread.clone()])? {
             if head.body as usize > CallBody::ANSWER_BYTES_MAX {
@@ -312,7 +321,7 @@ impl CallLane {
                 Reply::Failed { code, page } => (Err(CallFailure::Server { code, detail: page }), 0),
                 _ => return Err(WireError::Kind(head.kind)),
             };
-            // If it is not pending, its time was over before.
+            // If the tag is not pending, the deadline of its call passed before.
             if let Some(pending) = self.pending.remove(head.tag).map_err(|NeverUsed| WireError::Unasked)? {
                 self.ended.push_back(CallEnd { tag: pending.tag, result, steps });
             }
@@ -324,7 +333,7 @@ impl CallLane {
         Ok(())
     }
 
-    /// Ends calls whose time is over. The server ends them by itself.
+    /// Ends calls whose deadline has passed. The server ends them by itself.
     fn expire(&mut self, now: u64) {
         if now < self.soonest {
             return;

@@ -1,28 +1,34 @@
-//! Which changes of pages are under way that do not know of a leg that came meanwhile.
+//! Write epochs: which changes of pages are in flight that do not know of a leg that joined
+//! meanwhile.
 //!
-//! A write is sent to the legs that there are when it begins. One that comes while it is under way lacks it, and that is noted when it ends. Until
-//! then nobody may say that nothing is missing: the write would count as done, and be lost with a server that was whole.
+//! A write is sent to the legs that are present when it begins. A leg that joins while the write is
+//! in flight does not receive it; this is noted when the write ends. Until then no code may
+//! conclude that the leg lacks nothing. Otherwise the write would count as done, and be lost
+//! together with a server that was whole.
 //!
-//! Time is cut into *epochs*. One ends before and one after a leg comes; a change belongs to the one in which it begins. What belongs to an earlier one
-//! may not know of the leg; what begins in the last one looks whom there is after it has begun.
+//! Time is cut into *epochs*, much as in epoch-based reclamation. An epoch ends before and another
+//! after a leg joins. A change belongs to the epoch in which it begins. A change of an earlier
+//! epoch may not know of the leg. A change that begins in the current epoch looks up the legs after
+//! it has begun.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// Epochs that are told apart. A change would have to be under way while half as many legs come, to be taken for one that knows of the last.
+/// Number of epochs that are told apart. An old change is mistaken for a current one only if half
+/// as many legs join while it is in flight (two epochs for each leg).
 const EPOCHS: usize = 64;
 
-/// See the module.
+/// Counts of the changes in flight, by epoch (see the module documentation).
 #[derive(Clone)]
 pub(crate) struct Changes(Arc<Counts>);
 
 struct Counts {
     epoch: AtomicU64,
-    /// Of each epoch.
+    /// Number of changes in flight, for each epoch modulo [`EPOCHS`].
     under_way: [AtomicUsize; EPOCHS],
 }
 
-/// While it lives, a change is under way.
+/// Guard: a change is in flight as long as this lives.
 pub(crate) struct Change {
     counts: Arc<Counts>,
     epoch: u64,
@@ -45,23 +51,25 @@ impl Changes {
         Changes(Arc::new(Counts { epoch: AtomicU64::new(0), under_way: [const { AtomicUsize::new(0) }; EPOCHS] }))
     }
 
-    /// One begins. After this its owner looks once more which legs there are.
+    /// Begins a change. Its owner must look up the legs again after this call.
     pub(crate) fn begin(&self) -> Change {
         loop {
             let epoch = self.0.epoch.load(Ordering::SeqCst);
             self.0.of(epoch).fetch_add(1, Ordering::SeqCst);
             let change = Change { counts: self.0.clone(), epoch };
-            // Else it may have been counted too late for who looked meanwhile.
+            // Otherwise the change may have been counted too late for a thread that looked
+            // meanwhile.
             if self.0.epoch.load(Ordering::SeqCst) == epoch {
                 return change;
             }
         }
     }
 
-    /// `come` lets a leg come.
+    /// Calls `come`, which makes a leg join, between two ends of epochs.
     pub(crate) fn while_one_comes<T>(&self, come: impl FnOnce() -> T) -> T {
-        // What begins before it has come belongs to an epoch that ends behind it; this one ends the one before, so that
-        // `are_old` is true all the while.
+        // A change that begins before the leg has joined belongs to an epoch that ends after the
+        // join. The guard here belongs to the epoch before, so that `are_old` is true all the
+        // while.
         let _this = self.begin();
         self.end_epoch();
         let result = come();
@@ -73,7 +81,7 @@ impl Changes {
         self.0.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Is one under way that may not know of the leg that came last?
+    /// Checks whether a change is in flight that may not know of the leg that joined last.
     pub(crate) fn are_old(&self) -> bool {
         let epoch = self.0.epoch.load(Ordering::SeqCst);
         (1..EPOCHS as u64).any(|ago| self.0.of(epoch.wrapping_sub(ago)).load(Ordering::SeqCst) > 0)

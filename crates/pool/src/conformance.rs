@@ -1,6 +1,7 @@
-//! What makes a member a backend: one suite that every member passes.
+//! Conformance suite that every member must pass to be a backend.
 //!
-//! A failed claim panics with what was seen, as tests do. Random runs are seeded and print their seed.
+//! A failed claim panics with the observed values, as tests do. Random runs are seeded and print
+//! their seed.
 
 use crate::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
@@ -11,12 +12,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Pages of the regions that the suite works with.
+/// Number of pages of the regions that the suite works with.
 const PAGES: u64 = 4096;
-/// No operation of the suite may take longer.
+/// Longest time that an operation of the suite may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Runs every claim except the one about death. The opener names the member; its number of pages is set here.
+/// Runs every claim except the one about death. The opener names the member; the suite sets its
+/// number of pages.
 pub fn run(opener: &Opener) {
     let opener = opener.clone().pages(PAGES).client_name("conformance");
     for (name, claim) in CLAIMS {
@@ -44,7 +46,7 @@ const CLAIMS: [(&str, Claim); 14] = [
     ("random operations agree with a model", random_operations_agree_with_a_model),
 ];
 
-/// The bytes that the suite stores: different for each page and version.
+/// Fills the buffer with test bytes that differ for each page and version.
 fn fill(buffer: &mut Buffer, first: PageId, version: u64) {
     for index in 0..buffer.pages() {
         let mut state = (first.0 + index as u64) << 20 ^ version ^ 0x9e37_79b9_7f4a_7c15;
@@ -74,8 +76,8 @@ fn lane(backend: &Arc<dyn Backend>) -> Box<dyn Lane> {
     backend.open_lane().expect("a lane opens")
 }
 
-/// Notices that nothing happens any more, and not merely that the machine was busy with something else: time has
-/// passed, and it was looked often enough.
+/// Stall detector. It distinguishes a lane that makes no progress from a machine that is merely
+/// busy: time must have passed, and there must have been enough looks.
 struct Patience {
     since: Instant,
     looks: u32,
@@ -86,7 +88,7 @@ impl Patience {
         Patience { since: Instant::now(), looks: 0 }
     }
 
-    /// Looked once more; panics with `what` when it was in vain for too long.
+    /// Records one more look; panics with `what` after too long without progress.
     fn look(&mut self, progress: bool, what: impl FnOnce() -> String) {
         if progress {
             *self = Patience::new();
@@ -107,7 +109,8 @@ fn submit(lane: &mut dyn Lane, done: &mut Vec<Completion>, mut request: Request)
     }
 }
 
-/// The same without looking at what has ended. Any lane has room for ten, but not in every moment (it is moved to another side).
+/// Submits without polling for completions. Any lane has room for ten, but not at every moment (for
+/// example while it is moved to another side).
 fn submit_unseen(lane: &mut dyn Lane, mut request: Request) {
     let mut patience = Patience::new();
     while let Err(back) = lane.submit(request) {
@@ -136,7 +139,7 @@ fn finish(lane: &mut dyn Lane, done: &mut Vec<Completion>) {
     }
 }
 
-/// One operation from start to end.
+/// Runs one operation from start to end.
 fn one(lane: &mut dyn Lane, op: Op) -> (Result<(), PoolError>, Option<Buffer>) {
     let mut done = Vec::with_capacity(4);
     submit(lane, &mut done, request(77, op));
@@ -335,7 +338,7 @@ fn many_in_flight_all_come_back(opener: &Opener) {
     assert_eq!(lane.in_flight(), 0);
 }
 
-/// Every tag up to `count` exactly once, all well; gives the buffers.
+/// Checks that every tag below `count` came exactly once, without an error; returns the buffers.
 fn check_tags(done: &mut Vec<Completion>, count: u64) -> Vec<Buffer> {
     let mut tags: Vec<u64> = done.iter().map(|completion| completion.tag).collect();
     tags.sort_unstable();
@@ -446,11 +449,11 @@ fn a_clone_is_isolated(opener: &Opener) {
     assert_pages(&read(&mut *grandchild, 32, 8), 32, 3);
 }
 
-/// A small random generator, so that a failure can be repeated from the seed it printed.
+/// Small random generator, so that a failure can be repeated from the seed that was printed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    /// Below `limit`.
+    /// Returns a random number below `limit`.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -499,8 +502,9 @@ fn random_operations_agree_with_a_model(opener: &Opener) {
     }
 }
 
-/// The claim about death: `kill` ends the member for good while operations are in flight; all of them complete, with
-/// an error or (if they were faster) without, and everything later fails with [`PoolError::ServerGone`].
+/// Checks the claim about death. `kill` ends the member for good while operations are in flight.
+/// All of them complete, with an error or (if they were faster) without. Every later operation
+/// fails with [`PoolError::ServerGone`].
 pub fn death(opener: &Opener, kill: impl FnOnce()) {
     let opener = opener.clone().pages(PAGES).client_name("conformance");
     let backend = open(&opener);

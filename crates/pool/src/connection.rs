@@ -1,7 +1,8 @@
-//! The control connection of a session: handshake, and requests that are made one at a time.
+//! Control connection of a session: handshake, and requests that are made one at a time.
 //!
-//! Every lane is a connection of its own that joins the session; this one keeps the session alive and carries what
-//! is not about pages. After [`Session::open`] nothing here allocates.
+//! Every lane is a connection of its own that joins the session. The control connection keeps the
+//! session alive and carries everything that is not about pages. After [`Session::open`] nothing
+//! here allocates.
 
 use crate::unix::check_server_user;
 use crate::{Health, PoolError, Share};
@@ -19,11 +20,12 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Where a server listens.
+/// Address at which a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
-    /// Path of a Unix socket, `@` in front means the abstract namespace; and users whose servers are believed there.
+    /// Path of a Unix socket (a leading `@` means the abstract namespace), and the users whose
+    /// servers are trusted there.
     Unix(Vec<u8>, [Option<u32>; 2]),
 }
 
@@ -35,7 +37,7 @@ impl Address {
         }
     }
 
-    /// Of a Unix socket: the users whose servers are believed.
+    /// Returns the users whose servers are trusted, if the address is a Unix socket.
     fn users(&self) -> Option<[Option<u32>; 2]> {
         match self {
             Address::Tcp(_) => None,
@@ -44,7 +46,7 @@ impl Address {
     }
 }
 
-/// Who we are and how long we wait.
+/// Identity of the client, and its deadline for answers.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) token: Vec<u8>,
@@ -52,19 +54,20 @@ pub(crate) struct Identity {
     pub(crate) deadline: Duration,
 }
 
-/// Every descriptor that a backend and its lanes hold, in one place, so that [`crate::Backend::abandon`] finds
-/// them all. A place holds -1 when it is free.
+/// Table of every descriptor that a backend and its lanes hold, so that [`crate::Backend::abandon`]
+/// finds them all. A free slot holds -1.
 pub(crate) struct Descriptors([AtomicI32; Descriptors::MAX]);
 
 impl Descriptors {
-    /// Most connections of one backend to one server.
+    /// Greatest number of connections of one backend to one server.
     const MAX: usize = 1024;
 
     fn new() -> Descriptors {
         Descriptors([const { AtomicI32::new(-1) }; Descriptors::MAX])
     }
 
-    /// Puts a descriptor into a free place; closes it if there is none.
+    /// Puts a descriptor into a free slot and returns the slot; closes the descriptor if no slot is
+    /// free.
     fn keep(&self, fd: i32) -> Result<usize, Errno> {
         for (place, held) in self.0.iter().enumerate() {
             if held.load(Ordering::Relaxed) == -1
@@ -77,7 +80,7 @@ impl Descriptors {
         Err(Errno(libc::EMFILE))
     }
 
-    /// Closes the descriptor in `place`, if nobody did.
+    /// Closes the descriptor in `place`, unless it was closed before.
     fn close(&self, place: usize) {
         let fd = self.0[place].swap(-1, Ordering::Relaxed);
         if fd >= 0 {
@@ -90,41 +93,44 @@ impl Descriptors {
     }
 }
 
-/// A session with one server.
+/// Session with one server.
 pub(crate) struct Session {
     pub(crate) server: u16,
     pub(crate) welcome: Welcome,
     address: Address,
     deadline: Duration,
-    /// What another connection says first.
+    /// Hello message that further connections of the session send first.
     greeting: Vec<u8>,
     descriptors: Box<Descriptors>,
     control: i32,
     control_busy: AtomicBool,
-    /// Another process began it, and ends it.
+    /// Whether another process began the session, and will end it.
     is_guest: bool,
     gone: AtomicBool,
     abandoned: AtomicBool,
     tags: AtomicU64,
 }
 
-/// A connection that belongs to a session; closed when dropped, unless the session was abandoned.
+/// Connection that belongs to a session; closed when dropped, unless the session was abandoned.
 pub(crate) struct Connection {
     session: Arc<Session>,
     place: usize,
     pub(crate) fd: i32,
     is_joined: bool,
-    /// Stays until the connection is dropped, if it did not come to its end at once: whoever polls lanes gives no memory back.
+    /// Handshake, if it did not finish at once. It stays until the connection is dropped: a thread
+    /// that polls lanes must not free memory.
     handshake: Option<Box<Handshake>>,
 }
 
 impl Connection {
-    /// Is it a connection of the session by now? Goes on with becoming one as far as that can be done at once.
+    /// Checks whether the connection has joined the session. Goes on with the handshake as far as
+    /// that can be done without blocking.
     pub(crate) fn try_join(&mut self) -> Result<bool, PoolError> {
         if let (false, Some(handshake)) = (self.is_joined, &mut self.handshake)
             && let Some(welcome) = handshake.advance().map_err(|error| self.session.join_error(error))?
         {
-            // Session secrets are random, so another server cannot know this one; it is checked all the same.
+            // Session secrets are random, so another server cannot know this one. The incarnation
+            // is checked all the same.
             if welcome.incarnation != self.session.welcome.incarnation {
                 self.session.set_gone();
                 return Err(self.session.gone_error());
@@ -138,12 +144,12 @@ impl Connection {
         self.is_joined
     }
 
-    /// What to wait for until [`Connection::try_join`] can go on.
+    /// Returns the poll events to wait for until [`Connection::try_join`] can go on.
     pub(crate) fn join_events(&self) -> i16 {
         self.handshake.as_ref().map_or(0, |handshake| handshake.exchange.events())
     }
 
-    /// Waits until [`Connection::try_join`] can go on.
+    /// Waits until [`Connection::try_join`] can go on, at most `most`.
     pub(crate) fn wait_to_join(&self, most: Duration) {
         if let (false, Some(handshake)) = (self.is_joined, &self.handshake) {
             handshake.wait(most);
@@ -159,11 +165,11 @@ impl Drop for Connection {
     }
 }
 
-/// Why a session could not be opened.
+/// Reason why a session could not be opened.
 pub(crate) enum HandshakeError {
-    /// Like any other error.
+    /// Error that is not specific to the handshake.
     Pool(PoolError),
-    /// The server said no, and why.
+    /// The server refused, for this reason.
     Refused(String),
     /// The connection was closed without an answer.
     HungUp,
@@ -175,17 +181,18 @@ impl From<PoolError> for HandshakeError {
     }
 }
 
-/// Longest question: the greeting with its token and name.
+/// Length in bytes of the longest question: the greeting with its token and name.
 const QUESTION_MAX: usize = HEAD_BYTES + 40 + Hello::TOKEN_BYTES_MAX + Hello::NAME_BYTES_MAX;
-/// Longest body of an answer to a control request.
+/// Length in bytes of the longest body of an answer to a control request.
 pub(crate) const CONTROL_BODY_MAX: usize = 1024;
-/// How long a new connection waits for the server before it is used all the same.
+/// Time that a new connection waits for the server before it is returned without having joined.
 const JOIN_PATIENCE: Duration = Duration::from_millis(50);
-/// How long to wait before a server's full queue is tried again.
+/// Pause before connecting again when the server's queue is full.
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
 impl Session {
-    /// Connects and starts a new session, or joins that of another process, within that time.
+    /// Connects and starts a new session, or joins that of another process. Blocks, at most
+    /// `within`.
     pub(crate) fn open(
         server: u16,
         address: Address,
@@ -216,8 +223,9 @@ impl Session {
         })
     }
 
-    /// Another connection of this session. If the server does not answer soon, the connection has not [joined](Connection::try_join)
-    /// yet: who is silent now must not keep those waiting who can do without.
+    /// Opens another connection of this session. Blocks for at most [`JOIN_PATIENCE`]: if the
+    /// server has not answered by then, the connection has not [joined](Connection::try_join) yet.
+    /// A silent server must not delay callers who can do without it.
     pub(crate) fn join(self: &Arc<Self>) -> Result<Connection, PoolError> {
         let error = |error| self.join_error(error);
         let handshake = Handshake::begin(self.server, &self.address, &self.greeting, true).map_err(error)?;
@@ -236,9 +244,9 @@ impl Session {
         Ok(connection)
     }
 
-    /// Does the server answer a new connection?
+    /// Checks whether the server answers a new connection within that time.
     pub(crate) fn answers(&self, within: Duration) -> bool {
-        // Whatever else is wrong the next question will show.
+        // Any other error will show at the next question.
         let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.greeting, true) else {
             return true;
         };
@@ -249,7 +257,7 @@ impl Session {
 
     fn join_error(&self, error: HandshakeError) -> PoolError {
         match error {
-            // It was there when the session began.
+            // The server was there when the session began.
             HandshakeError::HungUp => self.gone_error(),
             HandshakeError::Pool(PoolError::Os(errno)) if is_of_the_gone(errno) => self.gone_error(),
             HandshakeError::Pool(PoolError::ServerGone { .. }) => {
@@ -261,13 +269,15 @@ impl Session {
         }
     }
 
-    /// Asks one thing and waits for the answer, at most `within`. After a time-out it may be done all the same, later.
+    /// Sends one request and waits for the answer, at most `within`. After a time-out the server
+    /// may still carry out the request later.
     pub(crate) fn ask(&self, request: Request<'_>, within: Duration) -> Result<Reply, PoolError> {
         let (reply, _) = self.ask_for_descriptors(request, within, &mut [])?;
         Ok(reply)
     }
 
-    /// The same for requests whose answer is more than a [`Reply`]: all of its body, in `body`; its length.
+    /// Sends one request whose answer is more than a [`Reply`]. Puts the whole body of the answer
+    /// into `body` and returns its length, too.
     #[cfg(feature = "fabric")]
     pub(crate) fn ask_for_body(
         &self,
@@ -279,7 +289,8 @@ impl Session {
         Ok((reply, length))
     }
 
-    /// The same for requests whose answer brings descriptors. Their number; the caller closes them.
+    /// Sends one request whose answer brings descriptors. Returns their number, too; the caller
+    /// closes them.
     pub(crate) fn ask_for_descriptors(
         &self,
         request: Request<'_>,
@@ -290,7 +301,7 @@ impl Session {
         Ok((reply, count))
     }
 
-    /// Answer, length of its body, number of descriptors.
+    /// Sends one request. Returns the answer, the length of its body and the number of descriptors.
     fn ask_for_all(
         &self,
         request: Request<'_>,
@@ -317,10 +328,10 @@ impl Session {
                 Err(self.failure(code, PageId(page), within))
             }
             Ok(answer) => Ok(answer),
-            // Its answer may still come, and is passed over then.
+            // The answer may still come; it is skipped then.
             Err(AskError::Silent) => Err(PoolError::TimedOut { server: self.server, after: within }),
             Err(failure) => {
-                // Nobody knows where the next answer begins.
+                // It is unknown where the next answer begins in the stream.
                 self.set_gone();
                 Err(match failure {
                     AskError::Silent | AskError::TimedOut => PoolError::TimedOut { server: self.server, after: within },
@@ -331,12 +342,13 @@ impl Session {
         }
     }
 
-    /// Keeps a descriptor with the others, so that it is closed with them; its place. Closes it if there is no room.
+    /// Adds a descriptor to the table, so that it is closed with the others; returns its slot.
+    /// Closes it if there is no room.
     pub(crate) fn keep(&self, fd: i32) -> Result<usize, Errno> {
         self.descriptors.keep(fd)
     }
 
-    /// Closes the descriptor in `place`.
+    /// Closes the descriptor in slot `place`.
     pub(crate) fn close(&self, place: usize) {
         self.descriptors.close(place);
     }
@@ -345,7 +357,7 @@ impl Session {
         PoolError::ServerGone { server: self.server, incarnation: self.incarnation() }
     }
 
-    /// What it means that a connection reports this.
+    /// Translates an error of a connection into an error of the pool.
     pub(crate) fn broken_error(&self, errno: Errno) -> PoolError {
         match errno.0 {
             libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ETIMEDOUT | libc::EHOSTUNREACH => self.gone_error(),
@@ -353,7 +365,7 @@ impl Session {
         }
     }
 
-    /// The right of another process to a region of this session.
+    /// Returns the right of another process to a region of this session.
     pub(crate) fn share(&self, region: RegionId, pages: u64) -> Share {
         Share { session: self.welcome.session.0, region: region.0, pages }
     }
@@ -370,7 +382,8 @@ impl Session {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// How the server feels, as far as it can be seen without asking it: whether it has hung up.
+    /// Returns the state of the server as far as it is visible without asking it: whether it has
+    /// hung up.
     pub(crate) fn health(&self) -> Health {
         let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if !self.is_gone() && net::poll(self.control, libc::POLLRDHUP, Duration::ZERO).is_ok_and(|end| end & ends != 0)
@@ -384,7 +397,7 @@ impl Session {
         self.deadline
     }
 
-    /// What the server's error code means to the user of the pool.
+    /// Translates the server's error code into an error for the user of the pool.
     pub(crate) fn failure(&self, code: ErrorCode, page: PageId, after: Duration) -> PoolError {
         let server = self.server;
         match code {
@@ -395,8 +408,9 @@ impl Session {
         }
     }
 
-    /// Closes every connection without a word.
-    /// The regions are freed now, not when the lease runs out. No harm if the server does not hear it.
+    /// Tells the server that the session ends, so that it frees the regions now and not when the
+    /// lease runs out. Waits 200 ms at most. It does no harm if the server does not hear it. Does
+    /// nothing for a guest.
     pub(crate) fn farewell(&self) {
         if self.is_guest {
             return;
@@ -404,6 +418,7 @@ impl Session {
         let _ = self.ask(Request::Bye, self.deadline.min(Duration::from_millis(200)));
     }
 
+    /// Closes every connection without a word to the server.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.set_gone();
@@ -424,18 +439,18 @@ impl Drop for Session {
     }
 }
 
-/// Why there is no answer.
+/// Reason why a request has no answer.
 pub(crate) enum AskError {
     Gone,
     Nonsense,
-    /// In the middle of something.
+    /// The deadline passed in the middle of a message.
     TimedOut,
-    /// Nothing at all has come.
+    /// The deadline passed before any byte of the message was moved.
     Silent,
     Os(Errno),
 }
 
-/// Does this error mean that nobody is there?
+/// Checks whether this error means that there is no server any more.
 fn is_of_the_gone(errno: Errno) -> bool {
     // ENOENT: a server that ends takes its socket file with it.
     matches!(
@@ -454,7 +469,8 @@ impl From<Errno> for AskError {
     }
 }
 
-/// Asks one thing on a connection that nobody else uses meanwhile: answer, length of its body, number of descriptors.
+/// Sends one request on a connection that no other thread uses meanwhile. Returns the answer, the
+/// length of its body and the number of descriptors.
 fn exchange(
     fd: i32,
     tag: u64,
@@ -482,7 +498,7 @@ fn exchange(
             Ok(answer) if answer.tag == tag && is_right(&answer) => return Ok((answer.reply, len, count)),
             answer => {
                 fds[..count].iter().for_each(|fd| file::close(*fd));
-                // That of a question that was given up.
+                // The answer to an earlier question that was given up is skipped.
                 if !answer.is_ok_and(|answer| answer.tag < tag) {
                     return Err(AskError::Nonsense);
                 }
@@ -517,7 +533,8 @@ fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
     Ok(())
 }
 
-/// Receives exactly `into.len()` bytes and whatever descriptors come with them.
+/// Receives exactly `into.len()` bytes and whatever descriptors come with them; returns the number
+/// of descriptors.
 fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<usize, AskError> {
     let mut done = 0;
     let mut descriptors = 0;
@@ -571,10 +588,10 @@ fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Resul
     }
 }
 
-/// What a client says first.
+/// Encodes the hello message that a client sends first.
 fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecret>, is_guest: bool) -> Vec<u8> {
     let one_sided = match address {
-        // Who is not alone with a region has the server write it.
+        // A guest shares the region with others, so it has the server write it.
         _ if is_guest => 0,
         Address::Unix(..) => features::MAP,
         Address::Tcp(_) => features::FABRIC,
@@ -592,21 +609,22 @@ fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecre
     bytes
 }
 
-/// The beginning of a connection, step by step, without waiting. Takes no memory.
+/// Beginning of a connection: a state machine whose steps never wait. Joining a session allocates
+/// nothing.
 struct Handshake {
     server: u16,
     fd: i32,
     joins: bool,
     target: Target,
-    /// See [`Address::users`].
+    /// Users whose servers are trusted at a Unix socket ([`Address::users`]).
     users: Option<[Option<u32>; 2]>,
-    /// What the last attempt to connect has come to.
+    /// Result of the last attempt to connect.
     connected: Step,
     exchange: Exchange,
 }
 
 impl Handshake {
-    /// Makes a socket that is for the caller to close.
+    /// Creates a socket and the state machine for it. The caller must close the socket.
     fn begin(server: u16, address: &Address, hello: &[u8], joins: bool) -> Result<Handshake, HandshakeError> {
         let target = address.target().map_err(PoolError::Os)?;
         Ok(Handshake {
@@ -620,7 +638,7 @@ impl Handshake {
         })
     }
 
-    /// The end of it, or `None` after that time.
+    /// Runs the handshake to its end. Returns `None` if that takes longer than `within`.
     fn finish(&mut self, within: Duration) -> Result<Option<Welcome>, HandshakeError> {
         let until = now_ns().saturating_add(within.as_nanos() as u64);
         loop {
@@ -634,16 +652,17 @@ impl Handshake {
         }
     }
 
-    /// Waits until there is something to do.
+    /// Waits until there is something to do, at most `most`.
     fn wait(&self, most: Duration) {
         if self.connected == Step::Later {
             return farfield_os::process::sleep(most.min(CONNECT_AGAIN));
         }
-        // What is wrong with the socket the next step will show.
+        // If something is wrong with the socket, the next step will show it.
         let _ = net::poll(self.fd, self.exchange.events(), most);
     }
 
-    /// Does what can be done now. `None`: that is not all.
+    /// Advances as far as possible without blocking. Returns `None` if the handshake has not
+    /// ended yet.
     fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
         if self.connected != Step::Done {
             self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
@@ -676,9 +695,9 @@ impl Handshake {
                     PoolError::Refused { server, reason: "wrong token: give the one the server was started with" }
                         .into()
                 }
-                // It is over, or the server is another one at the same place.
+                // The session is over, or another server listens at the same address.
                 RefuseCode::Session if joins => PoolError::ServerGone { server, incarnation: Incarnation(0) }.into(),
-                // Lanes that are polled take no memory.
+                // Lanes join while they are polled, so nothing may be allocated here.
                 _ if joins => {
                     PoolError::Refused { server, reason: "the session does not take another connection" }.into()
                 }
@@ -696,7 +715,7 @@ fn stranger(server: u16) -> PoolError {
     PoolError::Refused { server, reason: "it is not a Farfield memory server" }
 }
 
-/// A question and its answer on a connection, step by step, without waiting.
+/// Question and its answer on a connection: a state machine whose steps never wait.
 pub(crate) struct Exchange {
     question: [u8; QUESTION_MAX],
     asked: usize,
@@ -706,7 +725,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Begins with this question. It may be none.
+    /// Begins with this question, which may be empty.
     pub(crate) fn new(question: &[u8]) -> Exchange {
         let answer = [0; HEAD_BYTES + CONTROL_BODY_MAX];
         let mut exchange = Exchange { question: [0; QUESTION_MAX], asked: 0, sent: 0, answer, received: 0 };
@@ -719,17 +738,18 @@ impl Exchange {
         (self.asked, self.sent, self.received) = (question.len(), 0, 0);
     }
 
-    /// Another question, after the answer to the one before.
+    /// Begins another question, after the answer to the one before.
     pub(crate) fn ask(&mut self, head: &Head) {
         self.put(&head.encode());
     }
 
-    /// What to wait for.
+    /// Returns the poll events to wait for.
     pub(crate) fn events(&self) -> i16 {
         if self.sent < self.asked { libc::POLLOUT } else { libc::POLLIN }
     }
 
-    /// Sends and receives what can be now; the answer, if that is all of it.
+    /// Sends and receives what can be moved without blocking. Returns the answer once it is
+    /// complete.
     pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(Head, &[u8])>, AskError> {
         while self.sent < self.asked {
             let left = &self.question[self.sent..self.asked];

@@ -1,4 +1,5 @@
-//! Member `fabric`, in a program that was built without libfabric: an error that says so.
+//! Member `fabric` in a program that was built without libfabric: every use is an error that says
+//! so.
 
 use crate::Backend;
 use crate::connection::{HandshakeError, Session};
@@ -7,7 +8,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Never there.
+/// Configuration that can never exist.
 #[derive(Debug)]
 pub(crate) struct Config(Infallible);
 

@@ -1,9 +1,10 @@
-//! Wrappers `fault` and `throttle`: a member that is late or slow, loses answers, corrupts pages or dies, as its plan says. Seeded, so that a
-//! failure can be repeated.
+//! Wrappers `fault` and `throttle`: fault injection. A member is late or slow, loses answers,
+//! corrupts pages or dies, as its plan says. The plan is seeded, so that a failure can be repeated.
 //!
-//! A member can also *lie*: it acknowledges a write and does not store it, or answers a read with an older version of the page, with another
-//! page, with zeros, or with a mixture of two versions. The checksums that come with such an answer are right for its bytes, as those of a
-//! server are that has lost something and does not know it. Only whoever remembers what was written can tell.
+//! A member can also *lie*. It acknowledges a write and does not store it. Or it answers a read
+//! with an older version of the page, another page, zeros, or a mixture of two versions. The
+//! checksums that come with such an answer are right for its bytes, as from a server that has lost
+//! something and does not know it. Only a client that remembers what was written can tell.
 
 use crate::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Protection, Request, Scrubbed,
@@ -18,17 +19,18 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
-/// Operations of one lane at a time.
+/// Greatest number of operations of one lane at a time.
 const SLOTS: usize = 256;
 
-/// What goes wrong.
+/// Plan of the faults to inject.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct FaultPlan {
-    /// Each operation takes at least so long.
+    /// Least time that each operation takes.
     delay: Duration,
-    /// So many bytes of pages pass in a second, one operation after the other, those of all lanes together; 0: no limit.
+    /// Limit in bytes of pages per second, shared by the operations of all lanes, which pass one
+    /// after the other; 0 means no limit.
     bandwidth: u64,
-    /// Share of operations whose answer is lost.
+    /// Share of operations whose answer is lost, from 0 to 1, as are the other shares.
     drop: f64,
     /// Share of reads that come back with a flipped bit.
     corrupt: f64,
@@ -40,20 +42,23 @@ pub(crate) struct FaultPlan {
     swap: f64,
     /// Share of reads that come back with zeros.
     zero: f64,
-    /// Share of reads that come back with one half of the first version of a page, and one half of the present one.
+    /// Share of reads that come back with one half of the first version of a page, and one half of
+    /// the present one.
     tear: f64,
-    /// Share of reads that come back with a flipped bit and the checksum that was written, as of a server that computes other bytes with
-    /// the same checksum.
+    /// Share of reads that come back with a flipped bit and the checksum that was written. So a
+    /// server would answer that computes other bytes with the same checksum.
     forge: f64,
-    /// The member dies at this operation, counted from 1 over all lanes; 0: never.
+    /// Operation at which the member dies, counted from 1 over all lanes; 0 means never.
     die: u64,
-    /// The member is full from this operation on, counted as those: it stores nothing more; 0: never.
+    /// Operation, counted likewise, from which on the member is full and stores nothing more; 0
+    /// means never.
     full: u64,
     seed: u64,
 }
 
 impl FaultPlan {
-    /// Reads `delay=100us,drop=0.01,corrupt=0.01,die=1000,seed=7`, any of them, in any order.
+    /// Parses `delay=100us,drop=0.01,corrupt=0.01,die=1000,seed=7`: any of the options, in any
+    /// order.
     pub(crate) fn parse(spec: &str) -> Result<FaultPlan, String> {
         let mut plan = FaultPlan::default();
         for item in spec.split(',').filter(|item| !item.is_empty()) {
@@ -62,7 +67,7 @@ impl FaultPlan {
         Ok(plan)
     }
 
-    /// Takes one of the options of `throttle(latency=100us,bandwidth=1G,URL)`.
+    /// Sets one of the options of `throttle(latency=100us,bandwidth=1G,URL)`.
     pub(crate) fn set_throttle(&mut self, item: &str) -> Result<(), String> {
         match item.split_once('=') {
             Some(("latency", time)) => self.set(&format!("delay={time}")),
@@ -108,11 +113,11 @@ impl FaultPlan {
     }
 }
 
-/// As in `delay=100us,seed=7`.
+/// Writes the plan in the form that [`FaultPlan::parse`] reads, as in `delay=100us,seed=7`.
 impl Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |name: &str, number: u64| (number != 0).then(|| format!("{name}={number}"));
-        // With as many digits as tell it from its neighbours.
+        // The number gets as many digits as tell it from its neighbours.
         let share = |name: &str, share: f64| (share != 0.0).then(|| format!("{name}={share:?}"));
         let delay = (!self.delay.is_zero()).then(|| format!("delay={}", duration_text(self.delay)));
         let items = [
@@ -145,7 +150,8 @@ const UNITS: [(&str, u64); 7] = [
     ("d", 86_400_000_000_000),
 ];
 
-/// As in 100us, 5ms, 1s, 10min, 12h or 1d; at most so many nanoseconds as moments are counted in.
+/// Parses a duration such as 100us, 5ms, 1s, 10min, 12h or 1d. `None` if the text is no duration,
+/// or exceeds 64 bits of nanoseconds.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = (text[..digits].parse::<u64>().ok()?, &text[digits..]);
@@ -153,7 +159,7 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
     number.checked_mul(*ns).map(Duration::from_nanos)
 }
 
-/// The same as text, in the largest unit that says it.
+/// Formats a duration in the largest unit that expresses it exactly.
 pub(crate) fn duration_text(duration: Duration) -> String {
     let ns = duration.as_nanos();
     let fits = |(_, unit): &&(&str, u64)| ns.is_multiple_of((*unit).into());
@@ -161,7 +167,7 @@ pub(crate) fn duration_text(duration: Duration) -> String {
     format!("{}{name}", ns / u128::from(*unit))
 }
 
-/// As in 4096, 64K, 500M or 2G.
+/// Parses a number of bytes, as in 4096, 64K, 500M or 2G. The units are powers of 1024.
 fn bytes(text: &str) -> Option<u64> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let shift = match &text[digits..] {
@@ -178,7 +184,7 @@ fn share(text: &str) -> Option<f64> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
 }
 
-/// How an answer to a read lies.
+/// Way in which the answer to a read lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lie {
     Stale,
@@ -188,23 +194,24 @@ enum Lie {
     Forge,
 }
 
-/// Pages whose first version a member that lies keeps, at most.
+/// Greatest number of pages whose first version a lying member keeps.
 const FIRST_VERSIONS: usize = 1 << 14;
 
-/// What lanes and backend share: how many operations there were.
+/// State that lanes and backend share, such as the number of operations so far.
 struct Fate {
     plan: FaultPlan,
     server: u16,
-    /// The first versions of pages, for a member that lies.
+    /// First versions of pages, for a member that lies.
     first: Mutex<BTreeMap<u64, Box<[u8]>>>,
     operations: AtomicU64,
     lanes: AtomicU64,
-    /// When the last byte of all operations so far has passed.
+    /// Time (ns) at which the last byte of all operations so far has passed.
     passed_at: AtomicU64,
 }
 
 impl Fate {
-    /// When so many bytes have passed, behind those of earlier operations.
+    /// Returns the time (ns) at which `bytes` more bytes have passed, behind those of earlier
+    /// operations.
     fn pass(&self, now: u64, bytes: u64) -> u64 {
         if self.plan.bandwidth == 0 || bytes == 0 {
             return now;
@@ -243,7 +250,8 @@ impl Fate {
         }
     }
 
-    /// Puts a lie in the place of one page of an answer, with the checksum that it has. `any`: an arbitrary number.
+    /// Replaces one page of an answer by a lie, with the checksum that fits it (except for
+    /// [`Lie::Forge`]). `any` is an arbitrary number.
     fn lie(&self, lie: Lie, page: PageId, any: u64, buffer: &mut Buffer) {
         let index = any as usize % buffer.pages();
         let page = page.0 + index as u64;
@@ -272,7 +280,7 @@ impl Fate {
     }
 }
 
-/// A member with a plan of faults.
+/// Member with a plan of faults.
 pub(crate) struct FaultBackend {
     inner: Arc<dyn Backend>,
     fate: Arc<Fate>,
@@ -301,7 +309,8 @@ impl Backend for FaultBackend {
         Ok(Box::new(FaultLane {
             inner: self.inner.open_lane()?,
             fate: self.fate.clone(),
-            // Lanes differ, and no state is zero, where the generator would stay for ever.
+            // Lanes get different states. No state is zero, in which the generator would stay for
+            // ever.
             random: (self.fate.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             free: (0..SLOTS).rev().collect(),
@@ -311,7 +320,7 @@ impl Backend for FaultBackend {
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {
-        // Loads that no lane sees could not be delayed, lost or counted.
+        // Loads that bypass the lanes could not be delayed, lost or counted.
         None
     }
 
@@ -360,7 +369,7 @@ impl Backend for FaultBackend {
     }
 }
 
-/// What the lane remembers of an operation that the inner lane has.
+/// Note on an operation that the inner lane has.
 struct UnderWay {
     tag: u64,
     page: PageId,
@@ -370,7 +379,7 @@ struct UnderWay {
     lost: bool,
     corrupt: bool,
     lie: Option<Lie>,
-    /// Which page of a run it is about, and which other page.
+    /// Random number that chooses the page of a run, and another page.
     any: u64,
     is_part: bool,
 }
@@ -381,7 +390,7 @@ struct FaultLane {
     random: u64,
     under_way: Box<[Option<UnderWay>]>,
     free: Vec<usize>,
-    /// Ended, to be shown at the given time.
+    /// Completions that ended, each with the time (ns) at which it becomes visible.
     held: Vec<(u64, Completion)>,
     arrived: Vec<Completion>,
 }
@@ -394,15 +403,16 @@ impl FaultLane {
         ((self.random >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
-    /// How the answer to the next read lies, if it does.
+    /// Decides whether, and how, the answer to the next read lies.
     fn draw_lie(&mut self) -> Option<Lie> {
         let FaultPlan { stale, swap, zero, tear, forge, .. } = self.fate.plan;
         let lies = [(Lie::Stale, stale), (Lie::Swap, swap), (Lie::Zero, zero), (Lie::Tear, tear), (Lie::Forge, forge)];
-        // No number is drawn for what cannot be, so that a plan without lies has the fate that it always had.
+        // No number is drawn for a lie that cannot occur, so that a plan without lies has the same
+        // fate as ever.
         lies.into_iter().find(|(_, share)| *share > 0.0 && self.chance(*share)).map(|(lie, _)| lie)
     }
 
-    /// How an operation that really ended appears to end, and when.
+    /// Decides how an operation that really ended appears to end, and when.
     fn judge(&self, known: &UnderWay, mut completion: Completion) -> (u64, Completion) {
         completion.tag = known.tag;
         if self.fate.is_dead() {
@@ -418,7 +428,7 @@ impl FaultLane {
             && let Some(buffer) = &mut completion.buffer
         {
             completion.result = match known.is_part {
-                // The checksum of the part, which found it, is not in the buffer.
+                // The checksum of the part, which found the error, is not in the buffer.
                 true => Err(PoolError::Corrupt { page: known.page, server: self.fate.server }),
                 false => self.flip(known.page, buffer),
             };
@@ -429,7 +439,7 @@ impl FaultLane {
         (known.ready_at, completion)
     }
 
-    /// Flips a bit of the last page and checks the pages as a member does whose wire flipped it.
+    /// Flips a bit of the last page, then checks the pages as a member does whose wire flipped it.
     fn flip(&self, page: PageId, buffer: &mut Buffer) -> Result<(), PoolError> {
         let last = buffer.pages() - 1;
         buffer.page_mut(last)[1234] ^= 1;
@@ -445,7 +455,7 @@ impl FaultLane {
 
 impl Lane for FaultLane {
     fn submit(&mut self, request: Request) -> Result<(), Request> {
-        // A place in `held` is kept for everything in flight.
+        // A slot in `held` is kept for everything in flight.
         if self.in_flight() >= SLOTS {
             return Err(request);
         }

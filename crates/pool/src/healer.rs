@@ -1,4 +1,4 @@
-//! A thread that gives legs what they lack, and looks whether they have what they should.
+//! Repair thread: gives legs the pages that they lack, and scrubs the pages that they hold.
 
 use crate::PoolError;
 use crate::leg_lanes::{Legged, SLEEP_SLICE};
@@ -12,62 +12,67 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// How often the thread looks whether there is something to do.
+/// Longest time between two checks for work.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long it waits when there is, but not now.
+/// Pause when there is work that cannot be done now.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// How long a snapshot waits for legs that hold everything.
+/// Time that a snapshot waits for enough legs that hold everything.
 const WHOLE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What lanes of a backend share, as the thread sees it.
+/// State that the lanes of a backend share, as the repair thread sees it.
 pub(crate) trait Patient: Send + Sync + 'static {
     type Lane: Nurse;
-    /// Is there something to do?
+    /// Checks whether there is something to repair.
     fn needs_care(&self) -> bool;
-    /// How long until a scrub has something to look at; `None`: there is no scrub.
+    /// Returns the time until the scrub has something to look at; `None` if there is no scrub.
     fn scrub_in(&self) -> Option<Duration> {
         None
     }
-    /// Is it time to see whether servers of lost legs are back?
+    /// Checks whether it is time to look for the servers of lost legs.
     fn is_rejoin_due(&self) -> bool {
         false
     }
-    /// Is there no place for one that is away?
+    /// Checks whether a server is away for which there is no free place.
     fn is_full(&self) -> bool {
         false
     }
-    /// Makes a place free, if there is one that nobody knows anything of. Not while a snapshot is made.
+    /// Frees a place, if there is one whose former server no lane refers to. Must not be called
+    /// while a snapshot is made.
     fn vacate(&self) {}
-    /// Takes those that are.
+    /// Takes the servers that are back.
     fn rejoin(&self) {}
-    /// A lane for the thread.
+    /// Opens a lane for the repair thread.
     fn open_for_care(self: &Arc<Self>) -> Option<Self::Lane>;
 }
 
-/// A lane that gives legs what they lack.
+/// Lane that can repair: it gives legs what they lack.
 pub(crate) trait Nurse: Legged {
-    /// Does as much as can be done now, and waits a little.
+    /// Advances the repairs as far as possible now, and waits a little.
     fn care(&mut self) {
         self.work();
         self.legs().sleep(SLEEP_SLICE);
     }
 
-    /// Is a leg late with something that was asked of it here? Nobody waits for that, but its answer comes here alone.
+    /// Checks whether a leg still owes this lane an answer. No operation waits for it, but it can
+    /// arrive on this lane only.
     fn is_owed_answers(&self) -> bool {
         false
     }
 
-    /// Is something under way that nobody has asked for?
+    /// Checks whether a repair is in flight that no operation asked for.
     fn is_caring(&self) -> bool;
-    /// Ends what is under way and begins nothing else.
+    /// Ends the repairs in flight and begins no others.
     fn finish_care(&mut self);
 }
 
-/// Legs that hold everything and answer, as many as are needed. Where one fell silent before another had what it missed there are too few: they get it now.
+/// Returns legs that hold everything and answer, if there are enough of them. If a leg fell silent
+/// before another was repaired there are too few. Then this repairs legs, and blocks, for at most
+/// [`WHOLE_PATIENCE`].
 ///
 /// # Errors
-/// [`PoolError::TimedOut`]: some that are needed do not answer. [`PoolError::ServerGone`]: too few are left.
+/// [`PoolError::TimedOut`]: some legs that are needed do not answer. [`PoolError::ServerGone`]: too
+/// few legs are left.
 pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) -> Result<Legs, PoolError> {
     let whole = || {
         let whole = patient.which(|leg, _| patient.is_whole(leg));
@@ -94,7 +99,7 @@ pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) 
     Err(patient.gone())
 }
 
-/// Takes servers that are back, where there is a place for them or can be one.
+/// Takes servers that are back, where there is a place for them or one can be freed.
 pub(crate) fn take_back<P: Patient>(patient: &P, caring: &Caring) {
     if patient.is_full() {
         let _still = caring.hold_still();
@@ -103,7 +108,7 @@ pub(crate) fn take_back<P: Patient>(patient: &P, caring: &Caring) {
     patient.rejoin();
 }
 
-/// Held while something is under way: snapshots are made when nothing is.
+/// Lock that is held while a repair is in flight. Snapshots are made while no repair is in flight.
 #[derive(Default)]
 pub(crate) struct Caring {
     lock: Mutex<()>,
@@ -111,7 +116,7 @@ pub(crate) struct Caring {
 }
 
 impl Caring {
-    /// Nobody cares for legs as long as this is held.
+    /// Stops repairs for as long as the returned guard is held.
     pub(crate) fn hold_still(&self) -> MutexGuard<'_, ()> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let still = self.lock();
@@ -128,7 +133,7 @@ impl Caring {
     }
 }
 
-/// See the module.
+/// Handle of the repair thread (see the module documentation). Dropping it ends the thread.
 pub(crate) struct Healer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -142,11 +147,11 @@ impl Healer {
         let stopped = stop.clone();
         let thread =
             std::thread::Builder::new().name("far-healer".into()).spawn(move || run(&patient, &caring, &stopped));
-        // Without a thread nothing is mended, and health says so.
+        // If no thread can be started, nothing is repaired, and the health of the backend shows it.
         Healer { stop, thread: thread.ok(), is_abandoned: AtomicBool::new(false) }
     }
 
-    /// The thread exists in the parent only.
+    /// Forgets the thread in the child of a `fork`: it exists in the parent only.
     pub(crate) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Relaxed);
     }
@@ -183,11 +188,11 @@ fn run<P: Patient>(patient: &Arc<P>, caring: &Caring, stop: &AtomicBool) {
             if !patient.needs_care() {
                 break;
             }
-            // Between two rounds, or nothing can be done now.
+            // Either this is between two rounds, or nothing can be done now.
             farfield_os::process::sleep(BETWEEN_LOOKS);
         }
         lane.finish_care();
-        // Whoever waits for the lock has at least as much time as it was held.
+        // Threads that wait for the lock get at least as much time as it was held.
         rest = began.elapsed().clamp(BETWEEN_LOOKS, LOOK_EVERY);
     }
 }

@@ -1,4 +1,4 @@
-//! What a lane that works through legs (mirror, ec) has of them, and how it waits.
+//! Lanes to the legs (mirror, ec) that a composed lane works through, and how it waits for them.
 
 use crate::legs::LegLane;
 use crate::rejoin::Door;
@@ -9,18 +9,19 @@ use farfield_core::Legs;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// How long a waiting lane polls all legs before it sleeps at one, after which time it offers the core to others between two looks, and how long it sleeps
-/// at one before it looks at the others.
+/// Times of a waiting lane: it polls all legs for `SPIN` before it sleeps, yields the core between
+/// two polls after `YIELD_AFTER`, and sleeps at one leg for `SLEEP_SLICE` before it looks at the
+/// others.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
-/// A lane to each leg that there is a way to.
+/// Lanes to the legs that this lane is connected to.
 pub(crate) struct LegLanes {
     lanes: Vec<Option<LegLane>>,
-    /// Where ways to legs come that came later.
+    /// Mailbox for lanes to legs that joined later.
     door: Option<Arc<Door>>,
-    /// Where it slept last.
+    /// Index of the leg at which it slept last.
     last: usize,
 }
 
@@ -42,7 +43,7 @@ impl LegLanes {
         LegLanes { lanes, door: None, last: 0 }
     }
 
-    /// With a door that is older than they are.
+    /// Takes lanes together with a mailbox that was made before they were opened.
     pub(crate) fn behind(lanes: Vec<Option<LegLane>>, door: Option<Arc<Door>>) -> LegLanes {
         let known = LegLanes { lanes, door, last: 0 };
         if let Some(door) = &known.door {
@@ -51,7 +52,8 @@ impl LegLanes {
         known
     }
 
-    /// Gives up its ways to these legs; called when nothing of the lane is under way.
+    /// Gives up the lanes to these legs. Must be called while no operation of the composed lane is
+    /// in flight.
     pub(crate) fn leave(&mut self, legs: Legs) {
         let open = self.open(legs);
         if let Some(door) = self.door.as_ref().filter(|_| !open.is_empty()) {
@@ -59,23 +61,26 @@ impl LegLanes {
         }
     }
 
-    /// Those of these legs that there is a way to.
+    /// Returns those of these legs to which there is a lane.
     pub(crate) fn open(&self, legs: Legs) -> Legs {
         let is_open = |leg: &usize| self.lanes[*leg].is_some();
         legs.iter().filter(is_open).collect()
     }
 
-    /// Is there a way to a leg that it has not taken yet? Then too few may be enough the next time.
+    /// Checks whether the mailbox holds a lane that has not been taken yet. If so, an operation
+    /// that found too few legs may find enough the next time.
     pub(crate) fn is_behind_the_news(&self) -> bool {
         self.door.as_ref().is_some_and(|door| door.is_full())
     }
 
-    /// Is there, or will there be, a way to one of these legs that was not there when a way led to those that it `knew`?
+    /// Checks whether there is, or will be, a lane to one of these legs that is not in the set
+    /// `knew`.
     pub(crate) fn has_news(&self, legs: Legs, knew: Legs) -> bool {
         self.is_behind_the_news() || !self.open(legs).but(knew).is_empty()
     }
 
-    /// What waits for room at its leg, as far as there is some by now.
+    /// Takes new lanes from the mailbox, then submits the requests that wait for room at their leg,
+    /// as far as there is some.
     pub(crate) fn submit_waiting(&mut self) {
         if let Some(door) = &self.door {
             door.take(&mut self.lanes);
@@ -83,8 +88,9 @@ impl LegLanes {
         self.lanes.iter_mut().flatten().for_each(LegLane::submit_waiting);
     }
 
-    /// Those of these legs that a write can go to now, by who has a buffer for it. All of them; or `enough` of them, if the others have given none back for
-    /// longer than this `patience`, because what they were asked is not answered. `None`: not now.
+    /// Returns those of `legs` that a write can go to now, because they have a free buffer for it.
+    /// The result is all of them; or a set that is `enough`, if the others have given no buffer
+    /// back for longer than `patience`. `None`: the write must wait.
     pub(crate) fn takers(
         &mut self,
         legs: Legs,
@@ -104,14 +110,15 @@ impl LegLanes {
         enough(takers).then_some(takers)
     }
 
-    /// Takes what has arrived from a leg; was there anything?
+    /// Takes the completions that have arrived from a leg; returns whether there were any.
     pub(crate) fn poll(&mut self, leg: usize, arrived: &mut Vec<Completion>) -> bool {
         let Some(known) = self.lanes[leg].as_mut().filter(|known| known.lane.in_flight() > 0) else { return false };
         known.lane.poll(arrived);
         !arrived.is_empty()
     }
 
-    /// Sleeps at each busy leg in turn, so that a silent one delays the others by a slice at most.
+    /// Sleeps at one busy leg, another at each call, so that a silent leg delays the others by one
+    /// slice at most.
     pub(crate) fn sleep(&mut self, most: Duration) {
         for _ in 0..self.lanes.len() {
             self.last = (self.last + 1) % self.lanes.len();
@@ -124,17 +131,17 @@ impl LegLanes {
     }
 }
 
-/// A lane that works through legs.
+/// Lane that works through legs.
 pub(crate) trait Legged: Lane {
     fn legs(&mut self) -> &mut LegLanes;
-    /// Does what can be done now.
+    /// Advances its operations as far as possible without blocking.
     fn work(&mut self);
-    /// Is there something for the caller?
+    /// Checks whether there is a completion for the caller.
     fn has_ended(&self) -> bool;
-    /// When there is something to do even if no leg answers.
+    /// Returns the time in ns at which there is something to do even if no leg answers.
     fn alarm_at(&self) -> u64;
 
-    /// As [`Lane::wait`].
+    /// Implements [`Lane::wait`].
     fn wait_for_legs(&mut self, timeout: Duration) {
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
@@ -146,7 +153,8 @@ pub(crate) trait Legged: Lane {
                 return;
             }
             if now < spin_until {
-                // Longer than a round trip takes: perhaps one of the servers waits for this very core.
+                // This is longer than a round trip takes: perhaps one of the servers waits for this
+                // very core.
                 if now - start > YIELD_AFTER.as_nanos() as u64 {
                     farfield_os::process::yield_now();
                 }
@@ -160,7 +168,8 @@ pub(crate) trait Legged: Lane {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that answers nothing any more, and has all its buffers, holds up writes that the others could take.
+    //! Danger: a leg that answers nothing any more, and has all its buffers, holds up writes that
+    //! the others could take.
     use super::*;
     use crate::Opener;
     use crate::legs::WRITE_PATIENCE;

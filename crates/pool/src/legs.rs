@@ -1,4 +1,5 @@
-//! The legs of a backend that outlives some of them (mirror, ec): which are in use, lost, waiting as spares, or late.
+//! Legs of a backend that outlives some of them (mirror, ec): which are in use, lost, waiting as
+//! spares, or late.
 //!
 //! ```text
 //!            called                 late answer to a write             silent for long, or nobody will ever
@@ -8,9 +9,11 @@
 //!                         └──────── all have come ────────────┘
 //! ```
 //!
-//! A leg whose server is gone is lost: it is never used again, and a spare takes its seat. One that is slow to answer a write is *late*: it is asked for
-//! nothing until it has answered, but for what only it has. A late leg is given up, and lost, only if the others can do without it
-//! ([`farfield_core::policy::give_up`]). Whether it holds the newest version of a chunk is another matter, and noted for each chunk.
+//! A leg whose server is gone is *lost*: it is never used again, and a spare takes its seat. A leg
+//! that is slow to answer a write is *late*. Until it has answered, it is asked only for what no
+//! other leg has. A late leg is given up, and lost, only if the others can do without it
+//! ([`farfield_core::policy::give_up`]). Whether a leg holds the newest version of a chunk is
+//! another matter, and is noted for each chunk.
 
 use crate::changes::Changes;
 use crate::rejoin::{Door, Rejoin, Spares};
@@ -24,92 +27,100 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most pages of an errand that travels in buffers of the lane.
+/// Greatest number of pages of an errand that travels in buffers of the lane.
 pub(crate) const RUN_PAGES: u64 = 16;
-/// How long a leg may take for a write that enough others have, unless the URL says otherwise.
+/// Time that a leg may take for a write that enough others have, unless the URL says otherwise.
 pub(crate) const WRITE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a leg has at least for a write, also after the operation has ended without it: as long as its answer may come nobody writes there on top of it.
+/// Least time that a leg has for a write, even after the operation has ended without it. As long as
+/// its answer may come, nothing else is written to the same pages of that leg.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// How long the owner of a lane that goes waits for late answers that nobody else could take.
+/// Time that the owner of a closing lane waits for late answers that no other lane could take.
 pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
-/// Between two tries to give up a leg that the others could not do without.
+/// Pause between two tries to give up a leg that the others could not do without.
 const GIVE_UP_PAUSE: Duration = Duration::from_millis(200);
-/// There is nothing to give up.
+/// Time stamp that means "never": there is nothing to give up.
 const NEVER: u64 = u64::MAX;
-/// How long a leg may take to say that it is there, where others can do without it.
+/// Time that a leg may take to show that it is alive, where others can do without it.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
-/// A read is asked for again elsewhere after so many times what it usually takes, within these bounds.
+/// Hedged reads: a read is sent to another leg, too, after this multiple of its usual latency,
+/// within the bounds below.
 const HEDGE_TIMES: u64 = 8;
 pub(crate) const HEDGE_MIN: Duration = Duration::from_millis(1);
 pub(crate) const HEDGE_MAX: Duration = Duration::from_millis(100);
-/// Buffers for one leg's errands: of one page, and of a run.
+/// Number of buffers for one leg's errands: of one page, and of a run.
 const SINGLES: usize = 32;
 const RUNS: usize = 4;
 
-/// One of the backends that such a backend is made of.
+/// Leg: one of the backends that a mirror or an erasure code is made of.
 pub(crate) struct Leg {
-    /// `None`: it was lost before.
+    /// Backend of the leg; `None` if it was lost before.
     pub(crate) backend: Option<Arc<dyn Backend>>,
-    /// Leaves in it: so many secrets of a ticket are its own.
+    /// Number of leaves in the leg, and so of the secrets of a ticket that are its own.
     pub(crate) leaves: usize,
-    /// Number of its first leaf.
+    /// Number of the first leaf of the leg.
     pub(crate) server: u16,
 }
 
-/// Those of legs that are there.
+/// Iterates over the backends of the legs that are present.
 pub(crate) fn backends(legs: &[Leg]) -> impl Iterator<Item = &Arc<dyn Backend>> {
     legs.iter().filter_map(|leg| leg.backend.as_ref())
 }
 
-/// See the module.
+/// Membership of the legs: which are active, lost, late or spare (see the module documentation).
 pub(crate) struct Roster {
     pub(crate) legs: Vec<Leg>,
-    /// How servers of lost legs come back.
+    /// Way for servers of lost legs to come back, if there is one.
     rejoin: Option<Rejoin>,
-    /// The leg of the URL whose server each is: itself, unless it came back.
+    /// For each leg, the leg of the URL whose server it is: itself, unless it came back.
     origins: [AtomicU8; Legs::MAX],
-    /// Legs besides spares.
+    /// Number of legs without spares.
     pub(crate) wanted: usize,
-    /// So many must be there for anything to be read.
+    /// Number of legs that must be present for anything to be read.
     needed: usize,
-    /// The leg at each seat; there are as many seats as legs are wanted.
+    /// Leg at each seat; there are as many seats as legs are wanted.
     seats: [AtomicU8; Legs::MAX],
     /// Sets of legs: in use, lost for good, waiting as spares.
     active: AtomicU16,
     lost: AtomicU16,
     spare: AtomicU16,
-    /// Lost ones that were there: lanes give up their ways to them.
+    /// Lost legs that were present before: lanes give up their connections to them.
     past: AtomicU16,
-    /// Writes to each leg whose operation has ended without it.
+    /// Number of writes to each leg that it has not answered although the operation has ended.
     late: [AtomicU32; Legs::MAX],
-    /// When a late leg has been silent for so long that the others shall go on without it for good; and when the first of them has.
+    /// Deadline (ns) of each late leg, after which the others shall go on without it for good.
+    /// Below: the earliest of these deadlines.
     give_up_at: [AtomicU64; Legs::MAX],
     next_give_up: AtomicU64,
-    /// Set of legs that somebody gives up at this moment.
+    /// Set of legs that a thread is giving up at this moment.
     leaving: AtomicU16,
-    /// Writes that end at each leg without it, until that is noted.
+    /// Number of writes that are ending without each leg, until it is noted that the leg lacks
+    /// them.
     doubts: [AtomicU32; Legs::MAX],
-    /// How long a write waits for all legs before it counts with fewer; [`NEVER`]: as long as none of them is known to be gone.
+    /// Time (ns) that a write waits for all legs before it counts with fewer; [`NEVER`] means until
+    /// the missing ones are known to be gone.
     write_patience_ns: AtomicU64,
-    /// How often the leg came to lack something, and up to which time all that is mended.
+    /// Generations: how often each leg came to lack something, and up to which of these times
+    /// everything is repaired.
     hurts: [AtomicU32; Legs::MAX],
     healed: [AtomicU32; Legs::MAX],
     pub(crate) changes: Changes,
-    /// Pages that legs were given because they lacked them.
+    /// Number of pages that legs were given because they lacked them.
     restored: AtomicU64,
-    /// By a child of `fork`: nothing here is to be used.
+    /// Whether this is a child of `fork`: nothing here may be used then.
     abandoned: AtomicBool,
 }
 
 impl Roster {
-    /// Spares are not in use yet, unless the legs are `inherited`: in a snapshot, a spare that is there holds what the others hold. There may be up to `most` legs.
+    /// Makes the membership of `legs` and `spares`, of up to `most` legs. Spares are not in use
+    /// yet, unless the legs are `inherited`: in a snapshot, a spare that is present holds what the
+    /// others hold.
     pub(crate) fn new(mut legs: Vec<Leg>, spares: Spares, needed: usize, inherited: bool, most: usize) -> Roster {
         let wanted = legs.len();
         legs.extend(spares.legs);
         let places = Legs::first(most).but(Legs::first(legs.len()));
         let rejoin = spares.reopen.map(|reopen| Rejoin::new(reopen, places));
         if rejoin.is_some() {
-            // Nothing is there until something comes.
+            // These legs stay empty until a server comes back.
             legs.extend(places.iter().map(|_| Leg { backend: None, leaves: 0, server: 0 }));
         }
         let all = Legs::first(legs.len());
@@ -148,13 +159,13 @@ impl Roster {
         roster
     }
 
-    /// A set of legs, by what is asked of each.
+    /// Returns the set of the legs with a backend for which `is_in` holds.
     pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
         let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, &backend));
         (0..self.legs.len()).filter(chosen).collect()
     }
 
-    /// What is behind a leg; `None`: it was lost before, or has not come yet.
+    /// Returns the backend of a leg; `None` if it was lost before, or has not come yet.
     pub(crate) fn backend(&self, leg: usize) -> Option<Arc<dyn Backend>> {
         self.legs[leg].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(leg))
     }
@@ -163,46 +174,48 @@ impl Roster {
         (0..self.legs.len()).filter_map(|leg| self.backend(leg))
     }
 
-    /// The leg of the URL whose server it is.
+    /// Returns the leg of the URL whose server `leg` is.
     pub(crate) fn origin(&self, leg: usize) -> usize {
         self.origins[leg].load(Ordering::SeqCst).into()
     }
 
-    /// It is the server of that leg, which was lost.
+    /// Notes that `leg` is the server of the lost leg `origin`.
     pub(crate) fn set_origin(&self, leg: usize, origin: usize) {
         self.origins[leg].store(origin as u8, Ordering::SeqCst);
     }
 
-    /// Legs that came back and are there, and the leg of the URL whose server each is.
+    /// Returns the legs that came back and are present, each with the leg of the URL whose server
+    /// it is.
     pub(crate) fn moved(&self) -> Vec<(usize, usize)> {
         let legs = self.all().but(self.lost());
         legs.iter().map(|leg| (leg, self.origin(leg))).filter(|(leg, origin)| leg != origin).collect()
     }
 
-    /// Number of its first leaf.
+    /// Returns the number of the first leaf of `leg`.
     pub(crate) fn server(&self, leg: usize) -> u16 {
         self.legs[self.origin(leg)].server
     }
 
-    /// Its leaves among those of all legs: so a ticket counts them.
+    /// Returns the range of the leg's leaves among those of all legs, in the order of a ticket.
     pub(crate) fn leaves(&self, leg: usize) -> Range<usize> {
         let origin = self.origin(leg);
         let first = self.legs[..origin].iter().map(|leg| leg.leaves).sum();
         first..first + self.legs[origin].leaves
     }
 
-    /// One behind the last leg that there is, or was.
+    /// Returns the index behind the last leg that is, or was, present.
     pub(crate) fn known(&self) -> usize {
         let was_there = |leg: &usize| !self.places().has(*leg) || self.backend(*leg).is_some();
         self.all().iter().filter(was_there).last().map_or(0, |leg| leg + 1)
     }
 
-    /// Places for servers that come back.
+    /// Returns the places for servers that come back.
     pub(crate) fn places(&self) -> Legs {
         self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.places)
     }
 
-    /// Legs of the URL that are lost, and in whose place nothing came that is there.
+    /// Returns the legs of the URL that are lost and whose server has not come back at another
+    /// place.
     fn away(&self) -> Legs {
         let lost = self.lost();
         let back: Legs = self.all().but(lost).iter().map(|leg| self.origin(leg)).collect();
@@ -210,7 +223,8 @@ impl Roster {
         lost.and(servers).but(back)
     }
 
-    /// Is it time to see which servers are gone, or back, here or in a leg that has no thread for that?
+    /// Checks whether it is time to look which servers are gone or back, here or in a leg that has
+    /// no thread for that.
     pub(crate) fn is_rejoin_due(&self) -> bool {
         self.is_own_rejoin_due() || self.backends().any(|backend| backend.is_rejoin_due())
     }
@@ -223,13 +237,14 @@ impl Roster {
         rejoin.is_time_to_try(self.away())
     }
 
-    /// Is a server away for which there is no place?
+    /// Checks whether a server is away for which there is no free place.
     pub(crate) fn is_full(&self) -> bool {
         let is_full = |rejoin: &Rejoin| rejoin.free_place().is_none();
         self.rejoin.as_ref().is_some_and(is_full) && !self.is_abandoned() && !self.away().is_empty()
     }
 
-    /// Makes a place free, if there is one that no lane has a way to: `forget` forgets what the leg was known to hold. Not while a snapshot is made.
+    /// Frees a place, if there is one that no lane is connected to. `forget` drops what the leg was
+    /// known to hold. Must not be called while a snapshot is made.
     pub(crate) fn vacate(&self, forget: impl Fn(usize)) {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| self.is_full()) else { return };
         rejoin.clear_doors();
@@ -241,7 +256,8 @@ impl Roster {
         rejoin.vacate(place);
     }
 
-    /// Takes servers that are back as spares, with at least so many pages. Blocks for as long as they take to answer, or not to.
+    /// Takes servers that are back as spares, if they have at least `pages` pages. Blocks until
+    /// they answer or time out.
     pub(crate) fn rejoin(&self, pages: u64, requests: usize) {
         if self.is_own_rejoin_due()
             && let Some(rejoin) = &self.rejoin
@@ -254,14 +270,15 @@ impl Roster {
 
     fn take_back(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
         for origin in self.away().iter() {
-            // A server that is two legs would protect nothing.
+            // A server that serves as two legs would protect nothing.
             let of = |legs: Legs| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
             let in_use = of(self.all().but(self.lost()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
             self.past.fetch_and(!Legs::one(place).0, Ordering::SeqCst);
             self.set_origin(place, origin);
-            // If it was only out of reach, it still keeps what nobody will ask for.
+            // If the server was only out of reach, it still keeps a region that will not be used
+            // again: free it.
             let came = self.backend(place).and_then(|backend| backend.incarnation());
             let lost = self.lost().but(Legs::one(place));
             of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
@@ -273,7 +290,8 @@ impl Roster {
         }
     }
 
-    /// A spare has come to this place; if a leg is lost, it takes its seat. The seat may be that of the place itself.
+    /// Takes a spare that has come to this place. If a leg is lost, the spare takes its seat. The
+    /// seat may be that of the place itself.
     fn admit(&self, place: usize) {
         let bit = Legs::one(place).0;
         if self.seat_of(place).is_some() {
@@ -282,7 +300,8 @@ impl Roster {
                 self.lost.fetch_and(!bit, Ordering::SeqCst);
             });
         }
-        // A spare before it is not lost any more: it is never in use without having been called.
+        // The spare bit is set before the lost bit is cleared: a leg is never in use without having
+        // been called.
         self.spare.fetch_or(bit, Ordering::SeqCst);
         self.lost.fetch_and(!bit, Ordering::SeqCst);
         for seat in 0..self.wanted {
@@ -293,12 +312,12 @@ impl Roster {
         }
     }
 
-    /// For a lane that is about to be opened.
+    /// Makes a mailbox for a lane that is about to be opened.
     pub(crate) fn new_door(&self) -> Option<Arc<Door>> {
         self.rejoin.as_ref().map(Rejoin::new_door)
     }
 
-    /// Pages that all of them can address.
+    /// Returns the number of pages that all legs can address.
     pub(crate) fn pages(&self) -> u64 {
         self.backends().map(|backend| backend.pages()).min().unwrap_or(0)
     }
@@ -329,37 +348,39 @@ impl Roster {
         Legs(self.spare.load(Ordering::SeqCst))
     }
 
-    /// Legs to write to and read from.
+    /// Returns the legs to write to and read from.
     pub(crate) fn active(&self) -> Legs {
         let active = Legs(self.active.load(Ordering::SeqCst)).but(self.lost());
         if self.are_enough(active) {
             return active;
         }
-        // Better slow ones than none.
+        // Slow legs are better than none.
         self.present()
     }
 
-    /// Legs that are not lost, late ones too.
+    /// Returns the legs that are neither lost nor spares; late ones are included.
     pub(crate) fn present(&self) -> Legs {
         self.all().but(self.lost()).but(self.spare())
     }
 
-    /// The leg at `seat`; it may be lost.
+    /// Returns the leg at `seat`; it may be lost.
     pub(crate) fn at_seat(&self, seat: usize) -> usize {
         self.seats[seat].load(Ordering::SeqCst).into()
     }
 
-    /// As they were when a snapshot was made, in which everything else is as at the beginning.
+    /// Restores the seats as they were when a snapshot was made. Everything else in the snapshot
+    /// starts afresh.
     pub(crate) fn set_seats(&self, seats: [usize; Legs::MAX]) {
         self.seats.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
     }
 
-    /// The seat of `leg`, if it has one.
+    /// Returns the seat of `leg`, if it has one.
     pub(crate) fn seat_of(&self, leg: usize) -> Option<usize> {
         (0..self.wanted).find(|&seat| self.at_seat(seat) == leg)
     }
 
-    /// A leg is gone, or may hold anything. For good; a spare takes its seat.
+    /// Marks a leg as lost for good, because it is gone or its contents are unknown; a spare takes
+    /// its seat.
     pub(crate) fn lose(&self, leg: usize) {
         let bit = Legs::one(leg).0;
         self.past.fetch_or(bit, Ordering::SeqCst);
@@ -371,7 +392,7 @@ impl Roster {
         }
     }
 
-    /// A spare, if there is one, is in use from now on, at the seat of the leg that is `lost`.
+    /// Puts a spare, if there is one, in use at the seat of the leg that is `lost`.
     pub(crate) fn call_spare(&self, lost: usize) {
         if !self.spare().is_empty() {
             self.changes.while_one_comes(|| self.seat_a_spare(lost));
@@ -382,7 +403,8 @@ impl Roster {
         loop {
             let spare = self.spare();
             let Some(leg) = spare.iter().next() else { return };
-            // In use before it is no spare any more: it is never neither.
+            // The active bit is set before the spare bit is cleared, so that the leg always has one
+            // of them.
             self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
             if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 == 0 {
                 continue;
@@ -390,7 +412,7 @@ impl Roster {
             let Some(seat) = self.seat_of(lost) else { return };
             let seated = self.seats[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
             if seated.is_err() {
-                // Another spare has it. This one waits on.
+                // Another spare took the seat first. This one becomes a spare again.
                 self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
                 self.spare.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
             }
@@ -398,12 +420,13 @@ impl Roster {
         }
     }
 
-    /// All legs that are there are asked how they feel; those that are gone are lost.
+    /// Asks every leg that is present for its health; those that are gone become lost.
     pub(crate) fn look_at_health(&self) {
         self.which(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.lose(leg));
     }
 
-    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    /// Returns the time that a write waits for all legs before it counts with fewer; `None` means
+    /// until the missing ones are known to be gone.
     pub(crate) fn write_patience(&self) -> Option<Duration> {
         let patience = self.write_patience_ns.load(Ordering::Relaxed);
         (patience != NEVER).then(|| Duration::from_nanos(patience))
@@ -414,13 +437,15 @@ impl Roster {
         self.write_patience_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// When a write that others have by `now` counts without those that have not answered.
+    /// Returns the time (ns) at which a write that enough legs have by `now` counts without those
+    /// that have not answered.
     pub(crate) fn counts_with_fewer_at(&self, now: u64) -> u64 {
         self.write_patience().map_or(NEVER, |patience| now.saturating_add(patience.as_nanos() as u64))
     }
 
-    /// `leg` has not answered a write for long. Until it has, it is asked for nothing that others can do; if it has not by the time `give_up_at`, it is given up
-    /// as soon as they can do without it.
+    /// Marks `leg` as late: it has not answered a write for long. Until it answers, it is asked for
+    /// nothing that others can do. If it has not by the time `give_up_at` (ns), it is given up as
+    /// soon as they can do without it.
     pub(crate) fn set_late(&self, leg: usize, give_up_at: u64) {
         self.late[leg].fetch_add(1, Ordering::SeqCst);
         if self.write_patience().is_some() {
@@ -429,13 +454,14 @@ impl Roster {
         }
     }
 
-    /// Nobody will ever know whether a write of which it is `late` has arrived there, or will: it is given up as soon as the others can do without it.
+    /// Marks that it will never be known whether a write for which `leg` is late has arrived there,
+    /// or will. The leg is given up as soon as the others can do without it.
     pub(crate) fn stay_late(&self, leg: usize) {
         self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
         self.shall_be_given_up(leg, 0);
     }
 
-    /// As [`Roster::stay_late`], of a write that was not late before.
+    /// Like [`Roster::stay_late`], for a write that was not late before.
     pub(crate) fn is_unsure(&self, leg: usize) {
         self.late[leg].fetch_add(1, Ordering::SeqCst);
         self.stay_late(leg);
@@ -446,7 +472,7 @@ impl Roster {
         self.next_give_up.fetch_min(at, Ordering::SeqCst);
     }
 
-    /// That answer has come.
+    /// Takes a late answer of `leg` into account; after the last one the leg is in use again.
     pub(crate) fn late_came(&self, leg: usize) {
         if self.late[leg].fetch_sub(1, Ordering::SeqCst) != 1 || self.lost().has(leg) {
             return;
@@ -454,13 +480,14 @@ impl Roster {
         self.give_up_at[leg].store(NEVER, Ordering::SeqCst);
         self.changes.while_one_comes(|| self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst));
         if self.is_late(leg) && self.write_patience().is_some() {
-            // It is late again since.
+            // The leg has become late again since.
             self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
             self.shall_be_given_up(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         }
     }
 
-    /// Gives up legs that have been silent for long, if the others can do without them: `give_up` says so to those who keep account. For whoever polls a lane.
+    /// Gives up legs that have been silent for long, if the others can do without them. `give_up`
+    /// notes it in the tables of the backend. Called by each thread that polls a lane.
     pub(crate) fn give_up_the_silent(&self, give_up: impl Fn(usize)) {
         if self.next_give_up.load(Ordering::SeqCst) == NEVER {
             return;
@@ -479,18 +506,18 @@ impl Roster {
         }
     }
 
-    /// Gives up a leg whose server may live, unless it is needed.
+    /// Gives up a leg whose server may be alive, unless the leg is needed.
     fn try_to_give_up(&self, leg: usize, give_up: impl Fn(usize)) -> bool {
         let bit = Legs::one(leg).0;
         let leaving = self.leaving.fetch_or(bit, Ordering::SeqCst);
         if leaving & bit != 0 {
-            // Somebody else is about it.
+            // Another thread is giving it up.
             return false;
         }
         let whole = self.which(|leg, backend| {
             self.is_whole(leg) && self.doubts[leg].load(Ordering::SeqCst) == 0 && backend.health() != Health::Gone
         });
-        // Again, because a doubt may have become a hurt since.
+        // Check again, because a doubt may have become a hurt since.
         let whole = whole.iter().filter(|leg| self.is_whole(*leg)).collect();
         let may = may_give_up(leg, whole, Legs(leaving | bit), self.needed);
         if may {
@@ -500,12 +527,14 @@ impl Roster {
         may
     }
 
-    /// Legs on which nobody may count, because they are lost or somebody gives them up.
+    /// Returns the legs that must not be relied on, because they are lost or are being given up.
     pub(crate) fn unreliable(&self) -> Legs {
         Legs(self.leaving.load(Ordering::SeqCst)).or(self.lost())
     }
 
-    /// `change` notes that these legs lack something, unless it fails; nobody is given up on their account meanwhile. See [`farfield_core::policy::give_up`].
+    /// Runs `change`, which notes that these legs lack something, unless it fails. Meanwhile these
+    /// legs do not count as whole when another leg is to be given up
+    /// ([`farfield_core::policy::give_up`]).
     pub(crate) fn while_in_doubt<T>(&self, legs: Legs, change: impl FnOnce() -> T) -> T {
         legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_add(1, Ordering::SeqCst));
         let result = change();
@@ -513,12 +542,12 @@ impl Roster {
         result
     }
 
-    /// May a write that nobody waits for still arrive there?
+    /// Checks whether a write that no operation waits for may still arrive at the leg.
     pub(crate) fn is_late(&self, leg: usize) -> bool {
         self.late[leg].load(Ordering::SeqCst) != 0
     }
 
-    /// Does the leg hold everything?
+    /// Checks whether the leg holds everything.
     pub(crate) fn is_whole(&self, leg: usize) -> bool {
         let is_used = self.active().has(leg) && !self.is_late(leg);
         is_used && self.hurts(leg) == self.healed[leg].load(Ordering::SeqCst)
@@ -528,36 +557,38 @@ impl Roster {
         self.hurts[leg].load(Ordering::SeqCst)
     }
 
-    /// The leg lacks something. Said when that can be seen: whoever has looked in vain has read the count before.
+    /// Notes that the leg lacks something. Must be called after that is visible: a thread that has
+    /// found nothing to repair has read the count before.
     pub(crate) fn hurt(&self, leg: usize) {
         self.hurts[leg].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Everything that it lacked when it was hurt so often is mended.
+    /// Notes that everything is repaired that the leg lacked when its count of hurts was `hurts`.
     pub(crate) fn set_healed(&self, leg: usize, hurts: u32) {
         self.healed[leg].fetch_max(hurts, Ordering::SeqCst);
     }
 
-    /// Legs that lack something and may be given it.
+    /// Returns the legs that lack something and may be given it.
     pub(crate) fn to_heal(&self) -> Legs {
         let hurt = |leg: &usize| self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && !self.is_late(*leg);
         self.active().iter().filter(hurt).collect()
     }
 
-    /// So many legs that hold everything are missing.
+    /// Returns by how many the legs that hold everything are fewer than wanted. The result is at
+    /// least 1 while a change is in flight that may not know of a leg.
     fn missing(&self) -> usize {
-        // Looked at first: what has ended by then has noted which legs lack it.
+        // This is read first: a change that has ended by then has noted which legs lack it.
         let are_old = self.changes.are_old();
         let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
         self.wanted.saturating_sub(whole).max(usize::from(are_old))
     }
 
-    /// A leg has so many pages that it lacked.
+    /// Counts pages that a leg lacked and was given.
     pub(crate) fn restored(&self, pages: u64) {
         self.restored.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// With so many pages `stored`.
+    /// Returns the protection of a pool that has `stored` pages.
     pub(crate) fn protection(&self, stored: u64) -> Protection {
         let (missing_legs, shared_legs) = (self.missing() as u64, self.shared());
         let exposed_pages = if missing_legs + shared_legs > 0 { stored } else { 0 };
@@ -565,7 +596,7 @@ impl Roster {
         Protection { missing_legs, shared_legs, exposed_pages, restored_pages }
     }
 
-    /// Legs in use whose server is another leg, too.
+    /// Counts the legs in use whose server already serves as another leg.
     fn shared(&self) -> u64 {
         let mut seen = [None; Legs::MAX];
         let mut shared = 0;
@@ -587,7 +618,7 @@ impl Roster {
         }
     }
 
-    /// Those of these legs that answer now.
+    /// Returns those of these legs that answer now. Blocks for each silent leg.
     pub(crate) fn answering(&self, legs: Legs) -> Legs {
         self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
     }
@@ -596,24 +627,26 @@ impl Roster {
         legs.count() >= self.needed
     }
 
-    /// What is said when too few legs hold everything for so long.
+    /// Returns the error for too few legs that hold everything for the time `after`.
     pub(crate) fn silent(&self, after: Duration) -> PoolError {
         let lacking = self.present().iter().find(|leg| !self.is_whole(*leg)).unwrap_or(0);
         PoolError::TimedOut { server: self.server(lacking), after }
     }
 
-    /// What is said when too few legs are left.
+    /// Returns the error for too few legs that are left.
     pub(crate) fn gone(&self) -> PoolError {
         let server = self.lost().but(self.places()).iter().last().map_or(0, |leg| self.server(leg));
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 
-    /// A lane to each leg that is there. `requests`: how many may wait for one. A leg that is there and does not answer is left out.
+    /// Opens a lane to each leg that is present, with room for `requests` waiting requests. A leg
+    /// that is present and does not answer is left out.
     pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
         self.open_lanes_but(requests, &|_, error| is_silence(error))
     }
 
-    /// The same without those legs of which `may_lack` says so, by what they answer instead.
+    /// Opens a lane to each leg that is present, but leaves out those whose error `may_lack`
+    /// accepts.
     pub(crate) fn open_lanes_but(
         &self,
         requests: usize,
@@ -637,28 +670,28 @@ impl Roster {
             lanes.push(lane.map(|lane| LegLane::new(lane, requests)));
         }
         if lanes.iter().flatten().count() < self.needed {
-            // Who hears that everything is gone gives up for good what only is slow.
+            // A caller that hears that everything is gone would give up for good what is only slow.
             return Err(lacking.unwrap_or_else(|| self.gone()));
         }
         Ok(lanes)
     }
 }
 
-/// It may be there all the same.
+/// Checks whether the error is a mere time-out: the server may be alive all the same.
 pub(crate) fn is_silence(error: PoolError) -> bool {
     matches!(error, PoolError::TimedOut { .. })
 }
 
-/// One leg, as one lane sees it.
+/// Leg as one lane sees it.
 pub(crate) struct LegLane {
     pub(crate) lane: Box<dyn Lane>,
-    /// Requests that it had no room for.
+    /// Requests for which the lane had no room.
     waiting: VecDeque<Request>,
     singles: Vec<Buffer>,
     runs: Vec<Buffer>,
-    /// Since when a write waits for a buffer; 0: none does.
+    /// Time (ns) since which a write waits for a buffer; 0 if none does.
     starved_at: u64,
-    /// Of a read; 0 for unknown.
+    /// Moving average of the latency of reads, in ns; 0 if unknown.
     pub(crate) latency_ns: u64,
 }
 
@@ -674,12 +707,12 @@ impl LegLane {
         }
     }
 
-    /// Has it nothing to do?
+    /// Checks whether nothing is in flight or waiting.
     pub(crate) fn is_idle(&self) -> bool {
         self.lane.in_flight() == 0 && self.waiting.is_empty()
     }
 
-    /// Gives it something to do, behind what waits already.
+    /// Submits a request, behind those that wait already.
     pub(crate) fn submit(&mut self, request: Request) {
         if !self.waiting.is_empty() {
             self.waiting.push_back(request);
@@ -688,7 +721,7 @@ impl LegLane {
         }
     }
 
-    /// What waits, as far as there is room by now.
+    /// Submits waiting requests, as far as there is room by now.
     pub(crate) fn submit_waiting(&mut self) {
         while let Some(request) = self.waiting.pop_front() {
             if let Err(back) = self.lane.submit(request) {
@@ -702,7 +735,8 @@ impl LegLane {
         if pages == 1 { !self.singles.is_empty() } else { !self.runs.is_empty() }
     }
 
-    /// Half of the buffers are kept for writes: after a read that is not answered it is writes by which a slow leg is known.
+    /// Checks whether a read may take a buffer. Half of the buffers are kept for writes: when a leg
+    /// does not answer reads, it is writes that show that it is slow.
     pub(crate) fn has_buffer_for_read(&self, pages: u64) -> bool {
         if pages == 1 { self.singles.len() > SINGLES / 2 } else { self.runs.len() > RUNS / 2 }
     }
@@ -713,7 +747,8 @@ impl LegLane {
         Some(buffer)
     }
 
-    /// It has no buffer for a write that waits. Has none come back for so long that others shall not wait for it?
+    /// Notes that a write waits for a buffer. Returns whether none has come back for longer than
+    /// `patience`, so that others shall not wait for this leg.
     pub(crate) fn is_stuck(&mut self, now: u64, patience: Option<Duration>) -> bool {
         if self.starved_at == 0 {
             self.starved_at = now;
@@ -726,12 +761,13 @@ impl LegLane {
         if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
     }
 
-    /// A read was answered.
+    /// Takes the latency of an answered read into the average (weight 1/8).
     pub(crate) fn took(&mut self, ns: u64) {
         self.latency_ns = if self.latency_ns == 0 { ns } else { (self.latency_ns * 7 + ns) / 8 };
     }
 
-    /// A read was not answered for so long while another, that was asked for later, was.
+    /// Notes that a read has been unanswered for `ns`, while another leg answered one that was sent
+    /// later.
     pub(crate) fn is_slower_than(&mut self, ns: u64) {
         self.latency_ns = self.latency_ns.max(ns).min(HEDGE_MAX.as_nanos() as u64);
     }

@@ -1,9 +1,10 @@
-//! Farfield moves bytes: backends and lanes.
+//! Backends and lanes: the part of Farfield that moves bytes to and from far memory.
 //!
-//! A [`Backend`] is one region of far memory, wherever it is kept. A [`Lane`] is one thread's private
-//! submission/completion channel to it, used like io_uring: submit a batch, poll completions. Buffers are owned by
-//! the lane while an operation is in flight and come back with its completion, so a late answer never lands in
-//! freed memory. After a lane is open, nothing here allocates: lanes are used inside signal handlers.
+//! A [`Backend`] is one region of far memory, wherever it is kept. A [`Lane`] is one thread's
+//! private submission/completion channel to it, used like io_uring: submit a batch, poll
+//! completions. The lane owns a buffer while its operation is in flight, and the buffer comes back
+//! with the completion. So a late answer never lands in freed memory. After a lane is open, nothing
+//! here allocates: lanes are used inside signal handlers.
 
 #![cfg_attr(
     test,

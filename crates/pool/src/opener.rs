@@ -1,4 +1,4 @@
-//! From URLs to a backend.
+//! [`Opener`]: opens the backend that a list of URLs describes.
 
 use crate::connection::{Address, HandshakeError, Identity, Session};
 use crate::ec::EcBackend;
@@ -28,59 +28,61 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Why a pool could not be opened. Unlike [`PoolError`] it may allocate: nobody opens a pool in a hurry.
+/// Reason why a pool could not be opened. Unlike [`PoolError`] it may allocate: opening a pool is
+/// not urgent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     /// No URL was given.
     #[error("no memory server given: name one, for example tcp://10.0.0.7:5555 or shm:/run/farfield.sock")]
     NoUrl,
-    /// A URL that cannot be understood.
+    /// A URL cannot be understood.
     #[error("cannot understand {url:?}: {why}")]
     Url {
         /// The URL.
         url: String,
-        /// What is wrong with it.
+        /// Explanation of what is wrong with it.
         why: String,
     },
-    /// A scheme that does not exist.
+    /// A URL has a scheme that does not exist.
     #[error(
         "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
-        /// What stands before the colon.
+        /// Text before the colon.
         scheme: String,
     },
-    /// A name that does not resolve to an address.
+    /// A name does not resolve to an address.
     #[error("cannot find the address of {host:?}: {why}")]
     Resolve {
-        /// The name.
+        /// Name that was looked up.
         host: String,
-        /// What the resolver says.
+        /// Message of the resolver.
         why: String,
     },
-    /// A token or name longer than the protocol allows, or a region without pages.
+    /// A token is longer than the protocol allows, a region has no pages, or another argument is
+    /// wrong.
     #[error("{0}")]
     Argument(&'static str),
     /// A server refused the client.
     #[error("memory server {url} refused the client: {text}")]
     Refused {
-        /// Which.
+        /// URL of the server.
         url: String,
-        /// What it says.
+        /// Reason that the server gives.
         text: String,
     },
-    /// Anything else that can go wrong with a server.
+    /// Any other error of a server.
     #[error("{url}: {error}")]
     Pool {
-        /// Which.
+        /// URL of the server.
         url: String,
-        /// What happened.
+        /// Error that occurred.
         error: PoolError,
     },
 }
 
 impl OpenError {
-    /// The underlying pool error, where there is one.
+    /// Returns the underlying pool error, where there is one.
     pub fn pool_error(&self) -> Option<PoolError> {
         match self {
             OpenError::Pool { error, .. } => Some(*error),
@@ -89,7 +91,7 @@ impl OpenError {
     }
 }
 
-/// Opens a pool: says where, as whom and how much.
+/// Builder that opens a pool: it says where, as which client and how large.
 ///
 /// ```no_run
 /// # use core::time::Duration;
@@ -110,7 +112,7 @@ pub struct Opener {
     client_name: String,
     pages: u64,
     deadline: Duration,
-    /// How long a leg may be silent while others may do without it.
+    /// Time that a leg may be silent while others may do without it.
     patience: Option<Duration>,
     degraded: bool,
     heals: bool,
@@ -131,13 +133,13 @@ impl Default for Opener {
 
 impl core::fmt::Debug for Opener {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        // Without the token.
+        // The token must not reach a log.
         write!(f, "Opener {{ urls: {:?}, client_name: {:?}, pages: {} }}", self.urls, self.client_name, self.pages)
     }
 }
 
 impl Opener {
-    /// Nowhere, as nobody, nothing, within ten seconds.
+    /// Creates a builder with no URL, no token, no client name, zero pages and a deadline of 10 s.
     pub fn new() -> Opener {
         Opener {
             urls: Vec::new(),
@@ -155,7 +157,7 @@ impl Opener {
         }
     }
 
-    /// Whatever is opened becomes part of something else.
+    /// Wraps every backend that is opened.
     #[cfg(test)]
     pub(crate) fn wrapped(mut self, wrap: Wrap) -> Opener {
         self.wrap = Some(wrap);
@@ -174,18 +176,19 @@ impl Opener {
         self
     }
 
-    /// The same at this URL alone.
+    /// Returns a copy of the builder with this URL as its only one.
     pub fn elsewhere(&self, url: impl Into<String>) -> Opener {
         Opener { urls: vec![url.into()], ..self.clone() }
     }
 
-    /// What proves that we may use the servers.
+    /// Sets the token that proves the right to use the servers. A token longer than 256 bytes is an
+    /// error when the pool is opened.
     pub fn token(mut self, token: impl Into<String>) -> Opener {
         self.token = token.into();
         self
     }
 
-    /// What the servers call us in their logs. A name that is too long is cut.
+    /// Sets the name of the client in the logs of the servers. A name that is too long is cut.
     pub fn client_name(mut self, name: impl Into<String>) -> Opener {
         self.client_name = name.into();
         let mut len = self.client_name.len().min(Hello::NAME_BYTES_MAX);
@@ -196,45 +199,49 @@ impl Opener {
         self
     }
 
-    /// Pages that the region shall be able to address.
+    /// Sets the number of pages that the region shall be able to address.
     pub fn pages(mut self, pages: u64) -> Opener {
         self.pages = pages;
         self
     }
 
-    /// How long opening, opening a lane, or a clone may take at each server.
+    /// Sets the longest time that opening the pool, opening a lane, or a clone may take at each
+    /// server.
     pub fn deadline(mut self, deadline: Duration) -> Opener {
         self.deadline = deadline;
         self
     }
 
-    /// Legs of mirrors and erasure codes that cannot be reached, or do not answer soon, count as lost, as long as enough of them can. Without this,
-    /// they are errors: a wrong URL would be noticed too late.
+    /// Counts legs of mirrors and erasure codes that cannot be reached, or do not answer soon, as
+    /// lost, as long as enough others answer. Without this, they are errors: otherwise a wrong URL
+    /// would be noticed too late.
     pub fn degraded(mut self) -> Opener {
         self.degraded = true;
         self
     }
 
-    /// What a leg of a mirror or an erasure code lacks, or its spare, is brought there by a thread of this process. Without this it is done by
-    /// whoever polls lanes.
+    /// Starts a thread of this process that repairs: it gives legs of a mirror or an erasure code,
+    /// and their spares, what they lack. Without this, the threads that poll lanes do the repairs.
     pub fn heals(mut self) -> Opener {
         self.heals = true;
         self
     }
 
-    /// Believes servers at Unix sockets that this user runs, beside those of root and of the user of this process.
+    /// Trusts servers at Unix sockets that this user runs, besides those of root and of the user of
+    /// this process.
     pub fn server_uid(mut self, uid: u32) -> Opener {
         self.server_uid = Some(uid);
         self
     }
 
-    /// This process is not ours: nothing that we do may change how its system calls end.
+    /// Declares that this code runs inside a foreign program: nothing that the pool does may change
+    /// how system calls of the program end.
     pub fn inside_a_program(mut self) -> Opener {
         self.is_inside_a_program = true;
         self
     }
 
-    /// Opens a new, empty region.
+    /// Opens a new, empty region. Blocks until the servers answer, or their deadlines pass.
     pub fn open(&self) -> Result<Arc<dyn Backend>, OpenError> {
         if self.pages == 0 {
             return Err(OpenError::Argument("a region needs at least one page"));
@@ -242,18 +249,20 @@ impl Opener {
         self.open_members(None)
     }
 
-    /// Opens the snapshot behind a ticket. Same URLs, in the same order, as the pool that was cloned; the number of pages
-    /// is that of the snapshot.
+    /// Opens the snapshot behind a ticket. The URLs must be those of the pool that was cloned, in
+    /// the same order. The number of pages is that of the snapshot.
     pub fn claim(&self, ticket: &CloneTicket) -> Result<Arc<dyn Backend>, OpenError> {
         self.open_members(Some((ticket, None)))
     }
 
-    /// The same where it is known what may be in the snapshot: a mirror can give that to servers that come back.
+    /// Opens the snapshot behind a ticket, given what may be in it. With that knowledge a mirror
+    /// can repair servers that come back.
     pub fn claim_with(&self, ticket: &CloneTicket, heritage: &Heritage) -> Result<Arc<dyn Backend>, OpenError> {
         self.open_members(Some((ticket, Some(heritage))))
     }
 
-    /// Opens the region behind a share, at the one server that keeps it. Pages are moved by messages, also on the machine of the server.
+    /// Opens the region behind a share, at the one server that keeps it. Pages are moved by
+    /// messages, even on the machine of the server.
     pub fn join(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
         let [url] = &self.urls[..] else { return Err(OpenError::Argument("a share is of one memory server")) };
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
@@ -294,7 +303,7 @@ impl Opener {
         opened
     }
 
-    /// `server` is the number of its first leaf.
+    /// Opens a tree of backends; `server` is the number of its first leaf.
     fn open_tree(&self, tree: &Tree, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
         match tree {
             Tree::Leaf(url) => self.open_leaf(url, server, want),
@@ -343,7 +352,7 @@ impl Opener {
             Want::Claim { heritage: None, .. } => Holds::Something,
             Want::Claim { heritage: Some(heritage), .. } => Holds::Chunks(heritage.0.clone()),
         };
-        // Who comes later must be told what it lacks.
+        // A leg that comes later must be told what it lacks.
         let is_known = !matches!(holds, Holds::Something);
         let reopen = is_known.then(|| self.reopen(trees, legs.iter().chain(&spares), want)).flatten();
         let spares = Spares { legs: spares, reopen };
@@ -389,7 +398,8 @@ impl Opener {
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
     }
 
-    /// Legs and spares of a backend that needs so many of them. Those that may be lost are without a backend then.
+    /// Opens the legs and spares of a backend that needs at least `needed` of them. Those that may
+    /// be lost, and are, come without a backend.
     fn open_legs(
         &self,
         name: &str,
@@ -402,12 +412,12 @@ impl Opener {
         let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
         let are_enough = |opened: &[Leg]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
         let (mut silent, mut patience) = (Vec::new(), LEGS_PATIENCE);
-        // What lies in a tier lies nowhere else.
+        // A page in a tier is nowhere else, so no tier may be left out after a short wait.
         let is_brief = self.degraded && name != "tier";
         for (index, leg) in legs.iter().chain(spares).enumerate() {
             let (leaves, server) = (leg.leaves(), server + leaf as u16);
             let result = match want {
-                // It was lost before the snapshot.
+                // The leg was lost before the snapshot.
                 Want::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => None,
                 Want::Claim { secrets, .. } => Some(Want::part(&secrets[leaf..])),
                 pages => Some(pages),
@@ -424,7 +434,7 @@ impl Opener {
             let backend = match result {
                 Some(Err(error)) if !self.degraded && matches!(want, Want::Pages(_)) => return Err(error),
                 Some(Err(error)) => {
-                    // That of a leg is more to the point than that of a spare.
+                    // The error of a leg is more to the point than that of a spare.
                     first_error.get_or_insert(error);
                     None
                 }
@@ -437,7 +447,7 @@ impl Opener {
                 break;
             }
         }
-        // Nothing goes without those that are silent.
+        // If the others are not enough, the silent legs get the full deadline.
         for (index, leg, server, want) in silent {
             if !are_enough(&opened) {
                 opened[index].backend = self.open_tree(leg, server, want).ok();
@@ -452,7 +462,8 @@ impl Opener {
         Ok((opened, spares))
     }
 
-    /// How the server of a leg that was lost is opened again, where somebody looks for it.
+    /// Returns the way to open the server of a lost leg again, if this process looks for it (with a
+    /// repair thread, or inside a program).
     fn reopen<'a>(
         &self,
         trees: impl Iterator<Item = &'a Tree>,
@@ -465,7 +476,7 @@ impl Opener {
         let legs: Vec<_> = legs.collect();
         let pages = match want {
             Want::Pages(pages) => pages,
-            // As large as those that were cloned.
+            // The new region is as large as those that were cloned.
             Want::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
         };
         let trees: Vec<_> = trees.cloned().collect();
@@ -478,7 +489,7 @@ impl Opener {
         Some(Reopen { servers, open: Box::new(open) })
     }
 
-    /// Itself, with this patience.
+    /// Returns a copy of the builder with this patience, at most its deadline.
     fn patient(&self, patience: Option<Duration>) -> Opener {
         Opener { patience: patience.map(|patience| patience.min(self.deadline)), ..self.clone() }
     }
@@ -568,7 +579,7 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
     }
 }
 
-/// Is it one server, whose incarnation is known?
+/// Checks whether the tree is a single server, whose incarnation is known.
 fn is_server(tree: &Tree) -> bool {
     match tree {
         Tree::Leaf(url) => matches!(Target::parse(url), Ok(Target::Tcp(_) | Target::Unix(..) | Target::Fabric(_))),
@@ -577,7 +588,8 @@ fn is_server(tree: &Tree) -> bool {
     }
 }
 
-/// How long all legs together may be silent where others can do without them, and each of them at least.
+/// Time that all legs together may be silent where others can do without them, and the least time
+/// for each.
 const LEGS_PATIENCE: Duration = Duration::from_millis(600);
 const LEG_PATIENCE_MIN: Duration = Duration::from_millis(50);
 
@@ -585,17 +597,19 @@ fn parse(url: &str) -> Result<Tree, OpenError> {
     Tree::parse(url).map_err(|error| OpenError::Url { url: url.to_owned(), why: error.to_string() })
 }
 
-/// The region that a member shall be.
+/// Region that a member shall provide.
 #[derive(Clone, Copy)]
 enum Want<'a> {
-    /// New, of so many pages.
+    /// A new region of that many pages.
     Pages(u64),
-    /// The snapshot behind these secrets, one per leaf and perhaps those of others behind them; `pages` of it, 0 for all. Perhaps it is known what may be in it.
+    /// The snapshot behind these secrets, one per leaf; secrets of other members may follow.
+    /// `pages` is how many of its pages are used, 0 for all. `heritage` tells what may be in it, if
+    /// that is known.
     Claim { secrets: &'a [u128], pages: u64, heritage: Option<&'a Heritage> },
 }
 
 impl Want<'_> {
-    /// Of a snapshot: a part, whose pages have other numbers.
+    /// Asks for a part of a snapshot, in which pages have other numbers.
     fn part(secrets: &[u128]) -> Want<'_> {
         Want::Claim { secrets, pages: 0, heritage: None }
     }
@@ -613,20 +627,20 @@ impl Want<'_> {
     }
 }
 
-/// Is it a leaf that can be opened, or what is wrong with it? Nothing is looked up.
+/// Checks, without looking anything up, whether a leaf can be opened, or what is wrong with it.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
     Target::parse(url).map(drop)
 }
 
-/// A leaf, understood.
+/// Parsed leaf of a URL.
 #[derive(Debug)]
 enum Target {
     Tcp(SocketAddr),
-    /// With the user that the URL names.
+    /// Path of a Unix socket, with the user that the URL names.
     Unix(Vec<u8>, Option<u32>),
     Fabric(fabric::Config),
-    /// With room for so many pages.
+    /// Memory of this process, with room for that many pages.
     Ram(usize),
     Ssd(ssd::Config),
     Lz(lz::Config),
@@ -663,8 +677,9 @@ impl Target {
     }
 }
 
-/// Turns the names of hosts in `urls` into numeric addresses, and paths into absolute ones. Resolving needs locks, memory and files, so it
-/// is done by whoever starts a program and not inside it.
+/// Turns the names of hosts in `urls` into numeric addresses, and paths into absolute ones.
+/// Resolving needs locks, memory and files, so the code that starts a program does it, and not code
+/// inside the program.
 pub fn resolve_urls<S: AsRef<str>>(urls: &[S]) -> Result<Vec<String>, OpenError> {
     urls.iter().map(|url| resolve_url(url.as_ref())).collect()
 }

@@ -1,28 +1,30 @@
-//! How many of the copies, or parts, that there should be are there.
+//! Protection of a pool: how many of the copies, or parts, that there should be are present.
 
 use crate::Backend;
 
-/// What a mirror or an erasure code lacks, and what it got back.
+/// Redundancy that a mirror or an erasure code lacks, and pages that it regained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Protection {
-    /// Legs that are lost and not replaced, silent, or do not hold everything.
+    /// Number of legs that are lost and not replaced, silent, or do not hold everything.
     pub missing_legs: u64,
-    /// Legs beside the first at servers that are several legs, known by their incarnation: when such a server dies, all of them die.
+    /// Number of legs, beyond the first, at servers that serve as several legs (known by their
+    /// incarnation). When such a server dies, all of its legs die.
     pub shared_legs: u64,
-    /// Pages that may have fewer copies or parts than they should, at most: all that are stored, as long as a leg is missing or shared. (A mirror that is a
-    /// snapshot knows those that were written since.)
+    /// Upper bound of the pages that have fewer copies or parts than they should: all that are
+    /// stored, as long as a leg is missing or shared. (A mirror that is a snapshot knows only the
+    /// pages written since.)
     pub exposed_pages: u64,
-    /// Pages that legs were given because they lacked them, counted at each leg.
+    /// Number of pages that legs were given because they lacked them, counted at each leg.
     pub restored_pages: u64,
 }
 
 impl Protection {
-    /// Is everything as well protected as it should be?
+    /// Checks whether everything is as well protected as it should be.
     pub fn is_whole(self) -> bool {
         self.missing_legs == 0 && self.shared_legs == 0
     }
 
-    /// Why it is not, in a few words.
+    /// Describes what is missing, in a few words; empty if nothing is.
     pub fn what_is_missing(self) -> String {
         let missing = match self.missing_legs {
             0 => None,
@@ -34,7 +36,7 @@ impl Protection {
         missing.into_iter().chain(shared).collect::<Vec<_>>().join("; ")
     }
 
-    /// Of two parts of a pool.
+    /// Adds up the protection of two parts of a pool.
     pub fn and(self, other: Protection) -> Protection {
         Protection {
             missing_legs: self.missing_legs + other.missing_legs,
@@ -44,7 +46,8 @@ impl Protection {
         }
     }
 
-    /// Of a pool that protects what it holds, or does not, and of those that it is made of.
+    /// Adds up the protection of a pool (`None` if it has no redundancy of its own) and of its
+    /// parts.
     pub(crate) fn with_parts(
         own: Option<Protection>,
         parts: impl Iterator<Item = impl AsRef<dyn Backend>>,

@@ -1,4 +1,5 @@
-//! Member `ram`: pages in the memory of this process, for tests. Faithful in everything but distance. `ram:?size=1M` is full at some time.
+//! Member `ram`: pages in the memory of this process, for tests. It behaves like a remote member in
+//! everything but distance. `ram:?size=1M` limits the memory, so that the member can become full.
 
 use crate::backend::{check_range, hand_over};
 use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
@@ -10,12 +11,12 @@ use farfield_os::sync::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Greatest number of operations of one lane that are submitted and not yet collected.
 const SLOTS: usize = 256;
 
 type Pages = BTreeMap<u64, (u64, Arc<[u8]>)>;
 
-/// A region in the memory of this process.
+/// Region in the memory of this process.
 pub(crate) struct RamBackend {
     region: Arc<Region>,
 }
@@ -23,15 +24,15 @@ pub(crate) struct RamBackend {
 struct Region {
     server: u16,
     pages: u64,
-    /// Most pages at a time.
+    /// Greatest number of pages stored at a time.
     stored_max: usize,
     stored: Mutex<Pages>,
 }
 
-/// Never given twice, so that a used ticket stays used.
+/// Next ticket number. No number is given out twice, so that a used ticket stays used.
 static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
 
-/// Snapshots that nobody has claimed yet. The key is the ticket's secret.
+/// Snapshots that were not claimed yet, by the ticket's secret.
 static CLONES: Mutex<BTreeMap<u128, (u64, usize, Pages)>> = Mutex::new(BTreeMap::new());
 
 impl RamBackend {
@@ -40,12 +41,12 @@ impl RamBackend {
         RamBackend::with_size(server, pages, usize::MAX)
     }
 
-    /// With room for so many pages.
+    /// Makes a region of `pages` pages with room for `stored_max` of them.
     pub(crate) fn with_size(server: u16, pages: u64, stored_max: usize) -> RamBackend {
         RamBackend { region: Arc::new(Region { server, pages, stored_max, stored: Mutex::new(Pages::new()) }) }
     }
 
-    /// What stands behind `ram:` in a URL, as pages.
+    /// Parses the text behind `ram:` in a URL; returns the size in pages.
     pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
         match text.strip_prefix("?size=") {
             Some(size) => Ok((crate::size::parse(size)? / PAGE_BYTES as u64) as usize),
@@ -71,27 +72,27 @@ fn flip(bytes: &mut Arc<[u8]>) {
 
 #[cfg(test)]
 impl RamBackend {
-    /// Pages that it has.
+    /// Returns the pages that are stored.
     pub(crate) fn stored(&self) -> Vec<u64> {
         self.region.lock().keys().copied().collect()
     }
 
-    /// A bit of a page flips, if it is there.
+    /// Flips a bit of a page; returns whether the page is stored.
     pub(crate) fn rot(&self, page: u64) -> bool {
         self.region.lock().get_mut(&page).map(|(_, bytes)| flip(bytes)).is_some()
     }
 
-    /// A bit of every page flips.
+    /// Flips a bit of every page.
     pub(crate) fn rot_all(&self) {
         self.region.lock().values_mut().for_each(|(_, bytes)| flip(bytes));
     }
 
-    /// A page is gone, and nobody was told.
+    /// Drops a page without telling anyone; returns whether it was stored.
     pub(crate) fn forget(&self, page: u64) -> bool {
         self.region.lock().remove(&page).is_some()
     }
 
-    /// A page has the bytes of another one. Were they others?
+    /// Gives a page the bytes of another one; returns whether they differ from its own.
     pub(crate) fn confuse(&self, page: u64, with: u64) -> bool {
         let mut stored = self.region.lock();
         let Some(other) = stored.get(&with).cloned() else { return false };
@@ -109,7 +110,7 @@ impl Backend for RamBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let mut clones = CLONES.lock();
-        // Not a secret: whoever is in this process sees the pages anyway.
+        // The number need not be secret: code in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         clones.insert(secret, (self.region.pages, self.region.stored_max, self.region.lock().clone()));
         Ok(CloneTicket::of_leaf(secret))
@@ -172,7 +173,7 @@ impl Region {
         let new = |index: usize| (buffer.sums()[index], Arc::from(buffer.page(index)));
         let old: Vec<_> = pages().map(|(id, index)| stored.insert(id, new(index))).collect();
         drop(stored);
-        // Memory goes back without the lock.
+        // Free the memory without holding the lock.
         drop(old);
         Ok(())
     }
@@ -183,7 +184,7 @@ impl Region {
         let gone: Vec<u64> = stored.range(page.0..page.0 + count).map(|(id, _)| *id).collect();
         let old: Vec<_> = gone.iter().map(|id| stored.remove(id)).collect();
         drop(stored);
-        // Memory goes back without the lock.
+        // Free the memory without holding the lock.
         drop(old);
         Ok(())
     }
@@ -209,7 +210,7 @@ impl Lane for RamLane {
         while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
             let (result, buffer) = match op {
                 Op::Read { page, mut buffer } => (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer)),
-                // Distance is what a part saves, and here is none.
+                // Reading a part saves distance, and there is none here.
                 Op::ReadPart { page, mut buffer, .. } => {
                     (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer))
                 }
@@ -226,7 +227,7 @@ impl Lane for RamLane {
     }
 
     fn wait(&mut self, _timeout: Duration) {
-        // Whatever was submitted ends at the next poll.
+        // Every submitted operation ends at the next poll.
     }
 }
 

@@ -1,12 +1,19 @@
-//! Servers that come back: what is behind the URL of a leg that is lost for good is one more spare, unless it is in use as another leg.
+//! Servers that come back: the server behind the URL of a lost leg becomes one more spare, unless
+//! it is in use as another leg.
 //!
-//! It is opened as any spare is, as a new and empty region, by the thread that gives legs what they lack, or by whoever calls [`Backend::rejoin`]; lanes never open anything. So it does not matter
-//! whether the server was started again, or could not be reached for a while: what it held is not asked for. A spare that comes this way takes a *place*
-//! behind the legs and spares of the URL: it is another leg than the one that was lost, and nothing that is noted of that one counts for it. Lanes that are open get their way to it through a
-//! [`Door`]; one that has none yet leaves it out, as it does a leg that is late.
+//! It is opened as any spare is, as a new and empty region. The repair thread does that, or the
+//! caller of [`Backend::rejoin`]; lanes never open anything. So it does not matter whether the
+//! server was restarted or was unreachable for a while: its old contents are not used.
 //!
-//! A place whose server was lost in turn is *vacated* when no other is free: when no lane has a way to that server any more, and nobody knows of anything that it held. A lane gives up its ways to lost
-//! legs when nothing of it is under way, and has no dealings with a leg that it has no way to: so nothing that was begun with one server ends with the next.
+//! A spare that comes this way takes a *place* behind the legs and spares of the URL. It is another
+//! leg than the one that was lost, and nothing that is noted of that one counts for it. Open lanes
+//! get their lane to it through a [`Door`], a mailbox. A lane that has not received it yet leaves
+//! the leg out, as it does a late leg.
+//!
+//! A place whose server was lost in turn is *vacated* when no other is free. Then no lane may be
+//! connected to that server any more, and nothing may be noted of its contents. A lane gives up its
+//! connections to lost legs when nothing of it is in flight. It does nothing with a leg to which it
+//! has no connection. So nothing that was begun with one server ends with the next.
 
 use crate::Backend;
 use crate::legs::{Leg, LegLane};
@@ -17,25 +24,25 @@ use farfield_os::process::now_ns;
 use farfield_os::sync::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
 
-/// Between two tries: at first, and at most.
+/// Shortest and longest pause between two tries.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long a server may take to answer a try.
+/// Time that a server may take to answer a try.
 pub(crate) const TRY_WITHIN: Duration = Duration::from_millis(300);
-/// How often it is looked whether legs that nobody uses are there.
+/// Pause between two checks whether unused legs are alive.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How what is behind the URLs of legs is opened again.
+/// Way to open the servers behind the URLs of lost legs again.
 pub(crate) struct Reopen {
-    /// Legs that are servers: others do not come back.
+    /// Legs that are single servers; others do not come back.
     pub(crate) servers: Legs,
-    /// Opens what is behind the URL of that leg, empty.
+    /// Opens the server behind the URL of that leg, with an empty region.
     pub(crate) open: Open,
 }
 
 type Open = Box<dyn Fn(usize) -> Option<Arc<dyn Backend>> + Send + Sync>;
 
-/// Spares of a URL, and how more of them come.
+/// Spares of a URL, and the way for more of them to come.
 #[derive(Default)]
 pub(crate) struct Spares {
     pub(crate) legs: Vec<Leg>,
@@ -48,7 +55,7 @@ impl From<Vec<Leg>> for Spares {
     }
 }
 
-/// See the module.
+/// State of the servers that come back (see the module documentation).
 pub(crate) struct Rejoin {
     pub(crate) reopen: Reopen,
     /// Places for legs that came back.
@@ -77,7 +84,7 @@ impl Rejoin {
         }
     }
 
-    /// What came to this place.
+    /// Returns the backend that came to this place.
     pub(crate) fn backend(&self, place: usize) -> Option<Arc<dyn Backend>> {
         self.backends[place].lock().clone()
     }
@@ -86,28 +93,29 @@ impl Rejoin {
         self.places.iter().find(|place| self.backend(*place).is_none())
     }
 
-    /// Has no lane a way to what came to this place?
+    /// Checks whether no lane is connected to the backend at this place any more.
     pub(crate) fn is_left(&self, place: usize) -> bool {
         self.doors.lock().iter().filter_map(Weak::upgrade).all(|door| !door.leads_to(place))
     }
 
-    /// What came to this place was lost, and nobody knows anything of it any more.
+    /// Frees a place whose backend was lost, when nothing is noted of its contents any more.
     pub(crate) fn vacate(&self, place: usize) {
         *self.backends[place].lock() = None;
     }
 
-    /// In the child of a fork, where nobody gives a lock back that was held.
+    /// Abandons the backends in the child of a `fork`. Only tries the locks: there, a lock that was
+    /// held is never released.
     pub(crate) fn abandon(&self) {
         let backends = self.backends.iter().filter_map(|backend| backend.try_lock());
         backends.for_each(|backend| backend.iter().for_each(|backend| backend.abandon()));
     }
 
-    /// What lanes have left behind goes.
+    /// Drops the connections that lanes have given up.
     pub(crate) fn clear_doors(&self) {
         self.doors.lock().iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
     }
 
-    /// Is it time to look whether legs are there?
+    /// Checks whether it is time to look which legs are alive; if so, sets the next time.
     pub(crate) fn is_time_to_look(&self) -> bool {
         let (mut tries, now) = (self.tries.lock(), now_ns());
         let is_time = now >= tries.looks_at;
@@ -117,7 +125,7 @@ impl Rejoin {
         is_time
     }
 
-    /// Is it time to try whether one of those that are `away` is back?
+    /// Checks whether it is time to try whether a server that is `away` is back.
     pub(crate) fn is_time_to_try(&self, away: Legs) -> bool {
         if away.is_empty() {
             return false;
@@ -129,7 +137,9 @@ impl Rejoin {
         now_ns() >= tries.at
     }
 
-    /// A try: the place to which the server of `origin` has come, if it is none of those that are `used`, with so many pages.
+    /// Tries to open the server of `origin` again. Returns the place to which it has come, if it is
+    /// none of those that are `used` and has at least `pages` pages. Doubles the pause before the
+    /// next try.
     pub(crate) fn attempt(&self, origin: usize, used: &[Incarnation], pages: u64) -> Option<usize> {
         let place = self.free_place();
         let opened = place.and_then(|_| (self.reopen.open)(origin));
@@ -148,7 +158,8 @@ impl Rejoin {
         Some(place)
     }
 
-    /// A door for a lane that is about to be opened: before it looks which legs there are.
+    /// Makes a mailbox for a lane that is about to be opened. Must be called before the lane looks
+    /// which legs are present.
     pub(crate) fn new_door(&self) -> Arc<Door> {
         let door = Arc::new(Door::new());
         let mut doors = self.doors.lock();
@@ -157,14 +168,15 @@ impl Rejoin {
         door
     }
 
-    /// Every lane that is open gets a way to `place`, with room for so many requests. `false`: one of them could not.
+    /// Gives every open lane a connection to `place`, with room for `requests` waiting requests.
+    /// Returns `false` if one of them could not be opened.
     pub(crate) fn open_doors(&self, place: usize, requests: usize) -> bool {
         let Some(backend) = self.backend(place) else { return false };
         let doors: Vec<_> = self.doors.lock().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             match backend.open_lane() {
                 Ok(lane) => door.put(place, LegLane::new(lane, requests)),
-                // A lane without a way to it would be lost when nobody else is left.
+                // A lane without a connection to this leg would fail when no other leg is left.
                 Err(_) => return false,
             }
         }
@@ -172,15 +184,17 @@ impl Rejoin {
     }
 }
 
-/// Where a lane finds ways to legs that came after it, and leaves those that it needs no more. A lane only ever tries the lock: one that does not get it looks again when it is polled next.
+/// Mailbox through which a lane gets connections to legs that joined after it was opened, and
+/// leaves those that it no longer needs. The lane only ever tries the lock: if it is held, the lane
+/// looks again at its next poll.
 pub(crate) struct Door {
     is_full: AtomicBool,
-    /// Legs that its lane has a way to, or finds one to here: all, until that is known.
+    /// Legs to which the lane has a connection, or finds one here; all of them until that is known.
     ways: AtomicU16,
     hall: Mutex<Hall>,
 }
 
-/// What is behind a door.
+/// Contents of a mailbox: connections that came, and those that were left.
 struct Hall {
     come: Vec<(usize, LegLane)>,
     left: Vec<LegLane>,
@@ -196,7 +210,7 @@ impl Door {
         Legs(self.ways.load(Ordering::SeqCst)).has(leg)
     }
 
-    /// Its lane begins with ways to these legs.
+    /// Notes that the lane begins with connections to these legs.
     pub(crate) fn begin(&self, ways: Legs) {
         let hall = self.enter();
         let come: Legs = hall.come.iter().map(|(leg, _)| *leg).collect();
@@ -211,21 +225,22 @@ impl Door {
     }
 
     fn clear(&self) {
-        // Its room stays.
+        // The capacity is kept.
         self.enter().left.clear();
     }
 
-    /// Waits for a lane that is here.
+    /// Locks the mailbox; waits for a lane that holds the lock.
     fn enter(&self) -> MutexGuard<'_, Hall> {
         self.hall.lock()
     }
 
-    /// Is there something to take? Then its lane does not know yet of all legs that there are.
+    /// Checks whether there is something to take. If so, the lane does not know all legs yet.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full.load(Ordering::SeqCst)
     }
 
-    /// What is here goes to `lanes`. Allocates nothing and gives nothing back: a lane that has a way already leaves this one here.
+    /// Moves the connections that came to `lanes`. Neither allocates nor frees: if a lane has one
+    /// to a leg already, the new one stays here.
     pub(crate) fn take(&self, lanes: &mut [Option<LegLane>]) {
         if !self.is_full() {
             return;
@@ -243,12 +258,13 @@ impl Door {
         self.is_full.store(false, Ordering::SeqCst);
     }
 
-    /// The lane, of which nothing is under way, needs these ways no more. Allocates nothing and gives nothing back.
+    /// Takes back connections that the lane, of which nothing is in flight, no longer needs.
+    /// Neither allocates nor frees memory.
     pub(crate) fn leave(&self, legs: Legs, lanes: &mut [Option<LegLane>]) {
         let Some(mut hall) = self.hall.try_lock() else { return };
         let Hall { come, left } = &mut *hall;
         for leg in legs.iter() {
-            // Its own, and one that came when it had one.
+            // There may be two: the lane's own, and another that came while it had one.
             if left.capacity() - left.len() < 2 || lanes[leg].as_ref().is_some_and(|lane| !lane.is_idle()) {
                 continue;
             }
@@ -261,8 +277,9 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    //! Dangers: what a server held when it was lost is taken for what it should hold; one server is two legs; a server that is back is believed to hold what it does not, by whoever
-    //! was there before it; a place is given twice.
+    //! Dangers: what a server held when it was lost is taken for what it should hold; one server is
+    //! two legs; a server that is back is believed to hold what it does not, by whoever was there
+    //! before it; a place is given twice.
     use super::*;
     use crate::ec::EcBackend;
     use crate::mirror::{Holds, MirrorBackend};

@@ -1,8 +1,10 @@
-//! Numbers for what is on its way to somebody who answers by number: each is used once, and found again without a search.
+//! Slab of the requests in flight to a peer that answers by number. Each number is used once, and
+//! its request is found without a search.
 //!
-//! Danger that the tests guard against: a late answer that is taken for that of who has the seat by now.
+//! Danger that the tests guard against: a late answer that is taken for the answer to the request
+//! that has the slot by now.
 
-/// What is noted of each that is on its way.
+/// Slab of the notes on requests in flight.
 #[derive(Debug)]
 pub(crate) struct Seats<T> {
     seats: Vec<Seat<T>>,
@@ -11,17 +13,17 @@ pub(crate) struct Seats<T> {
 
 #[derive(Debug)]
 struct Seat<T> {
-    /// Of who sits here, or sat here last.
+    /// Number of the present entry, or of the last one.
     number: u64,
     value: Option<T>,
 }
 
-/// Nobody had this number yet.
+/// Error: this number was never given out.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct NeverUsed;
 
 impl<T> Seats<T> {
-    /// Most that are on their way at a time.
+    /// Greatest number of entries at a time.
     pub(crate) const MAX: usize = 256;
 
     pub(crate) fn new() -> Seats<T> {
@@ -36,7 +38,7 @@ impl<T> Seats<T> {
         self.len() == 0
     }
 
-    /// The number of this one. There must be room for it.
+    /// Adds an entry and returns its number. There must be room for it, otherwise this panics.
     pub(crate) fn add(&mut self, value: T) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             assert!(self.seats.len() < Self::MAX, "there are no more seats");
@@ -49,7 +51,7 @@ impl<T> Seats<T> {
         seat.number
     }
 
-    /// Who has this number leaves; nobody if he left before.
+    /// Removes the entry with this number; `None` if it was removed before.
     pub(crate) fn remove(&mut self, number: u64) -> Result<Option<T>, NeverUsed> {
         let index = (number % Self::MAX as u64) as usize;
         let seat = self.seats.get_mut(index).filter(|seat| (Self::MAX as u64..=seat.number).contains(&number));
@@ -63,7 +65,7 @@ impl<T> Seats<T> {
         self.seats.iter().filter_map(|seat| seat.value.as_ref())
     }
 
-    /// All that are so leave.
+    /// Removes all entries for which `is_so` holds.
     pub(crate) fn extract_if(&mut self, is_so: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
         let free = &mut self.free;
         self.seats.iter_mut().enumerate().filter_map(move |(index, seat)| {

@@ -1,14 +1,21 @@
-//! Member `shm`: a memory server on the same machine, whose memory this process reads and writes by itself.
+//! Member `shm`: a memory server on the same machine, whose memory this process reads and writes by
+//! itself.
 //!
-//! A region is a stack of *layers* (memfds as large as the region), a *page map* (one byte per page: 0 for absent, `k` for
-//! a page that lives in layer `k-1`), a table of *checksums*, and one of *notes* (short checksums of the blocks of pages, for
-//! those who read parts of them). Only the last layer, the top, is written. A snapshot
-//! freezes it and puts a new one on, for parent and clone each. Bytes go through `pread` and `pwrite`: no page fault, no
-//! page table, no address space, and lack of memory is an error instead of a signal. Only what is asked for by
-//! [`Mapped`] is mapped, a gigabyte at a time.
+//! A region consists of these memory files (memfds):
 //!
-//! Before a page is added to the top layer the client holds a *credit* for it, reserved in chunks at the server, so
-//! that capacity and quota hold although the server sees no write. See `docs/design/pool.md`.
+//! - a stack of *layers*, each as large as the region;
+//! - a *page map* with one byte per page: 0 for absent, `k` for a page that lives in layer `k-1`;
+//! - a table of *checksums*, one for each page;
+//! - a table of *notes*: short checksums of the blocks of each page, for reads of parts of pages.
+//!
+//! Only the last layer, the top, is written. A snapshot is copy-on-write: it freezes the top and
+//! puts a new one on, for parent and clone each. Bytes are written by `pwrite`: no page fault, and
+//! lack of memory is an error instead of a signal. Layers are mapped for reading only, a gigabyte
+//! at a time, when one of their pages is read.
+//!
+//! Before a page is added to the top layer the client must hold a *credit* for it. Credits are
+//! reserved in chunks at the server, so that capacity and quota hold although the server sees no
+//! write (`docs/design/pool.md`).
 
 use crate::backend::{check_range, hand_over};
 use crate::connection::{AskError, Connection, Exchange, Session};
@@ -32,34 +39,36 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Greatest number of operations of one lane that are submitted and not yet collected.
 const SLOTS: usize = 256;
-/// Credits asked for at a time: 4 MiB, so that asking costs nothing per page, and little is held unused.
+/// Credits requested at a time: 4 MiB of pages, so that asking costs nothing per page and few
+/// credits are held unused.
 const CREDITS_CHUNK: i64 = 1024;
-/// Unused credits above this go back.
+/// Greatest number of unused credits that are kept; more go back.
 const CREDITS_KEPT_MAX: i64 = 4 * CREDITS_CHUNK;
-/// How often a busy lane looks whether the server is still there.
+/// Interval at which a busy lane checks that the server is alive.
 const PULSE: Duration = Duration::from_millis(1);
 const LAYERS: usize = MapReply::LAYERS_MAX as usize;
-/// Files that come before the layers.
+/// Number of files that come before the layers.
 const TABLES: usize = MapReply::TABLES as usize;
 const LINE_BYTES: usize = 64;
-/// Pages of a layer that [`Mapped`] maps at a time: a gigabyte.
+/// Number of pages of a layer that are mapped at a time: a gigabyte.
 const PIECE_PAGES: u64 = 1 << 18;
-/// Pages whose entries fill a page of the page map.
+/// Number of pages whose entries fill a page of the page map.
 const BLOCK_PAGES: u64 = PAGE_BYTES as u64;
-/// Discards of more pages look for the stretches of the page map that have memory, instead of at every entry.
+/// Longest discard that looks at every entry. Longer ones look only at the stretches of the page
+/// map that have memory.
 const SPARSE_PAGES: u64 = 1024;
 
-/// What backend and lanes share of a region: its memory files. They change only inside [`Backend::clone_region`], whose
-/// caller has no operation in flight.
+/// Memory files of a region, shared by backend and lanes. They change only inside
+/// [`Backend::clone_region`], whose caller has no operation in flight.
 struct Region {
     session: Arc<Session>,
     id: RegionId,
     pages: u64,
     generation: AtomicU64,
     layers_total: AtomicU32,
-    /// The first `layers_total` are set.
+    /// Layers, of which the first `layers_total` are set.
     layers: Box<[Descriptor; LAYERS]>,
     page_map_file: Descriptor,
     sums_file: Descriptor,
@@ -68,17 +77,17 @@ struct Region {
     page_map: AtomicUsize,
     sums: AtomicUsize,
     notes: AtomicUsize,
-    /// Parts of pages were read: blocks are noted when pages are written.
+    /// Whether parts of pages were read; only then are blocks noted when pages are written.
     is_read_in_parts: AtomicBool,
-    /// Address of a table of the addresses of pieces, by layer and piece; zero: not mapped. It is anonymous memory, of
-    /// which only what is used costs anything.
+    /// Address of a table of the addresses of pieces, by layer and piece; zero means not mapped. It
+    /// is anonymous memory, which costs something only where it is used.
     pieces: AtomicUsize,
     pieces_mapped: AtomicUsize,
     credits: AtomicI64,
     abandoned: AtomicBool,
 }
 
-/// A descriptor and its place among the session's; -1 for none.
+/// Descriptor and its slot in the session's table; -1 for none.
 struct Descriptor {
     fd: AtomicI32,
     place: AtomicUsize,
@@ -89,7 +98,7 @@ impl Descriptor {
         Descriptor { fd: AtomicI32::new(-1), place: AtomicUsize::new(0) }
     }
 
-    /// Takes `fd` over.
+    /// Takes ownership of `fd`.
     fn set(&self, session: &Session, fd: i32) -> Result<(), PoolError> {
         self.clear(session);
         self.place.store(session.keep(fd).map_err(PoolError::Os)?, Ordering::Relaxed);
@@ -106,16 +115,17 @@ impl Descriptor {
     fn get(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "a memory file is used after it was closed");
-        // SAFETY: open until the region is dropped, abandoned or cloned, none of which happens during an operation.
+        // SAFETY: open until the region is dropped, abandoned or cloned, none of which happens
+        // during an operation.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
 
-/// Closes the descriptors that nobody took over.
+/// Received descriptors; those that were not taken over are closed on drop.
 struct Received<'a>(&'a mut [i32]);
 
 impl Received<'_> {
-    /// Takes the `index`-th out.
+    /// Takes ownership of the `index`-th descriptor.
     fn take(&mut self, index: usize) -> i32 {
         core::mem::replace(&mut self.0[index], -1)
     }
@@ -131,8 +141,10 @@ impl Region {
     fn entry(&self, page: u64) -> &AtomicU8 {
         debug_assert!(page < self.pages);
         // SAFETY:
-        // - alive: the page map is mapped until the region is dropped or abandoned, after which nobody asks;
-        // - inside: it has a byte for each page, which was checked against the file's (sealed) size;
+        // - alive: the page map is mapped until the region is dropped or abandoned, after which it
+        //   is not accessed;
+        // - inside: it has a byte for each page, which was checked against the file's (sealed)
+        //   size;
         // - shared: the server writes it too, and both sides only ever use atomic operations.
         unsafe { AtomicU8::from_ptr((self.page_map.load(Ordering::Relaxed) as *mut u8).add(page as usize)) }
     }
@@ -148,17 +160,19 @@ impl Region {
 
     fn blocks(&self, page: u64) -> &Blocks {
         debug_assert!(page < self.pages);
-        // SAFETY: as for `entry`; a line of atomics for each page, and mappings start at a page boundary.
+        // SAFETY: as for `entry`; a line of atomics for each page, and mappings start at a page
+        // boundary.
         unsafe { &*(self.notes.load(Ordering::Relaxed) as *const Blocks).add(page as usize) }
     }
 
-    /// Number of the top layer, as the page map has it.
+    /// Returns the number of the top layer, as the page map has it.
     fn top_number(&self) -> u8 {
         // At most 255, checked when it was received.
         self.layers_total.load(Ordering::Acquire) as u8
     }
 
-    /// The layer in which `page` lives, counted from 1; 0: it is absent.
+    /// Returns the layer in which `page` lives, counted from 1; 0 means that it is absent. A number
+    /// above the top layer is an error.
     fn number(&self, page: u64) -> Result<u8, PoolError> {
         let number = self.entry(page).load(Ordering::Acquire);
         if number > self.top_number() {
@@ -171,7 +185,7 @@ impl Region {
         self.layers[usize::from(self.top_number()) - 1].get()
     }
 
-    /// Asks the server for the memory files that we do not have yet.
+    /// Asks the server for the memory files that this process does not have yet.
     fn map(&self) -> Result<(), PoolError> {
         loop {
             let have = self.layers_total.load(Ordering::Relaxed);
@@ -181,7 +195,7 @@ impl Region {
             let mut received = Received(&mut fds[..count]);
             let Reply::Map(reply) = reply else { return Err(self.nonsense()) };
             if have > 0 && reply.generation != self.generation.load(Ordering::Relaxed) {
-                // The server merged layers: what we have belongs to the past.
+                // The server merged layers: the files that we have are obsolete.
                 drop(received);
                 self.close();
                 continue;
@@ -193,7 +207,7 @@ impl Region {
         }
     }
 
-    /// Takes what came with an answer.
+    /// Takes over the files that came with an answer.
     fn take(&self, have: u32, reply: &MapReply, received: &mut Received<'_>) -> Result<(), PoolError> {
         if reply.pages != self.pages
             || reply.first_layer != have
@@ -226,7 +240,7 @@ impl Region {
         Ok(())
     }
 
-    /// File, address, and bytes for each page, of what comes before the layers.
+    /// Returns file, address, and bytes per page of each table that comes before the layers.
     fn tables(&self) -> [(&Descriptor, &AtomicUsize, u64); TABLES] {
         [
             (&self.page_map_file, &self.page_map, 1),
@@ -235,7 +249,8 @@ impl Region {
         ]
     }
 
-    /// A file that could shrink would turn our loads into SIGBUS.
+    /// Checks that a file is sealed and large enough. A file that could shrink would turn our loads
+    /// into SIGBUS.
     fn check_file(&self, fd: i32, bytes: u64) -> Result<(), PoolError> {
         // SAFETY: the descriptor was just received and is open until it is taken over or closed.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -251,12 +266,12 @@ impl Region {
         self.pages.div_ceil(PIECE_PAGES)
     }
 
-    /// Address of a page in the layer with this number, mapping its piece if need be.
+    /// Returns the address of a page in the layer with this number; maps its piece if need be.
     fn address(&self, number: u8, page: u64) -> Result<*const u8, Errno> {
         let (layer, piece) = (u64::from(number) - 1, page / PIECE_PAGES);
         let index = (layer * self.pieces_per_layer() + piece) as usize;
-        // SAFETY: the table has a word for each piece of each layer, lives as long as the region, and is only used
-        // through atomics; anonymous memory is page-aligned and zero.
+        // SAFETY: the table has a word for each piece of each layer, lives as long as the region,
+        // and is only used through atomics; anonymous memory is page-aligned and zero.
         #[allow(clippy::cast_ptr_alignment)]
         let word = unsafe { AtomicUsize::from_ptr((self.pieces.load(Ordering::Relaxed) as *mut usize).add(index)) };
         let mut start = word.load(Ordering::Acquire);
@@ -285,7 +300,7 @@ impl Region {
         (self.pages - piece * PIECE_PAGES).min(PIECE_PAGES) as usize * PAGE_BYTES
     }
 
-    /// Bytes of the table of pieces.
+    /// Returns the length in bytes of the table of pieces.
     fn table_bytes(&self) -> usize {
         LAYERS * self.pieces_per_layer() as usize * size_of::<usize>()
     }
@@ -295,8 +310,8 @@ impl Region {
         let unmap = |address: &AtomicUsize, bytes: usize| {
             let address = address.swap(0, Ordering::Relaxed);
             if address != 0 {
-                // SAFETY: mapped with this length; the caller has no operation in flight, and pointers that were handed
-                // out by `Mapped` end with the call that leads here.
+                // SAFETY: mapped with this length; the caller has no operation in flight, and
+                // pointers that were handed out by `Mapped` end with the call that leads here.
                 let _ = unsafe { memory::munmap(address, bytes) };
             }
         };
@@ -326,7 +341,7 @@ impl Region {
         PoolError::Refused { server: self.session.server, reason: "its answer makes no sense" }
     }
 
-    /// Takes `wanted` credits if there are so many.
+    /// Takes `wanted` credits; returns `false`, and takes none, if there are fewer.
     fn take_credits(&self, wanted: i64) -> bool {
         let less = |held: i64| (held >= wanted).then(|| held - wanted);
         self.credits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
@@ -348,7 +363,7 @@ impl Drop for Region {
     }
 }
 
-/// A region whose memory this process maps.
+/// Region whose memory this process maps.
 pub(crate) struct ShmBackend {
     region: Arc<Region>,
 }
@@ -374,7 +389,7 @@ impl ShmBackend {
             credits: AtomicI64::new(0),
             abandoned: AtomicBool::new(false),
         };
-        // The protocol counts pages so that all of this fits 64 bits; who asks for more gets no region.
+        // The protocol counts pages so that all of this fits 64 bits; a larger region is refused.
         if pages > u64::from(u32::MAX) + 1 {
             return Err(PoolError::Refused { server: region.session.server, reason: "the region is too large to map" });
         }
@@ -421,12 +436,13 @@ impl Backend for ShmBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let session = &self.region.session;
         let ticket = clone_region(session, self.region.id, session.deadline()).inspect_err(|error| {
-            // What would be written meanwhile, the server may make a part of a snapshot.
+            // The server may make pages that are written meanwhile a part of a snapshot.
             if is_silence(*error) {
                 session.set_gone();
             }
         })?;
-        // From here on the clone has a right to the pages as they are: writing them in place would be a lie to it.
+        // From here on the clone has a right to the pages as they are: writing them in place would
+        // corrupt it.
         if let Err(error) = self.region.map() {
             session.set_gone();
             return Err(error);
@@ -472,7 +488,8 @@ impl Mapped for ShmBackend {
             Err(_) => None,
         };
         if address.is_none() {
-            // A page map that makes no sense, or no address space: nothing more can be had from this region.
+            // The page map makes no sense, or there is no address space: nothing more can be had
+            // from this region.
             region.session.set_gone();
         }
         address
@@ -482,9 +499,9 @@ impl Mapped for ShmBackend {
 /// Copies `bytes` of a page of a layer to the same place of `target`.
 fn copy(source: *const u8, bytes: Range<usize>, target: &mut [u8]) {
     let target = &mut target[bytes.clone()];
-    // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none of which
-    // happens during an operation; its file cannot shrink. If its owner writes it meanwhile, against the rules
-    // of lanes, the checksum shows it.
+    // SAFETY: a page of a mapping that lives until the region is dropped, abandoned or cloned, none
+    // of which happens during an operation; its file cannot shrink. If its owner writes it
+    // meanwhile, against the rules of lanes, the checksum shows it.
     unsafe { core::ptr::copy_nonoverlapping(source.add(bytes.start), target.as_mut_ptr(), target.len()) };
 }
 
@@ -492,26 +509,26 @@ struct ShmLane {
     connection: Connection,
     region: Arc<Region>,
     ready: VecDeque<Request>,
-    /// Writes that wait for credits, and until when.
+    /// Writes that wait for credits, each with its deadline in ns.
     unpaid: VecDeque<(Request, u64)>,
-    /// The question about credits that the server has not answered yet.
+    /// Request about credits that the server has not answered yet.
     exchange: Exchange,
     asked: Option<Asked>,
-    /// The server has no whole chunk left.
+    /// Whether the server has no whole chunk of credits left.
     is_tight: bool,
     ended: VecDeque<Completion>,
     zero_sum: u64,
-    /// When to look next whether the server is still there.
+    /// Time (ns) of the next check that the server is alive.
     next_pulse: u64,
     tag: u64,
 }
 
-/// What the server was asked about credits.
+/// Request about credits that was sent to the server.
 #[derive(Clone, Copy)]
 enum Asked {
-    /// For so many.
+    /// Reserve that many credits.
     Reserve(i64),
-    /// To take so many back.
+    /// Give that many credits back.
     Release(i64),
 }
 
@@ -538,7 +555,8 @@ impl ShmLane {
         Ok(())
     }
 
-    /// A part of a page, compared with what is noted of its blocks, or else with the rest of the page.
+    /// Reads a part of a page and checks it against the notes on its blocks, or else reads and
+    /// checks the whole page.
     fn read_part(&self, page: PageId, part: PagePart, buffer: &mut Buffer) -> Result<(), PoolError> {
         let region = &*self.region;
         region.check(page, 1)?;
@@ -560,8 +578,8 @@ impl ShmLane {
         Ok(())
     }
 
-    /// The processor begins to bring what [`ShmLane::read_part`] looks at first. So parts that are asked for together do not wait for
-    /// memory one after the other.
+    /// Prefetches into the CPU cache what [`ShmLane::read_part`] looks at first. So parts that are
+    /// asked for together do not wait for memory one after the other.
     fn announce(&self, op: &Op) {
         let region = &*self.region;
         let Op::ReadPart { page, part, .. } = op else { return };
@@ -575,7 +593,8 @@ impl ShmLane {
         }
     }
 
-    /// `Err`: it lacks so many credits.
+    /// Writes pages. `Err(n)`: nothing was written, because it needs `n` credits and there are
+    /// fewer.
     fn write(&self, page: PageId, buffer: &Buffer) -> Result<Result<(), PoolError>, i64> {
         let count = buffer.pages() as u64;
         if let Err(error) = self.region.check(page, count) {
@@ -590,7 +609,8 @@ impl ShmLane {
             return Err(wanted);
         }
         if let Err(errno) = memfd::write_at(self.region.top(), buffer.bytes(), page.offset()) {
-            // A part may have been stored: what the page map does not name takes memory that nobody pays for.
+            // A part may have been stored: pages that the page map does not name would take memory
+            // without a credit.
             for page in pages.filter(is_new) {
                 let _ = memfd::punch(self.region.top(), PageId(page).offset(), PAGE_BYTES as u64);
             }
@@ -606,7 +626,7 @@ impl ShmLane {
                 self.region.blocks(page).note(buffer.page(index), *sum);
             }
             self.region.sum(page).store(*sum, Ordering::Relaxed);
-            // Whoever sees the page in the map sees its bytes and its checksum.
+            // A reader that sees the page in the map must see its bytes and its checksum.
             self.region.entry(page).store(top, Ordering::Release);
         }
         Ok(Ok(()))
@@ -620,7 +640,8 @@ impl ShmLane {
         while at < end {
             let mut stretch = at..end;
             if count > SPARSE_PAGES {
-                // Most of what programs unmap was never stored; where the page map has no memory nothing was.
+                // Most of what programs unmap was never stored. Where the page map has no memory,
+                // nothing was.
                 match memfd::next_data(self.region.page_map_file.get(), at).map_err(PoolError::Os)? {
                     Some(data) if data.start < end => stretch = data.start.max(at)..data.end.min(end),
                     _ => break,
@@ -629,7 +650,7 @@ impl ShmLane {
             at = stretch.end;
             result = self.discard_stretch(stretch, &mut freed).and(result);
         }
-        // Whole pages of the page map and of the checksums that hold nothing any more go too.
+        // Free whole pages of the page map, the checksums and the notes that hold nothing any more.
         let blocks = page.0.next_multiple_of(BLOCK_PAGES)..end / BLOCK_PAGES * BLOCK_PAGES;
         if blocks.start < blocks.end {
             let pages = blocks.end - blocks.start;
@@ -646,7 +667,7 @@ impl ShmLane {
         result
     }
 
-    /// Discards pages; adds those whose memory was given back to `freed`.
+    /// Discards pages; adds the number of those whose memory was freed to `freed`.
     fn discard_stretch(&self, pages: Range<u64>, freed: &mut i64) -> Result<(), PoolError> {
         let top = self.region.top_number();
         let mut result = Ok(());
@@ -674,7 +695,8 @@ impl ShmLane {
         result
     }
 
-    /// Is there no question that waits for its answer?
+    /// Checks whether a request about credits can be sent: none waits for its answer, and the
+    /// server is there.
     fn can_ask(&self) -> bool {
         self.asked.is_none() && self.connection.is_joined() && !self.region.session.is_gone()
     }
@@ -687,12 +709,12 @@ impl ShmLane {
             Asked::Reserve(pages) => wire::Request::Reserve { region, pages: pages as u32 },
             Asked::Release(pages) => wire::Request::Release { region, pages: pages as u32 },
         };
-        // It has all the time that it wants: who waits for it has a deadline.
+        // The request needs no deadline: the writes that wait for it have theirs.
         self.exchange.ask(&WireRequest { tag: self.tag, background: false, deadline: None, request }.head());
         self.asked = Some(asked);
     }
 
-    /// Goes on with joining the session and with what was asked.
+    /// Goes on with joining the session and with the request about credits.
     fn listen(&mut self) {
         let session = &self.region.session;
         if session.is_gone() {
@@ -718,7 +740,7 @@ impl ShmLane {
                 self.region.credits.fetch_add(pages, Ordering::Relaxed);
             }
             (Some(Reply::Failed { code: wire::ErrorCode::PoolFull, .. }), Asked::Reserve(_)) if !self.is_tight => {
-                // What is held and what is still to be had may be enough together.
+                // The credits held and those still to be had may be enough together.
                 self.is_tight = true;
             }
             (Some(Reply::Failed { code, page }), Asked::Reserve(_)) => {
@@ -729,14 +751,15 @@ impl ShmLane {
         }
     }
 
-    /// The write that has waited longest for credits ends without them.
+    /// Ends, with this error, the write that has waited longest for credits.
     fn end_unpaid(&mut self, error: PoolError) {
         if let Some((Request { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
             self.ended.push_back(Completion { tag, result: Err(error), buffer: Some(buffer) });
         }
     }
 
-    /// Stores what waits for credits, as far as there are some by now; asks for those that are lacking.
+    /// Stores the writes that wait for credits, as far as there are some by now. Requests those
+    /// that are lacking.
     fn pay(&mut self) {
         while let Some((Request { op: Op::Write { page, buffer }, .. }, until)) = self.unpaid.front() {
             let session = &self.region.session;
@@ -749,7 +772,8 @@ impl ShmLane {
                 }
                 Err(wanted) => {
                     if self.can_ask() {
-                        // A whole chunk if the server has it, else just what is needed now.
+                        // Ask for a whole chunk if the server has it, otherwise just for what is
+                        // needed now.
                         let held = self.region.credits.load(Ordering::Relaxed);
                         let least = if self.is_tight { (wanted - held).max(1) } else { wanted.max(CREDITS_CHUNK) };
                         self.ask(Asked::Reserve(least));
@@ -765,7 +789,7 @@ impl ShmLane {
         }
     }
 
-    /// Looks whether the server is still there, not too often.
+    /// Checks that the server is alive, at most once per [`PULSE`].
     fn pulse(&mut self) {
         let now = now_ns();
         if now < self.next_pulse {
@@ -773,7 +797,7 @@ impl ShmLane {
         }
         self.next_pulse = now + PULSE.as_nanos() as u64;
         if self.asked.is_some() || !self.connection.is_joined() {
-            // Who listens for an answer notices it.
+            // The code that waits for an answer notices it.
             return;
         }
         let mut byte = 0u8;
@@ -782,7 +806,7 @@ impl ShmLane {
         // SAFETY: the kernel writes at most one byte.
         match unsafe { syscall(libc::SYS_recvfrom, args) } {
             Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
-            // The end, an error, or a word that nobody asked for.
+            // This is the end of the connection, an error, or an unexpected message.
             _ => self.region.session.set_gone(),
         }
     }
@@ -821,14 +845,15 @@ impl ShmLane {
         }
     }
 
-    /// Waits for the server, which somebody waits for.
+    /// Waits until the server answers about credits, or until the first deadline of a waiting
+    /// write, or `timeout`.
     fn wait_for_credits(&mut self, timeout: Duration) {
         if !self.connection.is_joined() {
             return self.connection.wait_to_join(timeout);
         }
         let deadline = self.unpaid.iter().map(|(_, until)| *until).min().unwrap_or(0);
         let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-        // What is wrong with the connection the next look will show.
+        // If something is wrong with the connection, the next poll will show it.
         let _ = net::poll(self.connection.fd, self.exchange.events(), timeout.min(left));
     }
 }
@@ -856,7 +881,8 @@ impl Lane for ShmLane {
         if self.ready.is_empty() && self.ended.is_empty() && !self.unpaid.is_empty() {
             return self.wait_for_credits(timeout);
         }
-        // Whatever else was submitted ends at the next poll; with nothing submitted there is nothing to wait for but death.
+        // Any other operation ends at the next poll. With nothing submitted, the only event to wait
+        // for is the death of the server.
         if self.in_flight() == 0
             && !self.region.session.is_gone()
             && net::poll(self.connection.fd, libc::POLLIN, timeout).is_ok_and(|events| events != 0)

@@ -1,6 +1,6 @@
 //! Sizes in URLs: `8G`, `512M`, `64KiB`.
 
-/// In bytes; K, M, G and T are powers of 1024.
+/// Parses a size in bytes; K, M, G and T are powers of 1024. The unit is mandatory.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let wrong = || format!("a size is a whole number and a unit, as in 512M or 8G, not {text:?}");
     let split = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(wrong)?;

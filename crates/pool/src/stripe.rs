@@ -1,8 +1,10 @@
-//! Pool of several members: pages dealt out in groups of 16, so that neighbours travel together and load spreads.
+//! Striped pool of several members: groups of 16 pages are dealt out in turn, so that neighbours
+//! travel together and load spreads.
 //!
-//! Group `g` (pages 16g to 16g+15) is kept by member `g mod n`, there as group `g div n`. A run that lies in one group
-//! goes to its member in the caller's own buffer. A longer run is cut into one part per member and 64 of its
-//! pages; parts travel in buffers of the lane and cost one copy.
+//! Group `g` (pages 16g to 16g+15) is kept by member `g mod n`, there as group `g div n`. A run
+//! that lies in one group goes to its member in the caller's own buffer. A longer run is cut into
+//! parts, each of at most 64 pages of one member. Parts travel in buffers of the lane and cost one
+//! copy.
 
 use crate::backend::{check_range, hand_over};
 use crate::{
@@ -16,78 +18,80 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Pages that are kept together.
+/// Number of pages that are kept together.
 const GROUP_PAGES: u64 = 16;
-/// Most pages in one part of a long run.
+/// Greatest number of pages in one part of a long run.
 const PART_PAGES: u64 = 64;
-/// Buffers for parts, per lane. Their memory is touched only when they are used.
+/// Number of buffers for parts, per lane. Their memory is touched only when they are used.
 const PART_BUFFERS: usize = 32;
-/// Operations of one lane at a time.
+/// Greatest number of operations of one lane at a time.
 const SLOTS: usize = 256;
-/// Parts of one lane that members may have at a time.
+/// Greatest number of parts of one lane at its members at a time.
 const PARTS: usize = 512;
-/// How long a waiting lane polls all members before it sleeps at one.
+/// Time that a waiting lane polls all members before it sleeps at one.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it sleeps at one member before it looks at the others.
+/// Time that it sleeps at one member before it looks at the others.
 const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 const _: () = assert!(PART_PAGES.is_multiple_of(GROUP_PAGES));
 
-/// How the pages of a pool are dealt out to its members: groups of 16, one after the other.
+/// Layout of a striped pool: groups of 16 pages are dealt out to the members in turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deal {
     members: u64,
 }
 
 impl Deal {
-    /// The member that keeps this byte of the region, and which of its own bytes that is.
+    /// Returns the member that keeps this byte of the region, and the offset of the byte there.
     pub fn place_byte(self, offset: u64) -> (usize, u64) {
         let page = PageId::containing(offset);
         let (member, local) = self.place(page.0);
         (member, PageId(local).offset() + (offset - page.offset()))
     }
 
-    /// The member that keeps `page`, and which of its pages that is.
+    /// Returns the member that keeps `page`, and the number of the page there.
     fn place(self, page: u64) -> (usize, u64) {
         let group = page / GROUP_PAGES;
         ((group % self.members) as usize, group / self.members * GROUP_PAGES + page % GROUP_PAGES)
     }
 
-    /// How many of the first `pages` pages `member` keeps. They are its first ones, so a run of pages is one run at
-    /// each member.
+    /// Returns how many of the first `pages` pages `member` keeps. They are its first ones, so a
+    /// run of pages is one run at each member.
     fn share(self, pages: u64, member: usize) -> u64 {
         let round = GROUP_PAGES * self.members;
         let rest = (pages % round).saturating_sub(member as u64 * GROUP_PAGES).min(GROUP_PAGES);
         pages / round * GROUP_PAGES + rest
     }
 
-    /// The page that `member` keeps as its `local`-th.
+    /// Returns the page that `member` keeps as its `local`-th.
     fn page(self, member: usize, local: u64) -> u64 {
         (local / GROUP_PAGES * self.members + member as u64) * GROUP_PAGES + local % GROUP_PAGES
     }
 }
 
-/// Several members as one.
+/// Several members as one region.
 pub(crate) struct StripeBackend {
     members: Vec<Arc<dyn Backend>>,
-    /// Leaves of each member: so many secrets of a ticket are its own.
+    /// Number of leaves of each member, and so of the secrets of a ticket that are its own.
     leaves: Vec<usize>,
     deal: Deal,
     pages: u64,
 }
 
 impl StripeBackend {
-    /// Members, each with the number of its leaves. `pages` is what the region shall address, 0 for as much as the members have.
+    /// Combines members, each with the number of its leaves. `pages` is the wanted size of the
+    /// region, 0 for as much as the members have.
     pub(crate) fn new(members: Vec<(Arc<dyn Backend>, usize)>, pages: u64) -> StripeBackend {
         let (members, leaves): (Vec<_>, Vec<_>) = members.into_iter().unzip();
         let deal = Deal { members: members.len() as u64 };
-        // The smallest page that some member lacks: no more than that can be addressed.
+        // This is the smallest page that some member lacks: no more than that can be addressed.
         let lacking = members.iter().enumerate().map(|(index, member)| deal.page(index, member.pages()));
         let most = lacking.min().unwrap_or(0);
         StripeBackend { members, leaves, deal, pages: if pages == 0 { most } else { pages.min(most) } }
     }
 
-    /// Pages that member `index` of `members` needs for a region of `pages`: whole groups, at least one.
+    /// Returns the number of pages that member `index` of `members` needs for a region of `pages`:
+    /// whole groups, at least one.
     pub(crate) fn pages_of_member(pages: u64, members: usize, index: usize) -> u64 {
         if members == 1 {
             return pages;
@@ -192,7 +196,7 @@ impl Mapped for StripeBackend {
     }
 }
 
-/// An operation of the caller that was cut into parts.
+/// Operation of the caller that was cut into parts.
 struct Parent {
     tag: u64,
     page: u64,
@@ -202,14 +206,14 @@ struct Parent {
     result: Result<(), PoolError>,
 }
 
-/// What a member does for a parent.
+/// Part of an operation, done by one member.
 struct Part {
     parent: usize,
     member: usize,
-    /// First of the member's pages.
+    /// First page of the part, as the member counts.
     local: u64,
     count: u64,
-    /// The buffer is the caller's own, not one of the lane's.
+    /// Whether the buffer is the caller's own, not one of the lane's.
     whole: bool,
 }
 
@@ -217,7 +221,7 @@ struct StripeLane {
     deal: Deal,
     pages: u64,
     lanes: Vec<Box<dyn Lane>>,
-    /// Parts that a member's lane had no room for.
+    /// Parts for which a member's lane had no room.
     waiting: Vec<VecDeque<Request>>,
     queued: VecDeque<Request>,
     parents: Box<[Option<Parent>]>,
@@ -231,7 +235,8 @@ struct StripeLane {
 }
 
 impl StripeLane {
-    /// Starts queued operations, in order, demand first, as far as there are parts and buffers for them.
+    /// Starts queued operations, in order, demand first, as far as there are parts and buffers for
+    /// them.
     fn start(&mut self) {
         for member in 0..self.lanes.len() {
             while let Some(request) = self.waiting[member].pop_front() {
@@ -344,7 +349,7 @@ impl StripeLane {
         let slot = self.free_parts.pop().expect("counted before");
         self.parts[slot] = Some(part);
         let request = Request { tag: slot as u64, priority, deadline, op };
-        // Behind those that wait already.
+        // The request queues behind those that wait already.
         if !self.waiting[member].is_empty() {
             self.waiting[member].push_back(request);
         } else if let Err(back) = self.lanes[member].submit(request) {
@@ -380,7 +385,7 @@ impl StripeLane {
         self.free_parts.push(slot);
         let Some(parent) = &mut self.parents[part.parent] else { return };
         if let Err(error) = completion.result {
-            // Pages are named as the caller knows them.
+            // Errors name pages as the caller knows them.
             let error = match error {
                 PoolError::Corrupt { page, server } => {
                     PoolError::Corrupt { page: PageId(self.deal.page(part.member, page.0)), server }
@@ -458,7 +463,8 @@ impl Lane for StripeLane {
                 core::hint::spin_loop();
                 continue;
             }
-            // Sleeps at each busy member in turn, so that a silent one delays the others by a slice at most.
+            // Sleep at one busy member, another each time, so that a silent one delays the others
+            // by a slice at most.
             let slice = Duration::from_nanos(limit - now).min(SLEEP_SLICE);
             for _ in 0..self.lanes.len() {
                 self.next_lane = (self.next_lane + 1) % self.lanes.len();

@@ -1,4 +1,4 @@
-//! Tables as large as the region, of which only what is used takes memory.
+//! Tables as large as the region, which take memory only where they are used.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use farfield_os::memory;
 use farfield_os::{Errno, net};
 use std::os::fd::{AsFd, IntoRawFd};
 
-/// A table of atomic numbers that begin as zero.
+/// Table of atomic numbers that begin as zero.
 pub(crate) struct Words<T> {
     start: usize,
     len: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Words<T> {
 }
 
 impl<T> Words<T> {
-    /// For `len` numbers.
+    /// Maps a table for `len` numbers.
     pub(crate) fn new(len: u64) -> Result<Words<T>, Errno> {
         #[cfg(not(miri))]
         let start = memory::map_anonymous(Self::bytes(len))?;
@@ -37,10 +37,11 @@ impl<T> Words<T> {
         std::alloc::Layout::from_size_align(Self::bytes(len), PAGE_BYTES).expect("it fits")
     }
 
-    /// The number at `index`.
+    /// Returns the number at `index`; panics if `index` is outside the table.
     pub(crate) fn at(&self, index: u64) -> &T {
         assert!(index < self.len);
-        // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever their bits.
+        // SAFETY: inside the mapping, which lives as long as `self`; atomics are valid whatever
+        // their bits.
         unsafe { &*(self.start as *const T).add(index as usize) }
     }
 }
@@ -58,12 +59,14 @@ impl<T> Drop for Words<T> {
     }
 }
 
-/// Pages whose entries fill a page of the table.
+/// Number of pages whose entries fill a page of the table.
 const BLOCK: u64 = (PAGE_BYTES / size_of::<u32>()) as u64;
-/// Runs of more pages are looked through by the stretches of the table that have memory.
+/// Longest run of pages that is scanned entry by entry. In longer runs only the stretches of the
+/// table that have memory are scanned.
 const SPARSE: u64 = 1024;
 
-/// Where each page is: its place, or nowhere. In shared memory, because the kernel can tell which parts of that are in use.
+/// Table of the place of each page, if it has one. It lies in shared memory, because the kernel can
+/// tell which parts of that are in use.
 pub(crate) struct PageTable {
     file: Descriptor,
     mapping: Mapping,
@@ -71,7 +74,7 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// For `pages` pages that are nowhere.
+    /// Makes a table for `pages` pages, none of which has a place.
     pub(crate) fn new(pages: u64) -> Result<PageTable, Errno> {
         let bytes = pages * size_of::<u32>() as u64;
         let number = memfd::create(c"farfield page table", bytes)?.into_raw_fd();
@@ -83,31 +86,33 @@ impl PageTable {
 
     fn entry(&self, page: u64) -> &AtomicU32 {
         assert!(page < self.pages);
-        // SAFETY: inside the mapping, which is page-aligned and lives as long as `self`; everybody uses it atomically.
+        // SAFETY: inside the mapping, which is page-aligned and lives as long as `self`; every
+        // access to it is atomic.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
             AtomicU32::from_ptr(self.mapping.as_ptr().cast::<u32>().add(page as usize))
         }
     }
 
-    /// The place of `page`.
+    /// Returns the place of `page`.
     pub(crate) fn get(&self, page: u64) -> Option<u64> {
         self.entry(page).load(Ordering::Acquire).checked_sub(1).map(u64::from)
     }
 
-    /// Gives `page` this place, or none; the one that it had.
+    /// Gives `page` this place, or none; returns the one that it had.
     pub(crate) fn set(&self, page: u64, place: Option<u64>) -> Option<u64> {
         let word = place.map_or(0, |place| place as u32 + 1);
         self.entry(page).swap(word, Ordering::AcqRel).checked_sub(1).map(u64::from)
     }
 
-    /// Gives `page` the place `to` if it has `from`.
+    /// Gives `page` the place `to` if it has `from`; returns whether it had.
     pub(crate) fn exchange(&self, page: u64, from: u64, to: u64) -> bool {
         let word = |place: u64| place as u32 + 1;
         self.entry(page).compare_exchange(word(from), word(to), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Calls `each` for every page from `page` on up to `end` that may be somewhere, in order; those of long runs that never were are left out.
+    /// Calls `each` for every page from `page` up to `end` that may have a place, in ascending
+    /// order. In long runs, stretches of the table without memory are skipped.
     pub(crate) fn each(&self, page: u64, end: u64, mut each: impl FnMut(u64)) -> Result<(), Errno> {
         if end - page <= SPARSE {
             (page..end).for_each(each);
@@ -127,7 +132,7 @@ impl PageTable {
         Ok(())
     }
 
-    /// Gives back the memory of the table for pages that are all nowhere.
+    /// Frees the memory of the table for pages none of which has a place.
     pub(crate) fn forget(&self, page: u64, end: u64) -> Result<(), Errno> {
         let (first, last) = (page.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
         if first >= last {

@@ -1,8 +1,9 @@
 //! Member `tcp`: pages kept by a memory server across the network (or behind a Unix socket).
 //!
-//! A lane is one connection. It keeps many operations in flight, sends demand before background, receives page bytes
-//! straight into the caller's buffer where the batch is large, and checks every page against its checksum while it is
-//! still in the cache. It polls before it sleeps, because a wake-up costs five times a polled round trip.
+//! A lane is one connection. It keeps many operations in flight and sends demand before background.
+//! Where the batch is large it receives page bytes straight into the caller's buffer. It checks
+//! every page against its checksum while the page is still in the cache. It polls before it sleeps,
+//! because a wake-up costs five times a polled round trip.
 
 use crate::backend::{check_range, hand_over};
 use crate::connection::{Connection, Session};
@@ -21,29 +22,32 @@ use farfield_os::{Errno, net};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane that may be under way or waiting in it.
+/// Greatest number of operations of one lane that are in flight or waiting in it.
 const SLOTS: u32 = 256;
-/// Background pages under way at a time: half a megabyte delays a demand answer by some 60 µs at 9 GB/s.
+/// Greatest number of background pages in flight: half a megabyte delays a demand answer by some 60
+/// µs at 9 GB/s.
 const BACKGROUND_PAGES_MAX: u32 = 128;
-/// Bytes of pages handed to the kernel as one message, so that a demand read never queues behind more.
+/// Number of page bytes after which a message to the kernel takes no further frame, so that a
+/// demand read does not queue behind more.
 const TRAIN_BYTES_MAX: usize = 512 * 1024;
-/// Frames handed to the kernel as one message.
+/// Greatest number of frames handed to the kernel as one message.
 const TRAIN_FRAMES_MAX: usize = 64;
-/// Room for received bytes that have no place of their own yet: the longest prefix of a read, and small answers.
+/// Size of the buffer for received bytes that have no place of their own yet: the longest prefix of
+/// a read, and small answers.
 const INBOX_BYTES: usize = 64 * 1024;
-/// How much is received at once while the next frame is unknown, when the answers to come are large: their pages shall
-/// go straight into their buffers and not through the inbox.
+/// Bytes received at once while the next frame is unknown, when large answers are to come. So their
+/// pages go straight into their buffers and not through the inbox.
 const PEEK_BYTES: usize = 1024;
 /// Reads of at least this many pages count as large.
 const LARGE_PAGES: u32 = 4;
-/// How long a waiting lane polls before it sleeps.
+/// Time that a waiting lane polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it polls before it offers the core to others between two looks.
+/// Time after which a polling lane yields the core between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 
 const _: () = assert!(INBOX_BYTES > HEAD_BYTES + read_prefix_bytes(wire::BATCH_PAGES_LIMIT, wire::BATCH_PAGES_LIMIT));
 
-/// A region at a memory server, reached by a stream of bytes.
+/// Region at a memory server, reached by a stream of bytes.
 pub(crate) struct TcpBackend {
     session: Arc<Session>,
     region: RegionId,
@@ -102,7 +106,8 @@ impl Backend for TcpBackend {
     }
 }
 
-/// Asks the server for a snapshot; the ticket has its one secret in the first place. The server may make one after a time-out, too: nobody claims it then.
+/// Asks the server for a snapshot; the ticket has its one secret in the first place. After a
+/// time-out the server may still make one, which is never claimed then.
 pub(crate) fn clone_region(session: &Session, region: RegionId, within: Duration) -> Result<CloneTicket, PoolError> {
     match session.ask(wire::Request::CloneRegion { region }, within.min(session.deadline()))? {
         Reply::Ticket { secret } => Ok(CloneTicket::of_leaf(secret)),
@@ -110,23 +115,26 @@ pub(crate) fn clone_region(session: &Session, region: RegionId, within: Duration
     }
 }
 
-/// How long a snapshot waits for a server: others may do without it, and who cannot asks again.
+/// Time that a snapshot waits for a server. Backends with other legs may do without this one, and
+/// other callers can ask again.
 const CLONE_PATIENCE: Duration = Duration::from_millis(700);
 
-/// What travels with an operation.
+/// Data of the caller that travels with an operation.
 struct Carried {
     tag: u64,
     buffer: Option<Buffer>,
 }
 
-/// Frames on their way to the kernel. The parts point into `heads` and into the buffers of the operations being sent,
-/// all of which stay where they are until the parts are sent: a write whose parts are not all sent is never finished
-/// before the lane is dead and the train is cleared.
+/// Frames on their way to the kernel.
+///
+/// The parts point into `heads` and into the buffers of the operations being sent. All of these
+/// stay where they are until the parts are sent: a write whose parts are not all sent is never
+/// finished before the lane is dead and the train is cleared.
 struct Train {
     heads: Box<[u8]>,
     heads_used: usize,
     parts: Vec<libc::iovec>,
-    /// First part not wholly sent.
+    /// Index of the first part that is not wholly sent.
     next: usize,
     /// Writes, each with the number of parts after which it is sent.
     writes: VecDeque<(u32, usize)>,
@@ -163,7 +171,7 @@ impl Train {
         place.copy_from_slice(&head.encode());
         let start: *mut u8 = place.as_mut_ptr();
         self.heads_used += HEAD_BYTES;
-        // Heads that stand side by side travel as one part.
+        // Adjacent heads travel as one part.
         match self.parts.last_mut() {
             Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == start.cast() => last.iov_len += HEAD_BYTES,
             _ => self.parts.push(libc::iovec { iov_base: start.cast(), iov_len: HEAD_BYTES }),
@@ -174,7 +182,7 @@ impl Train {
         self.parts.push(libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len });
     }
 
-    /// The kernel took `sent` bytes.
+    /// Notes that the kernel took `sent` bytes.
     fn advance(&mut self, mut sent: usize) {
         while sent > 0 {
             let part = &mut self.parts[self.next];
@@ -189,11 +197,11 @@ impl Train {
     }
 }
 
-/// What the next received bytes are.
+/// Meaning of the next received bytes.
 #[derive(Clone, Copy, Debug)]
 enum Expect {
     Head,
-    /// What stands before the pages of a read.
+    /// Prefix of the answer to a read, in front of the pages.
     Prefix {
         slot: u32,
         head: Head,
@@ -214,7 +222,7 @@ enum Expect {
         part: PagePart,
         page_sum: u64,
     },
-    /// Nobody wants these any more.
+    /// Bytes of an answer that no operation waits for any more.
     Skip {
         bytes: usize,
     },
@@ -236,13 +244,15 @@ pub(crate) struct TcpLane {
     zero_sum: u64,
     large_reads: u32,
     ended: VecDeque<Completion>,
-    /// When the first operation was submitted since the lane was polled: those after it have the same time.
+    /// Time at which the first operation was submitted since the lane was polled; those after it
+    /// get the same time.
     submitted: Option<Moment>,
     dead: Option<PoolError>,
 }
 
-// SAFETY: what keeps it from being `Send` by itself are the pointers in the train. They point into memory that the lane
-// owns (its heads, the buffers inside its conversation), which moves to the other thread with it.
+// SAFETY: what keeps it from being `Send` by itself are the pointers in the train. They point into
+// memory that the lane owns (its heads, the buffers inside its conversation), which moves to the
+// other thread with it.
 unsafe impl Send for TcpLane {}
 
 impl TcpLane {
@@ -266,7 +276,7 @@ impl TcpLane {
         }
     }
 
-    /// The operation as the conversation knows it, or why it cannot be one.
+    /// Translates the operation for the conversation, or returns why it cannot be one.
     fn call(&self, op: &Op) -> Result<Call, PoolError> {
         let refuse = |reason| PoolError::Refused { server: self.session.server, reason };
         let (page, count) = op.range();
@@ -283,7 +293,7 @@ impl TcpLane {
             Op::ReadPart { part, .. } if self.session.welcome.features & wire::features::PART != 0 => {
                 Call::ReadPart { page, part: *part }
             }
-            // An older server: the whole page, in the same place.
+            // An older server sends the whole page, into the same place.
             Op::ReadPart { .. } => Call::Read { page, count },
             Op::Write { .. } => Call::Write { page, count },
             Op::Discard { .. } => Call::Discard { page, count },
@@ -299,7 +309,8 @@ impl TcpLane {
         self.ended.push_back(Completion { tag, result, buffer });
     }
 
-    /// The connection is of no further use: everything in flight ends with `error`, as does all that is submitted later.
+    /// Marks the connection as dead: everything in flight ends with `error`, as does everything
+    /// that is submitted later.
     fn die(&mut self, error: PoolError) {
         if self.dead.is_some() {
             return;
@@ -318,7 +329,7 @@ impl TcpLane {
         self.die(self.session.broken_error(errno));
     }
 
-    /// Makes the next train of frames: demand first, up to a limit of bytes.
+    /// Loads the next train of frames: demand first, up to a limit of bytes.
     fn load(&mut self, now: Moment) {
         self.train.clear();
         let mut bytes = 0;
@@ -336,13 +347,14 @@ impl TcpLane {
                 self.train.writes.push_back((outgoing.slot, self.train.parts.len()));
                 bytes += buffer.bytes().len();
             } else {
-                // Nothing of it is needed any more: its frame is in the train's own memory.
+                // Nothing of the operation is needed any more: its frame is in the train's own
+                // memory.
                 self.conversation.on_sent(outgoing.slot);
             }
         }
     }
 
-    /// Sends what can be sent.
+    /// Sends what the kernel takes now.
     fn send(&mut self, now: Moment) {
         while self.dead.is_none() && self.connection.is_joined() {
             if self.train.is_sent() {
@@ -351,7 +363,8 @@ impl TcpLane {
                 }
                 self.load(now);
             }
-            // SAFETY: see `Train`: everything that its parts point to is alive and unchanged until sent.
+            // SAFETY: see `Train`: everything that its parts point to is alive and unchanged until
+            // sent.
             match unsafe { net::send(self.connection.fd, &self.train.parts[self.train.next..]) } {
                 Ok(sent) => {
                     self.train.advance(sent);
@@ -369,7 +382,7 @@ impl TcpLane {
         }
     }
 
-    /// Receives what is there and acts on it.
+    /// Receives what has arrived and acts on it.
     fn receive(&mut self) {
         while self.dead.is_none() {
             let asked = match self.receive_once() {
@@ -378,7 +391,8 @@ impl TcpLane {
                         return self.die(self.session.gone_error());
                     }
                     if self.digest().is_err() {
-                        // It does not speak the protocol (any more); nothing it says can be believed.
+                        // The peer does not speak the protocol (any more); nothing it says can be
+                        // trusted.
                         return self.die(self.session.gone_error());
                     }
                     if got == asked { continue } else { asked }
@@ -387,14 +401,15 @@ impl TcpLane {
                 Err(Errno(libc::EINTR)) => continue,
                 Err(errno) => return self.die_of(errno),
             };
-            // Less came than there was room for: there is no more, and asking would cost a call.
+            // Less came than there was room for: nothing is left, and another attempt would cost a
+            // system call.
             let _ = asked;
             return;
         }
     }
 
-    /// One receive call: page bytes straight into their buffer, everything else into the inbox. Bytes received
-    /// and bytes there was room for.
+    /// Makes one receive call: page bytes go straight into their buffer, everything else into the
+    /// inbox. Returns the number of bytes received, and of bytes there was room for.
     fn receive_once(&mut self) -> Result<(usize, usize), Errno> {
         if self.inbox_start == self.inbox_end {
             (self.inbox_start, self.inbox_end) = (0, 0);
@@ -422,8 +437,8 @@ impl TcpLane {
                 let room = run as usize * PAGE_BYTES - offset;
                 let page_part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: room.min(place.len()) };
                 let asked = page_part.iov_len + inbox_part.iov_len;
-                // SAFETY: both parts are borrowed exclusively from `self`: a place in the buffer that the lane
-                // owns while the read is in flight, and the free end of the inbox.
+                // SAFETY: both parts are borrowed exclusively from `self`: a place in the buffer
+                // that the lane owns while the read is in flight, and the free end of the inbox.
                 let got = unsafe { net::receive(self.connection.fd, &[page_part, inbox_part]) }?;
                 let into_inbox = got.saturating_sub(page_part.iov_len);
                 self.inbox_end += into_inbox;
@@ -538,7 +553,8 @@ impl TcpLane {
         }
     }
 
-    /// So many more bytes of the expected pages are in their buffer: checks pages that are complete, moves on.
+    /// Takes note of `bytes` more bytes of the expected pages in their buffer: checks the pages
+    /// that are complete, and moves on.
     fn pages_arrived(&mut self, mut bytes: usize) {
         while bytes > 0 {
             let Expect::Pages { slot, asked, index, offset, mut corrupt } = self.expect else { return };
@@ -578,7 +594,7 @@ impl TcpLane {
         self.end(slot, result);
     }
 
-    /// Ends operations whose time is over.
+    /// Ends operations whose deadline has passed.
     fn expire(&mut self, now: Moment) {
         while let Some(expired) = self.conversation.poll_expired(now) {
             let (Expired::Quiet { slot } | Expired::Sending { slot } | Expired::Receiving { slot }) = expired;
@@ -586,7 +602,8 @@ impl TcpLane {
             let error = PoolError::TimedOut { server: self.session.server, after };
             match expired {
                 Expired::Quiet { .. } => {}
-                // The rest of the frame would have to be sent from a buffer that its owner gets back now.
+                // The rest of the frame would have to be sent from a buffer that its owner gets
+                // back now.
                 Expired::Sending { .. } => {
                     self.train.clear();
                     self.end(slot, Err(error));
@@ -598,7 +615,7 @@ impl TcpLane {
         }
     }
 
-    /// Bytes of the present frame's body that have not been used yet.
+    /// Returns the number of bytes of the present frame's body that have not been used yet.
     fn unreceived(&self) -> usize {
         match self.expect {
             Expect::Head => 0,
@@ -612,19 +629,19 @@ impl TcpLane {
         }
     }
 
-    /// What a sleeping lane waits for: its descriptor, events on it, and a moment.
+    /// Returns what a sleeping lane waits for: its descriptor, poll events, and a deadline in ns.
     pub(crate) fn sleeps_on(&self) -> (i32, i16, u64) {
         let out = if self.train.is_sent() { 0 } else { libc::POLLOUT };
         let events = if self.connection.is_joined() { libc::POLLIN | out } else { self.connection.join_events() };
         (self.connection.fd, events, self.conversation.next_deadline().0)
     }
 
-    /// Is there something to collect?
+    /// Checks whether there is a completion to collect.
     pub(crate) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Sends, receives and lets time pass; says what time it is.
+    /// Sends, receives and expires operations; returns the time in ns.
     pub(crate) fn work(&mut self) -> u64 {
         let now = Moment(now_ns());
         if self.dead.is_some() {
@@ -687,7 +704,8 @@ impl Lane for TcpLane {
         if self.ended.is_empty() {
             self.work();
         } else if self.dead.is_none() && (!self.train.is_sent() || self.conversation.wants_to_send()) {
-            // There is something to give already: asking the kernel for more would keep the caller waiting.
+            // There is a completion to return already; asking the kernel for more would delay the
+            // caller.
             self.send(Moment(now_ns()));
         }
         hand_over(&mut self.ended, done)
@@ -711,7 +729,8 @@ impl Lane for TcpLane {
                 return;
             }
             if now < spin_until {
-                // Longer than a round trip takes: perhaps the server waits for this very core.
+                // This is longer than a round trip takes: perhaps the server waits for this very
+                // core.
                 if now - start > YIELD_AFTER.as_nanos() as u64 {
                     farfield_os::process::yield_now();
                 }
@@ -730,7 +749,8 @@ impl Lane for TcpLane {
 
 impl Drop for TcpLane {
     fn drop(&mut self) {
-        // Operations in flight are given up; their buffers are freed with the lane. The pointers in the train die first.
+        // Operations in flight are given up; their buffers are freed with the lane. The pointers in
+        // the train are dropped before the buffers to which they point.
         self.train.clear();
     }
 }

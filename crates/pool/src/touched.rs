@@ -1,15 +1,16 @@
-//! Which chunks of a region were ever written: a bit for each, in memory that exists where one is set. Regions are far larger than what is written of them: a bit for
-//! each 64 words of bits says where to look.
+//! Bitmap of the chunks of a region that were ever written, in memory that exists only where a bit
+//! is set. Regions are far larger than the part that is written. So a summary has a bit for each
+//! word (64 chunks), which says where to look.
 
 use crate::table::Words;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// Bitmap of the chunks that were written (see the module documentation).
 pub(crate) struct Touched {
     words: Words<AtomicU64>,
-    /// A bit for each word that has bits, set before them.
+    /// Summary: a bit for each word that has bits, set before them.
     summary: Words<AtomicU64>,
-    /// No bit from here on is set.
+    /// Index from which on no bit is set.
     end: AtomicU64,
 }
 
@@ -27,7 +28,8 @@ impl Touched {
         chunk < self.end.load(Ordering::SeqCst) && self.word(chunk).load(Ordering::SeqCst) & 1 << (chunk % 64) != 0
     }
 
-    /// Something is about to be written there. `true`: for the first time.
+    /// Marks the chunk before something is written there; returns whether it is marked for the
+    /// first time.
     pub(crate) fn mark(&self, chunk: u64) -> bool {
         if self.has(chunk) {
             return false;
@@ -40,12 +42,12 @@ impl Touched {
         before & bit == 0
     }
 
-    /// One behind the last that was written.
+    /// Returns the index behind the last chunk that was written.
     pub(crate) fn end(&self) -> u64 {
         self.end.load(Ordering::SeqCst)
     }
 
-    /// The first that was written, from this one on.
+    /// Returns the first chunk that was written, from `from` on.
     pub(crate) fn next(&self, from: u64) -> Option<u64> {
         let end = self.end.load(Ordering::SeqCst);
         let mut chunk = from;
@@ -59,7 +61,7 @@ impl Touched {
         None
     }
 
-    /// The first word from this one on, of those for chunks before `end`, that may have bits.
+    /// Returns the first word, from `from` on and for chunks before `end`, that may have bits.
     fn next_word(&self, from: u64, end: u64) -> Option<u64> {
         let mut word = from;
         while word < end.div_ceil(64) {
@@ -72,7 +74,7 @@ impl Touched {
         None
     }
 
-    /// All of them, ascending.
+    /// Iterates over all written chunks, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
         let mut from = 0;
         std::iter::from_fn(move || {

@@ -1,4 +1,5 @@
-//! Histories of operations on a pool whose legs die, lie or are late, compared with what was written.
+//! Random histories of operations on a pool whose legs die, lie or are late, compared with what was
+//! written.
 
 use crate::conformance::Random;
 use crate::{
@@ -13,39 +14,40 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 pub(crate) const LONG: Duration = Duration::from_secs(7200);
-/// Nobody waits for an answer that takes an hour.
+/// URL of a member whose answers take an hour, longer than any test waits.
 pub(crate) const NEVER: &str = "fault:delay=3600s@ram:";
 
 pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
     Opener::new().url(url).pages(pages).heals().open().unwrap()
 }
 
-/// What [`SilentSide`] answers while it is silent.
+/// Error that [`SilentSide`] returns while it is silent.
 pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Duration::from_secs(1) };
 
 /// Memory that answers nothing for a while, and to which no lane can be opened then.
 pub(crate) struct SilentSide {
     ram: Arc<dyn Backend>,
     is_silent: Arc<AtomicBool>,
-    /// It does not do what changes it, for a while.
+    /// Whether operations that change the memory are held back.
     holds_changes: Arc<AtomicBool>,
-    /// Single lanes that answer nothing.
+    /// Flags of single lanes; a lane whose flag is set answers nothing.
     stalls: Mutex<Vec<Weak<AtomicBool>>>,
     functions: Arc<Functions>,
 }
 
-/// The functions of a [`SilentSide`]. Their answer is the first word of a page, whose number is the argument; `fill` makes it of the version behind the number before.
+/// Functions of a [`SilentSide`]. Their argument is the number of a page, and their answer is the
+/// first word of that page. `fill` first writes the page with the version that follows the number.
 #[derive(Default)]
 pub(crate) struct Functions {
-    /// They do not end as long as this is so.
+    /// Whether they do not end for now.
     pub(crate) is_busy: AtomicBool,
-    /// There are none of this name.
+    /// Whether there are no such functions.
     pub(crate) lacks: AtomicBool,
-    /// They panic.
+    /// Whether they panic.
     pub(crate) panic: AtomicBool,
-    /// They answer something else.
+    /// Whether they answer something wrong.
     pub(crate) lies: AtomicBool,
-    /// Of those that ran.
+    /// Number of functions that ran.
     pub(crate) count: AtomicUsize,
 }
 
@@ -56,7 +58,7 @@ impl SilentSide {
         Arc::new(SilentSide { ram: open("ram:", pages), is_silent, holds_changes, stalls, functions })
     }
 
-    /// What it holds, whether it is silent or not.
+    /// Returns the memory behind it, whether it is silent or not.
     pub(crate) fn memory(&self) -> &dyn Backend {
         &*self.ram
     }
@@ -73,7 +75,7 @@ impl SilentSide {
         self.holds_changes.store(holds, Ordering::SeqCst);
     }
 
-    /// One of the lanes that are open answers nothing, or all of them do again.
+    /// Stalls one of the open lanes, which then answers nothing; `None` ends all stalls.
     fn stall(&self, lane: Option<u64>) {
         let mut stalls = self.stalls.lock().unwrap();
         stalls.retain(|lane| lane.strong_count() > 0);
@@ -130,7 +132,8 @@ struct SilentLane {
     is_silent: Arc<AtomicBool>,
     is_stalled: Arc<AtomicBool>,
     holds_changes: Arc<AtomicBool>,
-    /// What was asked in silence, and is done when that is over, unless its time is over before.
+    /// Requests that arrived in silence. They are carried out when it is over, unless their
+    /// deadline passes before.
     held: Vec<(Instant, Request)>,
 }
 
@@ -186,7 +189,7 @@ struct SilentCalls {
     is_silent: Arc<AtomicBool>,
     functions: Arc<Functions>,
     queued: Vec<FarCall>,
-    /// What busy functions have found out.
+    /// Results of functions, held back while they are busy.
     ended: Vec<CallEnd>,
 }
 
@@ -230,7 +233,8 @@ impl Calls for SilentCalls {
     }
 }
 
-/// Pools that lose a leg: `alone`, and one with a `spare` that comes in. What they say about it.
+/// Checks what pools that lose a leg say about their protection: `alone`, and one with a `spare`
+/// that comes in.
 pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
     assert_eq!(open("stripe(ram:,ram:)", 64).protection(), None);
     for url in [alone, spare] {
@@ -239,7 +243,7 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
         write(&mut *lane, 0, 128, 1).unwrap();
         let said = || backend.protection().unwrap();
         assert_eq!(said(), Protection::default(), "{url}");
-        // Until the leg is lost, by which of these one does not know.
+        // It is unknown by which of these writes the leg is lost.
         while said() == Protection::default() {
             write(&mut *lane, 0, 128, 1).unwrap();
         }
@@ -256,8 +260,12 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
     }
 }
 
-/// A pool of two legs or more, of which `sides[0]` fell silent when `sides[1]` had not been given yet what it had missed: page 0 is of version 2, and only the first
-/// and what comes after the second have it. What the pool is asked meanwhile is answered when the first speaks again, and not refused.
+/// Checks that a pool waits for the only leg that has the newest version of a page.
+///
+/// The pool has two legs or more. `sides[0]` fell silent before `sides[1]` was given what it had
+/// missed. Page 0 is of version 2; only the first side, and whatever comes after the second, has
+/// it. Operations that the pool receives meanwhile are answered when the first side speaks again,
+/// and not refused.
 pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
@@ -269,7 +277,7 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     (0..100).for_each(|_| {
         lane.poll(&mut Vec::new());
     });
-    // Whoever has this is enough, so the first is late.
+    // The legs that have this write are enough, so the first is late.
     write(&mut *lane, 128, 10, 2).unwrap();
     assert_eq!(backend.health(), Health::Degraded);
     assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { .. })), "it would lack the pages");
@@ -302,10 +310,12 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     backend.clone_region().unwrap().forget();
 }
 
-/// Longest stall of a lane, as a multiple of how long a write waits for all legs: so long is short enough for nobody to be given up.
+/// Longest stall of a lane, in ms: several times as long as a write waits for all legs in these
+/// tests, but short enough that no leg is given up.
 const STALL_MS: u64 = 120;
 
-/// A random history while single lanes of all legs stall, in turns and at the same time. At the end nothing stalls any more, and every page is what was written last.
+/// Runs a random history while single lanes of all legs stall, in turns and at the same time. At
+/// the end nothing stalls any more, and every page must be what was written last.
 pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSide>], seed: u64, operations: u64) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -328,7 +338,7 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSid
             backend.health() == Health::Good
         });
         model.check(&mut *lanes[0], &format!("FARFIELD_SEED={seed}"));
-        // Whoever is read: any leg may be the one that is slow now.
+        // Check each leg: any of them may be the one that is slow now.
         for side in sides {
             side.set_silent(true);
             model.check(&mut *lanes[1], &format!("FARFIELD_SEED={seed}, without one leg"));
@@ -343,7 +353,8 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSid
     });
 }
 
-/// All legs are silent: operations end with an error that says so when their time is over, however many there are, and the pool goes on when one speaks again.
+/// Checks that operations end with a time-out at their deadline while all legs are silent, however
+/// many there are. The pool must go on when the legs speak again.
 pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
     let brief = Duration::from_millis(300);
     let mut lane = backend.open_lane().unwrap();
@@ -373,7 +384,7 @@ pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc
         backend.health() == Health::Good
     });
     for page in (0..200).step_by(7) {
-        // One of the two, and the same whoever is asked.
+        // It is one of the two versions, and the same from every leg.
         let bytes = read(&mut *lane, page, 1);
         let is_either = [1, 2].iter().any(|version| bytes.bytes() == filled(1, page, *version).bytes());
         assert!(is_either, "page {page}");
@@ -428,10 +439,10 @@ pub(crate) fn assert_version(lane: &mut dyn Lane, page: u64, pages: usize, versi
     assert!(read(lane, page, pages).bytes() == filled(pages, page, version).bytes(), "page {page}");
 }
 
-/// How long tests wait for what happens in the background.
+/// Longest time that tests wait for background work.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for what happens in the background.
+/// Waits for background work until `is_so` holds.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let (started, mut looks) = (Instant::now(), 0);
     while !is_so() {
@@ -441,7 +452,7 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Two lanes of a pool of which a leg never answers.
+/// Checks two lanes of a pool of which a leg never answers.
 pub(crate) fn goes_on_degraded(url: &str) {
     let backend = open(url, 256);
     let mut lane = backend.open_lane().unwrap();
@@ -460,7 +471,7 @@ pub(crate) fn goes_on_degraded(url: &str) {
     assert_eq!(backend.health(), Health::Degraded);
 }
 
-/// A leg of the pool answers late, and when it has what it lacked another one dies.
+/// Checks a pool of which one leg answers late, and another dies once the first has what it lacked.
 pub(crate) fn brings_up_to_date(url: &str) {
     let backend = open(url, 64);
     let mut lane = backend.open_lane().unwrap();
@@ -469,7 +480,7 @@ pub(crate) fn brings_up_to_date(url: &str) {
     }
     assert_eq!(backend.health(), Health::Degraded, "it has not answered");
     wait_until("it lacks nothing", || {
-        // Its answers are seen by whoever polls.
+        // The thread that polls sees the answers.
         lane.poll(&mut Vec::new());
         backend.health() == Health::Good
     });
@@ -484,11 +495,13 @@ pub(crate) fn brings_up_to_date(url: &str) {
 
 pub(crate) const PAGES: u64 = 400;
 
-/// What every page holds, by the version written last; operations on several lanes at a time, none of which meet on a page.
+/// Model of the pool: the version of each page that was written last. Operations run on several
+/// lanes at a time, and no two of them meet on a page.
 pub(crate) struct Model {
     pub(crate) versions: Vec<u64>,
     busy: Vec<bool>,
-    /// By tag: first page, pages, and the version that is written (`None`: read, `Some(0)`: discarded).
+    /// Operations by tag: first page, pages, and the version that is written (`None`: a read,
+    /// `Some(0)`: a discard).
     under_way: Vec<Option<(u64, u64, Option<u64>)>>,
 }
 
@@ -511,7 +524,7 @@ impl Model {
             1..4 => (Op::Write { page: PageId(page), buffer: filled(count as usize, page, version) }, Some(version)),
             _ => (Op::Read { page: PageId(page), buffer: Buffer::new(count as usize) }, None),
         };
-        // It may take nothing now.
+        // The lane may be full now.
         let request = Request { tag: tag as u64, priority: Priority::Demand, deadline: LONG, op };
         if lanes[lane].submit(request).is_ok() {
             self.busy[pages].fill(true);
@@ -539,7 +552,7 @@ impl Model {
         }
     }
 
-    /// Until nothing is under way in the lane.
+    /// Polls until nothing is in flight in the lane.
     fn finish(&mut self, lane: &mut dyn Lane) {
         let mut done = Vec::with_capacity(16);
         while lane.in_flight() > 0 {
@@ -548,7 +561,7 @@ impl Model {
         }
     }
 
-    /// Nothing is under way: does every page hold what it should?
+    /// Checks that every page holds what it should. Nothing may be in flight.
     pub(crate) fn check(&self, lane: &mut dyn Lane, context: &str) {
         for page in 0..PAGES {
             let buffer = read(lane, page, 1);
@@ -559,7 +572,8 @@ impl Model {
     }
 }
 
-/// So many random operations on three lanes, some of which go and come: the lanes, with nothing under way any more, and what every page should hold.
+/// Runs random operations on three lanes, which are closed and opened anew now and then. Returns
+/// the lanes, with nothing in flight any more, and what every page should hold.
 pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) -> (Vec<Box<dyn Lane>>, Model) {
     let mut lanes: Vec<_> = (0..3).map(|_| backend.open_lane().unwrap()).collect();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -579,7 +593,8 @@ pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) 
     (lanes, model)
 }
 
-/// A random history, and at the end every page is what was written last. `die=last` is a death after all of them: by then a spare holds everything.
+/// Runs a random history, after which every page must be what was written last. `die=last` is a
+/// death after all operations: by then a spare holds everything.
 pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
     let dies_last = url.contains("die=last");
     let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));

@@ -1,7 +1,7 @@
-//! What snapshots are made of, until somebody claims them.
+//! Data of snapshots, kept until they are claimed.
 
-/// What belongs to snapshots that nobody has claimed yet, by their secrets, newest last. In a child of `fork` it is there as well. When there is more
-/// than fits, the oldest goes.
+/// Data of snapshots that were not claimed yet, by their secrets, newest last. A child of `fork`
+/// has it as well. When there is more than `MAX`, the oldest entry is dropped.
 pub(crate) struct Unclaimed<T, const MAX: usize>([Option<(u128, T)>; MAX]);
 
 impl<T, const MAX: usize> Unclaimed<T, MAX> {
@@ -9,7 +9,7 @@ impl<T, const MAX: usize> Unclaimed<T, MAX> {
         Unclaimed([const { None }; MAX])
     }
 
-    /// What went for it.
+    /// Adds an entry and returns the oldest one if it had to make room.
     pub(crate) fn put(&mut self, secret: u128, what: T) -> Option<(u128, T)> {
         let place = self.0.iter().position(Option::is_none).unwrap_or(0);
         self.0[place..].rotate_left(1);
@@ -22,7 +22,7 @@ impl<T, const MAX: usize> Unclaimed<T, MAX> {
     }
 }
 
-/// What tells the snapshots of several pools apart: the secrets of the legs.
+/// Mixes the secrets of the legs into a key that tells the snapshots of several pools apart.
 pub(crate) fn key(secrets: &[u128]) -> u128 {
     secrets.iter().fold(0, |key, secret| key.rotate_left(7) ^ secret)
 }

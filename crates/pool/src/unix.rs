@@ -1,27 +1,28 @@
-//! Servers behind Unix sockets: where the socket is, and whose server is believed there.
+//! Servers behind Unix sockets: where the socket is, and which users' servers are trusted there.
 //!
-//! Whoever can replace the socket could pose as the server and be given a token and all far memory. The kernel says which
-//! user listens (`SO_PEERCRED`): it must be root, the user of this process, one that the [`crate::Opener`] is told of, or the
-//! one that the URL names (`unix:PATH?uid=998`).
+//! A process that can replace the socket could pose as the server and receive a token and all far
+//! memory. The kernel tells which user listens (`SO_PEERCRED`). This must be root, the user of this
+//! process, one that was given to the [`crate::Opener`], or the one that the URL names
+//! (`unix:PATH?uid=998`).
 
 use crate::PoolError;
 use farfield_os::serving;
 use std::os::fd::BorrowedFd;
 
-/// In front of the user that a URL names.
+/// Option in front of the user that a URL names.
 const UID: &str = "?uid=";
 
-/// What a URL of the schemes `unix:` and `shm:` says.
+/// Parsed URL of the scheme `unix:` or `shm:`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnixSocket<'a> {
-    /// Path of the socket; `@` in front means the abstract namespace.
+    /// Path of the socket; a leading `@` means the abstract namespace.
     pub path: &'a str,
-    /// A user whose server is believed there, beside root and the user of this process.
+    /// User whose server is trusted there, besides root and the user of this process.
     pub uid: Option<u32>,
 }
 
 impl UnixSocket<'_> {
-    /// Understands a leaf of a pool URL; `None` if it is of another scheme.
+    /// Parses a leaf of a pool URL; `None` if it has another scheme. Looks nothing up.
     pub fn parse(url: &str) -> Option<UnixSocket<'_>> {
         let rest = ["unix:", "shm:"].into_iter().find_map(|scheme| url.strip_prefix(scheme))?;
         let named = rest.rsplit_once(UID).and_then(|(path, uid)| Some((path, uid.parse().ok()?)));
@@ -29,8 +30,9 @@ impl UnixSocket<'_> {
     }
 }
 
-/// Checks that root, the user of this process, or one of `others` listens at the other end of a connected Unix socket.
-/// Nothing may be sent before.
+/// Checks that root, the user of this process, or one of `others` listens at the other end of a
+/// connected Unix socket. Nothing may be sent before this check. Otherwise the error is
+/// [`PoolError::OtherUser`].
 pub fn check_server_user(fd: BorrowedFd<'_>, server: u16, others: &[Option<u32>]) -> Result<(), PoolError> {
     let uid = serving::peer(fd).map_err(PoolError::Os)?.uid;
     match uid == 0 || uid == serving::effective_uid() || others.contains(&Some(uid)) {

@@ -1,8 +1,11 @@
-//! The language of pool URLs: `stripe(tcp://10.0.0.7:5555, fault:drop=0.01@shm:/run/far.sock)`.
+//! Parser for the language of pool URLs, as in
+//! `stripe(tcp://10.0.0.7:5555, fault:drop=0.01@shm:/run/far.sock)`.
 //!
-//! A URL is a *leaf*, which names one member (`SCHEME:WHERE`), or a backend made of backends (`NAME(URL, …)`), or `fault:SPEC@URL`.
-//! A leaf that stands alone is the whole text; inside of parentheses it ends at the next comma or closing parenthesis.
-//! What a leaf means is up to whoever opens it. Pure: nothing is looked up and, before there is a [`Tree`], nothing allocated.
+//! A URL is a *leaf*, which names one member (`SCHEME:WHERE`), or a backend made of backends
+//! (`NAME(URL, …)`), or `fault:SPEC@URL`. A leaf that stands alone is the whole text; inside
+//! parentheses it ends at the next comma or closing parenthesis. The code that opens a leaf decides
+//! what it means. This is pure logic: nothing is looked up and, before there is a [`Tree`], nothing
+//! is allocated.
 
 use crate::fault::{FaultPlan, duration, duration_text};
 use crate::legs::WRITE_PATIENCE;
@@ -20,39 +23,40 @@ mod check;
 #[cfg(any(test, feature = "conformance"))]
 pub use check::check_url;
 
-/// How deep backends may stand in backends, those with faults too.
+/// Greatest depth of backends inside backends, those with faults included.
 const DEPTH_MAX: usize = 8;
-/// What an erasure code looks like.
+/// Error text: the form of an erasure code.
 const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write ec(2,1, URL, URL, URL)";
-/// In front of a spare.
+/// Prefix of a spare.
 const SPARE: &str = "spare=";
-/// In front of the period of a scrub.
+/// Prefix of the period of a scrub.
 const SCRUB: &str = "scrub=";
-/// Behind the parenthesis, in front of how long a write waits for all legs.
+/// Prefix, behind the parenthesis, of the time that a write waits for all legs.
 const WAIT: &str = "wait=";
-/// Everything that is stored cannot be looked at more often.
+/// Shortest period of a scrub: everything that is stored cannot be read more often.
 const SCRUB_MIN: Duration = Duration::from_millis(1);
-/// A write that waits less would never wait.
+/// Shortest wait of a write: a shorter one would be none.
 const WAIT_MIN: Duration = Duration::from_millis(1);
-/// Where such an option has no meaning.
+/// Error text for such an option where it has no meaning.
 const ONLY_MIRRORS_WAIT: &str =
     "only a mirror or an erasure code has an option behind its parenthesis: mirror(URL, URL)?wait=5s";
 
-/// What a URL says.
+/// Parsed URL.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Tree {
-    /// One member.
+    /// Leaf: the URL of one member.
     Leaf(String),
-    /// What it wraps, with faults.
+    /// Backend that wraps another one with faults.
     Fault(FaultPlan, Box<Tree>),
-    /// Pages are dealt out to these.
+    /// Stripe over these members.
     Stripe(Vec<Tree>),
-    /// All of them hold the same; the spares after one of the others is lost. Everything is looked at once in the period `scrub`. A write
-    /// waits for all legs for so long, `None` for as long as they are not known to be gone.
+    /// Mirror: all legs hold the same pages, and a spare replaces a lost leg. All pages are checked
+    /// once in each period `scrub`. A write waits for all legs for the time `wait`; `None` means
+    /// until the missing ones are known to be gone.
     Mirror { legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
-    /// What is new lies in the first that has room, what is old in the next.
+    /// Tiered pool: new pages lie in the first tier that has room, old ones in the next.
     Tier(Vec<Tree>),
-    /// Rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
+    /// Erasure code: rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
     Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
 }
 
@@ -60,11 +64,11 @@ impl Tree {
     pub(crate) fn parse(url: &str) -> Result<Tree, UrlError> {
         let mut tokens = Tokens::of(url);
         let tree = item(&mut tokens, 0).and_then(|tree| tokens.end().map(|()| tree));
-        // People count letters.
+        // People count characters.
         tree.map_err(|error| UrlError { at: url[..error.at].chars().count(), ..error })
     }
 
-    /// Members that it names.
+    /// Returns the number of members that the URL names.
     pub(crate) fn leaves(&self) -> usize {
         match self {
             Tree::Leaf(_) => 1,
@@ -77,7 +81,7 @@ impl Tree {
     }
 }
 
-/// As a URL that means the same.
+/// Writes a URL that means the same.
 impl Display for Tree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let none = Some(scrub::PERIOD);
@@ -97,13 +101,13 @@ impl Display for Tree {
     }
 }
 
-/// What stands behind the parenthesis; the usual wait is not said.
+/// Returns the option behind the parenthesis; the default wait is left out.
 fn wait_text(wait: Option<Duration>) -> String {
     let wait_for = || wait.map_or("all".to_owned(), duration_text);
     if wait == Some(WRITE_PATIENCE) { String::new() } else { format!("?{WAIT}{}", wait_for()) }
 }
 
-/// What stands in parentheses; the usual scrub is not said.
+/// Returns the list in parentheses; the default scrub is left out.
 fn list(trees: &[Tree], spares: &[Tree], scrub: Option<Duration>) -> String {
     let spares = spares.iter().map(|spare| format!("{SPARE}{spare}"));
     let period = || scrub.map_or("off".to_owned(), duration_text);
@@ -111,16 +115,17 @@ fn list(trees: &[Tree], spares: &[Tree], scrub: Option<Duration>) -> String {
     trees.iter().map(Tree::to_string).chain(spares).chain(scrub).collect::<Vec<_>>().join(",")
 }
 
-/// Something that the language does not have, and where.
+/// Error in a URL, and its place.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("at character {}: {why}", at + 1)]
 pub(crate) struct UrlError {
-    /// Bytes before it while the text is read, letters in the end.
+    /// Number of bytes before the error while the text is read; number of characters in the end.
     at: usize,
     why: Cow<'static, str>,
 }
 
-/// The leaves of a URL, in the order of the text. Allocates nothing; whatever cannot be understood ends them.
+/// Iterates over the leaves of a URL, in the order of the text. Allocates nothing. Ends at whatever
+/// cannot be parsed.
 pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
     let mut tokens = Tokens::of(url);
     std::iter::from_fn(move || {
@@ -134,7 +139,8 @@ pub fn leaf_urls(url: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// `url` with each of its leaves replaced.
+/// Returns `url` with each of its leaves replaced by the result of `replace`; passes on the first
+/// error of `replace`.
 pub fn replace_leaves<E>(url: &str, mut replace: impl FnMut(&str) -> Result<String, E>) -> Result<String, E> {
     let (mut replaced, mut copied) = (String::with_capacity(url.len()), 0);
     for leaf in leaf_urls(url) {
@@ -146,7 +152,7 @@ pub fn replace_leaves<E>(url: &str, mut replace: impl FnMut(&str) -> Result<Stri
     Ok(replaced + &url[copied..])
 }
 
-/// One URL, that stands in so many others.
+/// Parses one URL that stands inside `depth` others.
 fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     let at = tokens.at;
     let wrong = |why: String| UrlError { at, why: why.into() };
@@ -211,7 +217,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     }
 }
 
-/// Options, a URL, and the closing parenthesis.
+/// Parses options, a URL, and the closing parenthesis.
 fn throttle(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     let mut plan = FaultPlan::default();
     loop {
@@ -230,18 +236,19 @@ fn throttle(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     }
 }
 
-/// What stands in parentheses.
+/// Contents of a pair of parentheses.
 #[derive(Default)]
 struct Items {
     urls: Vec<Tree>,
     spares: Vec<Tree>,
-    /// The period, if one is given; `Some(None)`: there shall be no scrub.
+    /// Period of the scrub, if it is given; `Some(None)` means that there shall be no scrub.
     scrub: Option<Option<Duration>>,
-    /// How long a write waits for all legs, if that is given; `Some(None)`: as long as it takes.
+    /// Time that a write waits for all legs, if it is given; `Some(None)` means without limit.
     wait: Option<Option<Duration>>,
 }
 
-/// Everything up to the closing parenthesis: URLs, and behind them spares and the period of a scrub.
+/// Parses everything up to the closing parenthesis: URLs, and behind them spares and the period of
+/// a scrub.
 fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
     let mut items = Items::default();
     while !tokens.closes() {
@@ -275,7 +282,7 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
     Ok(items)
 }
 
-/// What stands behind the parenthesis of a mirror or an erasure code.
+/// Parses the option behind the parenthesis of a mirror or an erasure code.
 fn wait(text: &str) -> Result<Option<Duration>, String> {
     let wrong = || {
         format!(
@@ -288,7 +295,7 @@ fn wait(text: &str) -> Result<Option<Duration>, String> {
     }
 }
 
-/// The period of a scrub.
+/// Parses the period of a scrub; `None` means off.
 fn period(text: &str) -> Result<Option<Duration>, Cow<'static, str>> {
     match (text, duration(text)) {
         ("off", _) => Ok(None),
@@ -315,17 +322,17 @@ enum Token<'a> {
     Spare,
     /// `scrub=PERIOD`
     Scrub(&'a str),
-    /// `)`, and what stands behind it after a question mark.
+    /// `)`, and the text behind it after a question mark.
     Close(Option<&'a str>),
 }
 
-/// The text, cut into tokens.
+/// Text of a URL, read token by token.
 #[derive(Clone)]
 struct Tokens<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
-    /// A URL must come, and not a comma or a parenthesis.
+    /// Whether a URL must come next, and not a comma or a parenthesis.
     wants_url: bool,
 }
 
@@ -349,7 +356,8 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Is a closing parenthesis next? Only directly after an opening one may it stand where a URL could.
+    /// Checks whether a closing parenthesis is next. It may stand in the place of a URL only
+    /// directly after an opening one.
     fn closes(&self) -> bool {
         self.depth > 0 && self.rest().starts_with(')')
     }
@@ -362,7 +370,7 @@ impl<'a> Tokens<'a> {
         is_spare
     }
 
-    /// `scrub=PERIOD` and the comma behind it, if there is one.
+    /// Takes `scrub=PERIOD` and the comma behind it, if it is next.
     fn take_scrub(&mut self) -> Result<Option<&'a str>, UrlError> {
         if self.depth == 0 || !self.wants_url || !self.rest().starts_with(SCRUB) {
             return Ok(None);
@@ -375,7 +383,7 @@ impl<'a> Tokens<'a> {
         Ok(Some(value.trim()))
     }
 
-    /// `NAME=VALUE` and the comma behind it.
+    /// Takes `NAME=VALUE` and the comma behind it, if it is next.
     fn take_option(&mut self) -> Result<Option<&'a str>, UrlError> {
         let rest = self.rest();
         let name = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
@@ -390,7 +398,7 @@ impl<'a> Tokens<'a> {
         Ok(Some(rest[..end].trim_end()))
     }
 
-    /// `K,M,`
+    /// Takes `K,M,`.
     fn take_code(&mut self) -> Option<Code> {
         let mut number = || {
             let (text, _) = self.rest().split_once(',')?;
@@ -402,12 +410,12 @@ impl<'a> Tokens<'a> {
         (data + parity <= Legs::MAX).then(|| Code::new(data, parity))
     }
 
-    /// Nothing may be left.
+    /// Checks that nothing is left.
     fn end(&self) -> Result<(), UrlError> {
         if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
     }
 
-    /// The next token; `None` when the text has ended where it may.
+    /// Returns the next token; `None` when the text has ended where it may.
     fn next(&mut self) -> Result<Option<Token<'a>>, UrlError> {
         if !self.wants_url {
             return self.behind_url();
@@ -441,7 +449,7 @@ impl<'a> Tokens<'a> {
                 .wrong("a path with a parenthesis or a comma must stand alone: give it a link with another name");
         }
         if leaf.trim_end().is_empty() {
-            // `NAME()` is for the caller to refuse; elsewhere something is missing.
+            // The caller refuses `NAME()`; elsewhere something is missing.
             if self.closes() && self.text[..self.at].trim_end().ends_with('(') {
                 return self.behind_url();
             }
@@ -450,7 +458,7 @@ impl<'a> Tokens<'a> {
         let leaf = if self.depth == 0 { leaf } else { leaf.trim_end() };
         self.skip(leaf.len());
         self.wants_url = false;
-        // A comma belongs to what it ends, so that after a token the next one can be seen.
+        // A comma belongs to the token that it ends, so that the next token is visible after it.
         self.comma()?;
         Ok(Some(Token::Leaf(leaf)))
     }
