@@ -10,7 +10,8 @@
 //! there before it has said that they are over. If it never does, it is given up as soon as the
 //! others can do without it.
 //!
-//! Dangers that the tests guard against: a leg that is read without having the pages; a function that still writes where others have written since.
+//! Dangers that the tests guard against: a leg that is read without having the pages; a function
+//! that still writes where others have written since.
 
 use super::legs::LegTable;
 use crate::changes::Change;

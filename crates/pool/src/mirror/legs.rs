@@ -409,8 +409,8 @@ pub(crate) fn chunks(page: u64, count: u64) -> core::ops::Range<u64> {
     page / CHUNK_PAGES..(page + count).div_ceil(CHUNK_PAGES)
 }
 
-/// One word for each chunk, in memory that exists once it is written. At the beginning every word
-/// is `first`.
+/// Words of all chunks, in memory that exists once it is written. At the beginning every word is
+/// `first`.
 struct Words {
     base: usize,
     count: u64,

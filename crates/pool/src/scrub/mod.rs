@@ -156,7 +156,7 @@ impl Scrub {
         self.is_taken.store(false, Ordering::SeqCst);
     }
 
-    /// Notes that the walk has come to the place `next` of those before `end`, and has looked at
+    /// Notes that the walk has come to the place `next` of those before `end`. It has looked at
     /// `looked` of the `stored` places that have something.
     fn pass(&self, next: u64, end: u64, looked: u64, stored: u64) {
         let now = Moment(now_ns());
@@ -200,7 +200,7 @@ impl Answers {
 pub(crate) enum Mended {
     NotYet,
     Yes,
-    /// Nobody needs the page any more.
+    /// The page is not needed any more.
     Never,
 }
 

@@ -32,7 +32,7 @@ use std::sync::{Arc, Weak};
 /// that side is what was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwitchError {
-    /// Another switch is under way.
+    /// A switch is under way already.
     #[error("the pool is being switched already: wait for the end of that, or cancel it")]
     Busy,
     /// The switch was cancelled.
@@ -231,16 +231,16 @@ impl Backend for SwitchBackend {
         self.only_side()?.open_reads()
     }
 
-    /// Begins writes by functions at the only side. The caller [holds
-    /// still](SwitchBackend::hold_still) and has announced the pages with
+    /// Begins writes by functions at the only side. The caller
+    /// [holds still](SwitchBackend::hold_still) and has announced the pages with
     /// [`SwitchBackend::will_be_written`].
     fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
         self.only_side()?.begin_writes(runs)
     }
 
-    /// Returns the deal of the side that holds everything and will; `None` in the middle of a
-    /// switch. The user compares [`SwitchBackend::progress`] from before the question with that
-    /// after the answer.
+    /// Returns how the side that holds everything and will deals its pages out to members; `None`
+    /// in the middle of a switch. The user compares [`SwitchBackend::progress`] from before the
+    /// question with that after the answer.
     fn deal(&self) -> Option<Deal> {
         self.only_side().ok()?.deal()
     }
