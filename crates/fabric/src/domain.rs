@@ -44,7 +44,8 @@ impl Domain {
         let node = node.map(|node| CString::new(node.to_string()).expect("an address without zero bytes"));
         let node = node.as_ref().map_or(core::ptr::null(), |node| node.as_ptr());
         let mut domain = null_mut();
-        // SAFETY: both texts end with zero and live until the call is over, and there is room for the answer.
+        // SAFETY: both texts end with zero and live until the call is over, and there is room for
+        // the answer.
         check(unsafe { shim::ff_domain_open(provider.as_ptr(), node, i32::from(is_own), &mut domain) })?;
         Ok(Domain(NonNull::new(domain).expect("an open domain")))
     }
@@ -103,7 +104,8 @@ impl Registration {
     ) -> Result<Registration, FabricError> {
         let (mut memory, mut key, mut base) = (null_mut(), 0, 0);
         let is_remote = i32::from(used_as == Use::Window);
-        // SAFETY: the domain is open, the memory is there (above), and there is room for the answers.
+        // SAFETY: the domain is open, the memory is there (above), and there is room for the
+        // answers.
         check(unsafe {
             let start = start.cast();
             shim::ff_memory_register(

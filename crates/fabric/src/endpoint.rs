@@ -100,7 +100,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: open until here. It fails only while something is bound to the endpoint, and nothing is.
+        // SAFETY: open until here. It fails only while something is bound to the endpoint, and
+        // nothing is.
         let closed = check(unsafe { shim::ff_endpoint_close(self.as_ptr()) });
         // Memory that its transfers touch goes after this line.
         closed.expect("an endpoint can be closed");

@@ -76,7 +76,8 @@ impl Reader {
         let domain = Arc::new(Domain::open(provider, Some(node), false)?);
         let start = memory::map_anonymous(landing_bytes).map_err(|errno| FabricError(errno.0))?;
         let landing = Landing { start, bytes: landing_bytes };
-        // SAFETY: the landing goes last (order of fields below); if this function fails, nothing was begun.
+        // SAFETY: the landing goes last (order of fields below); if this function fails, nothing
+        // was begun.
         let registration = unsafe { Registration::new(&domain, start as *mut u8, landing_bytes, 1, Use::Landing) }?;
         let endpoint = Endpoint::open(domain)?;
         let station = endpoint.peer(station)?;

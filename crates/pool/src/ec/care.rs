@@ -1,5 +1,5 @@
 //! Background care of an erasure-coded pool: gives legs the parts that they lack, writes sparse
-//! rows again, and discards rows at the legs that nobody needs.
+//! rows again, and discards unneeded rows at the legs.
 
 use super::index::{GROUP, Version};
 use super::lane::{CARE_DEADLINE, EcLane};

@@ -65,8 +65,8 @@ pub(super) struct Index {
     /// Bit for each block of versions, set once something was written there.
     touched: Words<AtomicU64>,
     words: Words<AtomicU64>,
-    /// Lower 32 bits of the checksum of each part of each row, part by part. 0 means that nobody
-    /// has made that part.
+    /// Lower 32 bits of the checksum of each part of each row, part by part; 0 if the part was
+    /// never made.
     digests: Words<AtomicU32>,
     parts: u64,
     /// Bit for each row, set while it is closed or claimed.
@@ -108,7 +108,7 @@ impl Index {
         })
     }
 
-    /// Copies the index as it is now, for a snapshot of the legs. Nobody may change it meanwhile.
+    /// Copies the index as it is now, for a snapshot of the legs. It must not change meanwhile.
     pub(super) fn copy(&self) -> Result<Index, Errno> {
         let copy = Index::new(self.pages, self.rows, self.parts)?;
         self.each_written(0, self.pages, |page| {
@@ -311,7 +311,7 @@ impl Index {
         self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
     }
 
-    /// Sets the checksum of this part of a row; `None` means that nobody has made the part. The
+    /// Sets the checksum of this part of a row; `None` means that the part was never made. The
     /// caller must be alone with the row, as its writer or by a claim.
     pub(super) fn set_digest(&self, row: u64, part: usize, sum: Option<u64>) {
         let digest = sum.map_or(0, |sum| sum as u32);
@@ -320,7 +320,7 @@ impl Index {
     }
 
     /// Checks whether bytes with this checksum could be this part of the row, which the caller
-    /// keeps. Returns `None` if nobody has made the part.
+    /// keeps. Returns `None` if the part was never made.
     pub(super) fn is_digest(&self, row: u64, part: usize, sum: u64) -> Option<bool> {
         let digest = self.digests.at(row * self.parts + part as u64).load(Ordering::Relaxed);
         (digest != 0).then_some(digest == sum as u32)

@@ -226,7 +226,7 @@ impl EcLane {
         };
         let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
         // The lane keeps the time of its operations. A leg that is late with a change is waited
-        // for: until it has answered nobody knows which bytes it holds.
+        // for: until it has answered, it is unknown which bytes it holds.
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
         let deadline = if is_change { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.send_errand(For::Piece(piece), leg, priority, deadline, op);
@@ -556,7 +556,7 @@ impl Nurse for EcLane {
     }
 
     fn is_caring(&self) -> bool {
-        // Nobody waits for late pieces.
+        // Late pieces are not waited for.
         let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
         let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
@@ -583,11 +583,12 @@ impl Drop for EcLane {
         if self.table.is_abandoned() {
             return;
         }
-        // Care that is under way may still land, and nobody else can write there before it has. It
+        // Care that is under way may still land, and until then no other lane can write there. It
         // has a deadline.
         scrub::end(self);
         self.finish_care();
-        // Writes that nobody waited for may land, too. If that takes long, nobody will know.
+        // Writes that were not waited for may land, too. If that takes too long, their outcome
+        // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
@@ -596,6 +597,6 @@ impl Drop for EcLane {
         let owed = self.errands.iter().flatten().filter(|errand| self.is_owed(errand));
         owed.for_each(|errand| self.table.stay_late(errand.leg));
         self.table.give_up_the_silent(|leg| self.table.lose(leg));
-        // Rows of a write that is given up here stay claimed: nobody writes there any more.
+        // Rows of a write that is given up here stay claimed, so no other write goes there.
     }
 }

@@ -38,8 +38,8 @@ use lane::EcLane;
 use std::sync::Arc;
 use table::RowTable;
 
-/// Snapshots that nobody has claimed yet. There is room for as many as there can be erasure codes
-/// in one pool: each code has at least two legs.
+/// Unclaimed snapshots. There is room for as many as there can be erasure codes in one pool: each
+/// code has at least two legs.
 static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
 
 /// State of the pool that snapshots of the legs do not contain.

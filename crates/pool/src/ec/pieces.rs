@@ -113,7 +113,7 @@ pub(super) struct Piece {
     /// of its operations is over (`ends_at`).
     pub(super) patient_until: u64,
     pub(super) ends_at: u64,
-    /// Legs that are late with background work, for which nobody waits.
+    /// Legs that are late with background work. They are not waited for.
     pub(super) late: Legs,
     pub(super) started_at: u64,
     /// Version of the page that is read, for each row.

@@ -205,7 +205,7 @@ impl EcLane {
                 let Some(piece) = &self.pieces[index] else { return };
                 let unasked = self.sources(piece).0.but(piece.got).but(piece.under_way());
                 if piece.under_way() == before && !unasked.is_empty() {
-                    // There were no buffers for the legs that could answer.
+                    // The legs that could answer had no free buffers.
                     self.note_slow(index);
                     self.read_anew(index);
                 }
@@ -224,7 +224,7 @@ impl EcLane {
             if let (Some(lane), Some(asked_at)) = (&mut self.legs[slow], asked_at) {
                 let passed = now.saturating_sub(asked_at);
                 if passed >= lane.hedge_after() {
-                    // Nobody knows how long the answer will take. It has taken this long already.
+                    // It is unknown how long the answer will take. It has taken this long already.
                     lane.is_slower_than(passed);
                 }
             }

@@ -235,8 +235,8 @@ impl EcLane {
     fn end_write(&mut self, index: usize, over: Option<PoolError>) {
         let Some(piece) = &self.pieces[index] else { return };
         let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
-        // Legs without the rows are noted first: nobody may take other legs for complete before
-        // that. Rows that only legs have that are being given up would be lost.
+        // Legs without the rows are noted first, before any lane can take other legs for complete.
+        // Rows that only legs have that are being given up would be lost.
         let lacking = self.table.present().but(piece.got);
         let table = self.table.clone();
         table.while_in_doubt(lacking, || {
@@ -259,7 +259,7 @@ impl EcLane {
             piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         }
         if !is_kept || full.is_some() {
-            // Where a write may still arrive, nobody writes any more.
+            // Where a write may still arrive, no other write goes.
             if late.is_empty() && (had || piece.unsure.is_empty()) {
                 self.table.index.unclaim(piece.first, piece.rows, false);
             }

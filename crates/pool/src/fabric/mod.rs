@@ -54,15 +54,13 @@ struct Layout {
     page_map: Window,
     sums: Window,
     layers: Vec<Window>,
-    /// Layer in which each page was last known to be, counted from 1; 0 if nobody knows. It is a
-    /// guess, and never decides what a page holds. Layers of another generation have a table of
-    /// their own.
+    /// Layer in which each page was last known to be, counted from 1; 0 if unknown. It is a guess,
+    /// and never decides what a page holds. Layers of another generation have a table of their own.
     seen: Arc<Words<AtomicU8>>,
 }
 
 impl Layout {
-    /// Notes that these pages are in the layer `number`, or, with 0, that nobody knows where they
-    /// are.
+    /// Notes that these pages are in the layer `number`, or, with 0, that their layer is unknown.
     fn note(&self, first: PageId, count: u64, number: u8) {
         for page in first.0..first.0 + count {
             let seen = self.seen.at(page);
@@ -209,7 +207,7 @@ impl Backend for FabricBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let Region { session, id, pages, .. } = &*self.region;
         let ticket = clone_region(session, *id, session.deadline()).inspect_err(|error| {
-            // Nobody would know then where pages are.
+            // It would be unknown then where pages are.
             if is_silence(*error) {
                 session.set_gone();
             }

@@ -143,7 +143,8 @@ impl Region {
     /// Returns the `index`-th word of a piece. A reader of a piece that became another page's
     /// meanwhile reads what another lane writes, so all words are atomic.
     fn word(&self, unit: u64, index: usize) -> &AtomicU64 {
-        // SAFETY: the address is checked, aligned, and mapped as long as the region; everybody uses it atomically.
+        // SAFETY: the address is checked, aligned, and mapped as long as the region; everybody uses
+        // it atomically.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
             AtomicU64::from_ptr(self.slabs.address(unit, index * WORD_BYTES).cast())
@@ -237,7 +238,7 @@ impl Region {
 /// Number of the next ticket. No number is given twice, so that a used ticket stays used.
 static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
 
-/// Snapshots that nobody has claimed yet. The key is the ticket's secret.
+/// Unclaimed snapshots. The key is the ticket's secret.
 static CLONES: Mutex<BTreeMap<u128, Region>> = Mutex::new(BTreeMap::new());
 
 /// Backend that keeps a region of compressed pages.

@@ -1,4 +1,4 @@
-//! Packer that compresses pages again, by zstd, when nobody has used them for long.
+//! Packer that compresses pages again, by zstd, when they were not used for long.
 //!
 //! It works only when memory is scarce: zstd takes several times as long as lz4. A clock hand goes
 //! round over the pages, by one page for each page that is written (and by more when there is no

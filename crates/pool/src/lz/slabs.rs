@@ -24,7 +24,7 @@ const LOOKS: u64 = 64;
 struct State(u64);
 
 impl State {
-    /// Slab that nobody uses, without memory.
+    /// Unused slab, without memory.
     const FREE: State = State(0);
     /// Slab whose memory is being given back.
     const LEAVING: State = State(u64::MAX);
@@ -128,8 +128,7 @@ impl Slabs {
             let begun = self.begun.load(Ordering::Relaxed);
             let near = (1..=LOOKS.min(begun)).map(|next| (slab + next) % begun.max(1));
             let found = near.into_iter().find(|&slab| self.has_room(slab, units)).or_else(|| self.begin(units));
-            // There is no new slab: all slabs are searched before the answer is that there is no
-            // room.
+            // There is no new slab. Before the pool counts as full, all slabs are searched.
             let found = found.or_else(|| (0..begun).find(|&slab| self.has_room(slab, units)))?;
             current.store(found as u32, Ordering::Relaxed);
         }
@@ -168,7 +167,7 @@ impl Slabs {
         }
     }
 
-    /// Begins a slab that nobody uses, for pieces of this size.
+    /// Begins an unused slab for pieces of this size.
     fn begin(&self, units: u64) -> Option<u64> {
         let own = |slab: u64| {
             let own = |state| (state == State::FREE).then(|| State::new(units, 0));

@@ -196,8 +196,8 @@ impl From<NoPlace> for StoreError {
     }
 }
 
-/// Snapshots that nobody has claimed yet, with room for four of the largest pool. Parent and child
-/// of a `fork` share the memory.
+/// Unclaimed snapshots, with room for four of the largest pool. Parent and child of a `fork` share
+/// the memory.
 static SNAPSHOTS: Mutex<Unclaimed<Region, { 4 * CloneTicket::SERVERS_MAX }>> = Mutex::new(Unclaimed::new());
 
 fn take_snapshot(secret: u128) -> Option<Region> {
@@ -264,7 +264,8 @@ impl Backend for MappedBackend {
     }
 
     fn abandon(&self) {
-        // Memory and descriptors are this process's own copies: they go when lanes and backend are dropped.
+        // Memory and descriptors are this process's own copies: they go when lanes and backend are
+        // dropped.
     }
 }
 

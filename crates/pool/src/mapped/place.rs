@@ -15,7 +15,8 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Nature {
     Node(u32),
-    /// File in a folder that nobody else can find. `is_dax` says whether loads go to the medium.
+    /// File in a folder that no other process can find. `is_dax` says whether loads go to the
+    /// medium.
     Private {
         is_dax: bool,
     },

@@ -154,7 +154,7 @@ impl MirrorLane {
         for slow in others.iter() {
             let asked_at =
                 piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
-            // The slow leg was asked earlier, and nobody knows how long it will take. It has taken
+            // The slow leg was asked earlier, and it is unknown how long it will take. It has taken
             // this long already.
             if let (Some(known), Some(asked_at)) = (&mut self.legs[slow], asked_at.filter(|at| *at < started_at)) {
                 known.is_slower_than(now.saturating_sub(asked_at));
@@ -189,8 +189,8 @@ impl MirrorLane {
             let unsure = piece.unsure.but(self.table.lost());
             unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.is_unsure(leg));
         } else if !piece.unsure.is_empty() && piece.is_over {
-            // The write may still be made, and nobody will know: the chunk keeps its writer, and
-            // nobody copies it.
+            // The write may still be made, and its outcome stays unknown: the chunk keeps its
+            // writer, so it is not copied.
             return self.drop_piece(index);
         }
         let kept = self.table.end_write(piece.page, piece.count, piece.asked(), piece.have);

@@ -238,7 +238,7 @@ impl Everywhere {
                     leg.iter().for_each(|leg| _ = table.suspect(detail, 1, leg));
                 }
             }
-            // Nobody knows whether the function runs.
+            // It is unknown whether the function runs.
             Err(CallFailure::Pool(_)) => {
                 self.shared.failed.add(leg);
                 self.shared.unsure.add(leg);

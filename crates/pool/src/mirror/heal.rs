@@ -28,8 +28,8 @@ struct Job {
     stored: Option<usize>,
     read: Option<Buffer>,
     write: Option<Buffer>,
-    /// When a step that stores pages has taken too long, and whether it has. Then nobody waits for
-    /// it, and the chunk stays claimed until the step is answered.
+    /// When a step that stores pages has taken too long, and whether it has. Then it is not waited
+    /// for, and the chunk stays claimed until the step is answered.
     late_at: u64,
     is_late: bool,
 }

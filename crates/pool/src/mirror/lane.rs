@@ -208,7 +208,7 @@ impl MirrorLane {
 
     /// Starts the next piece of an operation; returns `false` if there is no room for it now.
     fn cut_piece(&mut self, parent: usize) -> bool {
-        // There must be an errand for each leg, and for others if one fails.
+        // Each leg must have an errand, and others too if one fails.
         if self.free_pieces.is_empty() || self.free_errands.len() < Legs::MAX {
             return false;
         }
@@ -423,7 +423,7 @@ impl MirrorLane {
         };
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
         // The lane keeps the time of its operations. A leg that is late with a change is waited
-        // for: until it has answered nobody knows which bytes it holds.
+        // for: until it has answered, it is unknown which bytes it holds.
         let deadline =
             if is_change && !is_direct && !self.table.is_pair() { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.free_errands.pop().expect("counted before");
@@ -597,12 +597,13 @@ impl Drop for MirrorLane {
         if self.table.is_abandoned() {
             return;
         }
-        // A copy that is under way may still land, and nobody else can copy there before it has. It
+        // A copy that is under way may still land, and until then no other lane can copy there. It
         // has a deadline.
         self.copier.iter_mut().for_each(Copier::give_up);
         scrub::end(self);
         self.finish_care();
-        // Writes that nobody waited for may land, too. If that takes long, nobody will know.
+        // Writes that were not waited for may land, too. If that takes too long, their outcome
+        // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
@@ -612,7 +613,7 @@ impl Drop for MirrorLane {
             if self.table.is_pair() { self.table.lose(errand.leg) } else { self.table.stay_late(errand.leg) }
         }
         self.table.give_up_the_silent();
-        // A write that is given up here leaves its chunk with a writer, so nobody copies the chunk
+        // A write that is given up here leaves its chunk with a writer, so the chunk is not copied
         // any more.
     }
 }

@@ -172,7 +172,7 @@ impl LegTable {
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
-    /// Notes that nobody knows, and never will, whether `leg` has done a write.
+    /// Notes that it is unknown, and stays so, whether `leg` has done a write.
     pub(super) fn is_unsure(&self, leg: usize) {
         if self.is_pair() { self.lose(leg) } else { self.roster.is_unsure(leg) }
     }
@@ -300,8 +300,8 @@ impl LegTable {
                 return false;
             };
             self.mark(chunk);
-            // A spare that came in since the legs were chosen lacks the chunk, and nobody could
-            // have seen that before.
+            // A spare that came in since the legs were chosen lacks the chunk, which could not be
+            // seen before.
             if !before.is_touched() {
                 after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
             }
@@ -428,7 +428,8 @@ impl Words {
 
     fn at(&self, chunk: u64) -> &AtomicU32 {
         assert!(chunk < self.count);
-        // SAFETY: inside of the mapping, which lives as long as we do; zeroed, aligned, and only ever used as atomics.
+        // SAFETY: inside of the mapping, which lives as long as we do; zeroed, aligned, and only
+        // ever used as atomics.
         unsafe { &*(self.base as *const AtomicU32).add(chunk as usize) }
     }
 

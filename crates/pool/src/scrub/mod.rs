@@ -214,8 +214,8 @@ pub(crate) trait Shelves {
     /// Begins to watch the run at `from`, of at most `most` places, and returns it. Returns the
     /// place to go on from if nothing is to be looked at before.
     fn watch(&self, from: u64, most: u64) -> Result<Run, u64>;
-    /// Returns which pages are wrong, by these answers; `None` if nobody knows, because the run was
-    /// written meanwhile.
+    /// Returns which pages are wrong, by these answers; `None` if that is unknown, because the run
+    /// was written meanwhile.
     fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong>;
     /// Notes that this page is wrong; returns `true` if it will be mended.
     fn suspect(&self, place: u64, leg: usize) -> bool;

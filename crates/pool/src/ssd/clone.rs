@@ -65,7 +65,7 @@ fn name(folder: &CStr, secret: u128) -> CString {
     CString::new([folder.to_bytes(), name.as_bytes()].concat()).expect("neither has a NUL")
 }
 
-/// Creates a file in the folder that nobody else finds.
+/// Creates a file in the folder that no other process finds.
 pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
     match disk::create_unnamed(folder) {
         Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
@@ -78,7 +78,7 @@ pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
     }
 }
 
-/// Removes the files of tickets that nobody claimed in time.
+/// Removes the files of tickets that were not claimed in time.
 pub(super) fn sweep(folder: &CStr) {
     let now = disk::unix_seconds();
     let mut old = Vec::new();

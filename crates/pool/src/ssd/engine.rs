@@ -68,7 +68,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`. The kernel keeps pages that a transfer still uses until that has ended.
+        // SAFETY: mapped in `new`. The kernel keeps pages that a transfer still uses until that has
+        // ended.
         let _ = unsafe { memory::munmap(self.start, ARENA_PAGES * PAGE_BYTES) };
     }
 }

@@ -230,7 +230,8 @@ impl SsdLane {
             len: (chunk.count as usize * PAGE_BYTES - chunk.done) as u32,
             offset: PageId(chunk.place).offset() + chunk.done as u64,
         };
-        // SAFETY: the pages were taken from the arena for this chunk, which keeps them until it has ended.
+        // SAFETY: the pages were taken from the arena for this chunk, which keeps them until it has
+        // ended.
         unsafe { self.engine.begin(transfer) };
     }
 
@@ -265,7 +266,7 @@ impl SsdLane {
 
     fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
         let Some(index) = chunk.parent else {
-            // This is too late: nobody will know these places.
+            // The transfer has ended too late: its places will not become pages.
             if chunk.way == Way::Write {
                 self.region.slots.give(chunk.place, chunk.count);
             }
@@ -372,7 +373,7 @@ impl SsdLane {
     }
 
     /// Ends operations that are not done at their deadline. Their transfers go on, in the lane's
-    /// own memory, and nobody hears of them.
+    /// own memory, and are not reported.
     fn expire(&mut self, now: u64) {
         self.next_deadline = u64::MAX;
         for index in 0..SLOTS {

@@ -115,7 +115,8 @@ impl Backend for SsdBackend {
     }
 
     fn abandon(&self) {
-        // Descriptors and memory are this process's own copies: they go when lanes and backend are dropped.
+        // Descriptors and memory are this process's own copies: they go when lanes and backend are
+        // dropped.
         self.region.abandoned.store(true, Ordering::Relaxed);
     }
 }

@@ -11,13 +11,13 @@ use farfield_os::process::now_ns;
 use farfield_os::sync::{Wait, nap};
 use std::sync::Arc;
 
-/// Number of chunks that are copied at a time while nobody uses the pool; otherwise it is one.
+/// Number of chunks that are copied at a time while the pool is not used; while it is used, one is.
 const COPIES: usize = 4;
 /// While the pool is used, copies take one part in `DUTY` of the time.
 const DUTY: u32 = 4;
 /// Sleep when there is nothing to do, or nothing can be done now.
 const REST: Duration = Duration::from_micros(500);
-/// Time between two checks whether a leg has ended operations that nobody waits for any more.
+/// Time between two checks whether a leg has ended operations that are not waited for any more.
 const QUIET_LOOK: Duration = Duration::from_micros(50);
 const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
 

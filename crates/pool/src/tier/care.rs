@@ -213,7 +213,7 @@ impl TierLane {
     ) {
         let Piece { tier, page, count, .. } = piece;
         match result {
-            // The write may still arrive: nobody else writes there any more.
+            // The write may still arrive, so no other write goes there any more.
             Err(PoolError::TimedOut { .. }) => {}
             Err(error) => {
                 if matches!(error, PoolError::PoolFull { .. }) {

@@ -278,8 +278,8 @@ impl TierLane {
         Cut::Pages(begun)
     }
 
-    /// Makes the pages zeros from now on, and gives their copies back where nobody else works on
-    /// them. The care gives back the others.
+    /// Makes the pages zeros from now on, and gives their copies back, except those that another
+    /// lane works on. The care gives back the others.
     fn cut_discard(&mut self, job: Job, first: u64) -> Cut {
         let (end, stop) = (first + job.count, first + job.count.min(DISCARD_LOOK));
         let (mut page, mut swept) = (first, 0);
@@ -404,7 +404,7 @@ impl TierLane {
                         self.table.set_full(tier, bid);
                         let is_last = self.usable().iter().last() == Some(tier);
                         if is_last && clearing.is_none() && garbage.is_some() {
-                            // There is going to be room.
+                            // Room will become free.
                             Job { clearing: garbage, ..job }
                         } else {
                             Job { from: tier + 1, ..job }

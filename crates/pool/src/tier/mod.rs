@@ -24,9 +24,8 @@ use lane::TierLane;
 use std::sync::Arc;
 use table::{Places, TierTable};
 
-/// Places of the pages of snapshots that nobody has claimed yet; snapshots of the tiers do not
-/// contain them. There is room for as many as there can be tiered pools in one pool: each has at
-/// least two tiers.
+/// Places of the pages of unclaimed snapshots; snapshots of the tiers do not contain them. There is
+/// room for as many as there can be tiered pools in one pool: each has at least two tiers.
 static SNAPSHOTS: Mutex<Unclaimed<Places, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
 
 /// Backend that spreads pages over tiers by their age.

@@ -95,7 +95,7 @@ impl Places {
         pages.map(|page| (page, self.word(page))).filter(|(_, word)| !word.copies().is_empty())
     }
 
-    /// Copies the places as they are now, for a snapshot of the tiers. Nobody may change them
+    /// Copies the places as they are now, for a snapshot of the tiers. They must not change
     /// meanwhile.
     fn copy(&self) -> Result<Places, PoolError> {
         let copy = Places::new(self.pages)?;
@@ -119,7 +119,7 @@ pub(super) struct TierTable {
     cleared: AtomicU64,
     /// Number of pages that ever went to the next tier.
     moved: AtomicU64,
-    /// Time before which nobody begins to move anything.
+    /// Time before which no move begins.
     rests_until: AtomicU64,
     is_abandoned: AtomicBool,
 }
