@@ -103,7 +103,7 @@ impl Drop for Endpoint {
         // SAFETY: open until here. It fails only while something is bound to the endpoint, and
         // nothing is.
         let closed = check(unsafe { shim::ff_endpoint_close(self.as_ptr()) });
-        // Memory that its transfers touch goes after this line.
+        // Memory that its transfers touch is freed after this line.
         closed.expect("an endpoint can be closed");
     }
 }

@@ -1,5 +1,5 @@
-//! Functions of `shim.c`. All but `ff_domain_close` return a negative number on failure. Domains
-//! and endpoints may be used by several threads at a time.
+//! Functions of `shim.c`. Those that can fail return a negative number on failure. Domains and
+//! endpoints may be used by several threads at a time.
 
 use core::ffi::{c_char, c_int, c_void};
 

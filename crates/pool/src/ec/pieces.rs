@@ -82,7 +82,8 @@ pub(super) enum Task {
     Trim,
 }
 
-/// Rows of one group, and the same part of all of them where one is wanted.
+/// Rows of one group that are read, written, mended or discarded together. If one part is wanted,
+/// it is the same part of all of them.
 pub(super) struct Piece {
     pub(super) task: Task,
     pub(super) first: u64,
@@ -91,7 +92,7 @@ pub(super) struct Piece {
     /// Bits of the data pages that are not zeros by definition, where something is read. They are
     /// equal in all rows of the piece.
     pub(super) present: u16,
-    /// Legs to read from, if need be.
+    /// Legs that have the rows and can be read from.
     pub(super) have: Legs,
     /// Leg that was asked for the wanted part itself.
     pub(super) direct: Option<usize>,
@@ -182,7 +183,7 @@ pub(super) enum For {
     /// more (`Nobody`).
     LateWrite,
     Nobody,
-    /// The scrub.
+    /// Scrub of the pool.
     Look,
 }
 

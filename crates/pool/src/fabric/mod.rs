@@ -207,7 +207,7 @@ impl Backend for FabricBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let Region { session, id, pages, .. } = &*self.region;
         let ticket = clone_region(session, *id, session.deadline()).inspect_err(|error| {
-            // It would be unknown then where pages are.
+            // After a silence of the server it is unknown where pages are.
             if is_silence(*error) {
                 session.set_gone();
             }

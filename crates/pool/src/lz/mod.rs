@@ -52,13 +52,13 @@ impl Config {
 /// Form in which a page is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
-    /// As it is.
+    /// The page as it is.
     Raw,
     /// A single word that the page repeats.
     Repeated,
-    /// By lz4.
+    /// The page compressed by lz4.
     Lz4,
-    /// By zstd.
+    /// The page compressed by zstd.
     Zstd,
 }
 

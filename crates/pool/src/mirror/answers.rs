@@ -130,7 +130,7 @@ impl MirrorLane {
     /// Handles the answer of a leg to a write that was late there.
     fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
         match result {
-            // It may still arrive, at any time.
+            // The write may still arrive, at any time.
             Err(PoolError::TimedOut { .. }) if !self.table.is_pair() => return self.table.stay_late(leg),
             Err(error) if self.table.is_pair() => self.table.give_up(leg, error),
             _ => {}

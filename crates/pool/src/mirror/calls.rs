@@ -20,8 +20,8 @@ use farfield_os::process::now_ns;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Time without an answer after which a leg is asked whether it is there. It doubles each time the
-/// leg says that it is.
+/// Time without an answer after which a leg is asked whether it is there. The next time it is twice
+/// as long.
 const PATIENCE: Duration = Duration::from_millis(400);
 /// Time for which a leg that did not say that it is there is asked after the others.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ impl Callees {
     }
 }
 
-/// A channel to a leg.
+/// Channel to the leg that is called.
 struct Way {
     leg: usize,
     /// Number of times that the leg had been hurt when it was found to hold everything.

@@ -167,7 +167,7 @@ impl Shared {
     }
 }
 
-/// A channel to a leg.
+/// Channel to one leg, and the calls that it has not answered.
 struct Way {
     leg: usize,
     /// Channel to the leg; `None` if another thread waits for its answers.

@@ -199,7 +199,8 @@ impl Copier {
             if was_read && matches!(error, PoolError::TimedOut { .. }) {
                 self.slow = self.slow.or(Legs::one(job.source));
             }
-            // Wrong bytes are copied, too, if another leg has others.
+            // A source that gave wrong bytes becomes a target of copies itself, if another leg
+            // holds the chunk.
             let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
             if wrong && table.suspect(job.page, job.count, job.source) {
                 self.finish(table, index, false);

@@ -9,7 +9,7 @@ use farfield_core::Legs;
 /// Most pieces that one lane has under way.
 pub(super) const PIECES: usize = 256;
 
-/// An operation of the caller.
+/// Operation of the caller.
 pub(super) struct Parent {
     pub(super) tag: u64,
     pub(super) priority: Priority,
@@ -84,7 +84,7 @@ pub(super) enum For {
     Piece(usize),
     /// Copier's job with this number.
     Copy(usize),
-    /// The scrub.
+    /// Scrub of the pool.
     Look,
     /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
     /// more (`Nobody`).

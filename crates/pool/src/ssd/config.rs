@@ -5,11 +5,11 @@ use std::ffi::CString;
 /// Way in which bytes go to the file and back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Io {
-    /// By io_uring where it may be used, else by calls.
+    /// Uses io_uring where it may be used, else calls.
     Auto,
-    /// By io_uring.
+    /// Uses io_uring.
     Uring,
-    /// By one `pread` or `pwrite` at a time.
+    /// Uses one `pread` or `pwrite` at a time.
     Calls,
 }
 

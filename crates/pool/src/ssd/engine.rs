@@ -97,7 +97,8 @@ impl Engine {
     /// Begins a transfer. It is under way at the latest after [`Engine::start`].
     ///
     /// # Safety
-    /// Its memory is in the arena of the lane, and nobody else's until it has arrived.
+    /// Its memory is in the arena of the lane, and is used by nothing else until the transfer has
+    /// arrived.
     pub(super) unsafe fn begin(&mut self, transfer: Transfer) {
         let Transfer { tag, way, address, len, offset } = transfer;
         match self {

@@ -1,4 +1,4 @@
-//! Carries out a switch.
+//! Execution of a switch, by the thread that asks for it.
 
 use super::lane::{Berth, Inner, Slot};
 use super::{SwitchBackend, SwitchError, SwitchHost};
