@@ -4,8 +4,8 @@
 //! all under the row's number there. A row is written once, where no live row is, and never changed
 //! ([`farfield_core::row_word`]). An index in local memory says where the newest version of each
 //! page is (`index`); it changes when the row is at enough legs. So whatever dies in the middle of
-//! a write, every page is its old or its new version ([decision
-//! 7](../../../../docs/decisions/0007-rows-of-an-erasure-code-are-written-once.md)).
+//! a write, every page is its old or its new version
+//! ([decision 7](../../../../docs/decisions/0007-rows-of-an-erasure-code-are-written-once.md)).
 //!
 //! A read asks the leg that has the page. If that leg is gone or slow, or gives bytes that differ
 //! from those that were written, the page is made from K others of its row (`reads`). A part that a

@@ -146,8 +146,8 @@ impl SwitchBackend {
         self.work.lock()
     }
 
-    /// Notes that these pages are about to be written at the pool itself. The caller [holds
-    /// still](SwitchBackend::hold_still). A later switch moves these pages, too.
+    /// Notes that these pages are about to be written at the pool itself. The caller
+    /// [holds still](SwitchBackend::hold_still). A later switch moves these pages, too.
     pub fn will_be_written(&self, first: PageId, count: u64) {
         assert!(first.0.checked_add(count).is_some_and(|end| end <= self.pages), "pages of the region");
         for chunk in chunks(first.0, count) {
