@@ -88,7 +88,8 @@ impl Region {
         self.layout.lock().clone()
     }
 
-    /// Asks the server for the windows that `known` lacks. Blocks until it has answered.
+    /// Asks the server for the windows that `known` lacks. Blocks; each request has the session's
+    /// deadline.
     fn ask(session: &Session, id: RegionId, pages: u64, known: Option<&Layout>) -> Result<Layout, PoolError> {
         let nonsense = || PoolError::Refused { server: session.server, reason: "its answer makes no sense" };
         let mut layout = known.cloned();

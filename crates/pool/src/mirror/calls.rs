@@ -221,7 +221,7 @@ impl MirrorCalls {
         }
     }
 
-    /// Asks a silent leg whether it is there, and leaves it if it is not and others could answer.
+    /// Asks a silent leg whether it is there, if others could answer, and leaves it if it is not.
     fn ask_whether_it_is_there(&mut self, now: u64) {
         let Some(Way { leg, heard_at, patience, .. }) = self.way else { return };
         if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
